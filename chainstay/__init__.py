@@ -1,0 +1,1 @@
+"""Train neural networks inside a memory budget, provably optimally."""

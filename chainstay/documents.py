@@ -1,0 +1,119 @@
+"""JSON documents with a kind and a version; whatever is malformed is refused by field name.
+
+Nothing here can run code, and a document larger than any honest profile or schedule is
+refused before it is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from chainstay.errors import ChainstayError
+
+__all__ = ["Fields", "dump", "parse"]
+
+_LARGEST_DOCUMENT: Final = 64 * 1024**2
+
+
+def dump(kind: str, version: int, body: Mapping[str, object]) -> str:
+    """Text of a document of `kind` and `version` that holds the fields of `body`."""
+    return json.dumps({"chainstay": kind, "version": version, **body}, indent=1)
+
+
+def parse(text: str, kind: str, version: int, error: type[ChainstayError]) -> Fields:
+    """The fields of a document.
+
+    Args:
+        text: The document.
+        kind: What it must be, for example ``"chain-profile"``.
+        version: The one version understood.
+        error: The exception to raise, now and by the fields, with the field's name.
+    """
+    if len(text) > _LARGEST_DOCUMENT:
+        raise error(f"{kind} document: {len(text)} characters, at most {_LARGEST_DOCUMENT}")
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{kind} document: not JSON ({cause})") from cause
+    fields = Fields(_mapping(value, kind, error), kind, error)
+    if fields.string("chainstay") != kind:
+        found = fields.string("chainstay")
+        raise error(f"{kind} document: field 'chainstay' is {found!r}, must be {kind!r}")
+    if (found_version := fields.integer("version")) != version:
+        raise error(
+            f"{kind} document: field 'version' is {found_version}; "
+            f"this chainstay reads version {version}"
+        )
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of one JSON object, read by name and type.
+
+    Attributes:
+        values: The object.
+        path: Where it stands in the document, for messages.
+        error: What to raise when a field is missing or of the wrong type.
+    """
+
+    values: Mapping[str, object]
+    path: str
+    error: type[ChainstayError]
+
+    def integer(self, name: str) -> int:
+        """Field `name`, a whole number."""
+        value = self._value(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, value, "a whole number")
+        return value
+
+    def number(self, name: str) -> float:
+        """Field `name`, a finite number."""
+        value = self._value(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, value, "a number")
+        if not abs(value) < math.inf:
+            raise self._wrong(name, value, "a finite number")
+        return float(value)
+
+    def string(self, name: str) -> str:
+        """Field `name`, a string."""
+        value = self._value(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def children(self, name: str) -> list[Fields]:
+        """Field `name`, a list of objects."""
+        value = self._value(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list")
+        paths = [f"{self.path}.{name}[{position}]" for position in range(len(value))]
+        return [
+            Fields(_mapping(item, path, self.error), path, self.error)
+            for item, path in zip(value, paths, strict=True)
+        ]
+
+    def _value(self, name: str) -> object:
+        if name not in self.values:
+            raise self.error(f"{self.path}: field {name!r} is missing")
+        return self.values[name]
+
+    def _wrong(self, name: str, value: object, expected: str) -> ChainstayError:
+        return self.error(f"{self.path}: field {name!r} is {_excerpt(value)}, must be {expected}")
+
+
+def _mapping(value: object, path: str, error: type[ChainstayError]) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise error(f"{path}: a JSON object was expected, not {_excerpt(value)}")
+    return value
+
+
+def _excerpt(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

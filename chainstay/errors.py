@@ -1,0 +1,125 @@
+"""Every exception chainstay raises on purpose, in one tree.
+
+Numbers a caller may act on are attributes; the text says what was found, what was
+needed and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chainstay.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "BackendError",
+    "CertificateError",
+    "ChainstayError",
+    "InfeasibleBudgetError",
+    "InvalidBudgetError",
+    "InvalidProfileError",
+    "InvalidScheduleError",
+    "InvalidSolutionError",
+    "PlanMismatchError",
+    "SolverLimitError",
+    "UnknownMethodError",
+    "UnsupportedModelError",
+]
+
+_LISTING_RADIUS = 4
+
+
+class ChainstayError(Exception):
+    """Root of the tree: catch this to catch everything chainstay raises on purpose."""
+
+
+class InvalidProfileError(ChainstayError, ValueError):
+    """A profile (or its JSON document) holds a value that no network can have."""
+
+
+class InvalidBudgetError(ChainstayError, ValueError):
+    """A memory budget that is not a positive whole number of bytes, nor text for one."""
+
+
+class UnknownMethodError(ChainstayError, ValueError):
+    """A method (or method setting) that chainstay does not have."""
+
+
+class InvalidSolutionError(ChainstayError, ValueError):
+    """A solution (or its JSON document) contradicts itself."""
+
+
+class InvalidScheduleError(ChainstayError, ValueError):
+    """A schedule that cannot be parsed, or that breaks the rules of the memory model.
+
+    Attributes:
+        index: Position of the offending operation in the schedule, counted from 0
+            (``None`` when the schedule as a whole is at fault).
+        reason: What is wrong, without the listing.
+    """
+
+    def __init__(
+        self, reason: str, *, index: int | None = None, ops: Sequence[object] = ()
+    ) -> None:
+        self.index = index
+        self.reason = reason
+        super().__init__(reason if index is None else _point_at(reason, index, ops))
+
+
+class InfeasibleBudgetError(ChainstayError):
+    """No schedule of the searched family fits in the budget.
+
+    Attributes:
+        budget: The budget that was asked for, in bytes.
+        required: The least budget, in bytes, for which the same call has an answer.
+    """
+
+    def __init__(self, *, budget: int, required: int, stages: int, family: str) -> None:
+        self.budget = budget
+        self.required = required
+        super().__init__(
+            f"no {family} schedule of this {stages}-stage chain fits in "
+            f"{format_bytes(budget)}; the least feasible budget is {format_bytes(required)} "
+            f"({required} bytes). Raise the budget, shrink the batch, or cut the model "
+            "into finer stages."
+        )
+
+
+class SolverLimitError(ChainstayError):
+    """The solver's limit was reached before it had any schedule to show.
+
+    Attributes:
+        best_bound: Proved lower bound on the makespan so far, in ns (``None``: none yet).
+    """
+
+    def __init__(self, message: str, *, best_bound: int | None = None) -> None:
+        self.best_bound = best_bound
+        super().__init__(message)
+
+
+class BackendError(ChainstayError):
+    """A third-party solver is missing, failed to start, or returned nonsense."""
+
+
+class CertificateError(ChainstayError):
+    """A solver's claim and the referee disagree: a bug in chainstay, never in your input."""
+
+
+class UnsupportedModelError(ChainstayError):
+    """The model cannot be run as a chain of stages; the text names the stage and the reason."""
+
+
+class PlanMismatchError(ChainstayError):
+    """A schedule was applied to a model or an input that it was not made for."""
+
+
+def _point_at(reason: str, index: int, ops: Sequence[object]) -> str:
+    """Text of an error with an excerpt of the schedule and an arrow at the wrong step."""
+    lines = [f"step {index + 1}: {reason}"]
+    first, last = max(0, index - _LISTING_RADIUS), min(len(ops), index + _LISTING_RADIUS + 1)
+    for position in range(first, last):
+        arrow = "-->" if position == index else "   "
+        lines.append(f"{arrow} {position + 1:6d}  {ops[position]}")
+    return "\n".join(lines)

@@ -1,0 +1,201 @@
+"""What a network costs: stages, chains of stages, and nothing about how to schedule them.
+
+Sizes are whole bytes, times whole nanoseconds, so that "optimal" can be tested with
+``==``. Stages are numbered from 0; stage ``n - 1`` is the loss. Activation ``a^i`` is the
+input of stage ``i`` and ``a^n`` the output of the loss.
+
+======================  =====================================================
+symbol in [BEHJS24]     name here
+======================  =====================================================
+``u_f``, ``u_b``        ``forward_time``, ``backward_time``
+``ω_a``                 ``output_bytes`` (``input_bytes`` for ``a^0``)
+``ω_ā``                 ``saved_bytes``: all that backward needs, the output
+                        included, the input not
+``ω_δ``                 ``gradient_bytes`` (``input_gradient_bytes`` for ``δ^0``)
+``o_f``, ``o_b``        ``forward_overhead_bytes``, ``backward_overhead_bytes``
+======================  =====================================================
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import asdict, dataclass, fields
+from typing import Final, NamedTuple, Self, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay import documents
+from chainstay.errors import InvalidProfileError
+
+__all__ = ["ChainArrays", "ChainProfile", "Stage"]
+
+_KIND: Final = "chain-profile"
+_VERSION: Final = 1
+_LARGEST: Final = 2**48
+"""Largest size or time: 256 TiB, or 78 hours. Sums over a long chain still fit in int64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of a chain: a forward and a backward step.
+
+    Attributes:
+        name: Free text, for people.
+        forward_time: Of one forward, in ns.
+        backward_time: Of one backward, in ns.
+        output_bytes: Of the stage's output activation.
+        saved_bytes: Of everything its backward needs besides its input: saved tensors
+            and the output. A measured value may lie a little below ``output_bytes``.
+        gradient_bytes: Of the gradient with respect to the output.
+        forward_overhead_bytes: Needed during a forward only, besides input and result.
+        backward_overhead_bytes: Needed during the backward only, besides ``saved_bytes``
+            and the gradients of output and input.
+
+    Raises:
+        InvalidProfileError: A size or time is not a whole number from 0 to 2**48.
+
+    Example:
+        >>> Stage(name="loss", backward_time=3).backward_time
+        3
+    """
+
+    name: str = ""
+    forward_time: int = 0
+    backward_time: int = 0
+    output_bytes: int = 0
+    saved_bytes: int = 0
+    gradient_bytes: int = 0
+    forward_overhead_bytes: int = 0
+    backward_overhead_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise InvalidProfileError(f"a stage's name is {self.name!r}, must be a string")
+        for field in _QUANTITIES:
+            value = _whole(getattr(self, field), f"stage {self.name!r}: {field}")
+            object.__setattr__(self, field, value)
+
+
+_QUANTITIES: Final = tuple(field.name for field in fields(Stage) if field.name != "name")
+
+
+class ChainArrays(NamedTuple):
+    """A chain as int64 arrays for numeric kernels; `n` is the number of stages.
+
+    Attributes:
+        forward_time: Shape (n,), ns.
+        backward_time: Shape (n,), ns.
+        activation: Shape (n + 1,), bytes of ``a^0 .. a^n``.
+        saved: Shape (n,), bytes saved by stage 0 .. n-1.
+        gradient: Shape (n + 1,), bytes of ``δ^0 .. δ^n``.
+        forward_overhead: Shape (n,), bytes.
+        backward_overhead: Shape (n,), bytes.
+    """
+
+    forward_time: NDArray[np.int64]
+    backward_time: NDArray[np.int64]
+    activation: NDArray[np.int64]
+    saved: NDArray[np.int64]
+    gradient: NDArray[np.int64]
+    forward_overhead: NDArray[np.int64]
+    backward_overhead: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainProfile:
+    """A chain of stages whose last one is the loss.
+
+    Attributes:
+        input_bytes: Of the network's input ``a^0``, which stays in memory throughout.
+        input_gradient_bytes: Of the gradient with respect to it (0 when not wanted).
+        stages: At least one.
+
+    Raises:
+        InvalidProfileError: No stage, something that is not a `Stage`, or a bad size.
+    """
+
+    input_bytes: int
+    input_gradient_bytes: int
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        for field in ("input_bytes", "input_gradient_bytes"):
+            object.__setattr__(self, field, _whole(getattr(self, field), field))
+        if not isinstance(self.stages, tuple | list):
+            raise InvalidProfileError(f"stages is {self.stages!r}, must be a tuple of Stage")
+        object.__setattr__(self, "stages", tuple(self.stages))
+        if not self.stages:
+            raise InvalidProfileError("a chain needs at least one stage (the loss), got none")
+        for position, stage in enumerate(self.stages):
+            if not isinstance(stage, Stage):
+                raise InvalidProfileError(f"stages[{position}] is {stage!r}, must be a Stage")
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def activation_bytes(self, index: int) -> int:
+        """Bytes of ``a^index``, the input of stage `index` (``0 <= index <= n``)."""
+        return self.stages[index - 1].output_bytes if index else self.input_bytes
+
+    def gradient_bytes(self, index: int) -> int:
+        """Bytes of ``δ^index``, the gradient with respect to ``a^index``."""
+        return self.stages[index - 1].gradient_bytes if index else self.input_gradient_bytes
+
+    @property
+    def least_time(self) -> int:
+        """Every forward and every backward once, in ns: no schedule is faster."""
+        return sum(stage.forward_time + stage.backward_time for stage in self.stages)
+
+    def arrays(self) -> ChainArrays:
+        """The chain as int64 arrays, for kernels: a derived view, never the truth."""
+        return ChainArrays(
+            forward_time=self._column("forward_time"),
+            backward_time=self._column("backward_time"),
+            activation=self._column("output_bytes", first=self.input_bytes),
+            saved=self._column("saved_bytes"),
+            gradient=self._column("gradient_bytes", first=self.input_gradient_bytes),
+            forward_overhead=self._column("forward_overhead_bytes"),
+            backward_overhead=self._column("backward_overhead_bytes"),
+        )
+
+    def _column(self, field: str, first: int | None = None) -> NDArray[np.int64]:
+        head = [] if first is None else [first]
+        return np.array(head + [getattr(stage, field) for stage in self.stages], dtype=np.int64)
+
+    def to_json(self) -> str:
+        """The profile as a JSON document; `from_json` gives an equal profile back."""
+        body = {
+            "input_bytes": self.input_bytes,
+            "input_gradient_bytes": self.input_gradient_bytes,
+            "stages": [asdict(stage) for stage in self.stages],
+        }
+        return documents.dump(_KIND, _VERSION, body)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json`'s document.
+
+        Raises:
+            InvalidProfileError: Malformed, of another kind or version, or not a chain;
+                the text names the field.
+        """
+        document = documents.parse(text, _KIND, _VERSION, InvalidProfileError)
+        return cls(
+            input_bytes=document.integer("input_bytes"),
+            input_gradient_bytes=document.integer("input_gradient_bytes"),
+            stages=tuple(
+                Stage(name=stage.string("name"), **{q: stage.integer(q) for q in _QUANTITIES})
+                for stage in document.children("stages")
+            ),
+        )
+
+
+def _whole(value: SupportsIndex, what: str) -> int:
+    """`value` as an int (numpy integers are welcome, floats and bools are not)."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidProfileError(f"{what} is {value!r}, must be a whole number (bytes or ns)")
+    number = operator.index(value)
+    if not 0 <= number <= _LARGEST:
+        raise InvalidProfileError(f"{what} is {number}, must be from 0 to 2**48")
+    return number

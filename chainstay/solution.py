@@ -1,0 +1,187 @@
+"""What we know about a schedule: the solver's claim, and what the referee made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol, Self
+
+from chainstay import documents
+from chainstay.errors import InvalidSolutionError
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Schedule
+from chainstay.units import format_bytes, format_time
+
+__all__ = ["Claim", "Family", "Method", "Solution", "Status"]
+
+_KIND: Final = "solution"
+_VERSION: Final = 1
+
+
+class Family(StrEnum):
+    """The set of schedules that a lower bound speaks about.
+
+    Attributes:
+        PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1).
+        SINGLE_SWEEP: Table 1, forwards between two backwards in increasing stage order.
+        TABLE1: Every valid schedule of Table 1 of [BEHJS24]: no restriction at all.
+        TAPE: Every valid schedule with the discards of an autograd tape.
+        FREE: Every valid schedule with free discards.
+    """
+
+    PERSISTENT = "persistent"
+    SINGLE_SWEEP = "single-sweep"
+    TABLE1 = "table1"
+    TAPE = "tape"
+    FREE = "free"
+
+
+class Status(StrEnum):
+    """How sure the answer is."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A solver's word: a schedule, its makespan, and a bound nobody in `family` can beat.
+
+    Attributes:
+        schedule: What to run.
+        makespan: Its total time in ns, as the solver counted it.
+        lower_bound: No schedule of `family` within the budget is faster, in ns.
+        family: The schedules that `lower_bound` covers.
+    """
+
+    schedule: Schedule
+    makespan: int
+    lower_bound: int
+    family: Family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The referee's word: every number but the bound was recomputed by the simulator.
+
+    Attributes:
+        schedule: What to run.
+        makespan: Its total time, in ns.
+        peak_bytes: The most memory it needs, in bytes; at most `budget`.
+        budget: The budget it was made for, in bytes.
+        lower_bound: No schedule of `family` within the budget is faster, in ns.
+        family: The schedules that `lower_bound` covers.
+        method: The solver and its settings.
+        solve_seconds: Wall time of the solver.
+
+    Raises:
+        InvalidSolutionError: The peak exceeds the budget or the bound the makespan.
+    """
+
+    schedule: Schedule
+    makespan: int
+    peak_bytes: int
+    budget: int
+    lower_bound: int
+    family: Family
+    method: str
+    solve_seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.peak_bytes <= self.budget:
+            raise InvalidSolutionError(
+                f"peak_bytes is {self.peak_bytes}, must be from 0 to the budget of {self.budget}"
+            )
+        if not 0 <= self.lower_bound <= self.makespan:
+            raise InvalidSolutionError(
+                f"lower_bound is {self.lower_bound}, must be from 0 to the makespan "
+                f"of {self.makespan}"
+            )
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no schedule of `family` is faster: proved, not hoped."""
+        return self.makespan == self.lower_bound
+
+    @property
+    def status(self) -> Status:
+        """`Status.OPTIMAL` when proved so, else `Status.FEASIBLE`."""
+        return Status.OPTIMAL if self.is_optimal else Status.FEASIBLE
+
+    @property
+    def gap(self) -> float:
+        """How far above the bound the makespan may be, as a share of the makespan."""
+        return (self.makespan - self.lower_bound) / self.makespan if self.makespan else 0.0
+
+    def describe(self) -> str:
+        """One sentence for people: how good, how sure, among what.
+
+        Example:
+            >>> Solution(schedule=Schedule.parse("Fa0 B0"), makespan=2_000_000, peak_bytes=2048,
+            ...          budget=4096, lower_bound=2_000_000, family=Family.PERSISTENT,
+            ...          method="dp", solve_seconds=0.1).describe()
+            '2 ms at a peak of 2.00 KiB of 4.00 KiB: proved optimal among persistent schedules'
+        """
+        proof = (
+            f"proved optimal among {self.family} schedules"
+            if self.is_optimal
+            else f"at most {self.gap:.2%} above the optimum among {self.family} schedules"
+        )
+        return (
+            f"{format_time(self.makespan)} at a peak of {format_bytes(self.peak_bytes)} "
+            f"of {format_bytes(self.budget)}: {proof}"
+        )
+
+    def to_json(self) -> str:
+        """The solution as a JSON document; `from_json` gives an equal solution back."""
+        body = {
+            "schedule": str(self.schedule),
+            "makespan": self.makespan,
+            "peak_bytes": self.peak_bytes,
+            "budget": self.budget,
+            "lower_bound": self.lower_bound,
+            "family": self.family,
+            "method": self.method,
+            "solve_seconds": self.solve_seconds,
+        }
+        return documents.dump(_KIND, _VERSION, body)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json`'s document. Nothing in it is believed: replay it before use.
+
+        Raises:
+            InvalidSolutionError: Malformed, of another kind or version, or contradictory.
+            InvalidScheduleError: Its schedule does not parse.
+        """
+        document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
+        family = document.string("family")
+        if family not in set(Family):
+            raise InvalidSolutionError(
+                f"solution: field 'family' is {family!r}, must be one of {', '.join(Family)}"
+            )
+        return cls(
+            schedule=Schedule.parse(document.string("schedule")),
+            makespan=document.integer("makespan"),
+            peak_bytes=document.integer("peak_bytes"),
+            budget=document.integer("budget"),
+            lower_bound=document.integer("lower_bound"),
+            family=Family(family),
+            method=document.string("method"),
+            solve_seconds=document.number("solve_seconds"),
+        )
+
+
+class Method(Protocol):
+    """A way to solve a chain: `DP`, `MIP`, or your own callable, judged like ours.
+
+    Raises:
+        InfeasibleBudgetError: When called: no schedule of its family fits in the budget.
+        SolverLimitError: When called: its limit was reached with nothing to show.
+    """
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """Claim a schedule of `profile` within `budget` bytes; `hint` is a known schedule."""
+        ...

@@ -1,0 +1,72 @@
+"""Bytes and nanoseconds as people write them: ``"8GiB"``, ``"50%"``, ``1.83 GiB``, ``47.4 ms``."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Final
+
+__all__ = ["format_bytes", "format_time", "parse_bytes", "parse_percentage"]
+
+_FACTORS: Final = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+}
+_QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
+_PERCENTAGE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
+_LONGEST_TEXT: Final = 64
+
+
+def parse_bytes(text: str) -> int | None:
+    """Whole bytes meant by `text`, rounded down, or ``None`` if it is not a size.
+
+    Units are B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024),
+    in any case.
+
+    Example:
+        >>> parse_bytes("1.5 GiB"), parse_bytes("20MB"), parse_bytes("1.5 apples")
+        (1610612736, 20000000, None)
+    """
+    match = _QUANTITY.fullmatch(text.strip().lower()) if len(text) <= _LONGEST_TEXT else None
+    if match is None or match[2] not in _FACTORS:
+        return None
+    return int(Fraction(match[1]) * _FACTORS[match[2]])
+
+
+def parse_percentage(text: str) -> Fraction | None:
+    """The share meant by `text`, exactly, or ``None`` if it is not a percentage.
+
+    Example:
+        >>> parse_percentage("50%"), parse_percentage("8GiB")
+        (Fraction(1, 2), None)
+    """
+    match = _PERCENTAGE.fullmatch(text.strip()) if len(text) <= _LONGEST_TEXT else None
+    return None if match is None else Fraction(match[1]) / 100
+
+
+def format_bytes(size: int) -> str:
+    """`size` in the largest binary unit that leaves at least 1 before the point.
+
+    Example:
+        >>> format_bytes(1965000000), format_bytes(14)
+        ('1.83 GiB', '14 bytes')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(size) >= 1024**power:
+            return f"{size / 1024**power:.2f} {unit}"
+    return f"{size} bytes"
+
+
+def format_time(nanoseconds: float) -> str:
+    """A duration for people.
+
+    Example:
+        >>> format_time(47_420_000), format_time(950)
+        ('47.4 ms', '950 ns')
+    """
+    for factor, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if abs(nanoseconds) >= factor:
+            return f"{nanoseconds / factor:.3g} {unit}"
+    return f"{nanoseconds:.0f} ns"

@@ -1,0 +1,201 @@
+"""Optima of small chains by exhaustive search over memory states: no theory assumed.
+
+A state is a set of stored activations, a set of stored saved data and the gradient held,
+packed into integers. Every operation that Table 1 of [BEHJS24] allows (and every discard,
+under the rules that have them) is a transition; Dijkstra's algorithm finds the cheapest
+path. The transitions are written anew here, on bit masks, so that a mistake in the
+simulator and one here would have to agree.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.solution import Claim, Family
+
+__all__ = ["LARGEST_CHAIN", "least_budget", "optimum"]
+
+LARGEST_CHAIN: Final = 10
+"""Stages of the longest chain accepted: the number of states grows like n 4^n."""
+
+
+class _State(NamedTuple):
+    """Bit i of `activations` is a^i, bit i of `saved` the saved data of stage i."""
+
+    gradient: int
+    activations: int
+    saved: int
+
+
+class _Step(NamedTuple):
+    op: Op
+    after: _State
+    time: int
+    bytes: int
+
+
+def optimum(
+    profile: ChainProfile, budget: int, *, discards: Discards | str = Discards.TABLE1
+) -> Claim:
+    """The fastest schedule within `budget` among all valid ones.
+
+    Args:
+        profile: A chain of at most `LARGEST_CHAIN` stages.
+        budget: Bytes.
+        discards: The rules, as in `simulate`.
+
+    Raises:
+        InfeasibleBudgetError: No valid schedule fits; ``error.required`` says what would.
+        InvalidProfileError: The chain is too long to search.
+
+    Complexity:
+        O(n 4^n) states, each with O(n) transitions.
+    """
+    rules = _Rules(profile, Discards(discards))
+    found = _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
+    if found is None:
+        raise InfeasibleBudgetError(
+            budget=budget,
+            required=least_budget(profile, discards=discards),
+            stages=len(profile),
+            family=rules.discards,
+        )
+    makespan, ops = found
+    return Claim(
+        schedule=Schedule(ops),
+        makespan=makespan,
+        lower_bound=makespan,
+        family=Family(rules.discards),
+    )
+
+
+def least_budget(profile: ChainProfile, *, discards: Discards | str = Discards.TABLE1) -> int:
+    """The least budget, in bytes, for which some valid schedule exists.
+
+    Raises:
+        InvalidProfileError: The chain is too long to search.
+    """
+    rules = _Rules(profile, Discards(discards))
+    found = _cheapest_path(rules, lambda peak, step: max(peak, step.bytes), None)
+    assert found is not None, "keep-all is valid for every chain"
+    return found[0]
+
+
+def _cheapest_path(
+    rules: _Rules, extend: Callable[[int, _Step], int], budget: int | None
+) -> tuple[int, tuple[Op, ...]] | None:
+    """Least cost of a path to the last gradient, and the operations along it."""
+    start = _State(gradient=len(rules.profile), activations=1, saved=0)
+    best = {start: 0}
+    came_from: dict[_State, tuple[_State, Op]] = {}
+    frontier = [(0, start)]
+    while frontier:
+        cost, state = heapq.heappop(frontier)
+        if cost > best[state]:
+            continue
+        if state.gradient == 0:
+            return cost, _walk_back(state, came_from)
+        for step in rules.steps(state):
+            if budget is not None and step.bytes > budget:
+                continue
+            next_cost = extend(cost, step)
+            if next_cost < best.get(step.after, next_cost + 1):
+                best[step.after] = next_cost
+                came_from[step.after] = (state, step.op)
+                heapq.heappush(frontier, (next_cost, step.after))
+    return None
+
+
+def _walk_back(state: _State, came_from: dict[_State, tuple[_State, Op]]) -> tuple[Op, ...]:
+    ops = []
+    while state in came_from:
+        state, op = came_from[state]
+        ops.append(op)
+    return tuple(reversed(ops))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The transitions out of a state."""
+
+    profile: ChainProfile
+    discards: Discards
+
+    def __post_init__(self) -> None:
+        if len(self.profile) > LARGEST_CHAIN:
+            raise InvalidProfileError(
+                f"exhaustive search takes chains of at most {LARGEST_CHAIN} stages, "
+                f"this one has {len(self.profile)}; use a solver"
+            )
+
+    def steps(self, state: _State) -> Iterator[_Step]:
+        """Every valid operation in `state`, whatever its memory."""
+        base = self._stored(state)
+        yield from self._forwards(state, base)
+        yield from self._backwards(state, base)
+        if self.discards is not Discards.TABLE1:
+            yield from self._drops(state, base)
+
+    def _forwards(self, state: _State, base: int) -> Iterator[_Step]:
+        gradient, activations, saved = state
+        for i in range(gradient):
+            stage, bit = self.profile.stages[i], 1 << i
+            if not (activations | saved << 1) & bit:
+                continue
+            base_i = base + stage.forward_overhead_bytes
+            if not saved & bit:
+                after = _State(gradient, activations, saved | bit)
+                op = Op(OpKind.FORWARD_KEEP_ALL, i)
+                yield _Step(op, after, stage.forward_time, base_i + stage.saved_bytes)
+            if activations & bit << 1:
+                continue
+            need = base_i + stage.output_bytes
+            after = _State(gradient, activations | bit << 1, saved)
+            yield _Step(Op(OpKind.FORWARD_KEEP_INPUT, i), after, stage.forward_time, need)
+            if activations & bit:
+                after = _State(gradient, activations & ~bit | bit << 1, saved)
+                if self._allows(after):
+                    yield _Step(Op(OpKind.FORWARD_DROP, i), after, stage.forward_time, need)
+
+    def _backwards(self, state: _State, base: int) -> Iterator[_Step]:
+        gradient, activations, saved = state
+        i = gradient - 1
+        stage, bit = self.profile.stages[i], 1 << i
+        if saved & bit and (activations & bit or saved << 1 & bit):
+            need = base + self.profile.gradient_bytes(i) + stage.backward_overhead_bytes
+            after = _State(i, activations & ~bit, saved & ~bit)
+            yield _Step(Op(OpKind.BACKWARD, i), after, stage.backward_time, need)
+
+    def _drops(self, state: _State, base: int) -> Iterator[_Step]:
+        gradient, activations, saved = state
+        for i in range(gradient + 1):
+            bit = 1 << i
+            if i and activations & bit:
+                after = _State(gradient, activations & ~bit, saved)
+                if self._allows(after):
+                    yield _Step(Op(OpKind.DISCARD_ACTIVATION, i), after, 0, base)
+            if saved & bit:
+                after = _State(gradient, activations, saved & ~bit)
+                if self._allows(after):
+                    yield _Step(Op(OpKind.DISCARD_SAVED, i), after, 0, base)
+
+    def _allows(self, after: _State) -> bool:
+        """Whether the rules admit a state: a tape keeps the input of what it recorded."""
+        inputs = after.activations | after.saved << 1
+        return self.discards is not Discards.TAPE or not after.saved & ~inputs
+
+    def _stored(self, state: _State) -> int:
+        profile = self.profile
+        total = profile.gradient_bytes(state.gradient)
+        for i in range(len(profile) + 1):
+            if state.activations >> i & 1:
+                total += profile.activation_bytes(i)
+            if state.saved >> i & 1:
+                total += profile.stages[i].saved_bytes
+        return total

@@ -1,0 +1,246 @@
+"""The meaning of a schedule: validity, makespan, peak and memory over time.
+
+The memory model is Table 1 of [BEHJS24], literally. At any time memory holds activations
+``a^i``, saved data ``ā^i`` of stages and one gradient; it starts with the network's input
+``a^0`` and the gradient ``δ^n`` of the loss.
+
+=======  ==========================  ======================  =========================
+op       needs                       adds                    removes
+=======  ==========================  ======================  =========================
+``Fn``   ``a^i`` itself              ``a^{i+1}``             ``a^i``
+``Fc``   ``a^i``, or ``ā`` of i-1    ``a^{i+1}``             --
+``Fa``   ``a^i``, or ``ā`` of i-1    ``ā`` of i              --
+``B``    ``δ^{i+1}``, ``ā`` of i,    ``δ^i``                 ``δ^{i+1}``, ``ā`` of i,
+         ``a^i`` or ``ā`` of i-1                             ``a^i`` if stored
+=======  ==========================  ======================  =========================
+
+While an operation runs, memory is all that is stored before it, what it adds, and its
+stage's overhead. This module shares no code with any solver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from chainstay.errors import InvalidScheduleError
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Op, OpKind, Schedule
+
+__all__ = ["Replay", "Snapshot", "simulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Memory around one operation.
+
+    Attributes:
+        op: The operation.
+        start: When it starts, in ns.
+        end: When it ends, in ns.
+        during_bytes: Memory while it runs, its overhead included.
+        activation_bytes: Of the activations ``a^i`` stored after it, ``a^0`` included.
+        saved_bytes: Of the saved data stored after it.
+        gradient_bytes: Of the gradient stored after it.
+    """
+
+    op: Op
+    start: int
+    end: int
+    during_bytes: int
+    activation_bytes: int
+    saved_bytes: int
+    gradient_bytes: int
+
+    @property
+    def after_bytes(self) -> int:
+        """All memory stored after the operation."""
+        return self.activation_bytes + self.saved_bytes + self.gradient_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a schedule does on a profile.
+
+    Attributes:
+        makespan: Total time, in ns.
+        peak_bytes: The most memory in use at any time.
+        timeline: One snapshot per operation.
+    """
+
+    makespan: int
+    peak_bytes: int
+    timeline: tuple[Snapshot, ...]
+
+
+def simulate(
+    profile: ChainProfile, schedule: Schedule, *, discards: Discards | str = Discards.TABLE1
+) -> Replay:
+    """Replay `schedule` on `profile` under the rules that `discards` names.
+
+    Args:
+        profile: The chain.
+        schedule: What to run.
+        discards: ``"table1"``, ``"tape"`` or ``"free"``; see `Discards`.
+
+    Returns:
+        The replay; comparing its peak with a budget is the caller's business.
+
+    Raises:
+        InvalidScheduleError: An operation lacks what it needs (``error.index`` says which),
+            or the schedule ends before the gradient of the input is there.
+        ValueError: Unknown `discards`.
+
+    Example:
+        >>> from chainstay.profiles import Stage
+        >>> stage = Stage(forward_time=2, backward_time=3, output_bytes=10, saved_bytes=30)
+        >>> chain = ChainProfile(input_bytes=5, input_gradient_bytes=0, stages=(stage, stage))
+        >>> replay = simulate(chain, Schedule.parse("Fc0 Fa1 B1 Fa0 B0"))
+        >>> replay.makespan, replay.peak_bytes
+        (12, 45)
+    """
+    memory = _Memory(profile, Discards(discards))
+    timeline: list[Snapshot] = []
+    clock = 0
+    for index, op in enumerate(schedule):
+        start = clock
+        try:
+            during_bytes = memory.apply(op)
+        except _RefusedError as refusal:
+            raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
+        clock += _duration(profile, op)
+        timeline.append(
+            Snapshot(
+                op=op,
+                start=start,
+                end=clock,
+                during_bytes=during_bytes,
+                activation_bytes=memory.activation_bytes(),
+                saved_bytes=memory.saved_bytes(),
+                gradient_bytes=memory.gradient_bytes(),
+            )
+        )
+    if memory.gradient > 0:
+        raise InvalidScheduleError(
+            f"the schedule ends before B{memory.gradient - 1}; every stage needs its backward"
+        )
+    peak_bytes = max(snapshot.during_bytes for snapshot in timeline)
+    return Replay(makespan=clock, peak_bytes=peak_bytes, timeline=tuple(timeline))
+
+
+class _RefusedError(Exception):
+    """Why an operation cannot run; `simulate` adds where."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is stored: activations and saved data by index, and one gradient."""
+
+    profile: ChainProfile
+    discards: Discards
+    activations: set[int] = field(default_factory=lambda: {0})
+    saved: set[int] = field(default_factory=set)
+    gradient: int = -1
+
+    def __post_init__(self) -> None:
+        self.gradient = len(self.profile)
+
+    def activation_bytes(self) -> int:
+        return sum(self.profile.activation_bytes(index) for index in self.activations)
+
+    def saved_bytes(self) -> int:
+        return sum(self.profile.stages[stage].saved_bytes for stage in self.saved)
+
+    def gradient_bytes(self) -> int:
+        return self.profile.gradient_bytes(self.gradient)
+
+    def stored_bytes(self) -> int:
+        return self.activation_bytes() + self.saved_bytes() + self.gradient_bytes()
+
+    def apply(self, op: Op) -> int:
+        """Run `op`; bytes in use while it runs."""
+        if op.stage >= len(self.profile):
+            raise _RefusedError(
+                f"{op} names stage {op.stage}, the last one is {len(self.profile) - 1}"
+            )
+        match op.kind:
+            case OpKind.FORWARD_DROP | OpKind.FORWARD_KEEP_INPUT | OpKind.FORWARD_KEEP_ALL:
+                during_bytes = self._forward(op)
+            case OpKind.BACKWARD:
+                during_bytes = self._backward(op)
+            case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
+                during_bytes = self._discard(op)
+            case _:
+                assert_never(op.kind)
+        if self.discards is Discards.TAPE:
+            self._require_tape(op)
+        return during_bytes
+
+    def _forward(self, op: Op) -> int:
+        stage = op.stage
+        if op.kind is OpKind.FORWARD_DROP and stage not in self.activations:
+            raise _RefusedError(f"{op} needs a{stage} itself to drop it, and it is not stored")
+        self._require_input(op)
+        if op.kind is OpKind.FORWARD_KEEP_ALL:
+            self.saved.add(stage)
+        else:
+            self.activations.add(stage + 1)
+        during_bytes = self.stored_bytes() + self.profile.stages[stage].forward_overhead_bytes
+        if op.kind is OpKind.FORWARD_DROP:
+            self.activations.remove(stage)
+        return during_bytes
+
+    def _backward(self, op: Op) -> int:
+        stage = op.stage
+        if self.gradient != stage + 1:
+            raise _RefusedError(
+                f"{op} needs the gradient of a{stage + 1}, but that of a{self.gradient} is held"
+            )
+        if stage not in self.saved:
+            raise _RefusedError(f"{op} needs what Fa{stage} saves, and it is not stored")
+        self._require_input(op)
+        during_bytes = (
+            self.stored_bytes()
+            + self.profile.gradient_bytes(stage)
+            + self.profile.stages[stage].backward_overhead_bytes
+        )
+        self.gradient = stage
+        self.saved.remove(stage)
+        self.activations.discard(stage)
+        return during_bytes
+
+    def _discard(self, op: Op) -> int:
+        if self.discards is Discards.TABLE1:
+            raise _RefusedError(f"{op} is a discard, and under 'table1' only Fn and B remove data")
+        if op == Op(OpKind.DISCARD_ACTIVATION, 0):
+            raise _RefusedError("Da0 would drop the network's input, which nothing can recompute")
+        stored = self.saved if op.kind is OpKind.DISCARD_SAVED else self.activations
+        if op.stage not in stored:
+            raise _RefusedError(f"{op} drops what is not stored")
+        during_bytes = self.stored_bytes()
+        stored.remove(op.stage)
+        return during_bytes
+
+    def _require_input(self, op: Op) -> None:
+        if not self._has_input(op.stage):
+            raise _RefusedError(
+                f"{op} needs its input a{op.stage}, and neither it nor what Fa{op.stage - 1} "
+                "saves is stored"
+            )
+
+    def _require_tape(self, op: Op) -> None:
+        for stage in self.saved:
+            if not self._has_input(stage):
+                raise _RefusedError(
+                    f"{op} removes the input of stage {stage}, whose saved data stays"
+                )
+
+    def _has_input(self, stage: int) -> bool:
+        return stage in self.activations or stage - 1 in self.saved
+
+
+def _duration(profile: ChainProfile, op: Op) -> int:
+    stage = profile.stages[op.stage]
+    if op.kind.is_forward:
+        return stage.forward_time
+    return stage.backward_time if op.kind is OpKind.BACKWARD else 0
