@@ -1,1 +1,85 @@
-"""Train neural networks inside a memory budget, provably optimally."""
+"""Train neural networks inside a memory budget, provably optimally.
+
+Profile a model as a chain of stages, find the fastest schedule of what to keep and what
+to recompute within a memory budget, with proof, and run training by it.
+
+Every public name is listed here and loaded on first use: ``import chainstay`` needs
+neither torch nor a solver.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from chainstay.dp import DP, BudgetCurve, least_budget
+    from chainstay.errors import (
+        BackendError,
+        CertificateError,
+        ChainstayError,
+        InfeasibleBudgetError,
+        InvalidBudgetError,
+        InvalidProfileError,
+        InvalidScheduleError,
+        InvalidSolutionError,
+        PlanMismatchError,
+        SolverLimitError,
+        UnknownMethodError,
+        UnsupportedModelError,
+    )
+    from chainstay.formulations import MIP
+    from chainstay.profiles import ChainProfile, Stage
+    from chainstay.runtime import MeasuredChain, PlannedChain, measure
+    from chainstay.schedule import Discards, Op, OpKind, Schedule
+    from chainstay.solution import Claim, Family, Method, Solution, Status
+    from chainstay.solve import solve_chain
+    from chainstay.validation.simulate import Replay, simulate
+
+__version__ = "0.1.0.dev0"
+
+_HOME: Final = MappingProxyType(
+    {
+        name: module
+        for module, names in {
+            "chainstay.dp": ("DP", "BudgetCurve", "least_budget"),
+            "chainstay.errors": (
+                "BackendError",
+                "CertificateError",
+                "ChainstayError",
+                "InfeasibleBudgetError",
+                "InvalidBudgetError",
+                "InvalidProfileError",
+                "InvalidScheduleError",
+                "InvalidSolutionError",
+                "PlanMismatchError",
+                "SolverLimitError",
+                "UnknownMethodError",
+                "UnsupportedModelError",
+            ),
+            "chainstay.formulations": ("MIP",),
+            "chainstay.profiles": ("ChainProfile", "Stage"),
+            "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
+            "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
+            "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
+            "chainstay.solve": ("solve_chain",),
+            "chainstay.validation.simulate": ("Replay", "simulate"),
+        }.items()
+        for name in names
+    }
+)
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'chainstay' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,6 +86,13 @@ class Fields:
         value = self._value(name)
         if not isinstance(value, str):
             raise self._wrong(name, value, "a string")
+        return value
+
+    def choice(self, name: str, choices: Collection[str]) -> str:
+        """Field `name`, one of `choices`."""
+        value = self.string(name)
+        if value not in set(choices):
+            raise self._wrong(name, value, f"one of {', '.join(choices)}")
         return value
 
     def children(self, name: str) -> list[Fields]:

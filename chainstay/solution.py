@@ -9,7 +9,7 @@ from typing import Final, Protocol, Self
 from chainstay import documents
 from chainstay.errors import InvalidSolutionError
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Schedule
+from chainstay.schedule import Discards, Schedule
 from chainstay.units import format_bytes, format_time
 
 __all__ = ["Claim", "Family", "Method", "Solution", "Status"]
@@ -24,6 +24,7 @@ class Family(StrEnum):
     Attributes:
         PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1).
         SINGLE_SWEEP: Table 1, forwards between two backwards in increasing stage order.
+        ALL: Every valid schedule under the rules for discards in force.
         TABLE1: Every valid schedule of Table 1 of [BEHJS24]: no restriction at all.
         TAPE: Every valid schedule with the discards of an autograd tape.
         FREE: Every valid schedule with free discards.
@@ -31,6 +32,7 @@ class Family(StrEnum):
 
     PERSISTENT = "persistent"
     SINGLE_SWEEP = "single-sweep"
+    ALL = "all"
     TABLE1 = "table1"
     TAPE = "tape"
     FREE = "free"
@@ -52,12 +54,14 @@ class Claim:
         makespan: Its total time in ns, as the solver counted it.
         lower_bound: No schedule of `family` within the budget is faster, in ns.
         family: The schedules that `lower_bound` covers.
+        discards: The rules under which the schedule is valid and the bound holds.
     """
 
     schedule: Schedule
     makespan: int
     lower_bound: int
     family: Family
+    discards: Discards = Discards.TABLE1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,7 @@ class Solution:
         budget: The budget it was made for, in bytes.
         lower_bound: No schedule of `family` within the budget is faster, in ns.
         family: The schedules that `lower_bound` covers.
+        discards: The rules under which the schedule is valid and the bound holds.
         method: The solver and its settings.
         solve_seconds: Wall time of the solver.
 
@@ -86,6 +91,7 @@ class Solution:
     family: Family
     method: str
     solve_seconds: float
+    discards: Discards = Discards.TABLE1
 
     def __post_init__(self) -> None:
         if not 0 <= self.peak_bytes <= self.budget:
@@ -141,6 +147,7 @@ class Solution:
             "budget": self.budget,
             "lower_bound": self.lower_bound,
             "family": self.family,
+            "discards": self.discards,
             "method": self.method,
             "solve_seconds": self.solve_seconds,
         }
@@ -155,18 +162,14 @@ class Solution:
             InvalidScheduleError: Its schedule does not parse.
         """
         document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
-        family = document.string("family")
-        if family not in set(Family):
-            raise InvalidSolutionError(
-                f"solution: field 'family' is {family!r}, must be one of {', '.join(Family)}"
-            )
         return cls(
             schedule=Schedule.parse(document.string("schedule")),
             makespan=document.integer("makespan"),
             peak_bytes=document.integer("peak_bytes"),
             budget=document.integer("budget"),
             lower_bound=document.integer("lower_bound"),
-            family=Family(family),
+            family=Family(document.choice("family", Family)),
+            discards=Discards(document.choice("discards", Discards)),
             method=document.string("method"),
             solve_seconds=document.number("solve_seconds"),
         )

@@ -1,0 +1,245 @@
+"""The persistent dynamic program for chains: optimum, whole curve, least budget.
+
+Theorem 4.8 of [BEHJS24], which is right as printed (`recursion` tells the one liberty
+taken). The front door of three engines: step functions (`fronts`, exact in bytes), a
+dense table (`table`, on slots) and feasibility alone (`feasibility`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.fronts import Fronts
+from chainstay.dp.recursion import Array, Decide, Recursion, assemble
+from chainstay.dp.table import INFEASIBLE, Table
+from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Schedule
+from chainstay.solution import Claim, Family
+
+__all__ = ["DP", "BudgetCurve", "least_budget"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DP:
+    """Dynamic program over persistent schedules; call it with a profile and a budget.
+
+    Attributes:
+        persistence: ``"strong"``: once kept, a value stays until its backward.
+        slots: ``None`` solves exactly in bytes. A number solves a table of that many memory
+            slots twice, rounding both ways: a schedule that fits, and a lower bound.
+
+    Raises:
+        UnknownMethodError: A setting that there is not.
+
+    Example:
+        >>> from chainstay.profiles import Stage
+        >>> stage = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
+        >>> chain = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 4)
+        >>> str(DP()(chain, 90).schedule)
+        'Fc0 Fn1 Fa2 Fa3 B3 B2 Fa0 Fa1 B1 B0'
+    """
+
+    persistence: str = "strong"
+    slots: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.persistence != "strong":
+            raise UnknownMethodError(f"persistence is {self.persistence!r}, must be 'strong'")
+        if self.slots is not None and self.slots <= 0:
+            raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive int or None")
+
+    def __str__(self) -> str:
+        return "dp" if self.slots is None else f"dp, {self.slots} slots"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """The fastest persistent schedule of `profile` within `budget`.
+
+        Args:
+            profile: Chain of n stages; times in ns, sizes in bytes.
+            budget: Bytes for the input, activations, saved tensors and their gradients.
+            hint: Not needed, the program is exact without one.
+
+        Returns:
+            The schedule, at most n (n + 1) operations, with a lower bound equal to its
+            makespan (with slots: at most). The family is `Family.ALL` where persistent
+            schedules are known to be as good as any, else `Family.PERSISTENT`.
+
+        Raises:
+            InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
+            InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
+
+        Complexity:
+            Worst case O(n^3 p) for fronts of p corners; with the outside bound, chains of
+            300 measured stages take about a second. With slots: O(n^3 slots).
+        """
+        del hint
+        recursion = Recursion.of(profile)
+        least = LeastMemory(recursion)
+        memory = min(budget - profile.input_bytes, recursion.keep_all_need)
+        if memory < least.root:
+            raise InfeasibleBudgetError(
+                budget=budget,
+                required=least.root + profile.input_bytes,
+                stages=len(profile),
+                family=Family.PERSISTENT,
+            )
+        if self.slots is None:
+            fronts = Fronts.solve(recursion, memory, least)
+            schedule = assemble(recursion, memory, fronts.decide)
+            overhead = bound = int(fronts.root.overhead[-1])
+        else:
+            schedule, overhead, bound = _on_slots(recursion, memory, least, self.slots)
+        return Claim(
+            schedule=schedule,
+            makespan=profile.least_time + overhead,
+            lower_bound=profile.least_time + bound,
+            family=_family(profile, overhead),
+        )
+
+    def curve(self, profile: ChainProfile) -> BudgetCurve:
+        """Least makespan as a function of the budget, from one solve.
+
+        Exact in bytes, the curve has as many corners as there are trade-offs, which on long
+        chains of unrelated sizes can be very many; with ``slots`` it has at most that many.
+
+        Raises:
+            InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
+        """
+        recursion = Recursion.of(profile)
+        memory = recursion.keep_all_need
+        engine: _Engine
+        if self.slots is None:
+            fronts = Fronts(recursion, memory, LeastMemory(recursion))
+            engine, (corners, overhead), unit = fronts, fronts.root, 1
+        else:
+            unit = _unit(memory, self.slots)
+            engine = Table.fill(recursion.rounded(unit, up=True), -(-memory // unit) + 1)
+            corners, overhead = engine.root
+        return BudgetCurve(
+            budgets=corners * unit + profile.input_bytes,
+            makespans=overhead + profile.least_time,
+            _recursion=engine.recursion,
+            _decide=engine.decide,
+            _memories=corners,
+        )
+
+
+class _Engine(Protocol):
+    """What `DP.curve` asks of `Fronts` and `Table`."""
+
+    @property
+    def recursion(self) -> Recursion: ...
+
+    def decide(self, s: int, t: int, m: int, /) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetCurve:
+    """Least makespan for every budget: a falling staircase.
+
+    Attributes:
+        budgets: Shape (corners,), bytes, strictly ascending; the first is the least
+            feasible budget.
+        makespans: Shape (corners,), ns, strictly descending; ``makespans[i]`` holds from
+            ``budgets[i]`` up to the next corner, the last one for any larger budget.
+    """
+
+    budgets: Array
+    makespans: Array
+    _recursion: Recursion
+    _decide: Decide
+    _memories: Array
+
+    def __len__(self) -> int:
+        return len(self.budgets)
+
+    def makespan(self, budget: int) -> int:
+        """Least makespan within `budget` bytes, in ns.
+
+        Raises:
+            InfeasibleBudgetError: The budget lies below the first corner.
+        """
+        return int(self.makespans[self._corner(budget)])
+
+    def schedule(self, budget: int) -> Schedule:
+        """A schedule that attains `makespan`, without solving again.
+
+        Raises:
+            InfeasibleBudgetError: The budget lies below the first corner.
+        """
+        memory = int(self._memories[self._corner(budget)])
+        return assemble(self._recursion, memory, self._decide)
+
+    def _corner(self, budget: int) -> int:
+        corner = int(np.searchsorted(self.budgets, budget, side="right")) - 1
+        if corner < 0:
+            raise InfeasibleBudgetError(
+                budget=budget,
+                required=int(self.budgets[0]),
+                stages=self._recursion.stages,
+                family=Family.PERSISTENT,
+            )
+        return corner
+
+
+def least_budget(profile: ChainProfile) -> int:
+    """The least budget, in bytes, for which `profile` has a persistent schedule.
+
+    Complexity:
+        O(n^3) time in n array operations.
+    """
+    return LeastMemory(Recursion.of(profile)).root + profile.input_bytes
+
+
+def _on_slots(
+    recursion: Recursion, memory: int, least: LeastMemory, slots: int
+) -> tuple[Schedule, int, int]:
+    """Schedule, its overhead and a lower bound, from tables rounded both ways."""
+    unit = _unit(memory, slots)
+    table = Table.fill(recursion.rounded(unit, up=True), memory // unit)
+    overhead = table.overhead(0, recursion.stages - 1, memory // unit)
+    if overhead < INFEASIBLE:
+        schedule = assemble(table.recursion, memory // unit, table.decide)
+    else:  # only rounding made it infeasible: fall back on what is known to fit
+        schedule = assemble(recursion, memory, least.decide)
+        overhead = _overhead(schedule, recursion)
+    if unit == 1:
+        return schedule, overhead, overhead
+    room = -(-memory // unit)
+    optimist = Table.fill(recursion.rounded(unit, up=False), room)
+    return schedule, overhead, optimist.overhead(0, recursion.stages - 1, room)
+
+
+def _unit(memory: int, slots: int) -> int:
+    """Bytes per slot."""
+    return max(1, -(-memory // slots))
+
+
+def _overhead(schedule: Schedule, recursion: Recursion) -> int:
+    """Time spent on running forwards again."""
+    times = np.diff(recursion.elapsed)
+    forwards = [op.stage for op in schedule if op.kind.is_forward]
+    return int(times[forwards].sum()) - recursion.rerun_time
+
+
+def _family(profile: ChainProfile, overhead: int) -> Family:
+    """The largest family of schedules among which a persistent optimum is the optimum.
+
+    Without overhead nothing can be faster. THEORY, domain C: when no gradient exceeds its
+    activation, saved data contain the output, a forward never needs more than its backward
+    and activations do not grow along the chain, persistent schedules are as good as any.
+    """
+    p = profile.arrays()
+    no_large_gradient = bool((p.gradient <= p.activation).all())
+    output_is_saved = bool((p.saved >= p.activation[1:]).all())
+    backward_dominates = bool((p.forward_overhead <= p.backward_overhead + p.gradient[:-1]).all())
+    shrinking = bool((np.diff(p.activation) <= 0).all())
+    unrestricted = no_large_gradient and output_is_saved and backward_dominates and shrinking
+    return Family.ALL if overhead == 0 or unrestricted else Family.PERSISTENT

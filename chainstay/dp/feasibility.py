@@ -1,0 +1,75 @@
+"""The least memory in which each sub-chain can run at all: the recursion without time.
+
+With ``max`` in place of ``+`` and no time, Theorem 4.8 of [BEHJS24] becomes an O(n^3)
+program over all sub-chains. It answers "what is the least feasible budget" at once, and
+tells the exact program which sub-chains it need not look at.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from chainstay.dp.recursion import KEEP, Array, Recursion
+
+__all__ = ["LeastMemory"]
+
+
+class LeastMemory:
+    """Least bytes, besides their input, in which stages s..t have a schedule.
+
+    Attributes:
+        of: Shape (n, n), at [s, t]; entries below the diagonal are 0 and mean nothing.
+
+    Complexity:
+        O(n^3) time in n array operations, O(n^2) memory.
+    """
+
+    of: Array
+
+    def __init__(self, recursion: Recursion) -> None:
+        self._recursion = recursion
+        n = recursion.stages
+        # The same values twice, by distance d = t - s: from_start[s, d] and from_end[t, d],
+        # so that all splits of all sub-chains of one length are two rectangles.
+        from_start = np.zeros((n, n), dtype=np.int64)
+        from_end = np.zeros((n, n), dtype=np.int64)
+        transit, keep_floor = _by_distance(recursion.transit), _by_distance(recursion.keep_floor)
+        from_start[:, 0] = from_end[:, 0] = keep_floor[:, 0]
+        for d in range(1, n):
+            rows = n - d
+            kept = from_start[1 : rows + 1, d - 1] + recursion.saved[:rows]
+            restart_points = sliding_window_view(recursion.activation, d)[1 : rows + 1]
+            later = from_end[d:, :d][:, ::-1] + restart_points
+            floor = recursion.gradient[d + 1 : n + 1, None] + transit[:rows, :d]
+            restarted = np.maximum(np.maximum(later, from_start[:rows, :d]), floor).min(axis=1)
+            least = np.minimum(np.maximum(keep_floor[:rows, d], kept), restarted)
+            from_start[:rows, d] = from_end[d:, d] = least
+        self.of = np.zeros((n, n), dtype=np.int64)
+        for d in range(n):
+            np.fill_diagonal(self.of[:, d:], from_start[: n - d, d])
+
+    @property
+    def root(self) -> int:
+        """Of the whole chain."""
+        return int(self.of[0, -1])
+
+    def decide(self, s: int, t: int, m: int) -> int:
+        """A decision for stages s..t that fits in m >= ``of[s, t]`` bytes."""
+        recursion = self._recursion
+        if m >= recursion.keep_floor[s, t] and (
+            s == t or m >= self.of[s + 1, t] + recursion.saved[s]
+        ):
+            return KEEP
+        restarts = np.arange(s + 1, t + 1)
+        needs = np.maximum(self.of[restarts, t] + recursion.activation[restarts], self.of[s, s:t])
+        return s + 1 + int(np.argmin(np.maximum(needs, recursion.restart_floor(s, t))))
+
+
+def _by_distance(square: Array) -> Array:
+    """Entry [s, d] is ``square[s, s + d]`` (0 beyond the last column)."""
+    n = len(square)
+    padded = np.pad(square, ((0, 0), (0, n)))
+    starts = np.arange(n)[:, None]
+    by_distance: Array = padded[starts, starts + np.arange(n)[None, :]]
+    return by_distance

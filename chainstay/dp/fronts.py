@@ -1,0 +1,315 @@
+"""The recursion on step functions: exact in bytes, without any grid of memory.
+
+For fixed stages s..t, ``O(s, t, m)`` is a non-increasing step function of `m`. A *front*
+holds its corners: memories ascending, overheads strictly descending. Sums of fronts are
+taken for all restart points at once, by one search in keys ``(k, memory)``.
+
+Corners that cannot be part of a schedule with overhead at most a limit are dropped
+(`outside`), which is what makes chains of hundreds of stages fit; `Fronts.solve` raises
+the limit until the optimum lies below it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.outside import OutsideBound
+from chainstay.dp.recursion import KEEP, Array, Recursion
+from chainstay.errors import InvalidProfileError
+
+__all__ = ["Front", "Fronts"]
+
+_FIRST_SLACK: Final = 0.02
+_SLACK_GROWTH: Final = 1.6
+_KEY_BITS: Final = 62
+_FIRST_CAPACITY: Final = 64
+
+
+class Front(NamedTuple):
+    """Corners of a step function: `overhead[i]` from `memory[i]` bytes on.
+
+    Attributes:
+        memory: Shape (corners,), bytes, strictly ascending.
+        overhead: Shape (corners,), ns, strictly descending.
+    """
+
+    memory: Array
+    overhead: Array
+
+
+_NOTHING: Final = Front(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+class Fronts:
+    """Fronts of all sub-chains, as far as they matter below a limit.
+
+    Args:
+        recursion: In bytes and ns.
+        memory: Bytes besides the network's input.
+        least: Least memory of every sub-chain.
+        limit: Overhead of the schedules that matter, in ns, with the outside bound for
+            `memory`; ``None`` keeps every corner.
+
+    Attributes:
+        recursion: As given.
+
+    Raises:
+        InvalidProfileError: Sizes too large for exact 64-bit arithmetic on this chain.
+    """
+
+    def __init__(
+        self,
+        recursion: Recursion,
+        memory: int,
+        least: LeastMemory,
+        limit: tuple[int, OutsideBound] | None = None,
+    ) -> None:
+        self.recursion = recursion
+        self._memory = memory
+        self._least = least
+        self._limit = None if limit is None else _Limit(recursion, *limit)
+        n = recursion.stages
+        self._shift = memory.bit_length()
+        if (n + 1).bit_length() + self._shift > _KEY_BITS:
+            raise InvalidProfileError(
+                f"{n} stages in {memory} bytes are too large for exact arithmetic in 64 bits; "
+                "give sizes in a larger unit, or use DP(slots=500)"
+            )
+        self._rows = [_Row(s, self._shift) for s in range(n)]
+        for t in range(n):
+            self._fill_column(t, _Column(t, self._shift))
+
+    @classmethod
+    def solve(cls, recursion: Recursion, memory: int, least: LeastMemory) -> Self:
+        """Fronts that hold an optimal schedule for `memory`, which must be feasible."""
+        bound = OutsideBound(recursion, memory)
+        slack = max(1, math.ceil(_FIRST_SLACK * recursion.rerun_time))
+        while True:
+            limit = math.ceil(bound.root) + slack
+            fronts = cls(recursion, memory, least, (limit, bound))
+            overhead = fronts.root.overhead
+            if len(overhead) and overhead[-1] <= limit:
+                return fronts
+            slack = math.ceil(slack * _SLACK_GROWTH)
+
+    @property
+    def root(self) -> Front:
+        """The front of the whole chain."""
+        return self._rows[0].front(self.recursion.stages - 1)
+
+    def decide(self, s: int, t: int, m: int) -> int:
+        """The optimal decision for stages s..t with m bytes."""
+        recursion = self.recursion
+        target = self._rows[s].value(t, m)
+        if m >= recursion.keep_floor[s, t] and (
+            s == t or self._rows[s + 1].value(t, m - int(recursion.saved[s])) == target
+        ):
+            return KEEP
+        floors, rerun = recursion.restart_floor(s, t), recursion.rerun(s, t)
+        for k in range(s + 1, t + 1):
+            if m < floors[k - s - 1] or (earlier := self._rows[s].value(k - 1, m)) is None:
+                continue
+            later = self._rows[k].value(t, m - int(recursion.activation[k]))
+            if later is not None and int(rerun[k - s - 1]) + earlier + later == target:
+                return k
+        raise AssertionError(f"no decision reaches O({s}, {t}, {m}) = {target}")
+
+    def _fill_column(self, t: int, column: _Column) -> None:
+        """Fronts of all sub-chains that end at stage t."""
+        recursion = self.recursion
+        front = _NOTHING
+        for s in range(t, -1, -1):
+            front = self._front(s, t, front, column)
+            self._rows[s].append(front)
+            memory = front.memory + recursion.activation[s]
+            fits = memory <= self._memory
+            column.prepend(Front(memory[fits], front.overhead[fits] + recursion.elapsed[s]))
+
+    def _front(self, s: int, t: int, after: Front, column: _Column) -> Front:
+        """The front of stages s..t, given that of s+1..t and the column of t so far."""
+        recursion = self.recursion
+        cap, slack = self._room(s, t)
+        if slack < 0 or self._least.of[s, t] > cap:
+            return _NOTHING
+        floor = int(recursion.keep_floor[s, t])
+        if s == t:
+            candidates = [Front(np.array([floor]), np.array([0]))]
+        else:
+            kept = np.maximum(after.memory + recursion.saved[s], floor)
+            candidates = [Front(kept, after.overhead), self._restarts(s, t, cap, slack, column)]
+        front = _envelope(candidates)
+        keep = (front.memory <= cap) & (front.overhead <= slack)
+        if self._limit is not None:
+            keep &= front.overhead <= self._limit.before(s, t, front.memory)
+        return Front(front.memory[keep], front.overhead[keep])
+
+    def _room(self, s: int, t: int) -> tuple[int, float]:
+        """The most memory and the most overhead with which stages s..t can matter."""
+        recursion = self.recursion
+        cap = self._memory
+        if s > 0:  # the input of stage s is stored, by itself or inside the saved data before it
+            cap -= int(min(recursion.activation[s], recursion.saved[s - 1]))
+        if self._limit is None:
+            return cap, math.inf
+        return min(cap, self._limit.largest_memory(s, t)), self._limit.largest_overhead(s, t)
+
+    def _restarts(self, s: int, t: int, cap: int, slack: float, column: _Column) -> Front:
+        """Corners of ``rerun(s..k-1) + O(k, t, m - a[k]) + O(s, k-1, m)`` over all k."""
+        recursion = self.recursion
+        rerun = recursion.rerun(s, t)
+        last = s + int(np.searchsorted(rerun, slack, side="right"))
+        if last <= s:
+            return _NOTHING
+        # A corner of the sum is a corner of one term: evaluate each term at the other's.
+        keys, total = _sums(self._rows[s].until(last), column.until(last), self._shift)
+        total -= recursion.elapsed[s]
+        memory = self._rows[s].memory_of(keys)
+        floors = (
+            recursion.gradient[t + 1] + recursion.transit[s, self._rows[s].restart_of(keys) - 1]
+        )
+        memory = np.maximum(memory, floors)
+        matters = (memory <= cap) & (total <= slack)
+        return Front(memory[matters], total[matters])
+
+
+class _Limit:
+    """Which corners can be part of a schedule whose overhead is at most `limit`."""
+
+    def __init__(self, recursion: Recursion, limit: int, bound: OutsideBound) -> None:
+        # Bounds are floats below 2**53: one nanosecond more than covers their rounding.
+        self._limit = limit + 1.0
+        self._bound = bound
+        self._elapsed = recursion.elapsed
+        self._last = recursion.stages - 1
+
+    def largest_overhead(self, s: int, t: int) -> float:
+        return float(self._limit - self._bound.around[s, t])
+
+    def largest_memory(self, s: int, t: int) -> int:
+        return self._bound.largest_memory(s, self._limit - self._rerun(s, t))
+
+    def before(self, s: int, t: int, memory: Array) -> NDArray[np.float64]:
+        """The most overhead of stages s..t, given what stages before s must cost."""
+        slack: NDArray[np.float64] = self._limit - self._rerun(s, t) - self._bound.before(s, memory)
+        return slack
+
+    def _rerun(self, s: int, t: int) -> float:
+        return float(self._elapsed[t + 1] - self._elapsed[s]) if t < self._last else 0.0
+
+
+class _Keyed:
+    """Corners of several fronts in one array, sorted by key: restart point, then memory."""
+
+    def __init__(self, shift: int) -> None:
+        self._shift = shift
+        self._corners = np.empty((2, _FIRST_CAPACITY), dtype=np.int64)
+
+    def restart_of(self, keys: Array) -> Array:
+        restarts: Array = keys >> self._shift
+        return restarts
+
+    def memory_of(self, keys: Array) -> Array:
+        memory: Array = keys & ((1 << self._shift) - 1)
+        return memory
+
+
+class _Row(_Keyed):
+    """Fronts of stages s..t for t = s, s+1, …; the key's restart point is t + 1."""
+
+    def __init__(self, s: int, shift: int) -> None:
+        super().__init__(shift)
+        self._first = s
+        self._ends = [0]
+
+    def append(self, front: Front) -> None:
+        start, end = self._ends[-1], self._ends[-1] + len(front.memory)
+        if end > self._corners.shape[1]:
+            self._corners = np.concatenate([self._corners, np.empty((2, end), np.int64)], axis=1)
+        restart = self._first + len(self._ends)
+        self._corners[0, start:end] = front.memory + (restart << self._shift)
+        self._corners[1, start:end] = front.overhead
+        self._ends.append(end)
+
+    def until(self, restart: int) -> Array:
+        """Corners with restart points up to `restart`."""
+        return self._corners[:, : self._ends[restart - self._first]]
+
+    def front(self, t: int) -> Front:
+        start, end = self._ends[t - self._first : t - self._first + 2]
+        keys, overhead = self._corners[:, start:end]
+        return Front(self.memory_of(keys), overhead)
+
+    def value(self, t: int, m: int) -> int | None:
+        """O(s, t, m), or ``None`` where no corner is kept."""
+        if m < 0:
+            return None
+        start, end = self._ends[t - self._first : t - self._first + 2]
+        key = m + (t + 1 << self._shift)
+        corner = int(np.searchsorted(self._corners[0, start:end], key, side="right")) - 1
+        return int(self._corners[1, start + corner]) if corner >= 0 else None
+
+
+class _Column(_Keyed):
+    """Fronts of stages k..t for k = t, t-1, …, shifted by ``a[k]``; it grows to the left."""
+
+    def __init__(self, t: int, shift: int) -> None:
+        super().__init__(shift)
+        self._last = t
+        self._sizes = [0]
+
+    def prepend(self, front: Front) -> None:
+        size = self._sizes[-1] + len(front.memory)
+        if size > self._corners.shape[1]:
+            self._corners = np.concatenate([np.empty((2, size), np.int64), self._corners], axis=1)
+        start, end = (self._corners.shape[1] - length for length in (size, self._sizes[-1]))
+        restart = self._last + 1 - len(self._sizes)
+        self._corners[0, start:end] = front.memory + (restart << self._shift)
+        self._corners[1, start:end] = front.overhead
+        self._sizes.append(size)
+
+    def until(self, restart: int) -> Array:
+        """Corners with restart points up to `restart`."""
+        capacity = self._corners.shape[1]
+        beyond = self._sizes[max(0, self._last - restart)]
+        return self._corners[:, capacity - self._sizes[-1] : capacity - beyond]
+
+
+def _values(corners: Array, at: Array, shift: int) -> tuple[Array, Array]:
+    """Values of keyed step functions at the keys `at`, and which of them are finite."""
+    index = np.searchsorted(corners[0], at, side="right") - 1
+    index = np.maximum(index, 0)
+    finite = (corners[0, index] <= at) & (corners[0, index] >> shift == at >> shift)
+    return corners[1, index], finite
+
+
+def _sums(one: Array, other: Array, shift: int) -> tuple[Array, Array]:
+    """Keys and sums of two sets of keyed step functions, wherever either has a corner."""
+    if not (one.size and other.size):
+        return _NOTHING
+    of_other, in_other = _values(other, one[0], shift)
+    of_one, in_one = _values(one, other[0], shift)
+    return (
+        np.concatenate([one[0, in_other], other[0, in_one]]),
+        np.concatenate([(one[1] + of_other)[in_other], (other[1] + of_one)[in_one]]),
+    )
+
+
+def _envelope(fronts: list[Front]) -> Front:
+    """The lowest of several step functions, given by corners in any order."""
+    if len(fronts) == 1:
+        return fronts[0]
+    memory = np.concatenate([front.memory for front in fronts])
+    overhead = np.concatenate([front.overhead for front in fronts])
+    if not memory.size:
+        return _NOTHING
+    order = np.argsort(memory, kind="stable")
+    memory, overhead = memory[order], np.minimum.accumulate(overhead[order])
+    last_of_memory = np.append(memory[1:] != memory[:-1], True)
+    memory, overhead = memory[last_of_memory], overhead[last_of_memory]
+    lower = np.insert(overhead[1:] < overhead[:-1], 0, True)
+    return Front(memory[lower], overhead[lower])

@@ -1,0 +1,168 @@
+r"""The persistent recursion of [BEHJS24], Theorem 4.8, as arrays; every solver here uses it.
+
+``C(s, t, m)`` is the least time to go from memory ``{a^s, δ^{t+1}}`` to ``{δ^s}`` with
+stages ``s..t`` and `m` bytes besides ``a^s``::
+
+    C(s, t, m) = min(
+        u_f[s] + C(s+1, t, m - ā[s]) + u_b[s]              if m >= keep_floor[s, t]
+        u_f[s] + .. + u_f[k-1] + C(k, t, m - a[k])         if m >= restart_floor[s, k, t]
+            + C(s, k-1, m)                                 for s < k <= t )
+
+The first line keeps all of stage s (``Fa``); the second runs on to stage k, keeps its
+input, and restarts at s later (``Fc``, ``Fn`` …). `Recursion` writes ``C`` as
+``O + Σ (u_f + u_b)``: `O` is the *overhead*, the time spent on running forwards again.
+
+============  =======================================
+paper         here (stages from 0, so ``a^i`` is the input of stage i)
+============  =======================================
+``u_f``       ``forward_time``; prefix sums `elapsed`
+``ω_ā``       ``saved``
+``ω_a``       ``activation``
+``m_all``     `keep_floor`
+``m_∅``       `restart_floor`
+============  =======================================
+
+Deviation: the paper tests ``m_∅`` over all stages up to t; here only over the stages
+``s..k-1`` that run. That is the same when ``ω_ā >= ω_a`` (the rest is tested by the
+sub-chain) and right also when a measured ``ω_ā`` lies below ``ω_a``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Op, OpKind, Schedule
+
+__all__ = ["KEEP", "Array", "Decide", "Recursion", "assemble"]
+
+Array = NDArray[np.int64]
+
+KEEP: Final = -1
+"""The decision to keep all of a stage; any other decision is the stage to restart at."""
+
+Decide = Callable[[int, int, int], int]
+"""Decision for stages s..t with m bytes: `KEEP`, or k."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recursion:
+    """Sizes and times of the recursion, in bytes and ns (or in slots, after rounding).
+
+    Attributes:
+        stages: n.
+        elapsed: Shape (n + 1,), ``elapsed[i]`` is the forward time of stages ``0..i-1``.
+        activation: Shape (n + 1,), ``a^0 .. a^n``.
+        saved: Shape (n,).
+        keep_floor: Shape (n, n), at [s, t]: least m for ``Fa`` and ``B`` of stage s.
+        gradient: Shape (n + 1,), ``δ^0 .. δ^n``.
+        transit: Shape (n, n), at [s, k-1]: what running ``s..k-1`` needs besides ``δ``,
+            so that ``restart_floor[s, k, t] = gradient[t + 1] + transit[s, k - 1]``.
+    """
+
+    stages: int
+    elapsed: Array
+    activation: Array
+    saved: Array
+    gradient: Array
+    keep_floor: Array
+    transit: Array
+
+    @classmethod
+    def of(cls, profile: ChainProfile) -> Self:
+        """The recursion of `profile`, in bytes and ns."""
+        arrays = profile.arrays()
+        gradient = arrays.gradient
+        forward_need = arrays.saved + arrays.forward_overhead
+        backward_need = arrays.saved + arrays.backward_overhead + gradient[1:] + gradient[:-1]
+        keep_floor = np.maximum(gradient[None, 1:] + forward_need[:, None], backward_need[:, None])
+        return cls(
+            stages=len(profile),
+            elapsed=np.concatenate([[0], np.cumsum(arrays.forward_time)]),
+            activation=arrays.activation,
+            saved=arrays.saved,
+            gradient=gradient,
+            keep_floor=keep_floor,
+            transit=_transit(arrays.activation, arrays.forward_overhead),
+        )
+
+    def rounded(self, unit: int, *, up: bool) -> Self:
+        """The same recursion with every size in units of `unit` bytes, rounded up or down.
+
+        Rounded up (and the budget down) every schedule it finds fits; rounded down (and
+        the budget up) its value is a lower bound.
+        """
+
+        def scale(sizes: Array) -> Array:
+            return -(-sizes // unit) if up else sizes // unit
+
+        return type(self)(
+            stages=self.stages,
+            elapsed=self.elapsed,
+            activation=scale(self.activation),
+            saved=scale(self.saved),
+            gradient=scale(self.gradient),
+            keep_floor=scale(self.keep_floor),
+            transit=scale(self.transit),
+        )
+
+    @property
+    def rerun_time(self) -> int:
+        """Every forward once, in ns."""
+        return int(self.elapsed[-1])
+
+    @property
+    def keep_all_need(self) -> int:
+        """Bytes besides the input with which nothing has to be recomputed."""
+        before = np.concatenate([[0], np.cumsum(self.saved)[:-1]])
+        return int((before + self.keep_floor[:, -1]).max())
+
+    def restart_floor(self, s: int, t: int) -> Array:
+        """Least m for restarting at k, for k = s+1 .. t; shape (t - s,)."""
+        floor: Array = self.gradient[t + 1] + self.transit[s, s:t]
+        return floor
+
+    def rerun(self, s: int, t: int) -> Array:
+        """Time of the forwards ``s..k-1``, for k = s+1 .. t; shape (t - s,)."""
+        time: Array = self.elapsed[s + 1 : t + 1] - self.elapsed[s]
+        return time
+
+
+def _transit(activation: Array, overhead: Array) -> Array:
+    """At [s, j]: the most that ``Fc s, Fn s+1 .. Fn j`` needs besides ``a^s`` and ``δ``."""
+    stages = len(overhead)
+    first = activation[1:] + overhead
+    moving = activation[:-1] + first
+    need = np.where(np.eye(stages, dtype=bool), first[None, :], moving[None, :])
+    need[np.tril_indices(stages, -1)] = 0
+    running: Array = np.maximum.accumulate(need, axis=1)
+    return running
+
+
+def assemble(recursion: Recursion, memory: int, decide: Decide) -> Schedule:
+    """The schedule that `decide` describes, from the root with `memory` bytes down."""
+    ops: list[Op] = []
+    pending: list[Op | tuple[int, int, int]] = [(0, recursion.stages - 1, memory)]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Op):
+            ops.append(item)
+            continue
+        s, t, m = item
+        k = decide(s, t, m)
+        if k == KEEP:
+            ops.append(Op(OpKind.FORWARD_KEEP_ALL, s))
+            pending.append(Op(OpKind.BACKWARD, s))
+            if s < t:
+                pending.append((s + 1, t, m - int(recursion.saved[s])))
+        else:
+            ops.append(Op(OpKind.FORWARD_KEEP_INPUT, s))
+            ops.extend(Op(OpKind.FORWARD_DROP, j) for j in range(s + 1, k))
+            pending.append((s, k - 1, m))
+            pending.append((k, t, m - int(recursion.activation[k])))
+    return Schedule(tuple(ops))

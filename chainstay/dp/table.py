@@ -1,0 +1,102 @@
+"""The recursion on a grid of memory slots: the textbook table, one entry per slot.
+
+Exact when a slot is one byte; otherwise sizes are rounded (`Recursion.rounded`). The
+inner loop knows nothing of the step functions in `fronts`, so each checks the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from chainstay.dp.recursion import KEEP, Array, Recursion
+
+__all__ = ["INFEASIBLE", "Table"]
+
+INFEASIBLE: Final = 2**60
+"""Overhead of a sub-chain that does not fit; the sum of two still fits in int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Least overhead of every sub-chain for every number of slots.
+
+    Attributes:
+        recursion: In slots.
+        rows: ``rows[s]`` has shape (n - s, slots + 1); its entry [t - s, m] is O(s, t, m).
+    """
+
+    recursion: Recursion
+    rows: tuple[Array, ...]
+
+    @classmethod
+    def fill(cls, recursion: Recursion, slots: int) -> Table:
+        """Compute the table for 0 .. `slots` slots besides the input.
+
+        Complexity:
+            O(n^3 slots) time, O(n^2 slots) memory.
+        """
+        n = recursion.stages
+        rows = tuple(np.full((n - s, slots + 1), INFEASIBLE, dtype=np.int64) for s in range(n))
+        # columns[t][k] is O(k, t, m - a[k]): what is left after the restart point is stored.
+        columns = np.full((n, slots + 1), INFEASIBLE, dtype=np.int64)
+        for t in range(n):
+            for s in range(t, -1, -1):
+                kept = np.zeros_like(columns[t]) if s == t else rows[s + 1][t - s - 1]
+                shift = int(recursion.saved[s]) if s < t else 0
+                best = rows[s][t - s]
+                _shift_into(best, kept, shift, floor=int(recursion.keep_floor[s, t]))
+                if s < t:
+                    restart = _restart(recursion, rows[s][: t - s], columns[s + 1 : t + 1], s, t)
+                    np.minimum(best, restart, out=best)
+                columns[s] = INFEASIBLE
+                _shift_into(columns[s], best, int(recursion.activation[s]), floor=0)
+        return cls(recursion, rows)
+
+    @property
+    def root(self) -> tuple[Array, Array]:
+        """Corners of the whole chain's overhead: slots ascending, overheads descending."""
+        overhead = self.rows[0][-1]
+        corners = np.flatnonzero(overhead < np.insert(overhead[:-1], 0, INFEASIBLE))
+        return corners, overhead[corners]
+
+    def overhead(self, s: int, t: int, m: int) -> int:
+        """O(s, t, m), or `INFEASIBLE` (also for a negative m)."""
+        return int(self.rows[s][t - s, m]) if m >= 0 else INFEASIBLE
+
+    def decide(self, s: int, t: int, m: int) -> int:
+        """The optimal decision for stages s..t with m slots."""
+        recursion, target = self.recursion, self.overhead(s, t, m)
+        if m >= recursion.keep_floor[s, t] and (
+            s == t or self.overhead(s + 1, t, m - int(recursion.saved[s])) == target
+        ):
+            return KEEP
+        floors, rerun = recursion.restart_floor(s, t), recursion.rerun(s, t)
+        for k in range(s + 1, t + 1):
+            later = self.overhead(k, t, m - int(recursion.activation[k]))
+            total = int(rerun[k - s - 1]) + later + self.overhead(s, k - 1, m)
+            if m >= floors[k - s - 1] and total == target:
+                return k
+        raise AssertionError(f"no decision reaches O({s}, {t}, {m}) = {target}")
+
+
+def _shift_into(target: Array, source: Array, shift: int, *, floor: int) -> None:
+    """``target[m] = source[m - shift]`` for m >= max(shift, floor)."""
+    start = max(shift, floor)
+    if start < len(target):
+        target[start:] = source[start - shift : len(source) - shift]
+
+
+def _restart(recursion: Recursion, earlier: Array, later: Array, s: int, t: int) -> Array:
+    """Least overhead over all restart points, for every number of slots; shape (slots + 1,).
+
+    `earlier` [k-s-1, m] is O(s, k-1, m) and `later` [k-s-1, m] is O(k, t, m - a[k]).
+    """
+    total = earlier + later
+    total += recursion.rerun(s, t)[:, None]
+    too_small = np.arange(total.shape[1])[None, :] < recursion.restart_floor(s, t)[:, None]
+    total[too_small] = INFEASIBLE
+    least: Array = np.minimum(total.min(axis=0), INFEASIBLE)
+    return least

@@ -1,0 +1,1 @@
+"""What people see: tables and pictures of profiles, plans and measurements."""

@@ -1,0 +1,144 @@
+"""The front door of the solvers: choose a method, ask it, certify its answer."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from chainstay.dp import DP
+from chainstay.errors import (
+    BackendError,
+    InfeasibleBudgetError,
+    InvalidBudgetError,
+    InvalidProfileError,
+    UnknownMethodError,
+)
+from chainstay.formulations import MIP
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Schedule
+from chainstay.solution import Claim, Family, Method, Solution
+from chainstay.units import parse_bytes, parse_percentage
+from chainstay.validation.certify import certify
+from chainstay.validation.simulate import simulate
+
+__all__ = ["Auto", "budget_bytes", "solve_chain"]
+
+_log = logging.getLogger(__name__)
+
+
+def solve_chain(
+    profile: ChainProfile, budget: int | str, method: Method | str = "auto"
+) -> Solution:
+    """The fastest schedule of a chain within a memory budget, replayed by the referee.
+
+    Args:
+        profile: What the chain costs.
+        budget: Bytes for the network's input, activations, saved tensors and gradients of
+            activations together (parameters, their gradients and optimizer state are the
+            caller's): an int, text such as ``"8GiB"``, or a share of what plain training
+            needs, such as ``"50%"``.
+        method: ``"dp"``, ``"mip"``, ``"auto"``, a settings object such as
+            ``DP(slots=500)``, or any callable of the `Method` protocol.
+
+    Returns:
+        The schedule with its makespan, peak, and how sure it is to be optimal.
+
+    Raises:
+        InvalidProfileError: `profile` is not a `ChainProfile`.
+        InvalidBudgetError: `budget` is not a positive number of bytes.
+        UnknownMethodError: There is no such method.
+        InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
+        SolverLimitError: The method ran out of time with nothing to show.
+        CertificateError: The method's claim is false: a bug.
+
+    Example:
+        >>> from chainstay.profiles import Stage
+        >>> stage = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
+        >>> chain = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 4)
+        >>> solution = solve_chain(chain, 90, method="dp")
+        >>> solution.makespan, solution.peak_bytes, solution.is_optimal
+        (14, 80, True)
+    """
+    if not isinstance(profile, ChainProfile):
+        raise InvalidProfileError(f"profile is {profile!r}, must be a ChainProfile")
+    budget = budget_bytes(profile, budget)
+    solver = _METHODS[method] if isinstance(method, str) and method in _METHODS else method
+    if isinstance(solver, str) or not callable(solver):
+        known = ", ".join(map(repr, _METHODS))
+        raise UnknownMethodError(
+            f"method is {method!r}; choose {known}, a settings object such as DP(slots=500), "
+            "or a callable of the Method protocol"
+        )
+    start = time.perf_counter()
+    claim = solver(profile, budget)
+    seconds = time.perf_counter() - start
+    return certify(profile, claim, budget=budget, method=str(solver), solve_seconds=seconds)
+
+
+def budget_bytes(profile: ChainProfile, budget: int | str) -> int:
+    """`budget` in bytes; a percentage is of the peak of plain training, rounded down.
+
+    Raises:
+        InvalidBudgetError: Not a positive whole number of bytes, nor text for one.
+    """
+    if isinstance(budget, str):
+        share = parse_percentage(budget)
+        size = parse_bytes(budget) if share is None else int(share * _keep_all_peak(profile))
+        if size is None:
+            raise InvalidBudgetError(
+                f"budget is {budget!r}; write bytes, '8GiB', '500MB', or '50%' of plain training"
+            )
+    elif isinstance(budget, bool) or not hasattr(budget, "__index__"):
+        raise InvalidBudgetError(f"budget is {budget!r}; write whole bytes, '8GiB' or '50%'")
+    else:
+        size = operator.index(budget)
+    if size <= 0:
+        raise InvalidBudgetError(f"budget is {budget!r}; it must be more than 0 bytes")
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """The dynamic program, and on short chains the MIP after it for the last few percent.
+
+    The persistent optimum is found in milliseconds and is mostly the optimum among all
+    schedules. Up to `mip_stages` stages the MIP, started from it, proves or improves that;
+    without HiGHS installed it is left out.
+    """
+
+    mip_stages: int = 8
+
+    def __str__(self) -> str:
+        return "auto"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """As `Method`."""
+        try:
+            claim = DP()(profile, budget, hint=hint)
+        except InfeasibleBudgetError:
+            if len(profile) > self.mip_stages:
+                raise
+            return MIP()(profile, budget, hint=hint)
+        if claim.family is Family.ALL or len(profile) > self.mip_stages:
+            return claim
+        try:
+            wider = MIP()(profile, budget, hint=claim.schedule)
+        except BackendError as missing:
+            _log.info("without the MIP: %s", missing)
+            return claim
+        is_proved = wider.makespan == wider.lower_bound
+        return wider if is_proved or wider.makespan < claim.makespan else claim
+
+
+_METHODS: Final[Mapping[str, Method]] = MappingProxyType({"auto": Auto(), "dp": DP(), "mip": MIP()})
+
+
+def _keep_all_peak(profile: ChainProfile) -> int:
+    return simulate(profile, Schedule.keep_all(len(profile))).peak_bytes
