@@ -1,0 +1,263 @@
+r"""The exact model of a chain under a budget, as a public Pyomo model.
+
+`build` states the problem, `ChainFormulation.decode` reads a schedule out of its
+variables and `ChainFormulation.encode` writes one into them. The sentences of the model
+are in `chainstay.formulations.sentences`, the cuts that make it quick in
+`chainstay.formulations.cuts`.
+
+The model contains an optimal schedule when no gradient is larger than its activation
+(δ ≤ a); otherwise two sweeps between two backwards can be faster, and only schedules
+with one are in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from chainstay.formulations.algebra import Expression, Model, linear, pyo
+from chainstay.formulations.cuts import CUTS, exact_cuts
+from chainstay.formulations.domains import may_record_and_rerun
+from chainstay.formulations.encoding import FORMS, Contents, Encoder
+from chainstay.formulations.phases import Phases
+from chainstay.formulations.scaling import memory_unit, size_divisor
+from chainstay.formulations.sentences import GROUPS
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Op, OpKind, Schedule
+
+__all__ = ["ChainFormulation", "build"]
+
+_WIDEST_MARGIN: Final = 2.0**-20
+"""Share of the budget added to it, at most, before solving; see `_limit_memory`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainFormulation:
+    """A Pyomo model and the meaning of its variables.
+
+    Attributes:
+        model: Minimises ``model.forward_time`` in units of `time_unit`, subject to one
+            component per sentence (``model.memory_of_forwards``, …). Yours to write out
+            (``model.write("chain.lp")``) or to hand to any Pyomo solver.
+        phases: The variables and what they mean.
+        budget: Bytes; ``None`` when ``model.memory_limit`` is minimised instead.
+        time_unit: Greatest common divisor of the forward times, in ns.
+    """
+
+    model: Model
+    phases: Phases
+    budget: int | None
+    time_unit: int
+
+    def decode(self) -> Schedule:
+        """The schedule that the variables' values describe, rounded to 0 and 1.
+
+        Discards come as late as the model has them: in free discards right after a
+        stage's turn where the model says so, otherwise at the end of a phase.
+        """
+        ops: list[Op] = []
+        contents = Contents()
+        for k in reversed(range(len(self.phases.profile))):
+            phase = [*self._sweep(k), Op(OpKind.BACKWARD, k)]
+            contents.apply_all(phase)
+            drops = list(self._drops_after(k, contents))
+            contents.apply_all(drops)
+            ops += phase + drops
+        return Schedule(tuple(ops))
+
+    def encode(self, schedule: Schedule) -> bool:
+        """Set the variables to `schedule`, to start a solver from it.
+
+        Returns:
+            Whether the model contains the schedule: one increasing sweep per phase, valid
+            and within the budget. If not, the variables hold nothing of it.
+        """
+        for variable in self._variables():
+            variable.set_value(0)
+        if Encoder(self.phases).write(schedule) and self._holds():
+            return True
+        for variable in self._variables():
+            variable.set_value(None)
+        return False
+
+    def peak_bytes(self) -> int:
+        """The most memory in use at the values, rounded to 0 and 1, in bytes, exactly."""
+        self._round()
+        return max(self._bytes(row) for row in self._memory_rows())
+
+    def forbid_overruns(self) -> int:
+        """Forbid what makes the values, rounded to 0 and 1, exceed the budget.
+
+        Of a row that is too large, the variables that made it so: those at 1 that add to
+        it and those at 0 that would have taken away. Not all of them may stay so.
+
+        Returns:
+            How many rows were too large; 0 means that the budget is kept to the byte.
+        """
+        self._round()
+        overruns = [row for row in self._memory_rows() if self._bytes(row) > self._ceiling()]
+        for row in overruns:
+            self.model.overruns.add(
+                sum(
+                    1 - variable if coefficient > 0 else variable
+                    for coefficient, variable in linear(row).terms
+                    if (coefficient > 0) == (variable.value == 1)
+                )
+                >= 1
+            )
+        return len(overruns)
+
+    @property
+    def memory_step(self) -> float:
+        """Least difference between two memory sizes, in units of the memory rows."""
+        return size_divisor(self.phases.profile) / self.phases.unit
+
+    def _ceiling(self) -> float:
+        return math.inf if self.budget is None else self.budget
+
+    def _memory_rows(self) -> Iterator[Expression]:
+        for k, j in self.phases.turns:
+            yield self.phases.forward_memory(k, j)
+            yield self.phases.recording_memory(k, j)
+        for k in range(len(self.phases.profile)):
+            yield self.phases.backward_memory(k)
+
+    def _bytes(self, row: Expression) -> int:
+        size: float = pyo.value(row) * self.phases.unit
+        return round(size)
+
+    def _sweep(self, k: int) -> Iterator[Op]:
+        """Forwards of phase k and the discards between them."""
+        for j in range(k + 1):
+            for kind, name in FORMS.items():
+                if self._is_on(name, k, j):
+                    yield Op(kind, j)
+            if self._is_on("activation_dropped", k, j):
+                yield Op(OpKind.DISCARD_ACTIVATION, j)
+            if self._is_on("saved_dropped", k, j - 1):
+                yield Op(OpKind.DISCARD_SAVED, j - 1)
+
+    def _drops_after(self, k: int, contents: Contents) -> Iterator[Op]:
+        """Discards of what phase k left and phase k - 1 does not start with.
+
+        Saved data goes before what it was made from: a tape never lacks an input.
+        """
+        if self.phases.discards is Discards.TABLE1:
+            return
+        for i in range(k - 1, -1, -1):
+            if i in contents.saved and not self._is_on("saved_stored", k - 1, i):
+                yield Op(OpKind.DISCARD_SAVED, i)
+        for i in range(k - 1, 0, -1):
+            if i in contents.activations and not self._is_on("activation_stored", k - 1, i):
+                yield Op(OpKind.DISCARD_ACTIVATION, i)
+
+    def _is_on(self, name: str, k: int, i: int) -> bool:
+        return bool(round(pyo.value(self.phases.value(name, k, i))) == 1)
+
+    def _variables(self) -> Iterator[Expression]:
+        for variable in self.model.component_data_objects(pyo.Var):
+            if variable.is_binary():
+                yield variable
+
+    def _round(self) -> None:
+        for variable in self._variables():
+            variable.set_value(round(variable.value))
+
+    def _holds(self) -> bool:
+        """Whether every constraint holds at the values; sums of scaled sizes are exact."""
+        return all(
+            constraint.slack() >= 0
+            for constraint in self.model.component_data_objects(pyo.Constraint, active=True)
+        )
+
+
+def build(
+    profile: ChainProfile,
+    budget: int | None,
+    *,
+    discards: Discards | str = Discards.TABLE1,
+    cuts: bool | None = None,
+) -> ChainFormulation:
+    """State the problem of `profile` under `budget` as a mixed-integer linear program.
+
+    Args:
+        profile: A chain of n stages.
+        budget: Bytes, or ``None`` to make the budget itself the objective.
+        discards: Which operations may remove data, as in `simulate`.
+        cuts: Whether to add the valid cuts; ``None`` adds them where they are proved to
+            leave an optimal schedule.
+
+    Returns:
+        The formulation: about 5 n²/2 binary variables and 4 n² rows, twice as many rows
+        with the cuts.
+
+    Raises:
+        ValueError: Unknown `discards`.
+    """
+    rules = Discards(discards)
+    largest = _keep_everything_bytes(profile) if budget is None else budget
+    model = pyo.ConcreteModel(name="chain")
+    phases = Phases(
+        model=model,
+        profile=profile,
+        discards=rules,
+        unit=memory_unit(profile, largest),
+        reruns=may_record_and_rerun(profile, rules),
+    )
+    _limit_memory(phases, budget)
+    match cuts:
+        case None:
+            chosen = exact_cuts(profile, rules)
+        case True:
+            chosen = CUTS
+        case False:
+            chosen = ()
+    for group in GROUPS + chosen:
+        model.add_component(group.__name__, group(phases))
+    model.overruns = pyo.ConstraintList()
+    time_unit = math.gcd(*(stage.forward_time for stage in profile.stages)) or 1
+    if budget is not None:
+        model.forward_time = pyo.Objective(expr=_forward_time(phases, time_unit))
+    return ChainFormulation(model=model, phases=phases, budget=budget, time_unit=time_unit)
+
+
+def _limit_memory(phases: Phases, budget: int | None) -> None:
+    """Add ``model.memory_limit``: a constant a little above the budget, or the objective.
+
+    What fits is a whole number of divisors of all sizes, so half a divisor more changes
+    nothing in exact arithmetic and keeps a schedule that needs the budget to the last
+    byte from being lost to rounding. The share of the budget is small enough not to
+    weaken the relaxation of toy chains.
+    """
+    model, divisor = phases.model, size_divisor(phases.profile)
+    if budget is None:
+        model.memory_limit = pyo.Var(domain=pyo.NonNegativeReals)
+        model.least_budget = pyo.Objective(expr=model.memory_limit)
+        return
+    whole = budget // divisor * divisor
+    margin = min(divisor / 2, whole * _WIDEST_MARGIN)
+    model.memory_limit = pyo.Param(initialize=(whole + margin) / phases.unit, mutable=True)
+
+
+def _forward_time(phases: Phases, time_unit: int) -> Expression:
+    """Time of all forwards that run; backwards run once each and cannot be saved."""
+    return sum(
+        stage.forward_time // time_unit * phases.runs(k, j)
+        for j, stage in enumerate(phases.profile.stages)
+        for k in range(j, len(phases.profile))
+    )
+
+
+def _keep_everything_bytes(profile: ChainProfile) -> int:
+    """More than any schedule in the model uses."""
+    return profile.input_bytes + sum(
+        stage.output_bytes
+        + stage.saved_bytes
+        + profile.gradient_bytes(i)
+        + stage.gradient_bytes
+        + stage.forward_overhead_bytes
+        + stage.backward_overhead_bytes
+        for i, stage in enumerate(profile.stages)
+    )

@@ -1,0 +1,157 @@
+"""From a formulation to a claim: solve, check in integers, say how sure the answer is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from time import monotonic
+from typing import Final
+
+from chainstay.errors import (
+    BackendError,
+    InfeasibleBudgetError,
+    InvalidScheduleError,
+    SolverLimitError,
+)
+from chainstay.formulations import backends
+from chainstay.formulations.backends import Limits, Outcome, Verdict
+from chainstay.formulations.chain import ChainFormulation, build
+from chainstay.formulations.domains import is_complete
+from chainstay.formulations.mip import MIP
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, OpKind, Schedule
+from chainstay.solution import Claim, Family
+from chainstay.units import format_bytes
+
+__all__ = ["claim", "minimum_budget"]
+
+_GAP: Final = 0.5
+"""Of a unit, below which nothing is left to find: objectives are whole units. The other
+half is kept for the solver's rounding."""
+_RELATIVE_ERROR: Final = 1e-9
+"""Of a bound that a solver reports, taken off before the bound is rounded up."""
+
+
+def claim(profile: ChainProfile, budget: int, method: MIP, hint: Schedule | None) -> Claim:
+    """What `MIP.__call__` promises."""
+    formulation = build(profile, budget, discards=method.discards)
+    outcome = _solve(formulation, _limits(method), hint)
+    discards = formulation.phases.discards
+    family = Family.ALL if is_complete(profile, discards) else Family.SINGLE_SWEEP
+    if outcome.verdict is Verdict.INFEASIBLE:
+        raise InfeasibleBudgetError(
+            budget=budget,
+            required=_required(profile, budget, method),
+            stages=len(profile),
+            family=discards if family is Family.ALL else family,
+        )
+    lower_bound = _lower_bound(formulation, outcome.bound)
+    if outcome.has_values:
+        schedule = formulation.decode()
+    elif hint is not None:
+        schedule = hint
+    else:
+        raise SolverLimitError(
+            f"{method} found no schedule of this {len(profile)}-stage chain in "
+            f"{format_bytes(budget)} in time, nor a proof that there is none. Raise "
+            "time_limit_s, give a hint, or use a dynamic program.",
+            best_bound=lower_bound,
+        )
+    makespan = _makespan(profile, schedule)
+    if outcome.verdict is Verdict.OPTIMAL:
+        lower_bound = makespan
+    return Claim(
+        schedule=schedule,
+        makespan=makespan,
+        # A hint from outside the family may be faster than anything in it.
+        lower_bound=min(lower_bound, makespan),
+        family=family,
+        discards=discards,
+    )
+
+
+def minimum_budget(
+    profile: ChainProfile,
+    discards: Discards | str = Discards.TABLE1,
+    *,
+    limits: Limits = Limits(time_s=60.0),  # noqa: B008 - immutable
+) -> int:
+    """The least budget, in bytes, within which the model has a schedule.
+
+    Args:
+        profile: The chain.
+        discards: Which operations may remove data.
+        limits: For the solver.
+
+    Raises:
+        SolverLimitError: Time ran out before the least budget was proved.
+    """
+    formulation = build(profile, None, discards=discards)
+    step = formulation.memory_step
+    outcome = backends.solve(formulation.model, limits, gap=_GAP * step)
+    if outcome.verdict is not Verdict.OPTIMAL:
+        known = f"at most {formulation.peak_bytes()} bytes" if outcome.has_values else "not known"
+        raise SolverLimitError(
+            f"the least feasible budget of this {len(profile)}-stage chain is {known} after "
+            f"{limits.time_s:g} s. Raise time_limit_s, or use a dynamic program."
+        )
+    return formulation.peak_bytes()
+
+
+def _solve(formulation: ChainFormulation, limits: Limits, hint: Schedule | None) -> Outcome:
+    """Solve until the answer keeps the budget in integers, too, or time is out.
+
+    HiGHS works with tolerances: with sizes of many digits it may accept an overrun of a
+    few bytes. Such a choice is forbidden by name and the search goes on.
+    """
+    deadline = monotonic() + limits.time_s
+    while True:
+        has_start = hint is not None and formulation.encode(hint)
+        outcome = backends.solve(formulation.model, limits, gap=_GAP, warm_start=has_start)
+        if has_start and outcome.verdict is Verdict.INFEASIBLE:
+            raise BackendError(
+                "HiGHS calls a budget infeasible for which it was given a schedule; "
+                "please report the profile and budget as a bug"
+            )
+        if not outcome.has_values or not formulation.forbid_overruns():
+            return outcome
+        limits = replace(limits, time_s=deadline - monotonic())
+        if limits.time_s <= 0:
+            return replace(outcome, verdict=Verdict.LIMIT, has_values=False)
+
+
+def _required(profile: ChainProfile, budget: int, method: MIP) -> int:
+    try:
+        return minimum_budget(profile, method.discards, limits=_limits(method))
+    except SolverLimitError as error:
+        raise SolverLimitError(f"nothing fits in {format_bytes(budget)}, and {error}") from error
+
+
+def _limits(method: MIP) -> Limits:
+    return Limits(time_s=method.time_limit_s, threads=method.threads, seed=method.seed)
+
+
+def _lower_bound(formulation: ChainFormulation, bound: float) -> int:
+    """A solver's bound as a makespan in ns: rounding errors off, then up to whole units."""
+    profile, unit = formulation.phases.profile, formulation.time_unit
+    if not math.isfinite(bound):
+        return profile.least_time
+    units = math.ceil(bound - _RELATIVE_ERROR * max(1.0, abs(bound)))
+    backward = sum(stage.backward_time for stage in profile.stages)
+    return max(profile.least_time, backward + unit * units)
+
+
+def _makespan(profile: ChainProfile, schedule: Schedule) -> int:
+    """Time of a schedule, in ns, whatever its validity."""
+    total = 0
+    for index, op in enumerate(schedule):
+        if op.stage >= len(profile):
+            raise InvalidScheduleError(
+                f"{op} of the hint names stage {op.stage}, the last one is {len(profile) - 1}",
+                index=index,
+                ops=schedule.ops,
+            )
+        stage = profile.stages[op.stage]
+        total += stage.forward_time * op.kind.is_forward
+        total += stage.backward_time * (op.kind is OpKind.BACKWARD)
+    return total

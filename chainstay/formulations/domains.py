@@ -1,0 +1,69 @@
+"""Conditions on a chain under which statements about the model by phases are true.
+
+Checked against exhaustive search on tens of thousands of random small chains; the tests
+in ``tests/agreement/test_mip_chain.py`` repeat a part of that.
+"""
+
+from __future__ import annotations
+
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards
+
+__all__ = ["are_sweep_cuts_exact", "is_complete", "may_record_and_rerun"]
+
+
+def is_complete(profile: ChainProfile, discards: Discards) -> bool:
+    """Whether the model contains a fastest schedule of all that `discards` allows.
+
+    It does when no gradient is larger than its activation (δ ≤ a) and, under a tape, when
+    besides no stage saves less than its output (a ≤ ā). Else two sweeps between two
+    backwards can be faster, or saved data that replaces a larger activation for a while
+    and is dropped in mid-sweep.
+    """
+    return _has_small_gradients(profile) and (
+        discards is not Discards.TAPE or _is_output_saved(profile)
+    )
+
+
+def may_record_and_rerun(profile: ChainProfile, discards: Discards) -> bool:
+    """Whether ``Fa`` and then ``Fn`` of one stage in one phase can pay.
+
+    Under Table 1 that is the only way to be rid of an input while what was made from it
+    stays. It can pay where saved data is smaller than the output in it, or where a forward
+    needs more memory than the backward that has to wait for it, so never when a ≤ ā and
+    ``o_f <= o_b + δ`` of the input.
+    """
+    return discards is Discards.TABLE1 and not (
+        _is_output_saved(profile) and _are_overheads_covered(profile)
+    )
+
+
+def are_sweep_cuts_exact(profile: ChainProfile, discards: Discards) -> bool:
+    """Whether some optimal schedule runs, in each phase, one unbroken sweep up to its backward.
+
+    So it is for the optimum of an autograd tape when δ ≤ a ≤ ā, and for that of Table 1
+    where the two are equal: when, besides, ``o_f <= o_b + δ`` of the input.
+    """
+    return (
+        discards is not Discards.FREE
+        and _has_small_gradients(profile)
+        and _is_output_saved(profile)
+        and not may_record_and_rerun(profile, discards)
+    )
+
+
+def _has_small_gradients(profile: ChainProfile) -> bool:
+    return all(
+        profile.gradient_bytes(i) <= profile.activation_bytes(i) for i in range(len(profile) + 1)
+    )
+
+
+def _is_output_saved(profile: ChainProfile) -> bool:
+    return all(stage.saved_bytes >= stage.output_bytes for stage in profile.stages)
+
+
+def _are_overheads_covered(profile: ChainProfile) -> bool:
+    return all(
+        stage.forward_overhead_bytes <= stage.backward_overhead_bytes + profile.gradient_bytes(i)
+        for i, stage in enumerate(profile.stages)
+    )

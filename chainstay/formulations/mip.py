@@ -1,0 +1,108 @@
+"""The settings of the mixed-integer program as a method; importing it needs no solver."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from chainstay.errors import BackendError, UnknownMethodError
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Claim
+
+__all__ = ["MIP"]
+
+_SOLVERS: Final = ("highs",)
+_LARGEST_SEED: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MIP:
+    """Solve a chain as a mixed-integer program.
+
+    Attributes:
+        solver: ``"highs"``.
+        time_limit_s: Wall time for the solver, in seconds. Stating the model comes on
+            top, and so does as much again to find the least budget when nothing fits.
+        threads: Threads of the solver.
+        seed: Of the solver's random decisions. Same seed and threads, same answer.
+        discards: Which operations may remove data, as in `simulate`.
+
+    Raises:
+        UnknownMethodError: A setting that does not exist; the text names the choices.
+
+    Example:
+        >>> str(MIP(time_limit_s=10))
+        'mip (highs, 10 s, table1)'
+    """
+
+    solver: str = "highs"
+    time_limit_s: float = 60.0
+    threads: int = 1
+    seed: int = 0
+    discards: Discards | str = Discards.TABLE1
+
+    def __post_init__(self) -> None:
+        if self.solver not in _SOLVERS:
+            raise UnknownMethodError(
+                f"solver is {self.solver!r}, must be one of: {', '.join(_SOLVERS)}"
+            )
+        if self.discards not in set(Discards):
+            raise UnknownMethodError(
+                f"discards is {self.discards!r}, must be one of: {', '.join(Discards)}"
+            )
+        if not _is_real(self.time_limit_s) or not 0 < self.time_limit_s < math.inf:
+            raise UnknownMethodError(
+                f"time_limit_s is {self.time_limit_s!r}, must be a positive number of seconds"
+            )
+        if not _is_whole(self.threads) or self.threads < 1:
+            raise UnknownMethodError(f"threads is {self.threads!r}, must be a positive integer")
+        if not _is_whole(self.seed) or not 0 <= self.seed <= _LARGEST_SEED:
+            raise UnknownMethodError(
+                f"seed is {self.seed!r}, must be an integer from 0 to {_LARGEST_SEED}"
+            )
+        object.__setattr__(self, "discards", Discards(self.discards))
+
+    def __str__(self) -> str:
+        return f"mip ({self.solver}, {self.time_limit_s:g} s, {self.discards})"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """Claim the fastest schedule of `profile` within `budget` bytes.
+
+        Args:
+            profile: The chain.
+            budget: Bytes.
+            hint: A schedule known to be valid within the budget: the solver starts from
+                it and looks for faster ones only.
+
+        Returns:
+            The schedule, and a bound for its family: `Family.ALL` that `discards` allows
+            when no gradient is larger than its activation (and, under a tape, no output
+            larger than what is saved with it), else `Family.SINGLE_SWEEP`.
+
+        Raises:
+            InfeasibleBudgetError: No schedule of the family fits.
+            SolverLimitError: Time ran out with nothing to show, or, after proving that
+                nothing fits, before the least budget was known.
+            BackendError: Pyomo or the solver is missing, or the solver failed.
+        """
+        try:
+            # Pyomo takes a second to import, and only those who solve with it need it.
+            from chainstay.formulations import claims  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise BackendError(
+                f"method {str(self)!r} needs {error.name}, which is not installed; "
+                "install it with: pip install pyomo"
+            ) from error
+        return claims.claim(profile, budget, self, hint)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)

@@ -1,0 +1,175 @@
+"""What the model says about a chain: one function per sentence, its equation beside it.
+
+The names in the equations are those of `chainstay.formulations.phases`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from chainstay.formulations.algebra import Constraint, Expression, Relation
+from chainstay.formulations.phases import Phases
+from chainstay.schedule import Discards
+
+__all__ = ["GROUPS"]
+
+
+def one_form_per_forward(phases: Phases) -> Constraint:
+    """A stage runs forward at most once in a phase: ``Fa + Fc + Fn <= 1``.
+
+    Where reruns can pay, ``Fc + Fn <= 1`` alone: ``Fa`` may come first.
+    """
+    forms = phases.makes_output if phases.reruns else phases.runs
+    return phases.indexed(((k, j), forms(k, j) <= 1) for k, j in phases.turns if j < k)
+
+
+def activation_stored_once(phases: Phases) -> Constraint:
+    """No activation is made while it is stored: ``available <= 1``."""
+    return phases.indexed(((k, i), phases.available(k, i) <= 1) for k, i in phases.turns if i > 0)
+
+
+def saved_data_stored_once(phases: Phases) -> Constraint:
+    """No stage is recorded while its saved data is stored: ``recorded <= 1``."""
+    return phases.indexed(((k, i), phases.recorded(k, i) <= 1) for k, i in phases.turns)
+
+
+def forward_needs_its_input(phases: Phases) -> Constraint:
+    """``Fc`` and ``Fa`` read ``a^j``, itself or inside ``ā^{j-1}``: ``<= available + recorded``."""
+    return phases.indexed(
+        (
+            (k, j),
+            phases.value("keep_all", k, j) + phases.value("keep_input", k, j)
+            <= phases.available(k, j) + phases.recorded(k, j - 1),
+        )
+        for k, j in phases.turns
+        if j > 0
+    )
+
+
+def only_what_is_stored_is_dropped(phases: Phases) -> Constraint:
+    """``Fn`` and a discard consume ``a^j`` itself: ``Fn + dropped <= available``."""
+    return phases.indexed(
+        ((k, j), phases.left(k, j) >= 0)
+        for k, j in phases.turns
+        if j > 0 and (j < k or phases.discards is Discards.FREE)
+    )
+
+
+def only_what_is_recorded_is_dropped(phases: Phases) -> Constraint:
+    """A discard of saved data needs saved data: ``dropped <= recorded``."""
+    return phases.indexed(
+        ((k, i), phases.saved_left(k, i) >= 0)
+        for k, i in phases.turns
+        if i < k and phases.discards is Discards.FREE
+    )
+
+
+def backward_needs_its_saved_data(phases: Phases) -> Constraint:
+    """``B`` of stage k reads ``ā^k``: ``saved_left[k, k] = 1``."""
+    return phases.indexed(((k,), phases.saved_left(k, k) == 1) for k in range(len(phases.profile)))
+
+
+def backward_needs_its_input(phases: Phases) -> Constraint:
+    """``B`` of stage k reads ``a^k``, itself or inside ``ā^{k-1}``: ``left + saved_left >= 1``."""
+    return phases.indexed(
+        ((k,), phases.left(k, k) + phases.saved_left(k, k - 1) >= 1)
+        for k in range(1, len(phases.profile))
+    )
+
+
+def activations_carried_to_next_phase(phases: Phases) -> Constraint:
+    """A phase starts with the activations the one before left, or fewer if discards are allowed.
+
+    ``stored[k - 1, i] <= left[k, i]``, with ``=`` under Table 1.
+    """
+    return phases.indexed(
+        ((k, i), _carried(phases, phases.value("activation_stored", k - 1, i), phases.left(k, i)))
+        for k, i in phases.turns
+        if 0 < i < k
+    )
+
+
+def saved_data_carried_to_next_phase(phases: Phases) -> Constraint:
+    """A phase starts with the saved data the one before left, or less if discards are allowed.
+
+    ``stored[k - 1, i] <= saved_left[k, i]``, with ``=`` under Table 1.
+    """
+    return phases.indexed(
+        ((k, i), _carried(phases, phases.value("saved_stored", k - 1, i), phases.saved_left(k, i)))
+        for k, i in phases.turns
+        if i < k
+    )
+
+
+def _carried(phases: Phases, stored: Expression, left: Expression) -> Relation:
+    return stored == left if phases.discards is Discards.TABLE1 else stored <= left
+
+
+def tape_keeps_inputs_between_phases(phases: Phases) -> Constraint:
+    """When a phase starts, no saved data lacks its input: ``ā^i <= a^i + ā^{i-1}``."""
+    return phases.indexed(
+        (
+            (k, i),
+            phases.value("saved_stored", k, i)
+            <= phases.value("activation_stored", k, i) + phases.value("saved_stored", k, i - 1),
+        )
+        for k, i in phases.turns
+        if i > 0 and k < len(phases.profile) - 1 and phases.discards is Discards.TAPE
+    )
+
+
+def tape_keeps_inputs_in_a_phase(phases: Phases) -> Constraint:
+    """A sweep takes no input from saved data: ``ā^i <= a^i + ā^{i-1}`` when it ends.
+
+    What is dropped when the phase ends counts as there until then.
+    """
+    return phases.indexed(
+        ((k, i), phases.recorded(k, i) <= phases.left(k, i) + phases.recorded(k, i - 1))
+        for k, i in phases.turns
+        if i > 0 and phases.discards is Discards.TAPE
+    )
+
+
+def memory_of_forwards(phases: Phases) -> Constraint:
+    """At every stage's turn, memory is within the budget; see `Phases.forward_memory`."""
+    return phases.indexed(
+        ((k, j), phases.forward_memory(k, j) <= phases.model.memory_limit) for k, j in phases.turns
+    )
+
+
+def memory_of_recordings(phases: Phases) -> Constraint:
+    """While a stage is recorded that runs again, too; see `Phases.recording_memory`."""
+    return phases.indexed(
+        ((k, j), phases.recording_memory(k, j) <= phases.model.memory_limit)
+        for k, j in phases.turns
+        if phases.reruns
+    )
+
+
+def memory_of_backwards(phases: Phases) -> Constraint:
+    """While a backward runs, memory is within the budget; see `Phases.backward_memory`."""
+    return phases.indexed(
+        ((k,), phases.backward_memory(k) <= phases.model.memory_limit)
+        for k in range(len(phases.profile))
+    )
+
+
+GROUPS: Final[tuple[Callable[[Phases], Constraint], ...]] = (
+    one_form_per_forward,
+    activation_stored_once,
+    saved_data_stored_once,
+    forward_needs_its_input,
+    only_what_is_stored_is_dropped,
+    only_what_is_recorded_is_dropped,
+    backward_needs_its_saved_data,
+    backward_needs_its_input,
+    activations_carried_to_next_phase,
+    saved_data_carried_to_next_phase,
+    tape_keeps_inputs_between_phases,
+    tape_keeps_inputs_in_a_phase,
+    memory_of_forwards,
+    memory_of_recordings,
+    memory_of_backwards,
+)
+"""Everything the model says about a chain, in the order of reading."""
