@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,11 +88,11 @@ class Fields:
             raise self._wrong(name, value, "a string")
         return value
 
-    def choice(self, name: str, choices: Collection[str]) -> str:
+    def choice(self, name: str, choices: Iterable[str]) -> str:
         """Field `name`, one of `choices`."""
-        value = self.string(name)
-        if value not in set(choices):
-            raise self._wrong(name, value, f"one of {', '.join(choices)}")
+        value, known = self.string(name), list(choices)
+        if value not in known:
+            raise self._wrong(name, value, f"one of {', '.join(known)}")
         return value
 
     def children(self, name: str) -> list[Fields]:

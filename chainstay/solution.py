@@ -128,10 +128,12 @@ class Solution:
             ...          method="dp", solve_seconds=0.1).describe()
             '2 ms at a peak of 2.00 KiB of 4.00 KiB: proved optimal among persistent schedules'
         """
+        rules = "" if self.discards is Discards.TABLE1 else f" with {self.discards} discards"
+        among = f"among {self.family} schedules{rules}"
         proof = (
-            f"proved optimal among {self.family} schedules"
+            f"proved optimal {among}"
             if self.is_optimal
-            else f"at most {self.gap:.2%} above the optimum among {self.family} schedules"
+            else f"at most {self.gap:.2%} above the optimum {among}"
         )
         return (
             f"{format_time(self.makespan)} at a peak of {format_bytes(self.peak_bytes)} "

@@ -62,7 +62,7 @@ def solve_chain(
         >>> chain = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 4)
         >>> solution = solve_chain(chain, 90, method="dp")
         >>> solution.makespan, solution.peak_bytes, solution.is_optimal
-        (14, 80, True)
+        (14, 90, True)
     """
     if not isinstance(profile, ChainProfile):
         raise InvalidProfileError(f"profile is {profile!r}, must be a ChainProfile")

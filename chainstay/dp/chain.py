@@ -41,7 +41,7 @@ class DP:
         >>> stage = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
         >>> chain = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 4)
         >>> str(DP()(chain, 90).schedule)
-        'Fc0 Fn1 Fa2 Fa3 B3 B2 Fa0 Fa1 B1 B0'
+        'Fa0 Fc1 Fc2 Fa3 B3 Fa2 B2 Fa1 B1 B0'
     """
 
     persistence: str = "strong"

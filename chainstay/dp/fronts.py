@@ -181,8 +181,8 @@ class _Limit:
     """Which corners can be part of a schedule whose overhead is at most `limit`."""
 
     def __init__(self, recursion: Recursion, limit: int, bound: OutsideBound) -> None:
-        # Bounds are floats below 2**53: one nanosecond more than covers their rounding.
-        self._limit = limit + 1.0
+        # Bounds are sums of doubles: this much more covers their rounding on any chain.
+        self._limit = limit * (1 + 2**-40) + 1.0
         self._bound = bound
         self._elapsed = recursion.elapsed
         self._last = recursion.stages - 1

@@ -1,0 +1,218 @@
+"""The front door: budgets, methods, what auto does, and that a lying solver is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from golden_chains import GOLDEN
+
+import chainstay
+from chainstay import (
+    DP,
+    MIP,
+    BackendError,
+    CertificateError,
+    ChainProfile,
+    ChainstayError,
+    Claim,
+    Discards,
+    Family,
+    InfeasibleBudgetError,
+    InvalidBudgetError,
+    InvalidProfileError,
+    InvalidSolutionError,
+    Schedule,
+    Solution,
+    Stage,
+    Status,
+    UnknownMethodError,
+    simulate,
+    solve_chain,
+)
+
+STAGE = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
+CHAIN = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(STAGE,) * 4)
+KEEP_ALL_PEAK = 130  # the input and four times the saved data
+
+
+@pytest.mark.parametrize("budget", [100, "100", "100 B", "0.1 kB", "77%", "76.93%"])
+def test_budget_in_any_spelling(budget: int | str) -> None:
+    assert solve_chain(CHAIN, budget, method="dp").budget == 100
+
+
+def test_percentages_are_of_plain_training() -> None:
+    whole = solve_chain(CHAIN, "100%", method="dp")
+    assert whole.budget == KEEP_ALL_PEAK
+    assert whole.schedule == Schedule.keep_all(4)
+    assert whole.makespan == CHAIN.least_time
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (0, "budget is 0; it must be more than 0 bytes"),
+        (-5, "budget is -5; it must be more than 0"),
+        ("0%", "budget is '0%'; it must be more than 0"),
+        ("1.5 apples", r"budget is '1.5 apples'; write bytes, '8GiB'"),
+        ("", "budget is ''; write bytes"),
+        ("-3 GiB", "budget is '-3 GiB'; write bytes"),
+        ("9" * 100, "write bytes"),
+        (1.5, r"budget is 1.5; write whole bytes"),
+        (True, "budget is True; write whole bytes"),
+        (None, "budget is None; write whole bytes"),
+    ],
+)
+def test_bad_budgets_are_named(budget: int, message: str) -> None:
+    with pytest.raises(InvalidBudgetError, match=message):
+        solve_chain(CHAIN, budget)
+
+
+@pytest.mark.parametrize("method", ["simplex", "", 7, None])
+def test_unknown_methods_are_named_with_the_choices(method: str) -> None:
+    with pytest.raises(UnknownMethodError, match=f"method is {method!r}; choose 'auto', 'dp'"):
+        solve_chain(CHAIN, 100, method=method)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"persistence": "very"}, "'very'"), ({"slots": 0}, "slots is 0"), ({"slots": -1}, "-1")],
+)
+def test_unknown_settings_are_named(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(UnknownMethodError, match=message):
+        DP(**settings)  # type: ignore[arg-type]  # the point of the test
+
+
+def test_a_profile_must_be_a_profile() -> None:
+    with pytest.raises(InvalidProfileError, match="must be a ChainProfile"):
+        solve_chain([STAGE], 100)  # type: ignore[arg-type]  # the point of the test
+
+
+@pytest.mark.parametrize("method", ["dp", "mip", "auto"])
+def test_an_infeasible_budget_names_the_least_feasible_one(method: str) -> None:
+    with pytest.raises(InfeasibleBudgetError, match="4-stage chain fits in 49 bytes") as caught:
+        solve_chain(CHAIN, 49, method=method)
+    assert caught.value.budget == 49
+    required = caught.value.required
+    assert solve_chain(CHAIN, required, method=method).peak_bytes == required
+    assert isinstance(caught.value, ChainstayError)
+
+
+@pytest.mark.parametrize("method", ["dp", "mip", "auto"])
+@pytest.mark.parametrize("budget", [60, 80, 100, 130, 10**9])
+def test_methods_agree(method: str, budget: int) -> None:
+    solution = solve_chain(CHAIN, budget, method=method)
+    assert solution.makespan == DP()(CHAIN, budget).makespan
+    assert solution.is_optimal
+    replay = simulate(CHAIN, solution.schedule)
+    assert (solution.makespan, solution.peak_bytes) == (replay.makespan, replay.peak_bytes)
+
+
+def test_auto_finds_what_persistent_schedules_miss() -> None:
+    # Golden instance K7: the least budget of persistent schedules is 15, of all schedules 14.
+    golden = next(g for g in GOLDEN if g.name.startswith("K7"))
+    assert solve_chain(golden.profile, 14).makespan == golden.optimum["table1"]
+    with pytest.raises(InfeasibleBudgetError):
+        solve_chain(golden.profile, 14, method="dp")
+
+
+def test_auto_does_without_a_mip_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> Claim:
+        raise BackendError("no HiGHS here")
+
+    monkeypatch.setattr(MIP, "__call__", missing)
+    growing = replace(CHAIN, stages=(STAGE, replace(STAGE, output_bytes=20), STAGE))
+    solution = solve_chain(growing, 70)
+    assert solution.makespan == solve_chain(growing, 70, method="dp").makespan
+    assert solution.family is Family.PERSISTENT
+
+
+@dataclass(frozen=True)
+class Liar:
+    """A method that claims what it is told to."""
+
+    claim: Claim
+
+    def __str__(self) -> str:
+        return "liar"
+
+    def __call__(
+        self,
+        profile: ChainProfile,  # noqa: ARG002  # the protocol's signature
+        budget: int,  # noqa: ARG002
+        *,
+        hint: Schedule | None = None,  # noqa: ARG002
+    ) -> Claim:
+        return self.claim
+
+
+HONEST = Claim(schedule=Schedule.keep_all(4), makespan=12, lower_bound=12, family=Family.PERSISTENT)
+
+
+@pytest.mark.parametrize(
+    ("lie", "budget", "message"),
+    [
+        ({"makespan": 11, "lower_bound": 11}, 130, "takes 12 ns, the solver claimed 11"),
+        ({"lower_bound": 13}, 130, "less than the claimed lower bound of 13"),
+        ({}, 129, "needs 130 bytes, 1 more than the budget of 129"),
+        ({"schedule": Schedule.parse("Fa0 B0")}, 130, "step 2: B0 needs the gradient of a1"),
+        ({"schedule": Schedule.parse("Fa0")}, 130, "ends before B3"),
+    ],
+)
+def test_a_lying_solver_is_refused(lie: dict[str, int], budget: int, message: str) -> None:
+    with pytest.raises(CertificateError, match=f"(?s)liar: .*{message}") as caught:
+        solve_chain(CHAIN, budget, method=Liar(replace(HONEST, **lie)))
+    assert ChainProfile.from_json(caught.value.__notes__[0].split("\n", 2)[2]) == CHAIN
+
+
+def test_an_own_method_is_judged_like_ours() -> None:
+    solution = solve_chain(CHAIN, 130, method=Liar(HONEST))
+    assert solution.method == "liar"
+    assert solution.status is Status.OPTIMAL
+
+
+def test_a_bound_below_the_sum_of_all_times_is_raised_to_it() -> None:
+    solution = solve_chain(CHAIN, 130, method=Liar(replace(HONEST, lower_bound=3)))
+    assert solution.lower_bound == CHAIN.least_time == solution.makespan
+
+
+SOLUTION = solve_chain(CHAIN, 100, method="dp")
+
+
+def test_solutions_read_back() -> None:
+    assert Solution.from_json(SOLUTION.to_json()) == SOLUTION
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"chainstay": "solution"', '"chainstay": "schedule"', "'schedule', must be 'solution'"),
+        ('"version": 1', '"version": 2', "'version' is 2; this chainstay reads version 1"),
+        ('"family": "', '"family": "x', "field 'family' is 'x"),
+        ('"discards": "', '"discards": "x', "field 'discards' is 'xtable1'"),
+        ('"budget": 100', '"budget": 1', "peak_bytes is 90, must be from 0 to the budget of 1"),
+        ('"lower_bound": 1', '"lower_bound": 10', "lower_bound is 10"),
+        ('"budget": 100', '"budget": "100"', "field 'budget' is '100', must be a whole number"),
+    ],
+)
+def test_malformed_solutions_are_named(old: str, new: str, message: str) -> None:
+    text = SOLUTION.to_json()
+    assert old in text
+    with pytest.raises(InvalidSolutionError, match=message):
+        Solution.from_json(text.replace(old, new))
+
+
+def test_a_solution_says_how_sure_it_is() -> None:
+    assert "proved optimal among" in SOLUTION.describe()
+    loose = replace(SOLUTION, lower_bound=SOLUTION.makespan // 2)
+    assert loose.status is Status.FEASIBLE
+    assert loose.gap == pytest.approx(0.5)
+    assert "at most 50.00% above the optimum" in loose.describe()
+    assert "tape" in replace(SOLUTION, discards=Discards.TAPE, family=Family.ALL).describe()
+
+
+def test_public_names_are_there() -> None:
+    assert all(hasattr(chainstay, name) for name in chainstay.__all__)
+    assert set(chainstay.__all__) <= set(dir(chainstay))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = chainstay.nothing  # type: ignore[attr-defined]  # the point of the test
