@@ -1,0 +1,23 @@
+"""Running a chain by a schedule: measure a model, then train it inside the planned memory.
+
+==============  ==================================================================
+`stages`        a model as a chain of stages
+`fusing`        where the chain must not be cut
+`memory`        what the allocators say a piece of code needs
+`probe`         the life of one stage, phase by phase, to be traced
+`clock`         how long a stage takes
+`environment`   what a forward depends on besides its input, saved and put back
+`preserve`      measuring leaves everything as it was
+`costs`         from all of that to a profile
+`measuring`     the front: a model and a sample in, a `MeasuredChain` out
+`liveness`      what each operation of a schedule means for what must be held
+`recompute`     one training step's run of a plan
+`execute`       a plan as a `torch.nn.Module`
+==============  ==================================================================
+"""
+
+from chainstay.runtime.execute import PlannedChain
+from chainstay.runtime.measuring import MeasuredChain, measure
+from chainstay.runtime.memory import MemoryTrace, trace_memory
+
+__all__ = ["MeasuredChain", "MemoryTrace", "PlannedChain", "measure", "trace_memory"]

@@ -1,0 +1,153 @@
+"""From a running chain to a `ChainProfile`: each stage's times and bytes.
+
+Every stage is run alone, so that only one stage's graph is alive at once. Beyond the
+plain reading of the profile's fields:
+
+* The model's output counts as stored only if the loss keeps it for its backward. If not,
+  it is gone before any backward begins; while the last stage and the loss run, it is in
+  their overheads.
+* Some bytes stand through the whole step: buffers and random states saved for stages that
+  may run again, what a dropping forward cannot drop, the loss value and its seed gradient.
+  They are in every stage's overheads.
+* Parameters, their gradients and optimizer state are the caller's and count nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.profiles import ChainProfile, Stage
+from chainstay.runtime.clock import time_stage
+from chainstay.runtime.environment import Environment, Traits, observe_traits
+from chainstay.runtime.fusing import run_stage
+from chainstay.runtime.memory import allocated_bytes, rounded_bytes, trace_phases
+from chainstay.runtime.probe import StageMemory, StageProbe, gradient_bytes, leaves_of
+from chainstay.runtime.stages import ChainStage
+
+__all__ = ["ObservedStage", "assemble_profile", "observe_chain", "trace_chain"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedStage:
+    """What is seen of a stage without tracing its memory; times in ns, sizes in bytes."""
+
+    stage: ChainStage
+    is_loss: bool
+    traits: Traits
+    leaves: tuple[torch.Tensor, ...]
+    forward_time: int
+    backward_time: int
+    output_bytes: int
+    environment_bytes: int
+
+
+def observe_chain(
+    stages: tuple[ChainStage, ...], loss: ChainStage | None, source: torch.Tensor, repeats: int
+) -> list[ObservedStage]:
+    """Run the chain once, stage by stage, and time each stage on the way.
+
+    Raises:
+        UnsupportedModelError: The loss gives something else than one number.
+    """
+    observed = []
+    for index, stage in enumerate(stages if loss is None else (*stages, loss)):
+        traits = observe_traits(stage, source)
+        output = run_stage(stage, index, source)
+        if stage is loss and output.numel() != 1:
+            raise UnsupportedModelError(
+                f"the loss returns a tensor of shape {tuple(output.shape)}, must return one "
+                "number; reduce it with .mean() or .sum()"
+            )
+        leaves, following = leaves_of(output), _detached(output)
+        del output  # its graph would be alive beside the one being timed
+        forward_time, backward_time = time_stage(stage, source, leaves, repeats)
+        environment = Environment.capture(traits, source.device)
+        observed.append(
+            ObservedStage(
+                stage=stage,
+                is_loss=stage is loss,
+                traits=traits,
+                leaves=leaves,
+                forward_time=forward_time,
+                backward_time=backward_time,
+                output_bytes=allocated_bytes(following),
+                environment_bytes=environment.size_on(source.device),
+            )
+        )
+        source = following
+    return observed
+
+
+def trace_chain(observed: Sequence[ObservedStage], source: torch.Tensor) -> list[StageMemory]:
+    """Memory of every stage, run alone on what the stages before it give."""
+    probes = [
+        StageProbe(stage=each.stage, leaves=each.leaves, releases_input=each.is_loss)
+        for each in observed
+    ]
+    with closing(_phases(probes, source)) as phases:  # a failing stage leaves no gradient behind
+        traces = iter(trace_phases(phases, source.device))
+    return [probe.memory(traces) for probe in probes]
+
+
+def _phases(probes: Sequence[StageProbe], source: torch.Tensor) -> Generator[Callable[[], None]]:
+    for probe in probes:
+        yield from probe.phases(source)
+        source = _detached(probe.stage(source))
+
+
+def assemble_profile(
+    observed: Sequence[ObservedStage], memories: Sequence[StageMemory], source: torch.Tensor
+) -> ChainProfile:
+    """The profile; without a measured loss a free one is put at its end."""
+    device = source.device
+    standing = sum(map(_standing_bytes, observed, memories))
+    stored = [each.output_bytes for each in observed]
+    if observed[-1].is_loss and len(stored) > 1:
+        stored[-2] = memories[-1].input_kept_bytes
+    inputs = [rounded_bytes(source.nbytes, device), *stored]
+    gradients = [gradient_bytes(source), *(memory.output_gradient_bytes for memory in memories)]
+    stages = []
+    for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):
+        is_stored = stored[index] == each.output_bytes
+        saved = memory.kept_bytes if is_stored else memory.graph_bytes
+        held = inputs[index]
+        forward = max(
+            memory.kept_peak - held - saved, memory.dropped_peak - held - stored[index], 0
+        )
+        backward = memory.backward_peak - held - saved - gradients[index] - gradients[index + 1]
+        stages.append(
+            Stage(
+                name=each.stage.name,
+                forward_time=each.forward_time,
+                backward_time=each.backward_time,
+                output_bytes=stored[index],
+                saved_bytes=saved,
+                gradient_bytes=gradients[index + 1],
+                forward_overhead_bytes=forward + standing + each.environment_bytes,
+                backward_overhead_bytes=max(backward, 0) + standing,
+            )
+        )
+    if not observed[-1].is_loss:
+        stages.append(
+            Stage(name="loss", forward_overhead_bytes=standing, backward_overhead_bytes=standing)
+        )
+    return ChainProfile(
+        input_bytes=inputs[0], input_gradient_bytes=gradients[0], stages=tuple(stages)
+    )
+
+
+def _standing_bytes(each: ObservedStage, memory: StageMemory) -> int:
+    """Bytes of this stage that a plan holds through the whole step."""
+    if each.is_loss:
+        return each.output_bytes + memory.output_gradient_bytes
+    undroppable = max(memory.dropped_bytes - each.output_bytes, 0)
+    return undroppable + each.environment_bytes
+
+
+def _detached(output: torch.Tensor) -> torch.Tensor:
+    return output.detach().requires_grad_(output.requires_grad)

@@ -1,0 +1,160 @@
+"""What a stage's forward depends on besides its input and parameters, saved and put back.
+
+A stage that is run again must see the random numbers, the buffers and the autocast
+settings of its first run, and must leave the present ones alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from chainstay.runtime.memory import allocated_bytes
+from chainstay.runtime.stages import ChainStage
+
+__all__ = ["Environment", "Traits", "observe_traits", "random_states", "restore_random_states"]
+
+RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How a stage's forward touches the world, as found when it was measured.
+
+    Attributes:
+        training: Training flag of every module of the stage when this was found.
+        draws_random: Whether it draws random numbers.
+        changed_buffers: Module and name of every buffer it changes.
+    """
+
+    training: tuple[bool, ...]
+    draws_random: bool
+    changed_buffers: tuple[tuple[nn.Module, str], ...]
+
+    def holding_now(self, stage: ChainStage) -> Traits:
+        """These traits, or the worst case if a training flag has changed since."""
+        training = tuple(module.training for module in stage.modules())
+        if training == self.training:
+            return self
+        everything = tuple((module, name) for module, name, _ in _buffers(stage))
+        return Traits(training, draws_random=True, changed_buffers=everything)
+
+
+def observe_traits(stage: ChainStage, activation: torch.Tensor) -> Traits:
+    """Run `stage` once on `activation` and see what it touches besides its output."""
+    states = random_states(activation.device)
+    before = [(module, name, buffer, buffer.clone()) for module, name, buffer in _buffers(stage)]
+    stage(activation)
+    now = random_states(activation.device)
+    return Traits(
+        training=tuple(module.training for module in stage.modules()),
+        draws_random=not all(
+            torch.equal(old, new) for (_, old), (_, new) in zip(states, now, strict=True)
+        ),
+        changed_buffers=tuple(
+            (module, name)
+            for module, name, buffer, value in before
+            if getattr(module, name) is not buffer or not torch.equal(buffer, value)
+        ),
+    )
+
+
+@dataclass(slots=True)
+class Environment:
+    """The surroundings of a stage's first run, to be entered again for each later run."""
+
+    random: RandomStates
+    buffers: list[tuple[nn.Module, str, torch.Tensor]]
+    autocast: tuple[tuple[str, bool, torch.dtype, bool], ...]
+
+    @classmethod
+    def capture(cls, traits: Traits, device: torch.device) -> Environment:
+        """Save what a stage with `traits` is about to change."""
+        return cls(
+            random=random_states(device) if traits.draws_random else (),
+            buffers=[
+                (module, name, getattr(module, name).detach().clone())
+                for module, name in traits.changed_buffers
+            ],
+            autocast=_autocast_settings(device),
+        )
+
+    def size_on(self, device: torch.device) -> int:
+        """Bytes that holding this costs on `device` (CUDA's random states are host memory)."""
+        tensors = [state for _, state in self.random]
+        tensors += [value for _, _, value in self.buffers]
+        return sum(allocated_bytes(tensor) for tensor in tensors if tensor.device == device)
+
+    @contextmanager
+    def entered(self, *, for_last_time: bool) -> Iterator[None]:
+        """Run the body in these surroundings; afterwards the present ones are back.
+
+        Args:
+            for_last_time: Give the saved buffers away instead of copying them once more.
+        """
+        present = random_states_like(self.random)
+        real = [(module, name, getattr(module, name)) for module, name, _ in self.buffers]
+        try:
+            restore_random_states(self.random)
+            for module, name, value in self.buffers:
+                setattr(module, name, value if for_last_time else value.clone())
+            if for_last_time:
+                self.buffers = []
+            with ExitStack() as stack:
+                for device_type, enabled, dtype, cached in self.autocast:
+                    stack.enter_context(
+                        torch.autocast(
+                            device_type, dtype=dtype, enabled=enabled, cache_enabled=cached
+                        )
+                    )
+                yield
+        finally:
+            for module, name, buffer in real:
+                setattr(module, name, buffer)
+            restore_random_states(present)
+
+
+def random_states(device: torch.device) -> RandomStates:
+    """State of every default generator that a forward on `device` may draw from."""
+    states = [(torch.device("cpu"), torch.get_rng_state())]
+    if device.type == "cuda":
+        states.append((device, torch.cuda.get_rng_state(device)))
+    return tuple(states)
+
+
+def random_states_like(states: RandomStates) -> RandomStates:
+    """The present states of the generators that `states` speaks about."""
+    return random_states(states[-1][0]) if states else ()
+
+
+def restore_random_states(states: RandomStates) -> None:
+    """Put every generator back to its saved state."""
+    for device, state in states:
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
+
+
+def _buffers(stage: ChainStage) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Every buffer of the stage with the module that owns it."""
+    for module in stage.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            yield module, name, buffer
+
+
+def _autocast_settings(device: torch.device) -> tuple[tuple[str, bool, torch.dtype, bool], ...]:
+    """Autocast is thread-local and off inside backward, so it is saved and entered again."""
+    return tuple(
+        (
+            kind,
+            torch.is_autocast_enabled(kind),
+            torch.get_autocast_dtype(kind),
+            torch.is_autocast_cache_enabled(),
+        )
+        for kind in dict.fromkeys(("cpu", device.type))
+    )

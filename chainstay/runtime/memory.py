@@ -1,0 +1,164 @@
+"""How much memory a piece of code allocates: ground truth from the allocators themselves.
+
+On the CPU every allocation and release is in the profiler's ``[memory]`` events,
+temporaries inside operators included. On CUDA the caching allocator keeps the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.autograd.profiler import profile, record_function
+
+from chainstay.errors import UnsupportedModelError
+
+__all__ = ["MemoryTrace", "allocated_bytes", "trace_memory", "trace_phases"]
+
+_PHASE_END: Final = "chainstay: end of phase"
+_CUDA_BLOCK: Final = 512
+"""The CUDA caching allocator hands out multiples of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTrace:
+    """Memory over time, as growth since the trace began.
+
+    Attributes:
+        peak_bytes: The most in use at any time.
+        end_bytes: In use at the end, the traced function's result included.
+        times: When memory changed, in ns since the trace began; empty on CUDA.
+        bytes: In use from that time on, one value per time.
+    """
+
+    peak_bytes: int
+    end_bytes: int
+    times: tuple[int, ...] = ()
+    bytes: tuple[int, ...] = ()
+
+
+def trace_memory(function: Callable[[], object], device: torch.device | str) -> MemoryTrace:
+    """Run `function` once and trace the memory it allocates on `device`.
+
+    On the CPU only what is allocated during the trace is seen: releasing older tensors
+    does not lower the curve.
+
+    Args:
+        function: Called without arguments; its result is held until the trace ends.
+        device: ``cpu`` or a CUDA device.
+
+    Raises:
+        UnsupportedModelError: Another kind of device.
+
+    Example:
+        >>> trace = trace_memory(lambda: torch.zeros(256).sum(), "cpu")
+        >>> trace.peak_bytes, trace.end_bytes
+        (1028, 4)
+    """
+    return trace_phases((function,), torch.device(device))[0]
+
+
+def trace_phases(
+    phases: Iterable[Callable[[], object]], device: torch.device
+) -> tuple[MemoryTrace, ...]:
+    """Trace several functions run one after another, in one session.
+
+    Every number is growth since the beginning of the whole session. The result of a
+    phase is dropped between its end and the beginning of the next phase.
+
+    Args:
+        phases: May be a generator that makes each phase when its turn has come.
+        device: ``cpu`` or a CUDA device.
+    """
+    match device.type:
+        case "cpu":
+            return _trace_cpu(phases)
+        case "cuda":
+            return _trace_cuda(phases, device)
+        case other:
+            raise UnsupportedModelError(
+                f"memory of a {other!r} device cannot be measured; move the model and the "
+                "sample to the CPU or to a CUDA device"
+            )
+
+
+def allocated_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that the allocator hands out for the whole storage behind `tensor`."""
+    return rounded_bytes(tensor.untyped_storage().nbytes(), tensor.device)
+
+
+def rounded_bytes(size: int, device: torch.device) -> int:
+    """Bytes that the allocator of `device` hands out when asked for `size`."""
+    return -(-size // _CUDA_BLOCK) * _CUDA_BLOCK if device.type == "cuda" else size
+
+
+def _trace_cpu(phases: Iterable[Callable[[], object]]) -> tuple[MemoryTrace, ...]:
+    with profile(use_cpu=True, profile_memory=True) as profiler:
+        _mark_phase_end()
+        for phase in phases:
+            result = phase()
+            _mark_phase_end()
+            del result
+    assert profiler.kineto_results is not None
+    return _split_phases(profiler.kineto_results.events())
+
+
+def _mark_phase_end() -> None:
+    with record_function(_PHASE_END):
+        pass
+
+
+def _split_phases(events: Sequence[Any]) -> tuple[MemoryTrace, ...]:  # kineto events have no type
+    """Sum up the allocations of each phase; the first mark is the beginning of the first."""
+    ordered = sorted(
+        (event for event in events if _is_mark(event) or _is_cpu_memory(event)),
+        key=lambda event: event.start_ns(),
+    )
+    begin = next(index for index, event in enumerate(ordered) if _is_mark(event))
+    origin = ordered[begin].start_ns()
+    traces, times, levels, level, peak = [], [0], [0], 0, 0
+    for event in ordered[begin + 1 :]:
+        time = event.start_ns() - origin
+        if _is_mark(event):
+            traces.append(
+                MemoryTrace(
+                    peak_bytes=peak, end_bytes=level, times=tuple(times), bytes=tuple(levels)
+                )
+            )
+            times, levels, peak = [time], [level], level
+        else:
+            level += event.nbytes()
+            peak = max(peak, level)
+            times.append(time)
+            levels.append(level)
+    return tuple(traces)
+
+
+def _is_mark(event: Any) -> bool:  # noqa: ANN401  # kineto events have no type
+    return bool(event.name() == _PHASE_END)
+
+
+def _is_cpu_memory(event: Any) -> bool:  # noqa: ANN401  # kineto events have no type
+    return bool(event.name() == "[memory]") and "CPU" in str(event.device_type())
+
+
+def _trace_cuda(
+    phases: Iterable[Callable[[], object]], device: torch.device
+) -> tuple[MemoryTrace, ...]:
+    torch.cuda.synchronize(device)
+    base = torch.cuda.memory_allocated(device)
+    traces = []
+    for phase in phases:
+        torch.cuda.reset_peak_memory_stats(device)
+        result = phase()
+        torch.cuda.synchronize(device)
+        traces.append(
+            MemoryTrace(
+                peak_bytes=torch.cuda.max_memory_allocated(device) - base,
+                end_bytes=torch.cuda.memory_allocated(device) - base,
+            )
+        )
+        del result
+    return tuple(traces)

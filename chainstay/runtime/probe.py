@@ -1,0 +1,213 @@
+"""One stage's memory: run alone, forward and backward, as the executor would run it.
+
+The stage's input hangs below a node that swallows the input's gradient, its output below
+a node that makes the output's gradient, so that both gradients live exactly as long as in
+the backward of a whole chain, where a neighbour consumes or produces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from chainstay.runtime.memory import MemoryTrace, rounded_bytes
+from chainstay.runtime.preserve import zeroed_gradients
+from chainstay.runtime.stages import ChainStage
+
+__all__ = ["StageMemory", "StageProbe", "dropping", "gradient_bytes", "leaves_of", "swallow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Memory levels of one stage run alone, in bytes above the level without its input.
+
+    Attributes:
+        input_bytes: Of its input.
+        kept_bytes: Held after a kept forward, besides the input: output and graph.
+        graph_bytes: Held after a kept forward, besides input and output.
+        input_kept_bytes: Part of the input that the graph holds when nobody else does.
+        dropped_bytes: Held after a dropping forward, besides the input.
+        kept_peak: During a kept forward.
+        dropped_peak: During a dropping forward.
+        backward_peak: During the backward, which begins without the output (and, for a
+            loss, without the input) unless the graph holds it.
+        output_gradient_bytes: Of the gradient that enters the backward.
+    """
+
+    input_bytes: int
+    kept_bytes: int
+    graph_bytes: int
+    input_kept_bytes: int
+    dropped_bytes: int
+    kept_peak: int
+    dropped_peak: int
+    backward_peak: int
+    output_gradient_bytes: int
+
+
+@dataclass(slots=True)
+class StageProbe:
+    """The phases of a stage's life, to be traced one by one.
+
+    Attributes:
+        stage: What to run.
+        leaves: Everything outside that receives a gradient.
+        releases_input: Whether the input is given up before the backward (a loss's input)
+            or somebody else may still hold it then (any other's).
+    """
+
+    stage: ChainStage
+    leaves: tuple[torch.Tensor, ...]
+    releases_input: bool
+    _input: torch.Tensor | None = None
+    _input_wants_gradient: bool = False
+    _output: torch.Tensor | None = None
+    _root: torch.Tensor | None = None
+    _gradient_bytes: int = 0
+
+    def phases(self, source: torch.Tensor) -> Generator[Callable[[], None]]:
+        """What to trace, in this order; `memory` explains what comes out.
+
+        Args:
+            source: The stage's input. Copies of it are used, so that their memory is seen.
+        """
+        with zeroed_gradients(self.leaves):
+            yield self._begin
+            yield partial(self._make_input, source)
+            yield self._forward
+            yield self._release_output
+            if self.releases_input:
+                yield self._release_input
+            yield self._backward
+            yield self._release_input
+            yield partial(self._make_input, source)
+            yield self._forward_dropping
+        self._input = self._output = None
+
+    def memory(self, traces: Iterator[MemoryTrace]) -> StageMemory:
+        """Levels from the traces of `phases`, taken from the front of `traces`."""
+        base = next(traces).end_bytes
+        made, kept, released = next(traces), next(traces), next(traces)
+        given_up = next(traces) if self.releases_input else released
+        backward, after, remade, dropped = (next(traces) for _ in range(4))
+        input_bytes = made.end_bytes - base
+        return StageMemory(
+            input_bytes=input_bytes,
+            kept_bytes=kept.end_bytes - made.end_bytes,
+            graph_bytes=released.end_bytes - made.end_bytes,
+            input_kept_bytes=input_bytes - (released.end_bytes - given_up.end_bytes),
+            dropped_bytes=dropped.end_bytes - remade.end_bytes,
+            kept_peak=kept.peak_bytes - base,
+            dropped_peak=dropped.peak_bytes - after.end_bytes,
+            backward_peak=backward.peak_bytes - base,
+            output_gradient_bytes=self._gradient_bytes,
+        )
+
+    def _begin(self) -> None:
+        """Marks the level before the stage."""
+
+    def _make_input(self, source: torch.Tensor) -> None:
+        self._input = source.detach().clone()
+        self._input_wants_gradient = source.requires_grad
+
+    def _forward(self) -> None:
+        self._output = self.stage(self._incoming())
+        self._gradient_bytes = gradient_bytes(self._output)
+
+    def _release_output(self) -> None:
+        assert self._output is not None
+        if self._output.requires_grad:
+            self._root = _Seed.apply(self._output)  # type: ignore[no-untyped-call]
+        self._output = None
+
+    def _release_input(self) -> None:
+        self._input = None
+
+    def _backward(self) -> None:
+        if self._root is not None:
+            torch.autograd.backward(self._root)
+        self._root = None
+
+    def _forward_dropping(self) -> None:
+        with dropping():
+            self._output = self.stage(self._incoming())
+
+    def _incoming(self) -> torch.Tensor:
+        assert self._input is not None
+        return swallow(self._input) if self._input_wants_gradient else self._input
+
+
+def dropping() -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which a forward builds its graph but saves nothing except parameters."""
+    return torch.autograd.graph.saved_tensors_hooks(_drop, _refuse)
+
+
+def _drop(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor if isinstance(tensor, nn.Parameter) else None
+
+
+def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
+    assert packed is not None, "backward through a forward that saved nothing"
+    return packed
+
+
+def gradient_bytes(activation: torch.Tensor) -> int:
+    """Bytes of the gradient with respect to `activation`; 0 when none is wanted."""
+    return rounded_bytes(activation.nbytes, activation.device) if activation.requires_grad else 0
+
+
+def leaves_of(output: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Every leaf that `output`'s graph sends a gradient to, wherever the stage keeps it."""
+    leaves: dict[int, torch.Tensor] = {}
+    seen, pending = set(), [output.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves[id(leaf)] = leaf
+        pending += [below for below, _ in node.next_functions]
+    return tuple(leaves.values())
+
+
+def swallow(activation: torch.Tensor) -> torch.Tensor:
+    """`activation` as a stage in mid-chain gets it: not a leaf, its gradient goes on below.
+
+    What hangs below is an empty leaf: the activation itself would be held by the graph.
+    """
+    anchor = torch.empty(0, device=activation.device, requires_grad=True)
+    passed: torch.Tensor = _Swallow.apply(anchor, activation)  # type: ignore[no-untyped-call]
+    return passed
+
+
+class _Swallow(torch.autograd.Function):
+    """Hands the activation on; takes its gradient and forgets it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG004
+        return activation.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:  # noqa: ANN401, ARG004
+        return None, None
+
+
+class _Seed(torch.autograd.Function):
+    """A scalar whose backward allocates a gradient for the activation, values all one."""
+
+    @staticmethod
+    def forward(ctx: Any, activation: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.layout = torch.empty_like(activation, device="meta")  # holds no memory
+        ctx.device = activation.device
+        return activation.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG004
+        return torch.ones_like(ctx.layout, device=ctx.device)
