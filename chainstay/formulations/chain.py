@@ -5,9 +5,8 @@ variables and `ChainFormulation.encode` writes one into them. The sentences of t
 are in `chainstay.formulations.sentences`, the cuts that make it quick in
 `chainstay.formulations.cuts`.
 
-The model contains an optimal schedule when no gradient is larger than its activation
-(δ ≤ a); otherwise two sweeps between two backwards can be faster, and only schedules
-with one are in it.
+Whether the model contains a schedule as fast as any depends on the chain:
+`chainstay.formulations.domains.is_complete` says when it does.
 """
 
 from __future__ import annotations
@@ -190,7 +189,7 @@ def build(
             leave an optimal schedule.
 
     Returns:
-        The formulation: about 5 n²/2 binary variables and 4 n² rows, twice as many rows
+        The formulation: about 5n²/2 binary variables and 3n² rows, twice as many
         with the cuts.
 
     Raises:

@@ -18,6 +18,25 @@ from chainstay.schedule import Discards
 __all__ = ["CUTS", "exact_cuts"]
 
 
+def one_form_per_forward(phases: Phases) -> Constraint:
+    """A stage runs forward at most once in a phase: ``Fa + Fc + Fn <= 1``.
+
+    Where reruns can pay, ``Fc + Fn <= 1`` alone: ``Fa`` may come first.
+    """
+    forms = phases.makes_output if phases.reruns else phases.runs
+    return phases.indexed(((k, j), forms(k, j) <= 1) for k, j in phases.turns if j < k)
+
+
+def activation_stored_once(phases: Phases) -> Constraint:
+    """No activation is made while it is stored: ``available <= 1``."""
+    return phases.indexed(((k, i), phases.available(k, i) <= 1) for k, i in phases.turns if i > 0)
+
+
+def saved_data_stored_once(phases: Phases) -> Constraint:
+    """No stage is recorded while its saved data is stored: ``recorded <= 1``."""
+    return phases.indexed(((k, i), phases.recorded(k, i) <= 1) for k, i in phases.turns)
+
+
 def first_sweep_runs_every_stage(phases: Phases) -> Constraint:
     """Nothing but ``a^0`` is there at first: ``runs[n-1, j] >= 1``."""
     last = len(phases.profile) - 1
@@ -83,6 +102,12 @@ def sweep_starts_above_what_is_recorded(phases: Phases) -> Constraint:
 
 _Cut = Callable[[Phases], Constraint]
 
+_ALWAYS: Final[tuple[_Cut, ...]] = (
+    one_form_per_forward,
+    activation_stored_once,
+    saved_data_stored_once,
+    first_sweep_runs_every_stage,
+)
 _TABLE1: Final[tuple[_Cut, ...]] = (
     every_stage_is_recorded_once,
     saved_data_stays,
@@ -93,16 +118,17 @@ _SWEEPS: Final[tuple[_Cut, ...]] = (
     sweep_starts_above_what_is_stored,
     sweep_starts_above_what_is_recorded,
 )
-CUTS: Final[tuple[_Cut, ...]] = (first_sweep_runs_every_stage, *_TABLE1, *_SWEEPS)
+CUTS: Final[tuple[_Cut, ...]] = (*_ALWAYS, *_TABLE1, *_SWEEPS)
 """All cuts."""
 
 
 def exact_cuts(profile: ChainProfile, discards: Discards) -> tuple[_Cut, ...]:
     """The cuts that leave an optimal schedule of `profile` in the model.
 
-    All of them where `are_sweep_cuts_exact`. Elsewhere, the first sweep always runs
-    every stage, and what only restates that Table 1 has no discards holds under it.
+    All of them where `are_sweep_cuts_exact`. Elsewhere, nothing is ever worth making
+    twice, the first sweep runs every stage, and what only restates that Table 1 has no
+    discards holds under it.
     """
     if are_sweep_cuts_exact(profile, discards):
         return CUTS
-    return (first_sweep_runs_every_stage, *(_TABLE1 if discards is Discards.TABLE1 else ()))
+    return (*_ALWAYS, *(_TABLE1 if discards is Discards.TABLE1 else ()))

@@ -15,13 +15,14 @@ __all__ = ["are_sweep_cuts_exact", "is_complete", "may_record_and_rerun"]
 def is_complete(profile: ChainProfile, discards: Discards) -> bool:
     """Whether the model contains a fastest schedule of all that `discards` allows.
 
-    It does when no gradient is larger than its activation (δ ≤ a) and, under a tape, when
-    besides no stage saves less than its output (a ≤ ā). Else two sweeps between two
-    backwards can be faster, or saved data that replaces a larger activation for a while
-    and is dropped in mid-sweep.
+    It does when no gradient is larger than its activation (δ ≤ a) and, unless discards are
+    free, no stage saves less than its output (a ≤ ā). Else two sweeps between two backwards
+    can be faster, or saved data that stands in for a larger activation: under Table 1 the
+    latter is then pushed out by ``Fn`` before an ``Fa`` of the same stage, under a tape the
+    former is dropped in mid-sweep.
     """
     return _has_small_gradients(profile) and (
-        discards is not Discards.TAPE or _is_output_saved(profile)
+        discards is Discards.FREE or _is_output_saved(profile)
     )
 
 

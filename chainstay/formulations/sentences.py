@@ -15,25 +15,6 @@ from chainstay.schedule import Discards
 __all__ = ["GROUPS"]
 
 
-def one_form_per_forward(phases: Phases) -> Constraint:
-    """A stage runs forward at most once in a phase: ``Fa + Fc + Fn <= 1``.
-
-    Where reruns can pay, ``Fc + Fn <= 1`` alone: ``Fa`` may come first.
-    """
-    forms = phases.makes_output if phases.reruns else phases.runs
-    return phases.indexed(((k, j), forms(k, j) <= 1) for k, j in phases.turns if j < k)
-
-
-def activation_stored_once(phases: Phases) -> Constraint:
-    """No activation is made while it is stored: ``available <= 1``."""
-    return phases.indexed(((k, i), phases.available(k, i) <= 1) for k, i in phases.turns if i > 0)
-
-
-def saved_data_stored_once(phases: Phases) -> Constraint:
-    """No stage is recorded while its saved data is stored: ``recorded <= 1``."""
-    return phases.indexed(((k, i), phases.recorded(k, i) <= 1) for k, i in phases.turns)
-
-
 def forward_needs_its_input(phases: Phases) -> Constraint:
     """``Fc`` and ``Fa`` read ``a^j``, itself or inside ``ā^{j-1}``: ``<= available + recorded``."""
     return phases.indexed(
@@ -44,24 +25,6 @@ def forward_needs_its_input(phases: Phases) -> Constraint:
         )
         for k, j in phases.turns
         if j > 0
-    )
-
-
-def only_what_is_stored_is_dropped(phases: Phases) -> Constraint:
-    """``Fn`` and a discard consume ``a^j`` itself: ``Fn + dropped <= available``."""
-    return phases.indexed(
-        ((k, j), phases.left(k, j) >= 0)
-        for k, j in phases.turns
-        if j > 0 and (j < k or phases.discards is Discards.FREE)
-    )
-
-
-def only_what_is_recorded_is_dropped(phases: Phases) -> Constraint:
-    """A discard of saved data needs saved data: ``dropped <= recorded``."""
-    return phases.indexed(
-        ((k, i), phases.saved_left(k, i) >= 0)
-        for k, i in phases.turns
-        if i < k and phases.discards is Discards.FREE
     )
 
 
@@ -81,7 +44,8 @@ def backward_needs_its_input(phases: Phases) -> Constraint:
 def activations_carried_to_next_phase(phases: Phases) -> Constraint:
     """A phase starts with the activations the one before left, or fewer if discards are allowed.
 
-    ``stored[k - 1, i] <= left[k, i]``, with ``=`` under Table 1.
+    ``stored[k - 1, i] <= left[k, i]``, with ``=`` under Table 1. As nothing stored is less
+    than 0, this says, too, that ``Fn`` and discards remove only what is there.
     """
     return phases.indexed(
         ((k, i), _carried(phases, phases.value("activation_stored", k - 1, i), phases.left(k, i)))
@@ -93,7 +57,8 @@ def activations_carried_to_next_phase(phases: Phases) -> Constraint:
 def saved_data_carried_to_next_phase(phases: Phases) -> Constraint:
     """A phase starts with the saved data the one before left, or less if discards are allowed.
 
-    ``stored[k - 1, i] <= saved_left[k, i]``, with ``=`` under Table 1.
+    ``stored[k - 1, i] <= saved_left[k, i]``, with ``=`` under Table 1; and only what is
+    recorded is dropped.
     """
     return phases.indexed(
         ((k, i), _carried(phases, phases.value("saved_stored", k - 1, i), phases.saved_left(k, i)))
@@ -156,12 +121,7 @@ def memory_of_backwards(phases: Phases) -> Constraint:
 
 
 GROUPS: Final[tuple[Callable[[Phases], Constraint], ...]] = (
-    one_form_per_forward,
-    activation_stored_once,
-    saved_data_stored_once,
     forward_needs_its_input,
-    only_what_is_stored_is_dropped,
-    only_what_is_recorded_is_dropped,
     backward_needs_its_saved_data,
     backward_needs_its_input,
     activations_carried_to_next_phase,

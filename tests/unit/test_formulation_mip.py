@@ -143,12 +143,12 @@ def test_large_gradients_restrict_the_family() -> None:
         MIP()(golden.profile, 1)
 
 
-def test_saved_data_below_the_output_restricts_the_family_of_a_tape_only() -> None:
+def test_saved_data_below_the_output_restricts_the_family_unless_discards_are_free() -> None:
     stage = Stage(forward_time=1, output_bytes=3, saved_bytes=2, gradient_bytes=3)
     chain = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(stage,) * 3)
     families = {discards: MIP(discards=discards)(chain, 20).family for discards in Discards}
     assert families == {
-        Discards.TABLE1: Family.ALL,
+        Discards.TABLE1: Family.SINGLE_SWEEP,
         Discards.TAPE: Family.SINGLE_SWEEP,
         Discards.FREE: Family.ALL,
     }

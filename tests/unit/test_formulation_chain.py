@@ -1,0 +1,211 @@
+"""The chain's model: every sentence is needed, and it reads and writes schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from golden_chains import GOLDEN, GoldenChain
+
+from chainstay.formulations import backends
+from chainstay.formulations.backends import Limits
+from chainstay.formulations.chain import build
+from chainstay.formulations.cuts import CUTS, exact_cuts
+from chainstay.formulations.sentences import GROUPS
+from chainstay.profiles import ChainProfile, Stage
+from chainstay.schedule import Discards, Schedule
+from chainstay.validation import search
+from chainstay.validation.simulate import simulate
+
+MINUTE = Limits(time_s=60.0)
+PLENTY = 10**6
+UNIT = ChainProfile(
+    input_bytes=1,
+    input_gradient_bytes=0,
+    stages=(
+        Stage(forward_time=1, backward_time=1, output_bytes=1, saved_bytes=1, gradient_bytes=1),
+    )
+    * 4,
+)
+
+
+def chain(input_bytes: int, *stages: tuple[int, int, int, int, int, int]) -> ChainProfile:
+    """Stages as (forward time, output, saved, gradient, forward and backward overhead)."""
+    names = [
+        "forward_time",
+        "output_bytes",
+        "saved_bytes",
+        "gradient_bytes",
+        "forward_overhead_bytes",
+        "backward_overhead_bytes",
+    ]
+    return ChainProfile(
+        input_bytes=input_bytes,
+        input_gradient_bytes=0,
+        stages=tuple(
+            Stage(**dict(zip(names, stage, strict=True)))  # type: ignore[arg-type]
+            for stage in stages
+        ),
+    )
+
+
+THIN = chain(1, (0, 1, 1, 0, 0, 0), (0, 1, 0, 1, 2, 0), (7, 0, 2, 0, 0, 0), (9, 0, 0, 0, 0, 1))
+RERUN = chain(0, (9, 2, 4, 2, 2, 0), (0, 0, 0, 0, 1, 0), (0, 1, 1, 1, 0, 0), (8, 1, 1, 0, 2, 0))
+FAT = chain(0, (6, 0, 5, 0, 0, 0), (0, 2, 6, 2, 0, 0), (5, 6, 6, 4, 0, 0), (0, 0, 0, 0, 0, 0))
+HEAVY = chain(5, (5, 5, 7, 5, 0, 3), (0, 0, 0, 0, 3, 6), (0, 0, 0, 0, 0, 4), (3, 8, 6, 6, 0, 0))
+
+NEEDED_FOR_THE_OPTIMUM = {
+    "forward_needs_its_input": (RERUN, 7, "table1"),
+    "backward_needs_its_saved_data": (THIN, 6, "table1"),
+    "backward_needs_its_input": (HEAVY, 21, "free"),
+    "activations_carried_to_next_phase": (HEAVY, 21, "free"),
+    "saved_data_carried_to_next_phase": (RERUN, 7, "table1"),
+    "memory_of_forwards": (RERUN, 7, "tape"),
+    "memory_of_recordings": (RERUN, 7, "table1"),
+    "memory_of_backwards": (FAT, 17, "tape"),
+}
+NEEDED_TO_REFUSE = {
+    "tape_keeps_inputs_between_phases": "Fc0 Fa1 Fa2 Fa3 B3 B2 Da1 Fc0 B1 Fa0 B0",
+    "tape_keeps_inputs_in_a_phase": "Fc0 Fa1 Fa2 Fa3 B3 Fn1 B2 Db1 Fc0 Fa1 B1 Fa0 B0",
+}
+
+
+def test_every_sentence_has_an_instance_that_needs_it() -> None:
+    names = {group.__name__ for group in GROUPS}
+    assert names == NEEDED_FOR_THE_OPTIMUM.keys() | NEEDED_TO_REFUSE.keys()
+
+
+@pytest.mark.parametrize("name", NEEDED_FOR_THE_OPTIMUM)
+def test_without_a_sentence_the_optimum_is_too_good_to_be_true(name: str) -> None:
+    profile, budget, discards = NEEDED_FOR_THE_OPTIMUM[name]
+    true = search.optimum(profile, budget, discards=discards).makespan
+    formulation = build(profile, budget, discards=discards, cuts=False)
+    backends.solve(formulation.model, MINUTE, gap=0.5)
+    assert formulation.model.forward_time() * formulation.time_unit == pytest.approx(true)
+    formulation.model.component(name).deactivate()
+    backends.solve(formulation.model, MINUTE, gap=0.5)
+    assert formulation.model.forward_time() * formulation.time_unit < true - 0.5
+
+
+@pytest.mark.parametrize("name", NEEDED_TO_REFUSE)
+def test_without_a_sentence_an_invalid_schedule_is_accepted(name: str) -> None:
+    schedule = Schedule.parse(NEEDED_TO_REFUSE[name])
+    formulation = build(UNIT, PLENTY, discards="tape", cuts=False)
+    assert not formulation.encode(schedule)
+    formulation.model.component(name).deactivate()
+    assert formulation.encode(schedule)
+    with pytest.raises(ValueError, match="removes the input of stage 1"):
+        simulate(UNIT, formulation.decode(), discards="tape")
+
+
+@pytest.mark.parametrize(
+    ("golden", "discards"),
+    [(g, d) for g in GOLDEN for d in Discards if g.schedules.get(d) and g.stages <= 7],
+    ids=lambda case: case.name,
+)
+def test_golden_schedules_survive_encoding(golden: GoldenChain, discards: Discards) -> None:
+    schedule = golden.schedules[discards]
+    assert schedule is not None
+    formulation = build(golden.profile, golden.budget, discards=discards, cuts=False)
+    if not formulation.encode(schedule):
+        pytest.skip("two sweeps in a phase, or a discard that waits for its end")
+    decoded = formulation.decode()
+    replay = simulate(golden.profile, decoded, discards=discards)
+    assert replay.makespan == golden.optimum[discards]
+    assert replay.peak_bytes <= formulation.peak_bytes() <= golden.budget
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Fa0 Fa1 Fa2 Fa3 B3 B2 B1 B0",
+        "Fc0 Fc1 Fc2 Fa3 B3 Fa2 B2 Fa1 B1 Fa0 B0",
+        "Fc0 Fn1 Fa2 Fa3 B3 B2 Fa0 Fa1 B1 B0",
+    ],
+)
+@pytest.mark.parametrize("discards", Discards)
+def test_single_sweeps_come_back_as_they_were(text: str, discards: Discards) -> None:
+    formulation = build(UNIT, 10, discards=discards)
+    assert formulation.encode(Schedule.parse(text))
+    assert str(formulation.decode()) == text
+
+
+def test_free_discards_in_mid_sweep_come_back_as_they_were() -> None:
+    text = "Fc0 Fa1 Da1 Fc2 Fa3 B3 Fa2 B2 Fa0 B1 B0"
+    formulation = build(UNIT, 10, discards="free")
+    assert formulation.encode(Schedule.parse(text))
+    replay = simulate(UNIT, formulation.decode(), discards="free")
+    assert replay.makespan == simulate(UNIT, Schedule.parse(text), discards="free").makespan
+
+
+def test_a_recorded_stage_that_runs_again_comes_back_as_it_was() -> None:
+    text = "Fc0 Fa1 Fn1 Fn2 Fa3 B3 Fc0 Fn1 Fa2 B2 Fa0 B1 B0"
+    formulation = build(RERUN, PLENTY)
+    assert formulation.encode(Schedule.parse(text))
+    assert str(formulation.decode()) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("Fa0 Fa1 Fa2 Fa3 B3 B2 B1", "it ends before B0"),
+        ("Fa0 Fa1 Fa2 Fa3 B2 B3 B1 B0", "a backward out of turn"),
+        ("Fc0 Fc1 Fc2 Fa3 Fa0 B3 Fa2 B2 Fa1 B1 B0", "two sweeps in a phase"),
+        ("Fa0 Fa1 Fa2 Fa4 B4 B3 B2 B1 B0", "no such stage"),
+        ("Fn0 Fa1 Fa2 Fa3 B3 B2 B1 Fa0 B0", "the network's input is dropped"),
+        ("Fa1 Fa2 Fa3 B3 B2 B1 Fa0 B0", "no input for Fa1"),
+        ("Fa0 Fa1 Fa2 Fa3 B3 B2 B1 Da0 B0", "a discard under table1"),
+        ("Fa0 Fa1 Fa2 Fc2 Fa3 B3 B2 B1 B0", "a rerun that cannot pay"),
+    ],
+)
+def test_what_the_model_lacks_is_not_encoded(text: str, why: str) -> None:
+    formulation = build(UNIT, PLENTY)
+    assert not formulation.encode(Schedule.parse(text)), why
+    assert all(variable.value is None for variable in formulation.model.keep_all.values())
+
+
+def test_what_exceeds_the_budget_by_a_byte_is_not_encoded() -> None:
+    scaled = dataclasses.replace(UNIT, input_bytes=10**9 + 1)
+    keep_all = Schedule.keep_all(4)
+    peak = simulate(scaled, keep_all).peak_bytes
+    assert build(scaled, peak).encode(keep_all)
+    assert not build(scaled, peak - 1).encode(keep_all)
+
+
+def test_an_overrun_is_forbidden_until_the_budget_is_kept() -> None:
+    true = search.optimum(FAT, 17).makespan
+    formulation = build(FAT, 17)
+    formulation.model.memory_limit.set_value(10**4)
+    backends.solve(formulation.model, MINUTE, gap=0.5)
+    assert formulation.peak_bytes() > 17
+    while formulation.forbid_overruns():
+        backends.solve(formulation.model, MINUTE, gap=0.5)
+    assert formulation.peak_bytes() <= 17
+    assert simulate(FAT, formulation.decode()).makespan == true
+
+
+def test_cuts_are_added_where_they_are_exact() -> None:
+    assert exact_cuts(UNIT, Discards.TABLE1) == exact_cuts(UNIT, Discards.TAPE) == CUTS
+    assert len(exact_cuts(UNIT, Discards.FREE)) == 4
+    assert len(exact_cuts(RERUN, Discards.TABLE1)) == 7
+    assert exact_cuts(RERUN, Discards.TAPE) == CUTS
+    assert len(exact_cuts(THIN, Discards.TAPE)) == 4
+    large = dataclasses.replace(UNIT, input_gradient_bytes=2)
+    assert len(exact_cuts(large, Discards.TAPE)) == 4
+    for cut in CUTS:
+        assert build(UNIT, 9).model.component(cut.__name__) is not None
+        assert build(UNIT, 9, cuts=False).model.component(cut.__name__) is None
+        assert build(THIN, 9, cuts=True).model.component(cut.__name__) is not None
+
+
+def test_unknown_discards_are_refused() -> None:
+    with pytest.raises(ValueError, match="'paper' is not a valid Discards"):
+        build(UNIT, 9, discards="paper")
+
+
+@pytest.mark.parametrize("suffix", ["lp", "mps"])
+def test_the_model_can_be_written_out(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"chain.{suffix}"
+    build(UNIT, 9).model.write(str(path), io_options={"symbolic_solver_labels": True})
+    assert "memory_of_forwards" in path.read_text()
