@@ -27,11 +27,6 @@ def one_form_per_forward(phases: Phases) -> Constraint:
     return phases.indexed(((k, j), forms(k, j) <= 1) for k, j in phases.turns if j < k)
 
 
-def activation_stored_once(phases: Phases) -> Constraint:
-    """No activation is made while it is stored: ``available <= 1``."""
-    return phases.indexed(((k, i), phases.available(k, i) <= 1) for k, i in phases.turns if i > 0)
-
-
 def saved_data_stored_once(phases: Phases) -> Constraint:
     """No stage is recorded while its saved data is stored: ``recorded <= 1``."""
     return phases.indexed(((k, i), phases.recorded(k, i) <= 1) for k, i in phases.turns)
@@ -104,7 +99,6 @@ _Cut = Callable[[Phases], Constraint]
 
 _ALWAYS: Final[tuple[_Cut, ...]] = (
     one_form_per_forward,
-    activation_stored_once,
     saved_data_stored_once,
     first_sweep_runs_every_stage,
 )

@@ -28,6 +28,14 @@ def forward_needs_its_input(phases: Phases) -> Constraint:
     )
 
 
+def activation_stored_once(phases: Phases) -> Constraint:
+    """No activation is made while it is stored: ``available <= 1``.
+
+    ``Fn`` would take one of two copies, where memory holds one.
+    """
+    return phases.indexed(((k, i), phases.available(k, i) <= 1) for k, i in phases.turns if i > 0)
+
+
 def backward_needs_its_saved_data(phases: Phases) -> Constraint:
     """``B`` of stage k reads ``ā^k``: ``saved_left[k, k] = 1``."""
     return phases.indexed(((k,), phases.saved_left(k, k) == 1) for k in range(len(phases.profile)))
@@ -122,6 +130,7 @@ def memory_of_backwards(phases: Phases) -> Constraint:
 
 GROUPS: Final[tuple[Callable[[Phases], Constraint], ...]] = (
     forward_needs_its_input,
+    activation_stored_once,
     backward_needs_its_saved_data,
     backward_needs_its_input,
     activations_carried_to_next_phase,
