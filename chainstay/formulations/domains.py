@@ -15,14 +15,17 @@ __all__ = ["are_sweep_cuts_exact", "is_complete", "may_record_and_rerun"]
 def is_complete(profile: ChainProfile, discards: Discards) -> bool:
     """Whether the model contains a fastest schedule of all that `discards` allows.
 
-    It does when no gradient is larger than its activation (δ ≤ a) and, unless discards are
-    free, no stage saves less than its output (a ≤ ā). Else two sweeps between two backwards
-    can be faster, or saved data that stands in for a larger activation: under Table 1 the
-    latter is then pushed out by ``Fn`` before an ``Fa`` of the same stage, under a tape the
-    former is dropped in mid-sweep.
+    It does when no gradient is larger than its activation and no output larger than what
+    is saved with it (δ ≤ a ≤ ā) and, unless a tape keeps the input of all that is
+    recorded, ``o_f <= o_b + δ`` of the input. Else stages may run out of order between two
+    backwards: for a large gradient, for saved data that stands in for a larger activation,
+    or to have a hungry forward done before memory fills. For free discards the statement
+    rests on exhaustive search alone.
     """
-    return _has_small_gradients(profile) and (
-        discards is Discards.FREE or _is_output_saved(profile)
+    return (
+        _has_small_gradients(profile)
+        and _is_output_saved(profile)
+        and (discards is Discards.TAPE or _are_overheads_covered(profile))
     )
 
 
@@ -45,12 +48,7 @@ def are_sweep_cuts_exact(profile: ChainProfile, discards: Discards) -> bool:
     So it is for the optimum of an autograd tape when δ ≤ a ≤ ā, and for that of Table 1
     where the two are equal: when, besides, ``o_f <= o_b + δ`` of the input.
     """
-    return (
-        discards is not Discards.FREE
-        and _has_small_gradients(profile)
-        and _is_output_saved(profile)
-        and not may_record_and_rerun(profile, discards)
-    )
+    return discards is not Discards.FREE and is_complete(profile, discards)
 
 
 def _has_small_gradients(profile: ChainProfile) -> bool:

@@ -80,8 +80,8 @@ class MIP:
 
         Returns:
             The schedule, and a bound for its family: `Family.ALL` that `discards` allows
-            when no gradient is larger than its activation and (unless discards are free)
-            no output larger than what is saved with it, else `Family.SINGLE_SWEEP`.
+            when gradients, saved data and overheads are of the usual proportions
+            (`chainstay.formulations.domains.is_complete`), else `Family.SINGLE_SWEEP`.
 
         Raises:
             InfeasibleBudgetError: No schedule of the family fits.

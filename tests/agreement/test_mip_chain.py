@@ -35,6 +35,25 @@ THIN = ChainProfile(
 )
 
 
+# A forward that needs much runs before an earlier stage is recorded, though δ ≤ a ≤ ā: only
+# Fa0 Fc1 Fa2 Fn2 Fa1 B2 B1 B0 (free: Da2 for Fn2) fits in 5 bytes.
+HUNGRY = ChainProfile(
+    input_bytes=2,
+    input_gradient_bytes=0,
+    stages=(
+        Stage(forward_time=6),
+        Stage(
+            forward_time=6,
+            output_bytes=1,
+            saved_bytes=2,
+            gradient_bytes=1,
+            forward_overhead_bytes=1,
+        ),
+        Stage(forward_time=9, forward_overhead_bytes=2),
+    ),
+)
+
+
 def certified(profile: ChainProfile, budget: int, claim: Claim) -> int:
     """The claim's makespan, once the simulator agrees with it."""
     replay = simulate(profile, claim.schedule, discards=claim.discards)
@@ -90,6 +109,8 @@ def small_chains(draw: st.DrawFn, *, wild: bool = False) -> ChainProfile:
 @settings(max_examples=250)
 @given(small_chains(), RULES, st.integers(0, 8))
 @example(THIN, Discards.TABLE1, 0)
+@example(HUNGRY, Discards.TABLE1, 0)
+@example(HUNGRY, Discards.FREE, 0)
 def test_optimum_of_small_chains_is_that_of_exhaustive_search(
     profile: ChainProfile, discards: Discards, eighths: int
 ) -> None:

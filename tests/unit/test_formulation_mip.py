@@ -143,15 +143,23 @@ def test_large_gradients_restrict_the_family() -> None:
         MIP()(golden.profile, 1)
 
 
-def test_saved_data_below_the_output_restricts_the_family_unless_discards_are_free() -> None:
+@pytest.mark.parametrize("discards", Discards)
+def test_saved_data_below_the_output_restricts_the_family(discards: Discards) -> None:
     stage = Stage(forward_time=1, output_bytes=3, saved_bytes=2, gradient_bytes=3)
     chain = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(stage,) * 3)
-    families = {discards: MIP(discards=discards)(chain, 20).family for discards in Discards}
-    assert families == {
-        Discards.TABLE1: Family.SINGLE_SWEEP,
-        Discards.TAPE: Family.SINGLE_SWEEP,
-        Discards.FREE: Family.ALL,
-    }
+    assert MIP(discards=discards)(chain, 20).family is Family.SINGLE_SWEEP
+
+
+@pytest.mark.parametrize("discards", Discards)
+def test_hungry_forwards_restrict_the_family_unless_a_tape_keeps_inputs(
+    discards: Discards,
+) -> None:
+    stage = Stage(
+        forward_time=1, output_bytes=3, saved_bytes=3, gradient_bytes=3, forward_overhead_bytes=4
+    )
+    chain = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(stage,) * 3)
+    expected = Family.ALL if discards is Discards.TAPE else Family.SINGLE_SWEEP
+    assert MIP(discards=discards)(chain, 30).family is expected
 
 
 def test_same_seed_and_threads_same_answer() -> None:
