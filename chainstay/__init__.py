@@ -70,7 +70,41 @@ _HOME: Final = MappingProxyType(
     }
 )
 
-__all__ = sorted(_HOME)
+__all__ = [
+    "DP",
+    "MIP",
+    "BackendError",
+    "BudgetCurve",
+    "CertificateError",
+    "ChainProfile",
+    "ChainstayError",
+    "Claim",
+    "Discards",
+    "Family",
+    "InfeasibleBudgetError",
+    "InvalidBudgetError",
+    "InvalidProfileError",
+    "InvalidScheduleError",
+    "InvalidSolutionError",
+    "MeasuredChain",
+    "Method",
+    "Op",
+    "OpKind",
+    "PlanMismatchError",
+    "PlannedChain",
+    "Replay",
+    "Schedule",
+    "Solution",
+    "SolverLimitError",
+    "Stage",
+    "Status",
+    "UnknownMethodError",
+    "UnsupportedModelError",
+    "least_budget",
+    "measure",
+    "simulate",
+    "solve_chain",
+]
 
 
 def __getattr__(name: str) -> object:

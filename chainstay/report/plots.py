@@ -32,7 +32,7 @@ class MemoryPanel:
         planned: What the simulator says of the schedule.
         plain_peak_bytes: What plain training needs.
         budget: Bytes.
-        measured_times: When memory was measured, ascending, in any unit.
+        measured_times: When memory was measured, ascending, in any unit; may be empty.
         measured_bytes: Memory then.
     """
 
@@ -73,20 +73,22 @@ def _draw(axes: Axes, panel: MemoryPanel) -> None:
         colors=[colour for _, colour in _CATEGORIES],
         linewidth=0,
     )
-    first, last = panel.measured_times[0], panel.measured_times[-1]
-    axes.plot(
-        [100 * (time - first) / (last - first) for time in panel.measured_times],
-        [size / _MEBIBYTE for size in panel.measured_bytes],
-        color="black",
-        linewidth=0.9,
-        label="measured",
-    )
+    if panel.measured_times:
+        first, last = panel.measured_times[0], panel.measured_times[-1]
+        axes.plot(
+            [100 * (time - first) / max(last - first, 1) for time in panel.measured_times],
+            [size / _MEBIBYTE for size in panel.measured_bytes],
+            color="black",
+            drawstyle="steps-post",
+            linewidth=0.9,
+            label="measured",
+        )
     for size, style, name in (
         (panel.budget, "-", "budget"),
         (panel.plain_peak_bytes, ":", "peak of plain training"),
     ):
         axes.axhline(size / _MEBIBYTE, color="#cc3311", linestyle=style, linewidth=1.4, label=name)
-    axes.set_title(panel.title, loc="left", fontweight="bold")
+    axes.set_title(panel.title, loc="left", fontsize=10)
     axes.set(xlim=(0, 100), xlabel="share of the training step [%]", ylabel="memory [MiB]")
     axes.set_ylim(0, 1.08 * max(panel.plain_peak_bytes, panel.budget) / _MEBIBYTE)
     axes.spines[["top", "right"]].set_visible(False)

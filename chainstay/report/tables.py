@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from chainstay.units import format_bytes, format_time
@@ -23,7 +24,7 @@ class Outcome:
         predicted_time: Of a step, in ns, from the simulator.
         measured_time: Of a step, in ns.
         recomputed: Forward time spent on recomputing, as a share of one whole forward.
-        proof: How sure it is that nothing faster fits in the budget.
+        is_optimal: Whether nothing faster fits, as proved; ``None`` where nobody claims it.
     """
 
     name: str
@@ -32,17 +33,17 @@ class Outcome:
     predicted_time: int
     measured_time: int
     recomputed: float
-    proof: str
+    is_optimal: bool | None = None
 
 
 def comparison(title: str, budget: int, outcomes: Iterable[Outcome]) -> Table:
-    """A table of `outcomes` under one budget, peaks above it in red."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    table.add_column("")
-    for heading in ("peak\nplanned", "peak\nmeasured", "step\nplanned", "step\nmeasured"):
+    """A table of `outcomes` under one budget, measured peaks above it in red."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for heading in ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("recomputed\nof a forward", justify="right")
-    table.add_column("proof")
+    table.add_column("forward\nrerun", justify="right", no_wrap=True)
+    table.add_column("proved\noptimal", justify="center", no_wrap=True)
     for outcome in outcomes:
         table.add_row(
             outcome.name,
@@ -51,7 +52,7 @@ def comparison(title: str, budget: int, outcomes: Iterable[Outcome]) -> Table:
             format_time(outcome.predicted_time),
             format_time(outcome.measured_time),
             f"{outcome.recomputed:.0%}",
-            outcome.proof,
+            {True: "yes", False: "no", None: "–"}[outcome.is_optimal],
         )
     return table
 

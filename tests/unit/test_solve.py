@@ -213,6 +213,7 @@ def test_a_solution_says_how_sure_it_is() -> None:
 
 def test_public_names_are_there() -> None:
     assert all(hasattr(chainstay, name) for name in chainstay.__all__)
+    assert set(chainstay.__all__) == set(chainstay._HOME)
     assert set(chainstay.__all__) <= set(dir(chainstay))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = chainstay.nothing  # type: ignore[attr-defined]  # the point of the test
