@@ -185,8 +185,8 @@ def build(
         profile: A chain of n stages.
         budget: Bytes, or ``None`` to make the budget itself the objective.
         discards: Which operations may remove data, as in `simulate`.
-        cuts: Whether to add the valid cuts; ``None`` adds them where they are proved to
-            leave an optimal schedule.
+        cuts: Whether to add the valid cuts; ``None`` adds those that are known to leave
+            an optimal schedule (`chainstay.formulations.cuts.exact_cuts`).
 
     Returns:
         The formulation: about 5n²/2 binary variables and 3n² rows, twice as many

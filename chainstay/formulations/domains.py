@@ -1,7 +1,8 @@
 """Conditions on a chain under which statements about the model by phases are true.
 
-Checked against exhaustive search on tens of thousands of random small chains; the tests
-in ``tests/agreement/test_mip_chain.py`` repeat a part of that.
+They rest on exhaustive search over about two thousand random chains of up to six stages,
+not on a proof; ``tests/agreement/test_mip_chain.py`` repeats a part of that and holds the
+counter-examples that the conditions leave out.
 """
 
 from __future__ import annotations
