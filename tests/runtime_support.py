@@ -21,6 +21,9 @@ __all__ = [
     "train",
 ]
 
+# Two threads on a shared machine wait for each other longer than they work.
+torch.set_num_threads(1)
+
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -67,7 +67,7 @@ def plan_execution(schedule: Schedule, stages: int) -> ExecutionPlan:
     forward: list[Step] = []
     segments: list[list[Step]] = [[] for _ in range(stages)]
     gradient = stages  # the backward to come next, counting only the model's own
-    for op, step in zip(schedule, _steps(schedule), strict=True):
+    for op, step in zip(schedule, _steps(schedule, stages), strict=True):
         if op.kind is OpKind.BACKWARD:
             gradient = op.stage
         elif step is None or op.stage == stages or gradient == 0:
@@ -81,7 +81,7 @@ def plan_execution(schedule: Schedule, stages: int) -> ExecutionPlan:
     )
 
 
-def _steps(schedule: Schedule) -> list[Step | None]:
+def _steps(schedule: Schedule, stages: int) -> list[Step | None]:
     """A step for every forward, found by reading the schedule backwards."""
     wanted: set[int] = set()  # activations that a later forward reads before they are made anew
     uses_capture: set[int] = set()  # stages whose next Fa, Db or B is their B
@@ -102,7 +102,7 @@ def _steps(schedule: Schedule) -> list[Step | None]:
                 output_wanted=op.stage + 1 in wanted,
             )
             wanted.discard(op.stage + 1)
-            wanted.add(op.stage)
+            wanted.update({op.stage} - {stages})  # the loss reads its input from the user
             run_later.add(op.stage)
         if op.kind is OpKind.BACKWARD:
             uses_capture.add(op.stage)

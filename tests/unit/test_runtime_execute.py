@@ -1,0 +1,321 @@
+"""A planned model behaves like the model in everything that autograd offers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from runtime_support import drop_everything, random_persistent, segments, train
+from torch import nn
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime import PlannedChain, measure, trace_memory
+from chainstay.schedule import Schedule
+
+SCHEDULES = {
+    "keep all": Schedule.keep_all(7),
+    "segments": segments(7, 3),
+    "random": random_persistent(7, 3, keep=0.2),
+    "drop everything": drop_everything(7),
+    "discards": Schedule.parse(
+        "Fa0 Fa1 Fc2 Db1 Fn3 Fn4 Fn5 Fa6 B6 Fc1 Fc2 Fc3 Fc4 Da3 Fa5 B5 Fa4 B4 Fc2 Fa3 B3 Fa2 B2 "
+        "Fa1 B1 B0"
+    ),
+}
+
+
+class Block(nn.Module):
+    """Something that draws random numbers, changes buffers and works in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3)
+        )
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = activation + self.body(activation)
+        return total
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(*(Block() for _ in range(6)))
+
+
+def sample(*, requires_grad: bool = False) -> torch.Tensor:
+    return torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_(requires_grad)
+
+
+def square(output: torch.Tensor) -> torch.Tensor:
+    return output.float().square().mean()
+
+
+def planned(model: nn.Sequential, name: str, batch: torch.Tensor | None = None) -> PlannedChain:
+    batch = sample() if batch is None else batch
+    return measure(model, batch, loss=square, repeats=1).planned(SCHEDULES[name])
+
+
+Use = Callable[[nn.Module], list[torch.Tensor | None]]
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor | None]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def backward(value: torch.Tensor, *, retain_graph: bool = False) -> None:
+    value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+
+def use_backward_twice(model: nn.Module) -> list[torch.Tensor | None]:
+    value = square(model(sample()))
+    backward(value, retain_graph=True)
+    backward(value)
+    return gradients(model)
+
+
+def use_accumulation(model: nn.Module) -> list[torch.Tensor | None]:
+    for factor in (1, 2, 3):
+        backward(square(model(factor * sample())))
+    return gradients(model)
+
+
+def use_two_forwards_before_backward(model: nn.Module) -> list[torch.Tensor | None]:
+    first, second = square(model(sample())), square(model(2 * sample()))
+    backward(first)
+    backward(second)
+    return gradients(model)
+
+
+def use_autograd_grad(model: nn.Module) -> list[torch.Tensor | None]:
+    return list(torch.autograd.grad(square(model(sample())), list(model.parameters())))
+
+
+def use_grad_of_some_then_others(model: nn.Module) -> list[torch.Tensor | None]:
+    value, parameters = square(model(sample())), list(model.parameters())
+    late = torch.autograd.grad(value, parameters[-4:], retain_graph=True)
+    return [*late, *torch.autograd.grad(value, parameters[:4])]
+
+
+def use_second_derivative(model: nn.Module) -> list[torch.Tensor | None]:
+    batch = sample(requires_grad=True)
+    (slope,) = torch.autograd.grad(square(model(batch)), batch, create_graph=True)
+    backward(slope.square().sum())
+    return [*gradients(model), batch.grad]
+
+
+def use_input_gradient(model: nn.Module) -> list[torch.Tensor | None]:
+    batch = sample(requires_grad=True)
+    backward(square(model(batch)))
+    return [*gradients(model), batch.grad]
+
+
+def use_autocast(model: nn.Module) -> list[torch.Tensor | None]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = square(model(sample()))
+    backward(value)
+    return gradients(model)
+
+
+def use_other_flags(model: nn.Module) -> list[torch.Tensor | None]:
+    modules = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    for module in modules:
+        module.p = 0.9
+    model.eval()
+    backward(square(model(sample())))
+    model.train()
+    modules[2].eval()
+    backward(square(model(sample())))
+    return gradients(model)
+
+
+def use_frozen_front(model: nn.Module) -> list[torch.Tensor | None]:
+    for parameter in list(model.parameters())[:8]:
+        parameter.requires_grad = False
+    backward(square(model(sample())))
+    return gradients(model)
+
+
+USES: list[Use] = [
+    use_backward_twice,
+    use_accumulation,
+    use_two_forwards_before_backward,
+    use_autograd_grad,
+    use_grad_of_some_then_others,
+    use_second_derivative,
+    use_input_gradient,
+    use_autocast,
+    use_other_flags,
+    use_frozen_front,
+]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("use", USES)
+def test_every_use_gives_the_same_bits(use: Use, name: str) -> None:
+    plain, model = make_model(), make_model()
+    other = planned(model, name)
+    torch.manual_seed(5)
+    expected = use(plain)
+    state = torch.get_rng_state()
+    torch.manual_seed(5)
+    found = use(other)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or theirs is None or torch.equal(ours, theirs)
+    for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_traits_found_while_evaluating_do_not_spoil_training() -> None:
+    plain, model = make_model(), make_model()
+    model.eval()
+    measured = measure(model, sample(), repeats=1)
+    stages = len(measured.profile)
+    planned = measured.planned(drop_everything(stages))
+    planned.train()
+    assert train(planned, sample(), square).differences(train(plain, sample(), square)) == []
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_forward_without_backward_leaves_nothing(name: str) -> None:
+    model = planned(make_model(), name)
+    batch = sample()
+    gc.disable()  # so that cycles would be seen
+    try:
+        assert trace_memory(partial(model, batch), "cpu").end_bytes > 0
+        assert trace_memory(lambda: [model(batch) for _ in range(2)].clear(), "cpu").end_bytes == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_after_backward_a_held_loss_holds_nothing_else(name: str) -> None:
+    model = planned(make_model(), name)
+    batch = sample()
+    backward(square(model(batch)))
+
+    def step() -> torch.Tensor:
+        value = square(model(batch))
+        backward(value)
+        return value
+
+    assert trace_memory(step, "cpu").end_bytes == 4
+
+
+def test_parameters_buffers_and_names_are_the_models_own() -> None:
+    model = make_model()
+    chain = planned(model, "segments")
+    assert list(chain.state_dict()) == list(model.state_dict())
+    for ours, theirs in zip(chain.parameters(), model.parameters(), strict=True):
+        assert ours is theirs
+
+
+def test_list_is_named_like_a_sequential() -> None:
+    blocks: list[Callable[[torch.Tensor], torch.Tensor]] = list(make_model())
+    chain = measure(blocks, sample(), repeats=1).planned(SCHEDULES["segments"])
+    assert list(chain.state_dict()) == list(make_model().state_dict())
+
+
+def test_functions_may_be_stages() -> None:
+    weight = torch.ones(8, requires_grad=True)
+    stages: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda x: x * weight, torch.sigmoid]
+    chain = measure(stages, sample(), repeats=1).planned(drop_everything(3))
+    backward(square(chain(sample())))
+    found, weight.grad = weight.grad, None
+    backward(square(torch.sigmoid(sample() * weight)))
+    assert found is not None
+    assert weight.grad is not None
+    assert torch.equal(found, weight.grad)
+
+
+def test_without_gradients_it_runs_plainly_on_any_input() -> None:
+    chain = planned(make_model(), "segments").eval()
+    plain = make_model().eval()
+    with torch.no_grad():
+        assert torch.equal(chain(torch.ones(9, 8)), plain(torch.ones(9, 8)))
+    chain.requires_grad_(requires_grad=False)
+    assert torch.equal(chain(torch.ones(9, 8)), plain(torch.ones(9, 8)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.ones(5, 8), r"input \(4, 8\) torch.float32 on cpu, got \(5, 8\)"),
+        (torch.ones(4, 8, dtype=torch.float64), r"got \(4, 8\) torch.float64"),
+    ],
+)
+def test_other_inputs_are_refused(batch: torch.Tensor, message: str) -> None:
+    with pytest.raises(PlanMismatchError, match=message):
+        planned(make_model(), "segments")(batch)
+
+
+@pytest.mark.parametrize("stages", [6, 8])
+def test_plan_for_another_model_is_refused(stages: int) -> None:
+    measured = measure(make_model(), sample(), repeats=1)
+    with pytest.raises(PlanMismatchError, match=f"for {stages} stages, the model has 7"):
+        measured.planned(Schedule.keep_all(stages))
+
+
+def test_backward_twice_without_retaining_is_refused_as_usual() -> None:
+    value = square(planned(make_model(), "segments")(sample()))
+    backward(value)
+    with pytest.raises(RuntimeError, match="second time"):
+        backward(value)
+
+
+class Changing(nn.Module):
+    """Saves another tensor each time it runs, or one tensor less."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.change = change
+        self.armed = False
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        if self.armed and self.change == "less":
+            return activation + 1
+        if self.armed and self.change == "other":
+            return activation.double().exp().float()
+        return activation.exp()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [("less", "saved 0 tensors"), ("other", "torch.float64 when run again")]
+)
+def test_a_stage_that_changes_its_mind_is_named(change: str, message: str) -> None:
+    changing = Changing(change)
+    model = nn.Sequential(nn.Linear(8, 8), changing, nn.Linear(8, 8))
+    chain = measure(model, sample(), repeats=1).planned(drop_everything(4))
+    value = square(chain(sample()))
+    changing.armed = True
+    with pytest.raises(PlanMismatchError, match=f"stage 1 saved .*{message}|{message}"):
+        backward(value)
+
+
+def test_copies_are_independent() -> None:
+    chain = planned(make_model(), "segments")
+    copied = copy.deepcopy(chain)
+    backward(square(copied(sample())))
+    assert all(gradient is None for gradient in gradients(chain))
+    assert all(gradient is not None for gradient in gradients(copied))
+
+
+def test_kept_stages_run_once_and_dropped_ones_as_planned() -> None:
+    model = make_model()
+    runs = [0] * 6
+    for index, block in enumerate(model):
+
+        def count(_: nn.Module, __: object, index: int = index) -> None:
+            runs[index] += 1
+
+        block.register_forward_pre_hook(count)
+    chain = planned(model, "segments")
+    runs[:] = [0] * 6
+    backward(square(chain(sample())))
+    assert runs == [2, 2, 2, 2, 2, 1]

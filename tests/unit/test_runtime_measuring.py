@@ -1,0 +1,147 @@
+"""Profiles by hand-worked digits, and a world left as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime import MemoryTrace, measure, trace_memory
+
+
+def test_trace_gives_the_curve_of_what_is_allocated() -> None:
+    def work() -> torch.Tensor:
+        first = torch.zeros(100)
+        second = torch.zeros(50)
+        del first
+        return second
+
+    trace = trace_memory(work, "cpu")
+    assert (trace.peak_bytes, trace.end_bytes) == (600, 200)
+    assert trace.bytes == (0, 400, 600, 200)
+    assert list(trace.times) == sorted(trace.times)
+    assert trace.times[0] == 0
+
+
+def test_trace_sees_temporaries_inside_operators() -> None:
+    values = torch.rand(1000, dtype=torch.float64)
+    trace = trace_memory(lambda: values.sort()[0], "cpu")
+    assert trace.peak_bytes > trace.end_bytes == 8000
+
+
+def test_trace_ends_the_profiler_when_the_function_fails() -> None:
+    def fail() -> None:
+        raise KeyError("on purpose")
+
+    with pytest.raises(KeyError):
+        trace_memory(fail, "cpu")
+    assert trace_memory(lambda: None, "cpu") == MemoryTrace(
+        peak_bytes=0, end_bytes=0, times=(0,), bytes=(0,)
+    )
+
+
+def test_trace_refuses_other_devices() -> None:
+    with pytest.raises(UnsupportedModelError, match="'meta' device cannot be measured"):
+        trace_memory(lambda: None, "meta")
+
+
+def test_profile_of_linear_layers_by_hand() -> None:
+    """Linear saves its input only; mean saves nothing, so the output never outlives it."""
+    model = nn.Sequential(nn.Linear(30, 20, bias=False), nn.Linear(20, 10, bias=False))
+    profile = measure(model, torch.ones(7, 30), loss=torch.Tensor.mean, repeats=1).profile
+    first, second, loss = profile.stages
+    standing = 4 + 4  # the loss value and its seed gradient
+    assert (profile.input_bytes, profile.input_gradient_bytes) == (7 * 30 * 4, 0)
+    assert (first.output_bytes, first.saved_bytes, first.gradient_bytes) == (560, 560, 560)
+    assert first.forward_overhead_bytes == standing
+    # the weight's gradient and two scalars of measuring, less the output: it is gone by then
+    assert first.backward_overhead_bytes == 20 * 30 * 4 + 8 - 560 + standing
+    assert (second.output_bytes, second.gradient_bytes) == (0, 280)
+    assert second.forward_overhead_bytes == 280 - second.saved_bytes + standing + 4
+    assert (loss.output_bytes, loss.saved_bytes, loss.gradient_bytes) == (4, 4, 4)
+
+
+def test_a_loss_that_keeps_the_output_makes_it_count() -> None:
+    model = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10))
+    kept = measure(model, torch.ones(7, 30), loss=lambda y: y.square().mean(), repeats=1)
+    assert kept.profile.stages[1].output_bytes == 280
+    unknown = measure(model, torch.ones(7, 30), repeats=1)
+    assert unknown.profile.stages[1].output_bytes == 280
+    assert unknown.profile.stages[2].forward_time == 0
+
+
+def test_integer_input_has_no_gradient_and_a_wanted_one_has() -> None:
+    tokens = measure([nn.Embedding(5, 3)], torch.zeros(4, dtype=torch.long), repeats=1)
+    assert (tokens.profile.input_bytes, tokens.profile.input_gradient_bytes) == (32, 0)
+    wanted = measure([nn.Linear(3, 3)], torch.zeros(4, 3, requires_grad=True), repeats=1)
+    assert wanted.profile.input_gradient_bytes == 48
+
+
+def test_saved_buffers_and_random_states_are_in_the_profile() -> None:
+    plain = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100))
+    norm = nn.Sequential(nn.Linear(100, 100), nn.BatchNorm1d(100))
+    normed = nn.Sequential(norm, nn.Linear(100, 100))
+    sample = torch.ones(2, 100)
+    before, after = (
+        measure(model, sample, repeats=1).profile.stages[1].forward_overhead_bytes
+        for model in (plain, normed)
+    )
+    assert after - before == 2 * 400 + 8  # running mean, running variance, batches tracked
+
+
+def test_traits_name_what_a_stage_changes() -> None:
+    norm = nn.BatchNorm1d(4)
+    traits = measure([nn.Linear(4, 4), norm, nn.Dropout()], torch.rand(2, 4), repeats=1).traits
+    assert [each.draws_random for each in traits] == [False, False, True]
+    assert traits[1].changed_buffers == (
+        (norm, "running_mean"),
+        (norm, "running_var"),
+        (norm, "num_batches_tracked"),
+    )
+
+
+class Fragile(nn.Module):
+    """Fails from its second run on, or never."""
+
+    def __init__(self, *, fails_at: int) -> None:
+        super().__init__()
+        self.fails_at = fails_at
+        self.runs = 0
+        self.norm = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout()
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        output: torch.Tensor = self.dropout(self.norm(activation))
+        if self.runs == self.fails_at:
+            raise KeyError("on purpose")
+        return output
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 4, 5, 6, 7, 8, 99])
+def test_measuring_leaves_everything_as_it_was(fails_at: int) -> None:
+    fragile = Fragile(fails_at=fails_at)
+    first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Sequential(first, fragile, last)
+    last.eval()
+    gradient = torch.full_like(first.weight, 3.0)
+    first.weight.grad = gradient
+    sample = torch.rand(2, 4, requires_grad=True)
+    buffers = dict(model.named_buffers())
+    values = {name: buffer.clone() for name, buffer in buffers.items()}
+    state = torch.get_rng_state()
+    if fails_at < 99:
+        with pytest.raises(KeyError, match="on purpose"):
+            measure(model, sample, loss=torch.Tensor.mean, repeats=1)
+    else:
+        measure(model, sample, loss=torch.Tensor.mean, repeats=1)
+    assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    assert all(torch.equal(buffer, values[name]) for name, buffer in buffers.items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model] == [True, True, False]
+    assert first.weight.grad is gradient
+    assert bool((gradient == 3.0).all())
+    assert last.weight.grad is None
+    assert sample.requires_grad
+    assert sample.grad is None
