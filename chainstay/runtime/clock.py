@@ -26,7 +26,7 @@ def time_stage(
     forward_times, backward_times = [], []
     with zeroed_gradients(leaves):
         for _ in range(repeats + 1):
-            below = swallow(activation) if activation.requires_grad else activation
+            below = swallow(activation.detach()) if activation.requires_grad else activation
             output, forward_time = stopwatch(partial(stage, below))
             backward_times.append(_time_backward(output, stopwatch))
             forward_times.append(forward_time)

@@ -26,7 +26,7 @@ from chainstay.runtime.clock import time_stage
 from chainstay.runtime.environment import Environment, Traits, observe_traits
 from chainstay.runtime.fusing import run_stage
 from chainstay.runtime.memory import allocated_bytes, rounded_bytes, trace_phases
-from chainstay.runtime.probe import StageMemory, StageProbe, gradient_bytes, leaves_of
+from chainstay.runtime.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.stages import ChainStage
 
 __all__ = ["ObservedStage", "assemble_profile", "observe_chain", "trace_chain"]
@@ -91,13 +91,21 @@ def trace_chain(observed: Sequence[ObservedStage], source: torch.Tensor) -> list
     ]
     with closing(_phases(probes, source)) as phases:  # a failing stage leaves no gradient behind
         traces = iter(trace_phases(phases, source.device))
-    return [probe.memory(traces) for probe in probes]
+    return [probe.memory(traces) for probe in reversed(probes)][::-1]
 
 
 def _phases(probes: Sequence[StageProbe], source: torch.Tensor) -> Generator[Callable[[], None]]:
+    """Every stage's phases, the last stage first: its gradient's layout is the one below's."""
+    device = source.device
+    parked = []
     for probe in probes:
-        yield from probe.phases(source)
+        parked.append(_detached(source, to="cpu"))  # all activations might not fit on the device
         source = _detached(probe.stage(source))
+    gradient = None
+    for probe in reversed(probes):
+        probe.output_gradient = gradient
+        yield from probe.phases(parked.pop(), device)
+        gradient = probe.input_gradient
 
 
 def assemble_profile(
@@ -110,7 +118,8 @@ def assemble_profile(
     if observed[-1].is_loss and len(stored) > 1:
         stored[-2] = memories[-1].input_kept_bytes
     inputs = [rounded_bytes(source.nbytes, device), *stored]
-    gradients = [gradient_bytes(source), *(memory.output_gradient_bytes for memory in memories)]
+    gradients = [memories[0].input_gradient_bytes]
+    gradients += [memory.output_gradient_bytes for memory in memories]
     stages = []
     for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):
         is_stored = stored[index] == each.output_bytes
@@ -149,5 +158,6 @@ def _standing_bytes(each: ObservedStage, memory: StageMemory) -> int:
     return undroppable + each.environment_bytes
 
 
-def _detached(output: torch.Tensor) -> torch.Tensor:
-    return output.detach().requires_grad_(output.requires_grad)
+def _detached(activation: torch.Tensor, to: str | None = None) -> torch.Tensor:
+    """The same values without the graph that made them, if wanted on another device."""
+    return activation.detach().to(to or activation.device).requires_grad_(activation.requires_grad)

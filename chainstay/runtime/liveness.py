@@ -66,16 +66,18 @@ def plan_execution(schedule: Schedule, stages: int) -> ExecutionPlan:
     _check(schedule, stages + 1)
     forward: list[Step] = []
     segments: list[list[Step]] = [[] for _ in range(stages)]
-    gradient = stages  # the backward to come next, counting only the model's own
+    gradient = stages  # of this activation; the stage below it has the next backward
+    is_forward_done = False
     for op, step in zip(schedule, _steps(schedule, stages), strict=True):
         if op.kind is OpKind.BACKWARD:
             gradient = op.stage
         elif step is None or op.stage == stages or gradient == 0:
             continue
-        elif any(done.stage == stages - 1 for done in forward):
-            segments[min(gradient, stages) - 1].append(step)
+        elif is_forward_done:
+            segments[gradient - 1].append(step)
         else:
             forward.append(step)
+            is_forward_done = op.stage == stages - 1
     return ExecutionPlan(
         forward=tuple(forward), before_backward=tuple(tuple(steps) for steps in segments)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -102,7 +103,7 @@ def measure(
     modules = [module for stage in single for module in stage.modules()]
     if isinstance(loss, nn.Module):
         modules += loss.modules()
-    with undisturbed(modules, sample.device), torch.enable_grad():
+    with undisturbed(modules, sample.device), _current(sample.device), torch.enable_grad():
         stages = fuse_stages(single, source)
         loss_stage = ChainStage("loss", (loss,)) if loss is not None else None
         observed = observe_chain(stages, loss_stage, source, repeats)
@@ -112,6 +113,11 @@ def measure(
         profile=assemble_profile(observed, memories, source),
         traits=tuple(each.traits for each in observed if not each.is_loss),
     )
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a CUDA device the current one, whose stream is timed."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _require_one_device(stages: tuple[ChainStage, ...], sample: object) -> None:

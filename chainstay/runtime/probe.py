@@ -2,13 +2,15 @@
 
 The stage's input hangs below a node that swallows the input's gradient, its output below
 a node that makes the output's gradient, so that both gradients live exactly as long as in
-the backward of a whole chain, where a neighbour consumes or produces them.
+the backward of a whole chain, where a neighbour consumes or produces them. Chains are
+probed from the end, so that every stage gets its gradient in the memory layout in which
+the stage after it leaves it: a transposed one costs a copy, an expanded one no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,7 @@ from chainstay.runtime.memory import MemoryTrace, rounded_bytes
 from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.stages import ChainStage
 
-__all__ = ["StageMemory", "StageProbe", "dropping", "gradient_bytes", "leaves_of", "swallow"]
+__all__ = ["StageMemory", "StageProbe", "dropping", "leaves_of", "swallow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class StageMemory:
         backward_peak: During the backward, which begins without the output (and, for a
             loss, without the input) unless the graph holds it.
         output_gradient_bytes: Of the gradient that enters the backward.
+        input_gradient_bytes: Of the gradient that leaves it.
     """
 
     input_bytes: int
@@ -48,6 +51,41 @@ class StageMemory:
     dropped_peak: int
     backward_peak: int
     output_gradient_bytes: int
+    input_gradient_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _GradientLayout:
+    """How a gradient lies in memory."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, gradient: torch.Tensor) -> _GradientLayout:
+        storage_bytes = gradient.untyped_storage().nbytes()
+        return cls(
+            size=gradient.size(),
+            stride=gradient.stride(),
+            offset=int(gradient.storage_offset()),
+            storage_bytes=storage_bytes,
+            dtype=gradient.dtype,
+            device=gradient.device,
+        )
+
+    def allocate(self) -> torch.Tensor:
+        """A gradient that lies in memory like this, all ones."""
+        elements = self.storage_bytes // self.dtype.itemsize
+        storage = torch.ones(elements, dtype=self.dtype, device=self.device)
+        return storage.as_strided(self.size, self.stride, self.offset)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return rounded_bytes(self.storage_bytes, self.device)
 
 
 @dataclass(slots=True)
@@ -59,33 +97,37 @@ class StageProbe:
         leaves: Everything outside that receives a gradient.
         releases_input: Whether the input is given up before the backward (a loss's input)
             or somebody else may still hold it then (any other's).
+        output_gradient: Layout of the gradient that enters the backward.
+        input_gradient: Layout of the gradient that leaves it; known after `phases`.
     """
 
     stage: ChainStage
     leaves: tuple[torch.Tensor, ...]
     releases_input: bool
+    output_gradient: _GradientLayout | None = None
+    input_gradient: _GradientLayout | None = None
     _input: torch.Tensor | None = None
     _input_wants_gradient: bool = False
     _output: torch.Tensor | None = None
     _root: torch.Tensor | None = None
-    _gradient_bytes: int = 0
 
-    def phases(self, source: torch.Tensor) -> Generator[Callable[[], None]]:
+    def phases(self, source: torch.Tensor, device: torch.device) -> Generator[Callable[[], None]]:
         """What to trace, in this order; `memory` explains what comes out.
 
         Args:
             source: The stage's input. Copies of it are used, so that their memory is seen.
+            device: Where the stage runs.
         """
         with zeroed_gradients(self.leaves):
             yield self._begin
-            yield partial(self._make_input, source)
+            yield partial(self._make_input, source, device)
             yield self._forward
             yield self._release_output
             if self.releases_input:
                 yield self._release_input
             yield self._backward
             yield self._release_input
-            yield partial(self._make_input, source)
+            yield partial(self._make_input, source, device)
             yield self._forward_dropping
         self._input = self._output = None
 
@@ -105,24 +147,26 @@ class StageProbe:
             kept_peak=kept.peak_bytes - base,
             dropped_peak=dropped.peak_bytes - after.end_bytes,
             backward_peak=backward.peak_bytes - base,
-            output_gradient_bytes=self._gradient_bytes,
+            output_gradient_bytes=_size_of(self.output_gradient),
+            input_gradient_bytes=_size_of(self.input_gradient),
         )
 
     def _begin(self) -> None:
         """Marks the level before the stage."""
 
-    def _make_input(self, source: torch.Tensor) -> None:
-        self._input = source.detach().clone()
+    def _make_input(self, source: torch.Tensor, device: torch.device) -> None:
+        self._input = source.detach().to(device, copy=True)
         self._input_wants_gradient = source.requires_grad
 
     def _forward(self) -> None:
         self._output = self.stage(self._incoming())
-        self._gradient_bytes = gradient_bytes(self._output)
 
     def _release_output(self) -> None:
         assert self._output is not None
         if self._output.requires_grad:
-            self._root = _Seed.apply(self._output)  # type: ignore[no-untyped-call]
+            if self.output_gradient is None:
+                self.output_gradient = _usual_layout(self._output)
+            self._root = _Seed.apply(self._output, self.output_gradient)  # type: ignore[no-untyped-call]
         self._output = None
 
     def _release_input(self) -> None:
@@ -139,7 +183,22 @@ class StageProbe:
 
     def _incoming(self) -> torch.Tensor:
         assert self._input is not None
-        return swallow(self._input) if self._input_wants_gradient else self._input
+        if not self._input_wants_gradient:
+            return self._input
+        return swallow(self._input, self._note_gradient)
+
+    def _note_gradient(self, gradient: torch.Tensor) -> None:
+        self.input_gradient = _GradientLayout.of(gradient)
+
+
+def _usual_layout(output: torch.Tensor) -> _GradientLayout:
+    """Dense, in the order of the output's own dimensions in memory."""
+    like = torch.empty_like(output, device="meta")
+    return replace(_GradientLayout.of(like), device=output.device)
+
+
+def _size_of(layout: _GradientLayout | None) -> int:
+    return 0 if layout is None else layout.allocated_bytes
 
 
 def dropping() -> torch.autograd.graph.saved_tensors_hooks:
@@ -154,11 +213,6 @@ def _drop(tensor: torch.Tensor) -> torch.Tensor | None:
 def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
     assert packed is not None, "backward through a forward that saved nothing"
     return packed
-
-
-def gradient_bytes(activation: torch.Tensor) -> int:
-    """Bytes of the gradient with respect to `activation`; 0 when none is wanted."""
-    return rounded_bytes(activation.nbytes, activation.device) if activation.requires_grad else 0
 
 
 def leaves_of(output: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -177,13 +231,19 @@ def leaves_of(output: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(leaves.values())
 
 
-def swallow(activation: torch.Tensor) -> torch.Tensor:
+def swallow(
+    activation: torch.Tensor, receive: Callable[[torch.Tensor], None] | None = None
+) -> torch.Tensor:
     """`activation` as a stage in mid-chain gets it: not a leaf, its gradient goes on below.
 
     What hangs below is an empty leaf: the activation itself would be held by the graph.
+
+    Args:
+        activation: Does not require a gradient itself.
+        receive: Called with the gradient before it is forgotten.
     """
     anchor = torch.empty(0, device=activation.device, requires_grad=True)
-    passed: torch.Tensor = _Swallow.apply(anchor, activation)  # type: ignore[no-untyped-call]
+    passed: torch.Tensor = _Swallow.apply(anchor, activation, receive)  # type: ignore[no-untyped-call]
     return passed
 
 
@@ -191,23 +251,30 @@ class _Swallow(torch.autograd.Function):
     """Hands the activation on; takes its gradient and forgets it."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG004
+    def forward(
+        ctx: Any,  # noqa: ANN401  # autograd's context has no type
+        anchor: torch.Tensor,  # noqa: ARG004  # makes the output want a gradient
+        activation: torch.Tensor,
+        receive: Callable[[torch.Tensor], None] | None,
+    ) -> torch.Tensor:
+        ctx.receive = receive
         return activation.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:  # noqa: ANN401, ARG004
-        return None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:  # noqa: ANN401
+        if ctx.receive is not None:
+            ctx.receive(gradients[0])
+        return None, None, None
 
 
 class _Seed(torch.autograd.Function):
     """A scalar whose backward allocates a gradient for the activation, values all one."""
 
     @staticmethod
-    def forward(ctx: Any, activation: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
-        ctx.layout = torch.empty_like(activation, device="meta")  # holds no memory
-        ctx.device = activation.device
+    def forward(ctx: Any, activation: torch.Tensor, layout: _GradientLayout) -> torch.Tensor:  # noqa: ANN401
+        ctx.layout = layout
         return activation.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG004
-        return torch.ones_like(ctx.layout, device=ctx.device)
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
+        return ctx.layout.allocate(), None

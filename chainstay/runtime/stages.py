@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,8 @@ from chainstay.errors import UnsupportedModelError
 
 __all__ = ["Chain", "ChainStage", "Model", "TensorLayout", "children_of", "split_model"]
 
-Model = nn.Sequential | list[Callable[[torch.Tensor], torch.Tensor]] | tuple[
-    Callable[[torch.Tensor], torch.Tensor], ...
-]  # fmt: skip
+Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
+"""What can be run as a chain; of sequences, lists and tuples are taken."""
 
 
 @dataclass(frozen=True, slots=True)
