@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from models import gpt2, resnet50
-from runtime_support import some_schedules
+from runtime_support import random_persistent, some_schedules
 from torch import nn
 from torch.nn import functional
 
 from chainstay.runtime import MeasuredChain, measure, trace_memory
+from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
 
 SCHEDULES = ("keep all", "2 segments", "5 segments", "random 0", "random 1", "drop everything")
@@ -69,9 +72,10 @@ def _gpt(width: int, vocabulary: int, batch: int, dropout: float = 0.1) -> Case:
     )
 
 
-def measured_peak(case: Case, name: str) -> tuple[int, int]:
+def measured_peak(case: Case, schedule: Schedule | str) -> tuple[int, int]:
     """Predicted and measured peak of a whole step in bytes, the batch included."""
-    schedule = some_schedules(len(case.measured.profile))[name]
+    if isinstance(schedule, str):
+        schedule = some_schedules(len(case.measured.profile))[schedule]
     planned = case.measured.planned(schedule)
 
     def step() -> None:
@@ -107,3 +111,72 @@ def test_prediction_exceeds_the_peak_by_at_most_one_overhead(name: str) -> None:
 def test_schedules_really_need_different_memory() -> None:
     peaks = {name: measured_peak(gpt_case(), name)[1] for name in SCHEDULES}
     assert peaks["drop everything"] < peaks["2 segments"] < 0.7 * peaks["keep all"]
+
+
+class HidesItsTensor(torch.autograd.Function):
+    """Keeps a tensor where no hook sees it, so that nobody can drop it."""
+
+    @staticmethod
+    def forward(ctx: Any, activation: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.hidden = activation.exp()
+        doubled: torch.Tensor = ctx.hidden * 2
+        return doubled
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        product: torch.Tensor = gradients[0] * ctx.hidden * 2
+        return product
+
+
+class Lambda(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        return self.function(activation)
+
+
+def mean_and_back(image: torch.Tensor) -> torch.Tensor:
+    """Its backward allocates before it reads anything that the forward saved."""
+    return (image.sigmoid().mean((2, 3), keepdim=True) * image.mean()).expand(-1, -1, 4, 4).clone()
+
+
+ZOO: tuple[Callable[[], nn.Module], ...] = (
+    lambda: nn.Conv2d(8, 8, 3, padding=1),
+    lambda: nn.Sequential(nn.Conv2d(8, 32, 1), nn.ReLU(inplace=True), nn.Conv2d(32, 8, 1)),
+    lambda: nn.Sequential(nn.Upsample(scale_factor=4), nn.Conv2d(8, 8, 1), nn.AvgPool2d(4)),
+    lambda: nn.Upsample(scale_factor=2),
+    lambda: nn.MaxPool2d(2),
+    nn.GELU,
+    lambda: nn.Dropout(0.2),
+    nn.Identity,
+    lambda: nn.BatchNorm2d(8),
+    lambda: nn.GroupNorm(2, 8),
+    lambda: nn.Softmax(1),
+    lambda: Lambda(lambda image: image * 0.5),
+    lambda: Lambda(lambda image: image.transpose(2, 3).contiguous()),
+    lambda: Lambda(HidesItsTensor.apply),
+    lambda: Lambda(mean_and_back),
+)
+
+LOSSES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    torch.Tensor.mean,
+    lambda image: image.square().mean(),
+    lambda image: functional.cross_entropy(image, torch.zeros_like(image[:, 0], dtype=torch.long)),
+)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_prediction_covers_the_peak_of_random_chains(seed: int) -> None:
+    generator = random.Random(seed)
+    torch.manual_seed(seed)
+    stages = [generator.choice(ZOO)() for _ in range(generator.randint(2, 8))]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, stride=2), *stages)
+    case = make_case(model, torch.randn(2, 3, 64, 64), generator.choice(LOSSES))
+    for keep in (0.0, 0.5):
+        schedule = random_persistent(len(case.measured.profile), seed, keep)
+        predicted, measured = measured_peak(case, schedule)
+        assert measured <= predicted, schedule

@@ -30,16 +30,20 @@ SCHEDULES = {
 
 
 class Block(nn.Module):
-    """Something that draws random numbers, changes buffers and works in place."""
+    """Something that draws random numbers, changes and reads buffers, and works in place."""
+
+    runs: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("runs", torch.zeros(()))
         self.body = nn.Sequential(
             nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3)
         )
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = activation + self.body(activation)
+        self.runs += 1
+        total: torch.Tensor = activation + self.body(activation) / (1 + self.runs)
         return total
 
 
