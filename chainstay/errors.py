@@ -74,13 +74,20 @@ class InfeasibleBudgetError(ChainstayError):
     Attributes:
         budget: The budget that was asked for, in bytes.
         required: The least budget, in bytes, for which the same call has an answer.
+
+    Args:
+        budget: As the attribute.
+        required: As the attribute.
+        stages: Length of the chain.
+        family: Which schedules were searched; ``"all"`` for every valid one.
     """
 
     def __init__(self, *, budget: int, required: int, stages: int, family: str) -> None:
         self.budget = budget
         self.required = required
+        which = "" if family == "all" else f"{family} "
         super().__init__(
-            f"no {family} schedule of this {stages}-stage chain fits in "
+            f"no {which}schedule of this {stages}-stage chain fits in "
             f"{format_bytes(budget)}; the least feasible budget is {format_bytes(required)} "
             f"({required} bytes). Raise the budget, shrink the batch, or cut the model "
             "into finer stages."

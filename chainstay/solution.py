@@ -23,19 +23,13 @@ class Family(StrEnum):
 
     Attributes:
         PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1).
-        SINGLE_SWEEP: Table 1, forwards between two backwards in increasing stage order.
-        ALL: Every valid schedule under the rules for discards in force.
-        TABLE1: Every valid schedule of Table 1 of [BEHJS24]: no restriction at all.
-        TAPE: Every valid schedule with the discards of an autograd tape.
-        FREE: Every valid schedule with free discards.
+        SINGLE_SWEEP: Between two backwards, forwards run in increasing stage order.
+        ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
 
     PERSISTENT = "persistent"
     SINGLE_SWEEP = "single-sweep"
     ALL = "all"
-    TABLE1 = "table1"
-    TAPE = "tape"
-    FREE = "free"
 
 
 class Status(StrEnum):

@@ -64,14 +64,15 @@ def optimum(
             budget=budget,
             required=least_budget(profile, discards=discards),
             stages=len(profile),
-            family=rules.discards,
+            family=Family.ALL,
         )
     makespan, ops = found
     return Claim(
         schedule=Schedule(ops),
         makespan=makespan,
         lower_bound=makespan,
-        family=Family(rules.discards),
+        family=Family.ALL,
+        discards=rules.discards,
     )
 
 
