@@ -211,6 +211,21 @@ def test_not_a_string(value: object) -> None:
     assert str(caught.value) == f"menu: field 'dish' is {value!r}, must be a string"
 
 
+@pytest.mark.parametrize("value", ["soup", "bread"])
+def test_choice(value: str) -> None:
+    assert fields(dish=value).choice("dish", iter(("soup", "bread"))) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("cake", "one of soup, bread"), ("Soup", "one of soup, bread"), (3, "a string")],
+)
+def test_not_a_choice(value: object, expected: str) -> None:
+    with pytest.raises(InvalidProfileError) as caught:
+        fields(dish=value).choice("dish", ("soup", "bread"))
+    assert str(caught.value) == f"menu: field 'dish' is {value!r}, must be {expected}"
+
+
 @pytest.mark.parametrize("name", ["integer", "number", "string", "children"])
 def test_missing_field(name: str) -> None:
     with pytest.raises(InvalidProfileError) as caught:

@@ -7,7 +7,7 @@ so an end time counts the operations that ran.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
@@ -666,6 +666,14 @@ def test_each_operation_starts_when_the_one_before_ends() -> None:
         (1_012, 1_013),
         (1_013, 1_113),
     ]
+
+
+def test_replay_is_frozen() -> None:
+    replay = simulate(ONE, Schedule.parse("Fa0 B0"))
+    with pytest.raises(FrozenInstanceError):
+        replay.peak_bytes = 0  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        replay.timeline[0].end = 0  # type: ignore[misc]
 
 
 def test_rules_are_table1_unless_named() -> None:
