@@ -345,6 +345,27 @@ def test_copies_are_independent() -> None:
     assert all(gradient is not None for gradient in gradients(copied))
 
 
+def test_a_stage_run_again_stops_when_nobody_needs_the_rest() -> None:
+    class Chatty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends = 0
+
+        def forward(self, activation: torch.Tensor) -> torch.Tensor:
+            saved = activation.sin()  # the last operation that saves something
+            self.ends += 1
+            return saved + 1
+
+    chatty = Chatty()
+    model = nn.Sequential(nn.Linear(8, 8), chatty, nn.Linear(8, 8))
+    chain = measure(model, sample(), repeats=1).planned(
+        Schedule.parse("Fa0 Fc1 Fa2 Fa3 B3 B2 Fa1 B1 B0")
+    )
+    chatty.ends = 0
+    backward(square(chain(sample())))
+    assert chatty.ends == 1
+
+
 def test_kept_stages_run_once_and_dropped_ones_as_planned() -> None:
     model = make_model()
     runs = [0] * 6
