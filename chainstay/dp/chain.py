@@ -1,19 +1,19 @@
 """The persistent dynamic program for chains: optimum, whole curve, least budget.
 
 Theorem 4.8 of [BEHJS24], which is right as printed (`recursion` tells the one liberty
-taken). The front door of three engines: step functions (`fronts`, exact in bytes), a
-dense table (`table`, on slots) and feasibility alone (`feasibility`).
+taken). The front door of three engines: step functions (`fronts`, exact in bytes, and
+`compiled`, the same for long chains), a dense table (`table`, on slots) and feasibility
+alone (`feasibility`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from chainstay.dp.engines import Engine, exact_engine, least_memory
 from chainstay.dp.feasibility import LeastMemory
-from chainstay.dp.fronts import Fronts
 from chainstay.dp.recursion import Array, Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
@@ -81,7 +81,7 @@ class DP:
         """
         del hint
         recursion = Recursion.of(profile)
-        least = LeastMemory(recursion)
+        least = least_memory(recursion)
         memory = min(budget - profile.input_bytes, recursion.keep_all_need)
         if memory < least.root:
             raise InfeasibleBudgetError(
@@ -91,9 +91,9 @@ class DP:
                 family=Family.PERSISTENT,
             )
         if self.slots is None:
-            fronts = Fronts.solve(recursion, memory, least)
-            schedule = assemble(recursion, memory, fronts.decide)
-            overhead = bound = int(fronts.root.overhead[-1])
+            engine = exact_engine(len(profile)).solve(recursion, memory, least)
+            schedule = assemble(recursion, memory, engine.decide)
+            overhead = bound = int(engine.root.overhead[-1])
         else:
             schedule, overhead, bound = _on_slots(recursion, memory, least, self.slots)
         return Claim(
@@ -114,14 +114,13 @@ class DP:
         """
         recursion = Recursion.of(profile)
         memory = recursion.keep_all_need
-        engine: _Engine
+        unit = 1 if self.slots is None else _unit(memory, self.slots)
+        engine: Engine
         if self.slots is None:
-            fronts = Fronts(recursion, memory, LeastMemory(recursion))
-            engine, (corners, overhead), unit = fronts, fronts.root, 1
+            engine = exact_engine(len(profile))(recursion, memory, least_memory(recursion))
         else:
-            unit = _unit(memory, self.slots)
             engine = Table.fill(recursion.rounded(unit, up=True), -(-memory // unit) + 1)
-            corners, overhead = engine.root
+        corners, overhead = engine.root
         return BudgetCurve(
             budgets=corners * unit + profile.input_bytes,
             makespans=overhead + profile.least_time,
@@ -129,15 +128,6 @@ class DP:
             _decide=engine.decide,
             _memories=corners,
         )
-
-
-class _Engine(Protocol):
-    """What `DP.curve` asks of `Fronts` and `Table`."""
-
-    @property
-    def recursion(self) -> Recursion: ...
-
-    def decide(self, s: int, t: int, m: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +185,7 @@ def least_budget(profile: ChainProfile) -> int:
     Complexity:
         O(n^3) time in n array operations.
     """
-    return LeastMemory(Recursion.of(profile)).root + profile.input_bytes
+    return least_memory(Recursion.of(profile)).root + profile.input_bytes
 
 
 def _on_slots(

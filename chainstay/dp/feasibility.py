@@ -18,6 +18,10 @@ __all__ = ["LeastMemory"]
 class LeastMemory:
     """Least bytes, besides their input, in which stages s..t have a schedule.
 
+    Args:
+        recursion: In bytes and ns.
+        of: The table, if it is known already.
+
     Attributes:
         of: Shape (n, n), at [s, t]; entries below the diagonal are 0 and mean nothing.
 
@@ -25,29 +29,9 @@ class LeastMemory:
         O(n^3) time in n array operations, O(n^2) memory.
     """
 
-    of: Array
-
-    def __init__(self, recursion: Recursion) -> None:
+    def __init__(self, recursion: Recursion, of: Array | None = None) -> None:
         self._recursion = recursion
-        n = recursion.stages
-        # The same values twice, by distance d = t - s: from_start[s, d] and from_end[t, d],
-        # so that all splits of all sub-chains of one length are two rectangles.
-        from_start = np.zeros((n, n), dtype=np.int64)
-        from_end = np.zeros((n, n), dtype=np.int64)
-        transit, keep_floor = _by_distance(recursion.transit), _by_distance(recursion.keep_floor)
-        from_start[:, 0] = from_end[:, 0] = keep_floor[:, 0]
-        for d in range(1, n):
-            rows = n - d
-            kept = from_start[1 : rows + 1, d - 1] + recursion.saved[:rows]
-            restart_points = sliding_window_view(recursion.activation, d)[1 : rows + 1]
-            later = from_end[d:, :d][:, ::-1] + restart_points
-            floor = recursion.gradient[d + 1 : n + 1, None] + transit[:rows, :d]
-            restarted = np.maximum(np.maximum(later, from_start[:rows, :d]), floor).min(axis=1)
-            least = np.minimum(np.maximum(keep_floor[:rows, d], kept), restarted)
-            from_start[:rows, d] = from_end[d:, d] = least
-        self.of = np.zeros((n, n), dtype=np.int64)
-        for d in range(n):
-            np.fill_diagonal(self.of[:, d:], from_start[: n - d, d])
+        self.of: Array = _least(recursion) if of is None else of
 
     @property
     def root(self) -> int:
@@ -64,6 +48,29 @@ class LeastMemory:
         restarts = np.arange(s + 1, t + 1)
         needs = np.maximum(self.of[restarts, t] + recursion.activation[restarts], self.of[s, s:t])
         return s + 1 + int(np.argmin(np.maximum(needs, recursion.restart_floor(s, t))))
+
+
+def _least(recursion: Recursion) -> Array:
+    n = recursion.stages
+    # The same values twice, by distance d = t - s: from_start[s, d] and from_end[t, d],
+    # so that all splits of all sub-chains of one length are two rectangles.
+    from_start = np.zeros((n, n), dtype=np.int64)
+    from_end = np.zeros((n, n), dtype=np.int64)
+    transit, keep_floor = _by_distance(recursion.transit), _by_distance(recursion.keep_floor)
+    from_start[:, 0] = from_end[:, 0] = keep_floor[:, 0]
+    for d in range(1, n):
+        rows = n - d
+        kept = from_start[1 : rows + 1, d - 1] + recursion.saved[:rows]
+        restart_points = sliding_window_view(recursion.activation, d)[1 : rows + 1]
+        later = from_end[d:, :d][:, ::-1] + restart_points
+        floor = recursion.gradient[d + 1 : n + 1, None] + transit[:rows, :d]
+        restarted = np.maximum(np.maximum(later, from_start[:rows, :d]), floor).min(axis=1)
+        least = np.minimum(np.maximum(keep_floor[:rows, d], kept), restarted)
+        from_start[:rows, d] = from_end[d:, d] = least
+    least_of = np.zeros((n, n), dtype=np.int64)
+    for d in range(n):
+        np.fill_diagonal(least_of[:, d:], from_start[: n - d, d])
+    return least_of
 
 
 def _by_distance(square: Array) -> Array:

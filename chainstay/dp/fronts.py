@@ -12,34 +12,20 @@ the limit until the optimum lies below it.
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from chainstay.dp.deepening import limits
 from chainstay.dp.feasibility import LeastMemory
-from chainstay.dp.outside import OutsideBound
-from chainstay.dp.recursion import KEEP, Array, Recursion
+from chainstay.dp.outside import Limit, OutsideBound
+from chainstay.dp.recursion import KEEP, Array, Front, Recursion
 from chainstay.errors import InvalidProfileError
 
-__all__ = ["Front", "Fronts"]
+__all__ = ["Fronts"]
 
-_FIRST_SLACK: Final = 0.02
-_SLACK_GROWTH: Final = 1.6
 _KEY_BITS: Final = 62
 _FIRST_CAPACITY: Final = 64
-
-
-class Front(NamedTuple):
-    """Corners of a step function: `overhead[i]` from `memory[i]` bytes on.
-
-    Attributes:
-        memory: Shape (corners,), bytes, strictly ascending.
-        overhead: Shape (corners,), ns, strictly descending.
-    """
-
-    memory: Array
-    overhead: Array
 
 
 _NOTHING: Final = Front(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -52,8 +38,7 @@ class Fronts:
         recursion: In bytes and ns.
         memory: Bytes besides the network's input.
         least: Least memory of every sub-chain.
-        limit: Overhead of the schedules that matter, in ns, with the outside bound for
-            `memory`; ``None`` keeps every corner.
+        limit: What can be part of a schedule that matters; ``None`` keeps every corner.
 
     Attributes:
         recursion: As given.
@@ -67,12 +52,12 @@ class Fronts:
         recursion: Recursion,
         memory: int,
         least: LeastMemory,
-        limit: tuple[int, OutsideBound] | None = None,
+        limit: Limit | None = None,
     ) -> None:
         self.recursion = recursion
         self._memory = memory
         self._least = least
-        self._limit = None if limit is None else _Limit(recursion, *limit)
+        self._limit = limit
         n = recursion.stages
         self._shift = memory.bit_length()
         if (n + 1).bit_length() + self._shift > _KEY_BITS:
@@ -87,15 +72,12 @@ class Fronts:
     @classmethod
     def solve(cls, recursion: Recursion, memory: int, least: LeastMemory) -> Self:
         """Fronts that hold an optimal schedule for `memory`, which must be feasible."""
-        bound = OutsideBound(recursion, memory)
-        slack = max(1, math.ceil(_FIRST_SLACK * recursion.rerun_time))
-        while True:
-            limit = math.ceil(bound.root) + slack
-            fronts = cls(recursion, memory, least, (limit, bound))
+        for limit in limits(OutsideBound(recursion, memory), recursion):
+            fronts = cls(recursion, memory, least, limit)
             overhead = fronts.root.overhead
-            if len(overhead) and overhead[-1] <= limit:
+            if len(overhead) and overhead[-1] <= limit.overhead:
                 return fronts
-            slack = math.ceil(slack * _SLACK_GROWTH)
+        raise AssertionError("limits never end")
 
     @property
     def root(self) -> Front:
@@ -175,31 +157,6 @@ class Fronts:
         memory = np.maximum(memory, floors)
         matters = (memory <= cap) & (total <= slack)
         return Front(memory[matters], total[matters])
-
-
-class _Limit:
-    """Which corners can be part of a schedule whose overhead is at most `limit`."""
-
-    def __init__(self, recursion: Recursion, limit: int, bound: OutsideBound) -> None:
-        # Bounds are sums of doubles: this much more covers their rounding on any chain.
-        self._limit = limit * (1 + 2**-40) + 1.0
-        self._bound = bound
-        self._elapsed = recursion.elapsed
-        self._last = recursion.stages - 1
-
-    def largest_overhead(self, s: int, t: int) -> float:
-        return float(self._limit - self._bound.around[s, t])
-
-    def largest_memory(self, s: int, t: int) -> int:
-        return self._bound.largest_memory(s, self._limit - self._rerun(s, t))
-
-    def before(self, s: int, t: int, memory: Array) -> NDArray[np.float64]:
-        """The most overhead of stages s..t, given what stages before s must cost."""
-        slack: NDArray[np.float64] = self._limit - self._rerun(s, t) - self._bound.before(s, memory)
-        return slack
-
-    def _rerun(self, s: int, t: int) -> float:
-        return float(self._elapsed[t + 1] - self._elapsed[s]) if t < self._last else 0.0
 
 
 class _Keyed:

@@ -8,14 +8,20 @@ in ``docs/derivations/outside-bound.md``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.recursion import Array, Recursion
 
-__all__ = ["OutsideBound"]
+__all__ = ["Limit", "OutsideBound", "Spared", "spared_around"]
 
 _Floats = NDArray[np.float64]
+
+Spared = Callable[[Array, Array, Array, int], _Floats]
+"""`spared_around`, or its compiled self."""
 
 
 class OutsideBound:
@@ -24,79 +30,122 @@ class OutsideBound:
     Args:
         recursion: In bytes and ns.
         memory: M, the bytes besides the network's input.
+        spared: How to compute `spared_around`.
 
     Attributes:
+        memory: As given.
+        elapsed: Shape (n + 1,), as in the recursion.
         root: Lower bound on the overhead of any schedule.
         around: Shape (n, n): at [s, t], overhead outside s..t plus, unless t is the loss,
             one rerun of s..t, which a sub-chain that ends before the loss is.
+        prefix_size: Shape (n + 1, n + 1): row s has the corners of the fractional knapsack
+            of the stages before s: bytes, ascending …
+        prefix_time: … and the ns spared in them.
 
     Complexity:
-        O(n^3) time in n^2 array operations, O(n^2) memory.
+        O(n^2) time and memory.
     """
 
-    root: float
-    around: _Floats
-
-    def __init__(self, recursion: Recursion, memory: int) -> None:
+    def __init__(self, recursion: Recursion, memory: int, spared: Spared | None = None) -> None:
         n = recursion.stages
-        self._memory = memory
-        self._elapsed = recursion.elapsed.astype(np.float64)
-        time, size = np.diff(self._elapsed), recursion.saved.astype(np.float64)
+        self.memory = memory
+        self.elapsed = recursion.elapsed
+        time, size = np.diff(recursion.elapsed), recursion.saved
         with np.errstate(divide="ignore", invalid="ignore"):
-            worth = np.where(size > 0, time / size, np.inf)
-        order = np.argsort(-worth, kind="stable")
-        self._prefix_size, self._prefix_time = [], []
-        order = order[time[order] > 0]
-        for s in range(n + 1):
-            chosen = order[order < s]
-            self._prefix_size.append(np.concatenate([[0.0], np.cumsum(size[chosen])]))
-            self._prefix_time.append(np.concatenate([[0.0], np.cumsum(time[chosen])]))
-        self.root = max(0.0, self._elapsed[n] - float(self._spared(n, np.array(float(memory)))))
-        self.around = self._around(order, time, size)
+            worth = np.where(size > 0, time / size, np.where(time > 0, np.inf, 0.0))
+        order = np.argsort(-worth, kind="stable").astype(np.int64)
+        is_before = order[None, :] < np.arange(n + 1)[:, None]
+        self.prefix_size = _running_sum(np.where(is_before, size[order], 0))
+        self.prefix_time = _running_sum(np.where(is_before, time[order], 0))
+        self.root = max(0.0, float(self.elapsed[n]) - float(self._spared(n, np.array(memory))))
+        around = self.elapsed[n] - (spared or spared_around)(order, size, time, memory)
+        around[:, -1] = 0.0
+        self.around = np.maximum(around, 0.0)
 
     def before(self, s: int, memory: Array) -> _Floats:
         """Least overhead of stages before s when stages from s on take `memory` bytes."""
-        spared = self._spared(s, (self._memory - memory).astype(np.float64))
-        return np.asarray(self._elapsed[s] - spared)
+        return np.asarray(self.elapsed[s] - self._spared(s, self.memory - memory))
 
     def largest_memory(self, s: int, slack: float) -> int:
         """The most bytes that stages from s on may take if ``before(s, ·) <= slack``."""
-        needed = self._elapsed[s] - slack
+        needed = self.elapsed[s] - slack
         if needed <= 0:
-            return self._memory
-        size, time = self._prefix_size[s], self._prefix_time[s]
+            return self.memory
+        size, time = self.prefix_size[s], self.prefix_time[s]
         if time[-1] < needed:
             return -1
-        least_size = np.interp(needed, time, size)
-        return int(self._memory - least_size) + 1
+        corner = int(np.searchsorted(time, needed))
+        share = (needed - time[corner - 1]) / (time[corner] - time[corner - 1])
+        least_size = size[corner - 1] + share * (size[corner] - size[corner - 1])
+        return int(self.memory - least_size) + 1
 
-    def _spared(self, s: int, memory: _Floats) -> _Floats:
+    def _spared(self, s: int, memory: Array) -> _Floats:
         """Fractional knapsack of the forward times of stages before s into `memory` bytes."""
-        return np.asarray(np.interp(memory, self._prefix_size[s], self._prefix_time[s]))
+        return np.asarray(np.interp(memory, self.prefix_size[s], self.prefix_time[s]))
 
-    def _around(self, order: Array, time: _Floats, size: _Floats) -> _Floats:
-        n = len(time)
-        around = np.zeros((n, n))
-        for s in range(n - 1):
-            ends = np.arange(s, n - 1)
-            outside = (order[None, :] < s) | (order[None, :] > ends[:, None])
-            sizes = np.where(outside, size[order], 0.0)
-            times = np.where(outside, time[order], 0.0)
-            around[s, ends] = times.sum(axis=1) - self._knapsacks(sizes, times)
-            around[s, ends] += self._elapsed[ends + 1] - self._elapsed[s]
-        return np.maximum(around, 0.0)
 
-    def _knapsacks(self, sizes: _Floats, times: _Floats) -> _Floats:
-        """Time spared by each row's items, taken in order, the last one in part."""
-        if not sizes.shape[1]:
-            return np.zeros(len(sizes))
-        filled = np.cumsum(sizes, axis=1)
-        whole = filled <= self._memory
-        room = self._memory - np.where(whole, sizes, 0.0).sum(axis=1)
-        spared: _Floats = np.where(whole, times, 0.0).sum(axis=1)
-        cut = np.argmin(whole, axis=1)[:, None]
-        cut_size = np.take_along_axis(sizes, cut, axis=1)[:, 0]
-        cut_time = np.take_along_axis(times, cut, axis=1)[:, 0]
-        share = room / np.where(cut_size > 0, cut_size, 1.0)
-        part: _Floats = np.where(whole.all(axis=1), 0.0, cut_time * share)
-        return spared + part
+class Limit:
+    """Which corners can be part of a schedule whose overhead is at most `overhead`.
+
+    Attributes:
+        overhead: With what covers the rounding of the bounds, which are sums of doubles.
+        bound: For the memory at hand.
+    """
+
+    _ROUNDING: Final = 2.0**-40
+
+    def __init__(self, overhead: int, bound: OutsideBound) -> None:
+        self.overhead = overhead * (1 + self._ROUNDING) + 1.0
+        self.bound = bound
+
+    def largest_overhead(self, s: int, t: int) -> float:
+        """Of stages s..t, whatever their memory."""
+        return float(self.overhead - self.bound.around[s, t])
+
+    def largest_memory(self, s: int, t: int) -> int:
+        """Of stages s..t, whatever their overhead."""
+        return self.bound.largest_memory(s, self.overhead - self._rerun(s, t))
+
+    def before(self, s: int, t: int, memory: Array) -> _Floats:
+        """The most overhead of stages s..t, given what stages before s must cost."""
+        slack: _Floats = self.overhead - self._rerun(s, t) - self.bound.before(s, memory)
+        return slack
+
+    def _rerun(self, s: int, t: int) -> float:
+        elapsed = self.bound.elapsed
+        return float(elapsed[t + 1] - elapsed[s]) if t < len(elapsed) - 2 else 0.0
+
+
+def spared_around(order: Array, size: Array, time: Array, memory: int) -> _Floats:
+    """Fractional knapsacks of all stages but s..t into `memory` bytes, at [s, t].
+
+    Taking stage t out of the knapsack for s..t-1 frees room, so that the item which is cut
+    moves on through `order` only: n steps for each s. `order` is by falling worth.
+    """
+    n = len(order)
+    spared = np.zeros((n, n))
+    rank = np.argsort(order)
+    for s in range(n):
+        whole_size, whole_time, cut = 0, 0, 0
+        for t in range(s - 1, n):
+            if t >= s and rank[t] < cut:
+                whole_size -= size[t]
+                whole_time -= time[t]
+            while cut < n:
+                item = order[cut]
+                if not s <= item <= t:
+                    if whole_size + size[item] > memory:
+                        break
+                    whole_size += size[item]
+                    whole_time += time[item]
+                cut += 1
+            if t >= s:
+                spared[s, t] = whole_time
+                if cut < n:
+                    spared[s, t] += time[order[cut]] * ((memory - whole_size) / size[order[cut]])
+    return spared
+
+
+def _running_sum(rows: Array) -> Array:
+    sums: Array = np.pad(np.cumsum(rows, axis=1), ((0, 0), (1, 0)))
+    return sums

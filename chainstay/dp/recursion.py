@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,25 @@ from numpy.typing import NDArray
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["KEEP", "Array", "Decide", "Recursion", "assemble"]
+__all__ = ["KEEP", "Array", "Decide", "Front", "Recursion", "assemble"]
 
 Array = NDArray[np.int64]
 
 KEEP: Final = -1
 """The decision to keep all of a stage; any other decision is the stage to restart at."""
+
+
+class Front(NamedTuple):
+    """Corners of a step function: `overhead[i]` from `memory[i]` bytes on.
+
+    Attributes:
+        memory: Shape (corners,), bytes, strictly ascending.
+        overhead: Shape (corners,), ns, strictly descending.
+    """
+
+    memory: Array
+    overhead: Array
+
 
 Decide = Callable[[int, int, int], int]
 """Decision for stages s..t with m bytes: `KEEP`, or k."""

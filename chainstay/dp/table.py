@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from chainstay.dp.recursion import KEEP, Array, Recursion
+from chainstay.dp.recursion import KEEP, Array, Front, Recursion
 
 __all__ = ["INFEASIBLE", "Table"]
 
@@ -56,11 +56,11 @@ class Table:
         return cls(recursion, rows)
 
     @property
-    def root(self) -> tuple[Array, Array]:
+    def root(self) -> Front:
         """Corners of the whole chain's overhead: slots ascending, overheads descending."""
         overhead = self.rows[0][-1]
         corners = np.flatnonzero(overhead < np.insert(overhead[:-1], 0, INFEASIBLE))
-        return corners, overhead[corners]
+        return Front(corners, overhead[corners])
 
     def overhead(self, s: int, t: int, m: int) -> int:
         """O(s, t, m), or `INFEASIBLE` (also for a negative m)."""

@@ -1,0 +1,95 @@
+"""The engine for long chains: `Fronts` with its inner loops compiled.
+
+Imported only where numba is installed; `engines` decides when.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from chainstay.dp.deepening import limits
+from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.kernels import choose, fill
+from chainstay.dp.outside import Limit, OutsideBound
+from chainstay.dp.pruning import Bounds, Chain, least_memory, spared_around
+from chainstay.dp.recursion import Front, Recursion
+
+__all__ = ["CompiledFronts", "compiled_least_memory"]
+
+
+class CompiledFronts:
+    """Fronts of all sub-chains, as far as they matter below a limit; see `Fronts`.
+
+    Args:
+        recursion: In bytes and ns.
+        memory: Bytes besides the network's input.
+        least: Least memory of every sub-chain.
+        limit: As for `Fronts`.
+
+    Attributes:
+        recursion: As given.
+    """
+
+    def __init__(
+        self,
+        recursion: Recursion,
+        memory: int,
+        least: LeastMemory,
+        limit: Limit | None = None,
+    ) -> None:
+        self.recursion = recursion
+        self._chain = _chain(recursion)
+        self._corners = fill(self._chain, _bounds(recursion, memory, least, limit))
+
+    @classmethod
+    def solve(cls, recursion: Recursion, memory: int, least: LeastMemory) -> Self:
+        """Fronts that hold an optimal schedule for `memory`, which must be feasible."""
+        for limit in limits(OutsideBound(recursion, memory, spared_around), recursion):
+            fronts = cls(recursion, memory, least, limit)
+            overhead = fronts.root.overhead
+            if len(overhead) and overhead[-1] <= limit.overhead:
+                return fronts
+        raise AssertionError("limits never end")
+
+    @property
+    def root(self) -> Front:
+        """The front of the whole chain."""
+        corners = self._corners
+        kept = slice(corners.first[0, -1], corners.last[0, -1] + 1)
+        return Front(corners.memory[kept], corners.overhead[kept])
+
+    def decide(self, s: int, t: int, m: int) -> int:
+        """The optimal decision for stages s..t with m bytes."""
+        decision = int(choose(self._chain, self._corners, s, t, m))
+        if decision < -1:
+            raise AssertionError(f"no decision reaches O({s}, {t}, {m})")
+        return decision
+
+
+def compiled_least_memory(recursion: Recursion) -> LeastMemory:
+    """`LeastMemory` by compiled loops."""
+    return LeastMemory(recursion, least_memory(_chain(recursion)))
+
+
+def _chain(recursion: Recursion) -> Chain:
+    return Chain(
+        elapsed=recursion.elapsed,
+        activation=recursion.activation,
+        saved=recursion.saved,
+        gradient=recursion.gradient,
+        keep_floor=recursion.keep_floor,
+        transit=recursion.transit,
+    )
+
+
+def _bounds(recursion: Recursion, memory: int, least: LeastMemory, limit: Limit | None) -> Bounds:
+    n = recursion.stages
+    nothing = np.zeros((n + 1, n + 1), dtype=np.int64)
+    if limit is None:
+        return Bounds(float(2**61), memory, np.zeros((n, n)), nothing, nothing, least.of)
+    bound = limit.bound
+    return Bounds(
+        limit.overhead, memory, bound.around, bound.prefix_size, bound.prefix_time, least.of
+    )

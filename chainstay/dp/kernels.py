@@ -1,0 +1,208 @@
+"""The persistent program's inner loops, compiled: the same recursion as `fronts`.
+
+Imported only where numba is installed.
+"""
+# ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from chainstay.dp.jit import kernel
+from chainstay.dp.pruning import Bounds, Chain, matters, room
+from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.steps import (
+    Steps,
+    buffers,
+    first_gain,
+    merge_moved,
+    merge_sum,
+    value_at,
+    with_room,
+)
+
+__all__ = ["Corners", "choose", "fill"]
+
+_FIRST_CAPACITY: Final = 1024
+_BEYOND: Final = 2**61
+
+
+class Corners(NamedTuple):
+    """Fronts of all sub-chains.
+
+    Attributes:
+        memory: Bytes of all corners of all fronts.
+        overhead: ns, likewise.
+        first: Shape (n, n), at [s, t]: where the front of s..t starts in both …
+        last: … and its last corner; ``first - 1`` when no corner is kept.
+    """
+
+    memory: Array
+    overhead: Array
+    first: Array
+    last: Array
+
+
+class Ends(NamedTuple):
+    """First memory (`_BEYOND` without corners) and last overhead of fronts, side by side.
+
+    Attributes:
+        least: Shape (n, n), at [s, t]: bytes.
+        best: Shape (n, n), at [s, t]: ns.
+        stored_least: Shape (n,), at [k]: bytes of k..t and a^k together, for the t at hand.
+        stored_best: Shape (n,), at [k]: ns of k..t.
+    """
+
+    least: Array
+    best: Array
+    stored_least: Array
+    stored_best: Array
+
+
+@kernel
+def _front(corners: Corners, s: int, t: int, shift: int) -> Steps:
+    return Steps(corners.memory, corners.overhead, corners.first[s, t], corners.last[s, t], shift)
+
+
+@kernel
+def _restarts(
+    chain: Chain,
+    corners: Corners,
+    ends: Ends,
+    span: tuple[int, int],
+    room: tuple[int, int],
+    lowest: Steps,
+    spare: tuple[Array, Array],
+) -> tuple[Steps, tuple[Array, Array]]:
+    """The lower of `lowest` and all restarts of a sub-chain.
+
+    Args:
+        chain: As everywhere.
+        corners: With the fronts of all its sub-chains.
+        ends: Of them.
+        span: First and last stage.
+        room: The most bytes, and the least ns that is too many.
+        lowest: Starts at index 0.
+        spare: Memory and overhead to write to.
+
+    Returns:
+        The result, in one of the two buffers, and the other one.
+    """
+    s, t = span
+    cap, ceiling = room
+    least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
+    gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
+    for k in range(s + 1, t + 1):
+        rerun = chain.elapsed[k] - elapsed
+        if rerun >= ceiling:
+            break
+        # cheap: nowhere does the sum exist and lie below all of `lowest`
+        floor = rerun + best[k - 1] + ends.stored_best[k]
+        start = max(gradient + transit[k - 1], least[k - 1], ends.stored_least[k])
+        if start > cap or floor >= ceiling:
+            continue
+        if floor >= value_at(lowest, start, ceiling):
+            continue
+        stop = min(cap, _memory_until(lowest, rerun))
+        if start > stop:
+            continue
+        earlier = _front(corners, s, k - 1, 0)
+        later = _front(corners, k, t, chain.activation[k])
+        floor = rerun + value_at(earlier, stop, 0) + value_at(later, stop, 0)
+        if floor >= value_at(lowest, start, ceiling):
+            continue
+        start = first_gain(lowest, earlier, later, rerun, start, stop, ceiling)
+        if start < 0:
+            continue
+        size = lowest.last + earlier.last - earlier.first + later.last - later.first + 3
+        if size > len(spare[0]):
+            spare = buffers(2 * size)
+        size = merge_sum(lowest, earlier, later, rerun, start, stop, ceiling, spare[0], spare[1])
+        free = (lowest.memory, lowest.overhead)
+        lowest = Steps(spare[0], spare[1], 0, size - 1, 0)
+        spare = free
+    return lowest, spare
+
+
+@kernel
+def _memory_until(steps: Steps, overhead: int) -> int:
+    """The most memory at which the steps lie above `overhead`."""
+    low, high = steps.first, steps.last + 1
+    while low < high:
+        middle = (low + high) >> 1
+        if steps.overhead[middle] <= overhead:
+            high = middle
+        else:
+            low = middle + 1
+    return steps.memory[low] - 1 if low <= steps.last else _BEYOND
+
+
+@kernel
+def fill(chain: Chain, bounds: Bounds) -> Corners:
+    """Fronts of all sub-chains within the bounds, ends ascending, starts descending."""
+    n = len(chain.saved)
+    pool, used = buffers(_FIRST_CAPACITY), 0
+    here, spare = buffers(_FIRST_CAPACITY), buffers(_FIRST_CAPACITY)
+    first, last = np.zeros((n, n), dtype=np.int64), np.full((n, n), -1, dtype=np.int64)
+    least, best = np.full((n, n), _BEYOND, dtype=np.int64), np.zeros((n, n), dtype=np.int64)
+    for t in range(n):
+        ends = Ends(least, best, np.full(n, _BEYOND, dtype=np.int64), np.zeros(n, dtype=np.int64))
+        for s in range(t, -1, -1):
+            # what can matter
+            rerun = chain.elapsed[t + 1] - chain.elapsed[s] if t < n - 1 else 0
+            if rerun > bounds.limit:
+                break
+            cap, ceiling = room(chain, bounds, s, t)
+            if cap < bounds.least[s, t] or ceiling <= 0:
+                continue
+            # keep stage s, or restart it
+            corners = Corners(pool[0], pool[1], first, last)
+            if s == t:
+                here[0][0], here[1][0] = chain.keep_floor[s, t], 0
+                lowest = Steps(here[0], here[1], 0, 0, 0)
+            else:
+                after = _front(corners, s + 1, t, chain.saved[s])
+                if after.last - after.first >= len(here[0]):
+                    here = buffers(2 * (after.last - after.first + 1))
+                nothing = Steps(here[0], here[1], 0, -1, 0)
+                floor = chain.keep_floor[s, t]
+                size = merge_moved(nothing, after, 0, floor, cap, ceiling, here[0], here[1])
+                lowest = Steps(here[0], here[1], 0, size - 1, 0)
+                lowest, spare = _restarts(
+                    chain, corners, ends, (s, t), (cap, ceiling), lowest, spare
+                )
+            # store what can be part of a whole schedule
+            pool = with_room(pool, used, lowest.last + 1)
+            size = matters(chain, bounds, s, t, lowest, pool[0][used:], pool[1][used:])
+            first[s, t], last[s, t] = used, used + size - 1
+            if size:
+                least[s, t], best[s, t] = pool[0][used], pool[1][used + size - 1]
+                ends.stored_least[s] = least[s, t] + chain.activation[s]
+                ends.stored_best[s] = best[s, t]
+            used += size
+            here = (lowest.memory, lowest.overhead)
+    return Corners(pool[0][:used], pool[1][:used], first, last)
+
+
+@kernel
+def choose(chain: Chain, corners: Corners, s: int, t: int, m: int) -> int:
+    """The optimal decision for stages s..t with `m` bytes, or -2 where there is none."""
+    target = value_at(_front(corners, s, t, 0), m, -1)
+    if m >= chain.keep_floor[s, t] and (
+        s == t or value_at(_front(corners, s + 1, t, chain.saved[s]), m, -1) == target
+    ):
+        return KEEP
+    for k in range(s + 1, t + 1):
+        rest = target - (chain.elapsed[k] - chain.elapsed[s])
+        if rest < 0:
+            break
+        if m < chain.gradient[t + 1] + chain.transit[s, k - 1]:
+            continue
+        earlier = value_at(_front(corners, s, k - 1, 0), m, target + 1)
+        if earlier <= rest:
+            later = value_at(_front(corners, k, t, chain.activation[k]), m, target + 1)
+            if earlier + later == rest:
+                return k
+    return -2

@@ -1,0 +1,121 @@
+"""What cannot matter, inside compiled code: the least memory and the outside bound.
+
+Imported only where numba is installed. `Limit` and `LeastMemory` say the same in numpy.
+"""
+# ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay.dp import outside
+from chainstay.dp.jit import kernel
+from chainstay.dp.recursion import Array
+from chainstay.dp.steps import Steps
+
+__all__ = ["Bounds", "Chain", "least_memory", "matters", "room", "spared_around"]
+
+spared_around = kernel(outside.spared_around)
+
+
+class Chain(NamedTuple):
+    """`Recursion` as compiled code takes it; shapes and meanings are the same."""
+
+    elapsed: Array
+    activation: Array
+    saved: Array
+    gradient: Array
+    keep_floor: Array
+    transit: Array
+
+
+class Bounds(NamedTuple):
+    """What prunes: `limit` and `memory` as in `Limit`, tables of `OutsideBound`, `LeastMemory`."""
+
+    limit: float
+    memory: int
+    around: NDArray[np.float64]
+    prefix_size: Array
+    prefix_time: Array
+    least: Array
+
+
+@kernel
+def least_memory(chain: Chain) -> Array:
+    """Table of `LeastMemory`, column by column."""
+    n = len(chain.saved)
+    least = np.zeros((n, n), dtype=np.int64)
+    stored = np.zeros(n, dtype=np.int64)
+    for t in range(n):
+        for s in range(t, -1, -1):
+            best = chain.keep_floor[s, t]
+            if s < t:
+                best = max(best, least[s + 1, t] + chain.saved[s])
+            row, transit, gradient = least[s], chain.transit[s], chain.gradient[t + 1]
+            for k in range(s + 1, t + 1):
+                best = min(best, max(stored[k], row[k - 1], gradient + transit[k - 1]))
+            row[t] = best
+            stored[s] = best + chain.activation[s]
+    return least
+
+
+@kernel
+def _largest_memory(bounds: Bounds, s: int, needed: float) -> int:
+    """The most memory from stage s on if stages before it are to spare `needed` ns."""
+    if needed <= 0:
+        return bounds.memory
+    size, time = bounds.prefix_size[s], bounds.prefix_time[s]
+    if time[-1] < needed:
+        return -1
+    corner = np.searchsorted(time, needed)
+    share = (needed - time[corner - 1]) / (time[corner] - time[corner - 1])
+    least_size = size[corner - 1] + share * (size[corner] - size[corner - 1])
+    return int(bounds.memory - least_size) + 1
+
+
+@kernel
+def room(chain: Chain, bounds: Bounds, s: int, t: int) -> tuple[int, int]:
+    """The most bytes with which stages s..t can matter, and the least ns that is too many."""
+    cap = _largest_memory(bounds, s, chain.elapsed[s] - _slack(chain, bounds, s, t))
+    if s > 0:  # the input of stage s is stored, by itself or inside the saved data before it
+        cap = min(cap, bounds.memory - min(chain.activation[s], chain.saved[s - 1]))
+    return cap, int(np.floor(bounds.limit - bounds.around[s, t])) + 1
+
+
+@kernel
+def _slack(chain: Chain, bounds: Bounds, s: int, t: int) -> float:
+    """The most overhead, stages before s included, but for the rerun that s..t is."""
+    rerun = chain.elapsed[t + 1] - chain.elapsed[s] if t < len(chain.saved) - 1 else 0
+    return bounds.limit - float(rerun)
+
+
+@kernel
+def matters(
+    chain: Chain,
+    bounds: Bounds,
+    s: int,
+    t: int,
+    corners: Steps,
+    memory: Array,
+    overhead: Array,
+) -> int:
+    """Copy the corners that leave enough to stages before s; returns how many."""
+    size, time = bounds.prefix_size[s], bounds.prefix_time[s]
+    slack = _slack(chain, bounds, s, t) - chain.elapsed[s]
+    cut, count = len(size) - 1, 0
+    for i in range(corners.first, corners.last + 1):
+        left = bounds.memory - corners.memory[i]
+        while size[cut] > left:
+            cut -= 1
+        spared = float(time[cut])
+        if cut < len(size) - 1:
+            share = (left - size[cut]) / (size[cut + 1] - size[cut])
+            spared += (time[cut + 1] - time[cut]) * share
+        if corners.overhead[i] - spared <= slack:
+            memory[count] = corners.memory[i]
+            overhead[count] = corners.overhead[i]
+            count += 1
+    return count

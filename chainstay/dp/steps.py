@@ -1,0 +1,217 @@
+"""Falling step functions of memory, inside compiled code: look up, add, take the lowest.
+
+Imported only where numba is installed.
+"""
+# ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from chainstay.dp.jit import kernel
+from chainstay.dp.recursion import Array
+
+__all__ = [
+    "Pair",
+    "Steps",
+    "buffers",
+    "corner_at",
+    "first_gain",
+    "merge_moved",
+    "merge_sum",
+    "value_at",
+    "with_room",
+]
+
+_BEYOND: Final = 2**62
+
+
+class Steps(NamedTuple):
+    """Corners ``first .. last`` of two arrays, moved right by `shift` bytes.
+
+    Attributes:
+        memory: Bytes, strictly ascending from `first` to `last`.
+        overhead: ns, strictly descending likewise; it holds from its memory on.
+        first: Index of the first corner.
+        last: Index of the last corner; ``first - 1`` if there is none.
+        shift: Bytes to add to every memory.
+    """
+
+    memory: Array
+    overhead: Array
+    first: int
+    last: int
+    shift: int
+
+
+Pair = tuple[Array, Array]
+"""Memory and overhead of equal length, to write corners to."""
+
+
+@kernel
+def buffers(size: int) -> Pair:
+    """Room for `size` corners."""
+    return np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+
+
+@kernel
+def with_room(pool: Pair, used: int, size: int) -> Pair:
+    """`pool`, or a larger copy of its first `used` corners, with room for `size` more."""
+    if used + size <= len(pool[0]):
+        return pool
+    larger = buffers(max(used + size, len(pool[0]) * 3 // 2))
+    larger[0][:used] = pool[0][:used]
+    larger[1][:used] = pool[1][:used]
+    return larger
+
+
+@kernel
+def corner_at(steps: Steps, m: int) -> int:
+    """Index of the corner that holds at `m` bytes, ``first - 1`` if none does."""
+    low, high = steps.first - 1, steps.last
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if steps.memory[middle] + steps.shift <= m:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@kernel
+def value_at(steps: Steps, m: int, otherwise: int) -> int:
+    """Value at `m` bytes, or `otherwise` where no corner holds."""
+    corner = corner_at(steps, m)
+    return steps.overhead[corner] if corner >= steps.first else otherwise
+
+
+@kernel
+def first_gain(
+    lowest: Steps, one: Steps, other: Steps, constant: int, start: int, stop: int, ceiling: int
+) -> int:
+    """Least memory from `start` to `stop` where a sum lies below `lowest`, or -1.
+
+    Args:
+        lowest: What is to be undercut; it counts as `ceiling` before its first corner.
+        one: First term; a corner of it holds at `start`.
+        other: Second term, likewise.
+        constant: Third term.
+        start: Bytes.
+        stop: Bytes, at least `start`.
+        ceiling: Sums must lie below it anyway.
+    """
+    i, j, p = corner_at(one, start), corner_at(other, start), corner_at(lowest, start)
+    last_i, last_j = corner_at(one, stop), corner_at(other, stop)
+    here, leap = start, 15
+    while here <= stop:
+        while p < lowest.last and lowest.memory[p + 1] <= here:
+            p += 1
+        target = lowest.overhead[p] if p >= lowest.first else ceiling
+        if constant + one.overhead[i] + other.overhead[j] < target:
+            return here
+        # `lowest` falls, so there is no gain before the sum falls below today's target:
+        # leap over corners while it does not, twice as far each time, else less far.
+        far_i, far_j = min(i + leap, last_i), min(j + leap, last_j)
+        if constant + one.overhead[far_i] + other.overhead[far_j] < target:
+            leap >>= 1
+            continue
+        leap = 2 * leap + 1
+        after_i = one.memory[far_i + 1] + one.shift if far_i < last_i else _BEYOND
+        after_j = other.memory[far_j + 1] + other.shift if far_j < last_j else _BEYOND
+        here = min(after_i, after_j)
+        i = far_i + 1 if after_i == here else far_i
+        j = far_j + 1 if after_j == here else far_j
+        while one.memory[i] + one.shift > here:
+            i -= 1
+        while other.memory[j] + other.shift > here:
+            j -= 1
+    return -1
+
+
+@kernel
+def _push(memory: Array, overhead: Array, size: int, m: int, value: int) -> int:
+    """Append a corner unless it is no lower; returns the new size."""
+    if size and overhead[size - 1] <= value:
+        return size
+    if size and memory[size - 1] == m:
+        size -= 1
+    memory[size] = m
+    overhead[size] = value
+    return size + 1
+
+
+@kernel
+def merge_sum(
+    lowest: Steps,
+    one: Steps,
+    other: Steps,
+    constant: int,
+    start: int,
+    stop: int,
+    ceiling: int,
+    memory: Array,
+    overhead: Array,
+) -> int:
+    """The lower of `lowest` and a sum that counts from `start` to `stop` bytes.
+
+    Args: as `first_gain`; the result goes to the front of `memory` and `overhead`, which
+    are long enough for all corners of the three.
+
+    Returns:
+        The number of corners of the result.
+    """
+    p = corner_at(lowest, start - 1) + 1
+    size = p - lowest.first
+    memory[:size] = lowest.memory[lowest.first : p]
+    overhead[:size] = lowest.overhead[lowest.first : p]
+    i, j = corner_at(one, start), corner_at(other, start)
+    here = start
+    while here <= stop:
+        while p <= lowest.last and lowest.memory[p] <= here:
+            size = _push(memory, overhead, size, lowest.memory[p], lowest.overhead[p])
+            p += 1
+        value = constant + one.overhead[i] + other.overhead[j]
+        if value < ceiling:
+            size = _push(memory, overhead, size, here, value)
+        after_i = one.memory[i + 1] + one.shift if i < one.last else _BEYOND
+        after_j = other.memory[j + 1] + other.shift if j < other.last else _BEYOND
+        here = min(after_i, after_j)
+        if after_i == here:
+            i += 1
+        if after_j == here:
+            j += 1
+    while p <= lowest.last:
+        size = _push(memory, overhead, size, lowest.memory[p], lowest.overhead[p])
+        p += 1
+    return size
+
+
+@kernel
+def merge_moved(
+    lowest: Steps,
+    one: Steps,
+    constant: int,
+    start: int,
+    stop: int,
+    ceiling: int,
+    memory: Array,
+    overhead: Array,
+) -> int:
+    """As `merge_sum`, of one term: corners of `one` before `start` count from there."""
+    p, size = lowest.first, 0
+    for i in range(max(corner_at(one, start), one.first), one.last + 1):
+        here = max(one.memory[i] + one.shift, start)
+        if here > stop:
+            break
+        while p <= lowest.last and lowest.memory[p] <= here:
+            size = _push(memory, overhead, size, lowest.memory[p], lowest.overhead[p])
+            p += 1
+        value = constant + one.overhead[i]
+        if value < ceiling:
+            size = _push(memory, overhead, size, here, value)
+    while p <= lowest.last:
+        size = _push(memory, overhead, size, lowest.memory[p], lowest.overhead[p])
+        p += 1
+    return size

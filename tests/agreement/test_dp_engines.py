@@ -1,0 +1,116 @@
+"""Compiled code against the numpy engine and the dense table, on chains short enough for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import chains
+
+from chainstay import DP, ChainProfile, simulate
+from chainstay.dp import engines, jit
+from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.fronts import Fronts
+from chainstay.dp.recursion import Recursion, assemble
+from chainstay.dp.table import Table
+
+numba = pytest.importorskip("numba")
+from chainstay.dp.compiled import (  # noqa: E402  # needs numba
+    CompiledFronts,
+    compiled_least_memory,
+)
+
+MANY = settings(max_examples=2_000)
+
+
+@MANY
+@given(chains(max_stages=9), st.integers(0, 150))
+def test_compiled_optimum_equals_numpy_and_the_dense_table(
+    profile: ChainProfile, extra: int
+) -> None:
+    recursion = Recursion.of(profile)
+    least = LeastMemory(recursion)
+    memory = min(least.root + extra, recursion.keep_all_need)
+    compiled = CompiledFronts.solve(recursion, memory, least)
+    overhead = compiled.root.overhead[-1]
+    assert overhead == Fronts.solve(recursion, memory, least).root.overhead[-1]
+    assert overhead == Table.fill(recursion, memory).overhead(0, len(profile) - 1, memory)
+    replay = simulate(profile, assemble(recursion, memory, compiled.decide))
+    assert replay.makespan == profile.least_time + overhead
+    assert replay.peak_bytes <= memory + profile.input_bytes
+
+
+@MANY
+@given(chains(max_stages=9))
+def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
+    profile: ChainProfile,
+) -> None:
+    recursion = Recursion.of(profile)
+    least, memory = LeastMemory(recursion), recursion.keep_all_need
+    compiled, plain = (engine(recursion, memory, least) for engine in (CompiledFronts, Fronts))
+    assert compiled.root.memory.tolist() == plain.root.memory.tolist()
+    assert compiled.root.overhead.tolist() == plain.root.overhead.tolist()
+
+
+@MANY
+@given(chains(max_stages=12))
+def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
+    recursion = Recursion.of(profile)
+    assert (compiled_least_memory(recursion).of == LeastMemory(recursion).of).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(chains(max_stages=40, families=("plain", "fat", "wild")), st.floats(0.0, 1.0))
+def test_compiled_optimum_of_longer_chains(profile: ChainProfile, share: float) -> None:
+    recursion = Recursion.of(profile)
+    least = LeastMemory(recursion)
+    memory = least.root + int(share * (recursion.keep_all_need - least.root))
+    compiled = CompiledFronts.solve(recursion, memory, least)
+    plain = Fronts.solve(recursion, memory, least)
+    assert compiled.root.overhead[-1] == plain.root.overhead[-1]
+
+
+def test_long_chains_get_compiled_code_and_short_ones_or_lack_of_numba_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert engines.exact_engine(10) is Fronts
+    assert engines.exact_engine(1000) is CompiledFronts
+    monkeypatch.setattr(jit, "find_spec", lambda _: None)
+    assert engines.exact_engine(1000) is Fronts
+
+
+@settings(max_examples=200)
+@given(chains(), st.integers(0, 150))
+def test_the_front_door_gives_one_answer_by_either_engine(
+    profile: ChainProfile, extra: int
+) -> None:
+    recursion = Recursion.of(profile)
+    budget = LeastMemory(recursion).root + profile.input_bytes + extra
+    plain = DP()(profile, budget)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "_LONG", 0)
+        compiled, curve = DP()(profile, budget), DP().curve(profile)
+    assert compiled == plain
+    assert curve.makespan(budget) == plain.makespan
+    assert curve.schedule(budget) == plain.schedule or (
+        simulate(profile, curve.schedule(budget)).makespan == plain.makespan
+    )
+
+
+def test_kernels_compile_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = numba.njit
+
+    def refuse(*, nogil: bool, cache: bool = False) -> Callable[[object], object]:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        decorator: Callable[[object], object] = real(nogil=nogil)
+        return decorator
+
+    monkeypatch.setattr(numba, "njit", refuse)
+    assert jit.kernel(_doubled)(21) == 42
+
+
+def _doubled(x: int) -> int:
+    return 2 * x
