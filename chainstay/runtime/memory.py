@@ -6,7 +6,9 @@ temporaries inside operators included. On CUDA the caching allocator keeps the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,8 +44,8 @@ class MemoryTrace:
 def trace_memory(function: Callable[[], object], device: torch.device | str) -> MemoryTrace:
     """Run `function` once and trace the memory it allocates on `device`.
 
-    On the CPU only what is allocated during the trace is seen: releasing older tensors
-    does not lower the curve.
+    On the CPU the release of a tensor is seen only if a trace, this or an earlier one, saw
+    it being allocated. Python's garbage collector rests meanwhile.
 
     Args:
         function: Called without arguments; its result is held until the trace ends.
@@ -72,16 +74,17 @@ def trace_phases(
         phases: May be a generator that makes each phase when its turn has come.
         device: ``cpu`` or a CUDA device.
     """
-    match device.type:
-        case "cpu":
-            return _trace_cpu(phases)
-        case "cuda":
-            return _trace_cuda(phases, device)
-        case other:
-            raise UnsupportedModelError(
-                f"memory of a {other!r} device cannot be measured; move the model and the "
-                "sample to the CPU or to a CUDA device"
-            )
+    with _garbage_at_rest():
+        match device.type:
+            case "cpu":
+                return _trace_cpu(phases)
+            case "cuda":
+                return _trace_cuda(phases, device)
+            case other:
+                raise UnsupportedModelError(
+                    f"memory of a {other!r} device cannot be measured; move the model and the "
+                    "sample to the CPU or to a CUDA device"
+                )
 
 
 def allocated_bytes(tensor: torch.Tensor) -> int:
@@ -92,6 +95,18 @@ def allocated_bytes(tensor: torch.Tensor) -> int:
 def rounded_bytes(size: int, device: torch.device) -> int:
     """Bytes that the allocator of `device` hands out when asked for `size`."""
     return -(-size // _CUDA_BLOCK) * _CUDA_BLOCK if device.type == "cuda" else size
+
+
+@contextmanager
+def _garbage_at_rest() -> Iterator[None]:
+    """No garbage collection inside: older garbage would be released in somebody's phase."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _trace_cpu(phases: Iterable[Callable[[], object]]) -> tuple[MemoryTrace, ...]:

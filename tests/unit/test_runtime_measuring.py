@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -39,6 +41,25 @@ def test_trace_ends_the_profiler_when_the_function_fails() -> None:
     assert trace_memory(lambda: None, "cpu") == MemoryTrace(
         peak_bytes=0, end_bytes=0, times=(0,), bytes=(0,)
     )
+
+
+def test_trace_does_not_see_older_garbage_go() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.itself = self
+            self.tensor = torch.zeros(1000)
+
+    def work() -> None:
+        Ring()
+
+    def make_much_garbage() -> list[list[int]]:
+        return [[number] for number in range(100_000)]
+
+    gc.collect()
+    assert trace_memory(work, "cpu").end_bytes == 4000
+    trace = trace_memory(make_much_garbage, "cpu")
+    assert (min(trace.bytes), trace.end_bytes) == (0, 0)
+    assert gc.isenabled()
 
 
 def test_trace_refuses_other_devices() -> None:
