@@ -4,6 +4,7 @@
 `stages`        a model as a chain of stages
 `fusing`        where the chain must not be cut
 `memory`        what the allocators say a piece of code needs
+`boundary`      the two ends of a stage that is run alone
 `probe`         the life of one stage, phase by phase, to be traced
 `clock`         how long a stage takes
 `environment`   what a forward depends on besides its input, saved and put back

@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
+from chainstay.runtime.boundary import swallow
 from chainstay.runtime.preserve import zeroed_gradients
-from chainstay.runtime.probe import swallow
 from chainstay.runtime.stages import ChainStage
 
 __all__ = ["time_stage"]

@@ -1,27 +1,20 @@
-"""One stage's memory: run alone, forward and backward, as the executor would run it.
-
-The stage's input hangs below a node that swallows the input's gradient, its output below
-a node that makes the output's gradient, so that both gradients live exactly as long as in
-the backward of a whole chain, where a neighbour consumes or produces them. Chains are
-probed from the end, so that every stage gets its gradient in the memory layout in which
-the stage after it leaves it: a transposed one costs a copy, an expanded one no memory.
-"""
+"""One stage's memory: run alone, forward and backward, as the executor would run it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
-from chainstay.runtime.memory import MemoryTrace, rounded_bytes
+from chainstay.runtime.boundary import GradientLayout, seeded, swallow
+from chainstay.runtime.memory import MemoryTrace
 from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.stages import ChainStage
 
-__all__ = ["StageMemory", "StageProbe", "dropping", "leaves_of", "swallow"]
+__all__ = ["StageMemory", "StageProbe", "dropping", "leaves_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,40 +47,6 @@ class StageMemory:
     input_gradient_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _GradientLayout:
-    """How a gradient lies in memory."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    storage_bytes: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, gradient: torch.Tensor) -> _GradientLayout:
-        storage_bytes = gradient.untyped_storage().nbytes()
-        return cls(
-            size=gradient.size(),
-            stride=gradient.stride(),
-            offset=int(gradient.storage_offset()),
-            storage_bytes=storage_bytes,
-            dtype=gradient.dtype,
-            device=gradient.device,
-        )
-
-    def allocate(self) -> torch.Tensor:
-        """A gradient that lies in memory like this, all ones."""
-        elements = self.storage_bytes // self.dtype.itemsize
-        storage = torch.ones(elements, dtype=self.dtype, device=self.device)
-        return storage.as_strided(self.size, self.stride, self.offset)
-
-    @property
-    def allocated_bytes(self) -> int:
-        return rounded_bytes(self.storage_bytes, self.device)
-
-
 @dataclass(slots=True)
 class StageProbe:
     """The phases of a stage's life, to be traced one by one.
@@ -104,8 +63,8 @@ class StageProbe:
     stage: ChainStage
     leaves: tuple[torch.Tensor, ...]
     releases_input: bool
-    output_gradient: _GradientLayout | None = None
-    input_gradient: _GradientLayout | None = None
+    output_gradient: GradientLayout | None = None
+    input_gradient: GradientLayout | None = None
     _input: torch.Tensor | None = None
     _input_wants_gradient: bool = False
     _output: torch.Tensor | None = None
@@ -165,8 +124,8 @@ class StageProbe:
         assert self._output is not None
         if self._output.requires_grad:
             if self.output_gradient is None:
-                self.output_gradient = _usual_layout(self._output)
-            self._root = _Seed.apply(self._output, self.output_gradient)  # type: ignore[no-untyped-call]
+                self.output_gradient = GradientLayout.usual(self._output)
+            self._root = seeded(self._output, self.output_gradient)
         self._output = None
 
     def _release_input(self) -> None:
@@ -188,16 +147,10 @@ class StageProbe:
         return swallow(self._input, self._note_gradient)
 
     def _note_gradient(self, gradient: torch.Tensor) -> None:
-        self.input_gradient = _GradientLayout.of(gradient)
+        self.input_gradient = GradientLayout.of(gradient)
 
 
-def _usual_layout(output: torch.Tensor) -> _GradientLayout:
-    """Dense, in the order of the output's own dimensions in memory."""
-    like = torch.empty_like(output, device="meta")
-    return replace(_GradientLayout.of(like), device=output.device)
-
-
-def _size_of(layout: _GradientLayout | None) -> int:
+def _size_of(layout: GradientLayout | None) -> int:
     return 0 if layout is None else layout.allocated_bytes
 
 
@@ -229,52 +182,3 @@ def leaves_of(output: torch.Tensor) -> tuple[torch.Tensor, ...]:
             leaves[id(leaf)] = leaf
         pending += [below for below, _ in node.next_functions]
     return tuple(leaves.values())
-
-
-def swallow(
-    activation: torch.Tensor, receive: Callable[[torch.Tensor], None] | None = None
-) -> torch.Tensor:
-    """`activation` as a stage in mid-chain gets it: not a leaf, its gradient goes on below.
-
-    What hangs below is an empty leaf: the activation itself would be held by the graph.
-
-    Args:
-        activation: Does not require a gradient itself.
-        receive: Called with the gradient before it is forgotten.
-    """
-    anchor = torch.empty(0, device=activation.device, requires_grad=True)
-    passed: torch.Tensor = _Swallow.apply(anchor, activation, receive)  # type: ignore[no-untyped-call]
-    return passed
-
-
-class _Swallow(torch.autograd.Function):
-    """Hands the activation on; takes its gradient and forgets it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401  # autograd's context has no type
-        anchor: torch.Tensor,  # noqa: ARG004  # makes the output want a gradient
-        activation: torch.Tensor,
-        receive: Callable[[torch.Tensor], None] | None,
-    ) -> torch.Tensor:
-        ctx.receive = receive
-        return activation.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:  # noqa: ANN401
-        if ctx.receive is not None:
-            ctx.receive(gradients[0])
-        return None, None, None
-
-
-class _Seed(torch.autograd.Function):
-    """A scalar whose backward allocates a gradient for the activation, values all one."""
-
-    @staticmethod
-    def forward(ctx: Any, activation: torch.Tensor, layout: _GradientLayout) -> torch.Tensor:  # noqa: ANN401
-        ctx.layout = layout
-        return activation.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
-        return ctx.layout.allocate(), None
