@@ -1,0 +1,129 @@
+"""The constraint program of a chain under a budget: stated, started and read here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from chainstay.errors import InvalidProfileError
+from chainstay.formulations.cpsat.binding import Limits, Model, Outcome, Verdict, new_model, solve
+from chainstay.formulations.cpsat.cuts import add_cuts
+from chainstay.formulations.cpsat.memory import Need, limit_memory, most_bytes
+from chainstay.formulations.cpsat.moments import FORMS, Data, Key, Moments, Stored
+from chainstay.formulations.cpsat.schedules import decode, encode
+from chainstay.formulations.cpsat.sentences import SENTENCES
+from chainstay.formulations.scaling import size_divisor
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Schedule
+
+__all__ = ["ChainProgram", "build", "require_countable"]
+
+_LARGEST: Final = 2**53
+"""CP-SAT counts to 2**62, and reports what it counted as a float, exact up to this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainProgram:
+    """A CP-SAT model and the meaning of its variables.
+
+    Attributes:
+        model: Minimises the time of all forwards in units of `time_unit`, or the memory
+            in units of `size_unit`.
+        moments: The variables by meaning.
+        time_unit: Greatest common divisor of the forward times, in ns.
+        size_unit: Greatest common divisor of the sizes, in bytes.
+    """
+
+    model: Model
+    moments: Moments
+    time_unit: int
+    size_unit: int
+
+    def start_from(self, schedule: Schedule, limits: Limits) -> bool:
+        """Start the search from `schedule`, and look for no slower one, if the model has it.
+
+        Returns:
+            Whether it has: the solver itself checks every sentence.
+        """
+        facts = encode(self.moments, schedule)
+        for key, variable in self.moments.variables.items():
+            self.model.add_hint(variable, key in facts)
+        found = solve(self.model, limits, only_the_hint=True)
+        if found.verdict is not Verdict.OPTIMAL:
+            self.model.clear_hints()
+            return False
+        self.model.add(_forward_time(self.moments, self.time_unit) <= found.objective)
+        return True
+
+    def decode(self, outcome: Outcome) -> Schedule:
+        """The schedule that the solver found."""
+
+        def is_so(key: Key) -> bool:
+            if key in self.moments.variables:
+                return outcome.is_on(self.moments.variables[key])
+            return isinstance(key, Stored) and key.what is Data.ACTIVATION and key.item == 0
+
+        return decode(self.moments, is_so)
+
+
+def build(
+    profile: ChainProfile, budget: int | None, *, discards: Discards, cuts: bool = True
+) -> ChainProgram:
+    """State the problem of `profile` under `budget`.
+
+    Args:
+        profile: A chain of n stages.
+        budget: Bytes, or ``None`` to make the budget itself the objective.
+        discards: Which operations may remove data, as in `simulate`.
+        cuts: Whether to add the cuts that leave an optimal schedule.
+
+    Returns:
+        The program: about 4n² Boolean variables, 5n² clauses and n² sums.
+
+    Raises:
+        InvalidProfileError: The sizes or times add up to more than 2**53.
+        BackendError: OR-Tools is missing.
+    """
+    require_countable(profile)
+    model = new_model()
+    moments = Moments(model=model, profile=profile, discards=discards)
+    size_unit = size_divisor(profile)
+    time_unit = math.gcd(*(stage.forward_time for stage in profile.stages)) or 1
+    most = most_bytes(profile) // size_unit
+    for sentence in SENTENCES:
+        sentence(moments)
+    if cuts:
+        add_cuts(moments)
+    if budget is None:
+        limit = model.new_int_var(0, most, "memory")
+        model.minimize(limit)
+    else:
+        limit = min(budget // size_unit, most)
+        model.minimize(_forward_time(moments, time_unit))
+    limit_memory(moments, limit, unit=size_unit)
+    return ChainProgram(model=model, moments=moments, time_unit=time_unit, size_unit=size_unit)
+
+
+def require_countable(profile: ChainProfile) -> None:
+    """Refuse sums that CP-SAT cannot count and report exactly.
+
+    Raises:
+        InvalidProfileError: As its text says.
+    """
+    largest = max(2 * most_bytes(profile), len(FORMS) * len(profile) * profile.least_time)
+    if largest >= _LARGEST:
+        raise InvalidProfileError(
+            f"sizes or times add up to {largest} units, and CP-SAT is exact up to 2**53; "
+            "measure in coarser units"
+        )
+
+
+def _forward_time(of: Moments, unit: int) -> Need:
+    """Time of all forwards that run; backwards run once each and cannot be saved."""
+    return sum(
+        stage.forward_time // unit * of.ran(form, k, j)
+        for j, stage in enumerate(of.profile.stages)
+        for k in range(j, len(of.profile))
+        for form in FORMS
+    )

@@ -1,0 +1,97 @@
+"""The settings of the constraint program as a method; importing it needs no solver."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from chainstay.errors import UnknownMethodError
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Claim
+
+__all__ = ["CPSAT"]
+
+_LARGEST_SEED: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CPSAT:
+    """Solve a chain as a constraint program with OR-Tools' CP-SAT.
+
+    Attributes:
+        time_limit_s: Wall time for the solver, in seconds. Stating the model comes on
+            top, and so does as much again to find the least budget when nothing fits.
+        workers: Threads of the solver.
+        seed: Of the solver's random decisions. Same seed and one worker, same answer.
+        discards: Which operations may remove data, as in `simulate`.
+
+    Raises:
+        UnknownMethodError: A setting that does not exist; the text names the choices.
+
+    Example:
+        >>> str(CPSAT(time_limit_s=10))
+        'cpsat (10 s, table1)'
+    """
+
+    time_limit_s: float = 60.0
+    workers: int = 1
+    seed: int = 0
+    discards: Discards | str = Discards.TABLE1
+
+    def __post_init__(self) -> None:
+        if self.discards not in set(Discards):
+            raise UnknownMethodError(
+                f"discards is {self.discards!r}, must be one of: {', '.join(Discards)}"
+            )
+        if not _is_real(self.time_limit_s) or not 0 < self.time_limit_s < math.inf:
+            raise UnknownMethodError(
+                f"time_limit_s is {self.time_limit_s!r}, must be a positive number of seconds"
+            )
+        if not _is_whole(self.workers) or self.workers < 1:
+            raise UnknownMethodError(f"workers is {self.workers!r}, must be a positive integer")
+        if not _is_whole(self.seed) or not 0 <= self.seed <= _LARGEST_SEED:
+            raise UnknownMethodError(
+                f"seed is {self.seed!r}, must be an integer from 0 to {_LARGEST_SEED}"
+            )
+        object.__setattr__(self, "discards", Discards(self.discards))
+
+    def __str__(self) -> str:
+        return f"cpsat ({self.time_limit_s:g} s, {self.discards})"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """Claim the fastest schedule of `profile` within `budget` bytes.
+
+        Args:
+            profile: The chain.
+            budget: Bytes.
+            hint: A schedule known to be valid within the budget: the solver starts from
+                it and looks for no slower one.
+
+        Returns:
+            The schedule, and a bound for its family: `Family.ALL` that `discards` allows
+            when gradients, saved data and overheads are of the usual proportions
+            (`chainstay.formulations.domains.is_complete`), else `Family.SINGLE_SWEEP`.
+
+        Raises:
+            InfeasibleBudgetError: No schedule of the family fits.
+            SolverLimitError: Time ran out with nothing to show, or, after proving that
+                nothing fits, before the least budget was known.
+            InvalidProfileError: The sizes or times add up to more than 2**53.
+            BackendError: OR-Tools is missing, or CP-SAT failed.
+        """
+        # Those who do not call it need no OR-Tools; see `binding`.
+        from chainstay.formulations.cpsat import claims  # noqa: PLC0415
+
+        return claims.claim(profile, budget, self, hint)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)

@@ -1,0 +1,276 @@
+"""The method `CPSAT`: settings, outcomes under limits, hints, families, every sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from golden_chains import GOLDEN, GoldenChain
+
+from chainstay.errors import (
+    BackendError,
+    InfeasibleBudgetError,
+    InvalidProfileError,
+    InvalidScheduleError,
+    SolverLimitError,
+    UnknownMethodError,
+)
+from chainstay.formulations import CPSAT
+from chainstay.formulations.cpsat import binding, chain, claims
+from chainstay.formulations.cpsat.binding import Limits, Outcome, Verdict
+from chainstay.formulations.cpsat.moments import Moments
+from chainstay.formulations.cpsat.sentences import SENTENCES
+from chainstay.profiles import ChainProfile, Stage
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Family
+from chainstay.validation.simulate import simulate
+
+BY_NAME = {golden.name: golden for golden in GOLDEN}
+STAGE = Stage(forward_time=10, backward_time=7, output_bytes=3, saved_bytes=5, gradient_bytes=3)
+CHAIN = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(STAGE,) * 6)
+PERIODIC = Schedule.parse("Fc0 Fn1 Fn2 Fa3 Fa4 Fa5 B5 B4 B3 Fa0 Fa1 Fa2 B2 B1 B0")
+NO_TIME = 1e-9
+MINUTE = Limits(time_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"discards": "none"}, "discards is 'none', must be one of: table1, tape, free"),
+        ({"time_limit_s": 0}, "time_limit_s is 0, must be a positive number"),
+        ({"time_limit_s": float("nan")}, "time_limit_s is nan"),
+        ({"time_limit_s": float("inf")}, "time_limit_s is inf"),
+        ({"time_limit_s": "60"}, "time_limit_s is '60'"),
+        ({"time_limit_s": True}, "time_limit_s is True"),
+        ({"workers": 0}, "workers is 0, must be a positive integer"),
+        ({"workers": 1.5}, "workers is 1.5"),
+        ({"seed": -1}, "seed is -1, must be an integer from 0 to 2147483647"),
+        ({"seed": 2**31}, "seed is 2147483648"),
+        ({"seed": True}, "seed is True"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(UnknownMethodError, match=text):
+        CPSAT(**settings)
+
+
+def test_text_of_a_method() -> None:
+    assert str(CPSAT()) == "cpsat (60 s, table1)"
+    assert str(CPSAT(time_limit_s=0.5, discards="tape")) == "cpsat (0.5 s, tape)"
+    assert CPSAT(discards="free").discards is Discards.FREE
+
+
+def test_settings_and_import_need_neither_pyomo_nor_a_solver() -> None:
+    program = (
+        "import sys; from chainstay.formulations import CPSAT; CPSAT(seed=1);"
+        "print(sorted({'pyomo', 'highspy', 'ortools'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
+
+
+def test_solving_needs_no_pyomo() -> None:
+    program = (
+        "import sys; from chainstay.formulations import CPSAT;"
+        "from chainstay.profiles import ChainProfile, Stage;"
+        "chain = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(Stage(),));"
+        "print(CPSAT()(chain, 9).schedule, 'pyomo' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "Fa0 B0 False\n"
+
+
+def test_a_missing_solver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
+    with pytest.raises(BackendError, match=r'pip install "ortools>=9\.10"'):
+        CPSAT()(CHAIN, 28)
+
+
+def test_claim_says_optimal_with_equal_bound() -> None:
+    claim = CPSAT()(CHAIN, 28)
+    assert claim.makespan == claim.lower_bound
+    assert claim.family is Family.ALL
+    assert claim.discards is Discards.TABLE1
+    assert simulate(CHAIN, claim.schedule).peak_bytes <= 28
+
+
+def test_a_budget_beyond_all_numbers_is_plenty() -> None:
+    assert CPSAT()(CHAIN, 10**30).makespan == CHAIN.least_time
+
+
+def test_a_slow_hint_is_improved() -> None:
+    optimum = CPSAT()(CHAIN, 40).makespan
+    assert optimum < simulate(CHAIN, PERIODIC).makespan
+    assert CPSAT()(CHAIN, 40, hint=PERIODIC).makespan == optimum
+
+
+def test_a_hint_is_a_cutoff() -> None:
+    program = chain.build(CHAIN, 40, discards=Discards.TABLE1)
+    assert program.start_from(PERIODIC, MINUTE)
+    program.model.maximize(chain._forward_time(program.moments, program.time_unit))
+    outcome = binding.solve(program.model, MINUTE)
+    assert outcome.objective * program.time_unit == 9 * STAGE.forward_time
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("Fa0 Fa1 Fa2 Fa3 Fa4 Fa5 B5 B4 B3 B2 B1 B0", 20),  # exceeds the budget
+        ("Fa0 Fa1 B1 B0", 40),  # of a shorter chain
+        ("Fc0 Fa1 Fa2 Fa3 Fa4 Fa5 B5 B4 B3 B2 Da1 Fa0 Fa1 B1 B0", 40),  # discards
+    ],
+)
+def test_a_hint_that_the_model_lacks_does_no_harm(text: str, budget: int) -> None:
+    program = chain.build(CHAIN, budget, discards=Discards.TABLE1)
+    assert not program.start_from(Schedule.parse(text), MINUTE)
+    hinted = CPSAT()(CHAIN, budget, hint=Schedule.parse(text))
+    assert hinted.makespan == CPSAT()(CHAIN, budget).makespan
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
+@pytest.mark.parametrize("discards", Discards)
+def test_golden_optima_are_hints_or_nothing(golden: GoldenChain, discards: Discards) -> None:
+    """Encoded and decoded, an optimum that the model has is still valid and as fast."""
+    schedule = golden.schedules.get(discards)
+    if schedule is None:
+        return
+    program = chain.build(golden.profile, golden.budget, discards=discards, cuts=False)
+    if not program.start_from(schedule, MINUTE):
+        return
+    outcome = binding.solve(program.model, MINUTE, only_the_hint=True)
+    replay = simulate(golden.profile, program.decode(outcome), discards=discards)
+    assert replay.peak_bytes <= golden.budget
+    assert replay.makespan == golden.optimum[discards]
+
+
+def test_most_golden_optima_are_in_the_model() -> None:
+    """Free optima of the search lean on odd orders; those of Table 1 seldom do."""
+    known = 0
+    for golden in GOLDEN:
+        schedule = golden.schedules.get("persistent")
+        if schedule is not None:
+            program = chain.build(golden.profile, golden.budget, discards=Discards.TABLE1)
+            known += program.start_from(schedule, MINUTE)
+    assert known >= 30
+
+
+def test_without_time_the_hint_comes_back() -> None:
+    claim = CPSAT(time_limit_s=NO_TIME)(CHAIN, 32, hint=PERIODIC)
+    assert claim.schedule == PERIODIC
+    assert claim.makespan == simulate(CHAIN, PERIODIC).makespan
+    assert CHAIN.least_time <= claim.lower_bound < claim.makespan
+
+
+def test_without_time_and_hint_there_is_nothing_to_show() -> None:
+    with pytest.raises(SolverLimitError, match="no schedule of this 6-stage chain in 28 b") as late:
+        CPSAT(time_limit_s=NO_TIME)(CHAIN, 28)
+    assert late.value.best_bound == CHAIN.least_time
+
+
+def test_a_late_hint_for_another_chain_is_refused() -> None:
+    with pytest.raises(InvalidScheduleError, match="Fa6 of the hint names stage 6, the last one"):
+        CPSAT(time_limit_s=NO_TIME)(CHAIN, 28, hint=Schedule.keep_all(7))
+
+
+def test_infeasible_budgets_name_the_least_one() -> None:
+    with pytest.raises(InfeasibleBudgetError, match="no table1 schedule of this 6") as caught:
+        CPSAT()(CHAIN, 5)
+    required = caught.value.required
+    assert CPSAT()(CHAIN, required).makespan > 0
+    with pytest.raises(InfeasibleBudgetError, match=rf"\({required} bytes\)"):
+        CPSAT()(CHAIN, required - 1)
+
+
+def test_least_budget_that_no_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SolverLimitError, match="6-stage chain is not known after 1e-09 s"):
+        claims.minimum_budget(CHAIN, limits=Limits(time_s=NO_TIME))
+    outcomes = iter([Outcome(verdict=Verdict.INFEASIBLE), Outcome(verdict=Verdict.LIMIT)])
+    monkeypatch.setattr(claims, "solve", lambda *_: next(outcomes))
+    with pytest.raises(SolverLimitError, match="nothing fits in 5 bytes, and the least"):
+        CPSAT()(CHAIN, 5)
+
+
+def test_least_budget_that_is_known_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Outcome(verdict=Verdict.LIMIT, values=(), objective=30, bound=20)
+    monkeypatch.setattr(claims, "solve", lambda *_: late)
+    with pytest.raises(SolverLimitError, match="is at most 30 bytes after 60 s"):
+        claims.minimum_budget(CHAIN)
+
+
+def test_a_solver_that_denies_its_start_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "solve", lambda *_: Outcome(verdict=Verdict.INFEASIBLE))
+    with pytest.raises(BackendError, match="infeasible for which it accepted a schedule"):
+        CPSAT()(CHAIN, 32, hint=PERIODIC)
+
+
+def test_a_bound_without_schedule_counts_backwards_and_units(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "solve", lambda *_: Outcome(verdict=Verdict.LIMIT, bound=8))
+    with pytest.raises(SolverLimitError, match="nor a proof") as caught:
+        CPSAT()(CHAIN, 28)
+    assert caught.value.best_bound == 6 * 7 + 10 * 8
+
+
+def test_a_model_that_cp_sat_refuses_is_our_bug() -> None:
+    model = binding.new_model()
+    model.minimize(sum(2**61 * model.new_int_var(0, 2**61, "") for _ in range(3)))
+    with pytest.raises(BackendError, match="CP-SAT ended with 'MODEL_INVALID'"):
+        binding.solve(model, MINUTE)
+
+
+def test_sums_beyond_exact_floats_are_refused() -> None:
+    stages = (Stage(output_bytes=2**48, saved_bytes=2**48 - 1, gradient_bytes=2**48),)
+    profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=stages * 40)
+    with pytest.raises(InvalidProfileError, match="units, and CP-SAT is exact up to 2"):
+        CPSAT()(profile, 10**15)
+
+
+def test_large_gradients_restrict_the_family() -> None:
+    golden = BY_NAME["pub_deltafree_006@92"]
+    assert CPSAT()(golden.profile, golden.budget).family is Family.SINGLE_SWEEP
+    with pytest.raises(InfeasibleBudgetError, match="no single-sweep schedule"):
+        CPSAT()(golden.profile, 1)
+
+
+def test_same_seed_and_one_worker_same_answer() -> None:
+    method = CPSAT(seed=7)
+    assert len({str(method(CHAIN, 26).schedule) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize("sentence", SENTENCES, ids=lambda sentence: sentence.__name__)
+def test_without_a_sentence_an_answer_is_wrong(
+    sentence: Callable[[Moments], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = tuple(other for other in SENTENCES if other is not sentence)
+    golden = BY_NAME["partition_1_1@3"]
+    answer = _answer(golden.profile, golden.budget)
+    assert answer == (golden.optimum["tape"], golden.budget, "")
+    monkeypatch.setattr(chain, "SENTENCES", rest)
+    makespan, _, refusal = _answer(golden.profile, golden.budget)
+    assert refusal or makespan < answer[0]
+
+
+def test_without_a_limit_on_memory_it_overruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = BY_NAME["partition_1_1@3"]
+    monkeypatch.setattr(chain, "limit_memory", lambda *_, **__: None)
+    _, peak, _ = _answer(golden.profile, golden.budget)
+    assert peak > golden.budget
+
+
+def _answer(profile: ChainProfile, budget: int) -> tuple[int, int, str]:
+    """Makespan and peak of what the model without cuts finds on a tape, or why it is invalid."""
+    program = chain.build(profile, budget, discards=Discards.TAPE, cuts=False)
+    schedule = program.decode(binding.solve(program.model, MINUTE))
+    try:
+        replay = simulate(profile, schedule, discards=Discards.TAPE)
+    except InvalidScheduleError as error:
+        return 0, 0, error.reason
+    return replay.makespan, replay.peak_bytes, ""
