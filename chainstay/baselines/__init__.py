@@ -1,0 +1,58 @@
+"""What people use instead of an optimal schedule, in the same language, for the same judge.
+
+`BASELINES` maps a name to a function from a profile and a budget to candidate schedules:
+all those that a user of that tool would try. `fastest_within` picks among them::
+
+    candidates = BASELINES["revolve"](profile, budget)
+    schedule = fastest_within(candidates, partial(simulate, profile), budget)
+
+Every candidate is valid on its profile and persistent, so `DP` is never slower within the
+same memory. None is promised to fit: that is for the judge to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from chainstay.baselines.extremes import drop_all, keep_all
+from chainstay.baselines.greedy import greedy_by_ratio
+from chainstay.baselines.knapsack import every_share, knapsack_by_block
+from chainstay.baselines.revolve import equal_slots, revolve
+from chainstay.baselines.segments import checkpoint_sequential, every_segment_count, square_root
+from chainstay.baselines.selection import Judgement, fastest_within
+from chainstay.baselines.single_pass import single_pass
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Schedule
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "Judgement",
+    "checkpoint_sequential",
+    "drop_all",
+    "fastest_within",
+    "greedy_by_ratio",
+    "keep_all",
+    "knapsack_by_block",
+    "revolve",
+    "single_pass",
+    "square_root",
+]
+
+Baseline = Callable[[ChainProfile, int], Iterable[Schedule]]
+"""Candidates for a profile and a budget in bytes: at least one."""
+
+BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
+    {
+        "keep-all": lambda profile, _: [keep_all(len(profile))],
+        "drop-all": lambda profile, _: [drop_all(len(profile))],
+        "sqrt": lambda profile, _: [square_root(len(profile))],
+        "checkpoint-sequential": lambda profile, _: every_segment_count(len(profile)),
+        "revolve": lambda profile, budget: [revolve(len(profile), equal_slots(profile, budget))],
+        "single-pass": lambda profile, budget: [single_pass(profile, budget)],
+        "greedy": lambda profile, _: greedy_by_ratio(profile),
+        "knapsack": lambda profile, _: every_share(profile),
+    }
+)

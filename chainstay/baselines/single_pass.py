@@ -1,0 +1,190 @@
+r"""The best schedule that runs no forward more than twice: optimal cuts, one recomputation.
+
+Stands for the class of [CXZG16] and [KIKTO19] (Kusumoto et al., *A graph theoretic framework
+of recomputation algorithms for memory-efficient backpropagation*, 2019): cut the chain into
+segments, each kept or recomputed once from its input. Ignores that recomputing a segment
+may itself drop and recompute, which is what makes small budgets possible.
+
+A partial plan of stages ``0..s-1`` is a *label*: bytes held when the first pass reaches stage
+s, and the forward time to be spent again. Fewer bytes and less time are never worse, so only
+labels that no other beats in both are kept (Pareto). From `held` bytes the next step is::
+
+    keep s              if held + keep_need[s] <= budget:           held + saved[s]
+    recompute [s, k)    if held + recompute_need[s, k] <= budget:   held + activation[k]
+
+Exact as long as no front has more labels than `width`; wider ones are thinned evenly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay.baselines.pieces import Piece, kept, nest, recomputed
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Schedule
+
+__all__ = ["single_pass"]
+
+Array = NDArray[np.int64]
+
+_NEVER: Final = 2**60
+
+
+def single_pass(profile: ChainProfile, budget: int, *, width: int = 300) -> Schedule:
+    """The fastest single-pass schedule within `budget`; where none fits, the most frugal one.
+
+    Args:
+        profile: Chain of n stages.
+        budget: Bytes.
+        width: Most labels kept per stage; larger is nearer to the optimum and slower.
+
+    Complexity:
+        O(n^2 width log(n width)) time.
+    """
+    costs = _Costs.of(profile)
+    room = budget - profile.input_bytes
+    if not _plans(costs, room, width=1):
+        rooms = range(costs.keep_all_room)
+        room = bisect_left(rooms, x=True, key=lambda room: bool(_plans(costs, room, width=1)))
+    return nest(_plans(costs, room, width=width))
+
+
+class _Step(NamedTuple):
+    """Keep one stage, or recompute ``start .. stop-1`` once; bytes are besides what is held."""
+
+    start: int
+    stop: int
+    need: int
+    adds: int
+    time: int
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """Of every step a plan may take.
+
+    Attributes:
+        keep_need: Shape (n,), bytes to run and undo a stage that is kept.
+        recompute_need: Shape (n, n), at [s, k-1]: bytes to run ``s..k-1``, again, and back.
+        saved: Shape (n,), bytes.
+        activation: Shape (n + 1,), bytes of ``a^0 .. a^n``.
+        elapsed: Shape (n + 1,), forward time of ``0..i-1`` in ns.
+    """
+
+    keep_need: Array
+    recompute_need: Array
+    saved: Array
+    activation: Array
+    elapsed: Array
+
+    @classmethod
+    def of(cls, profile: ChainProfile) -> Self:
+        a = profile.arrays()
+        loss_gradient = a.gradient[-1]
+        undo = a.gradient[1:] + a.gradient[:-1] + a.backward_overhead
+        need = np.full((len(profile), len(profile)), _NEVER)
+        for s in range(len(profile)):
+            running = loss_gradient + a.activation[s + 1 :] + a.forward_overhead[s:]
+            running[1:] += a.activation[s + 1 : -1]
+            saved = np.cumsum(a.saved[s:])
+            again = np.maximum.accumulate(saved + a.forward_overhead[s:]) + a.gradient[s + 1 :]
+            back = np.maximum.accumulate(saved + undo[s:])
+            need[s, s:] = np.maximum.reduce([np.maximum.accumulate(running), again, back])
+        return cls(
+            keep_need=a.saved + np.maximum(loss_gradient + a.forward_overhead, undo),
+            recompute_need=need,
+            saved=a.saved,
+            activation=a.activation,
+            elapsed=np.concatenate([[0], np.cumsum(a.forward_time)]),
+        )
+
+    @property
+    def stages(self) -> int:
+        return len(self.saved)
+
+    @property
+    def keep_all_room(self) -> int:
+        """Bytes besides the input in which keeping everything fits."""
+        return int(self.saved.sum() + self.keep_need.max())
+
+    def steps(self, s: int, room: int) -> Iterator[_Step]:
+        """Steps from stage s that need at most `room` bytes."""
+        if self.keep_need[s] <= room:
+            yield _Step(s, s + 1, int(self.keep_need[s]), int(self.saved[s]), 0, is_kept=True)
+        for last in np.flatnonzero(self.recompute_need[s, :-1] <= room):
+            stop = int(last) + 1
+            yield _Step(
+                start=s,
+                stop=stop,
+                need=int(self.recompute_need[s, last]),
+                adds=int(self.activation[stop]),
+                time=int(self.elapsed[stop] - self.elapsed[s]),
+                is_kept=False,
+            )
+
+
+class _Front(NamedTuple):
+    """Labels at one stage, `held` ascending and `again` descending; all of shape (labels,).
+
+    Each came by step `step` (an index) from label `label` of the stage where that starts.
+    """
+
+    held: Array
+    again: Array
+    step: Array
+    label: Array
+
+    def after(self, step: _Step, index: int, room: int) -> _Front:
+        """Where `step` leads from those labels that leave it enough of `room` bytes."""
+        fits = int(np.searchsorted(self.held, room - step.need, side="right"))
+        held, again = self.held[:fits] + step.adds, self.again[:fits] + step.time
+        return _Front(held, again, np.full(fits, index), np.arange(fits))
+
+    def pareto(self, width: int) -> _Front:
+        """The labels that no other beats, thinned to `width`; the one least held stays."""
+        order = np.lexsort((self.again, self.held))
+        again = self.again[order]
+        best_before = np.minimum.accumulate(np.concatenate([[_NEVER], again[:-1]]))
+        order = order[again < best_before]
+        if len(order) > width:
+            order = order[np.linspace(0, len(order) - 1, width).astype(np.int64)]
+        return _Front(*(column[order] for column in self))
+
+
+def _plans(costs: _Costs, room: int, *, width: int) -> list[Piece]:
+    """The fastest plan in `room` bytes besides the input; empty when there is none."""
+    steps: list[_Step] = []
+    fronts: list[_Front] = []
+    zero = np.zeros(1, dtype=np.int64)
+    arriving: list[list[_Front]] = [[] for _ in range(costs.stages + 1)]
+    arriving[0].append(_Front(zero, zero, zero, zero))
+    for stage, arrivals in enumerate(arriving):
+        if not arrivals:
+            fronts.append(_Front(zero[:0], zero[:0], zero[:0], zero[:0]))
+            continue
+        front = _Front(*map(np.concatenate, zip(*arrivals, strict=True))).pareto(width)
+        fronts.append(front)
+        if stage < costs.stages:
+            for step in costs.steps(stage, room - int(front.held[0])):
+                arriving[step.stop].append(front.after(step, len(steps), room))
+                steps.append(step)
+    return _read_back(fronts, steps)
+
+
+def _read_back(fronts: list[_Front], steps: list[_Step]) -> list[Piece]:
+    """The pieces of the label with the least time at the end."""
+    pieces: list[Piece] = []
+    stage, label = len(fronts) - 1, -1
+    while stage and len(fronts[stage].held):
+        front = fronts[stage]
+        step = steps[int(front.step[label])]
+        pieces.append((kept if step.is_kept else recomputed)(step.start, step.stop))
+        stage, label = step.start, int(front.label[label])
+    return pieces[::-1]
