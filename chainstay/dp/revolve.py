@@ -1,0 +1,188 @@
+r"""Homogeneous chains: the binomial closed form of Griewank and Walther, and its schedule.
+
+With ``c`` checkpoints at once (the network's input among them) and no forward repeated more
+than ``r`` times before the one that saves, up to ``β(c, r) = binom(c + r, c)`` stages can be
+reversed. For n stages, r the least such number, the least number of forwards is
+([GW00], Proposition 1; the n forwards that save are counted here and not there)::
+
+    n + r n - binom(c + r, c + 1)
+
+=============  ==========================================================
+[GW00]         here
+=============  ==========================================================
+``l``          ``stages``
+``c``          ``slots``
+``r``          `_repeats`
+``β(c, r)``    `_reach`
+=============  ==========================================================
+
+*Where it is the optimum among persistent schedules* (and equal to `DP`'s): all stages are
+alike in times and sizes, the input is as large as an activation and its gradient as any
+other, ``saved_bytes >= output_bytes``, and saved data of two stages never fits at once. With
+``base = saved + max(gradient + forward overhead, 2 gradients + backward overhead)``, that is
+a budget of ``(c + 1) output + base`` plus less than one output, and ``c output < saved``. Then
+``Fa`` runs only right before its ``B``, and the persistent recursion of `recursion` loses its
+first line but for single stages::
+
+    T(1, c) = 1,   T(l, c) = min_k  k + T(l - k, c - 1) + T(k, c),   T(l > 1, 0) = ∞
+
+With more memory, keeping the saved data of some stages is better: `Revolve` still answers,
+with a lower bound that says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from math import comb
+
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, UnknownMethodError
+from chainstay.profiles import ChainProfile, Stage
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.solution import Claim, Family
+
+__all__ = ["Revolve", "binomial_schedule", "least_forwards"]
+
+
+def least_forwards(stages: int, slots: int) -> int:
+    """Least number of forwards, the saving ones included, with `slots` checkpoints.
+
+    Raises:
+        UnknownMethodError: No stage, or several stages and no slot.
+
+    Example:
+        >>> [least_forwards(10, slots) for slots in (1, 2, 3, 9)]
+        [55, 30, 25, 19]
+    """
+    _require_slots(stages, slots)
+    if stages == 1:
+        return 1
+    repeats = _repeats(stages, slots)
+    return stages + repeats * stages - comb(slots + repeats, slots + 1)
+
+
+def binomial_schedule(stages: int, slots: int) -> Schedule:
+    """A schedule with `least_forwards` forwards that holds at most `slots` checkpoints.
+
+    Raises:
+        UnknownMethodError: No stage, or several stages and no slot.
+
+    Example:
+        >>> str(binomial_schedule(4, 2))
+        'Fc0 Fc1 Fn2 Fa3 B3 Fc1 Fa2 B2 Fa1 B1 Fa0 B0'
+    """
+    _require_slots(stages, slots)
+    ops: list[Op] = []
+    pending = [(0, stages, slots)]
+    while pending:
+        start, stop, free = pending.pop()
+        if stop - start == 1:
+            ops += [Op(OpKind.FORWARD_KEEP_ALL, start), Op(OpKind.BACKWARD, start)]
+            continue
+        restart = start + _stride(stop - start, free)
+        ops.append(Op(OpKind.FORWARD_KEEP_INPUT, start))
+        ops += [Op(OpKind.FORWARD_DROP, stage) for stage in range(start + 1, restart)]
+        pending += [(start, restart, free), (restart, stop, free - 1)]
+    return Schedule(tuple(ops))
+
+
+@dataclass(frozen=True, slots=True)
+class Revolve:
+    """Binomial checkpointing as a method: for homogeneous chains, in no time at any length.
+
+    Example:
+        >>> stage = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=90)
+        >>> chain = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 4)
+        >>> claim = Revolve()(chain, 120)
+        >>> str(claim.schedule), claim.makespan == claim.lower_bound
+        ('Fc0 Fc1 Fn2 Fa3 B3 Fc1 Fa2 B2 Fa1 B1 Fa0 B0', True)
+    """
+
+    def __str__(self) -> str:
+        return "revolve"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """The binomial schedule with as many slots as `budget` has room for.
+
+        Returns:
+            Its lower bound equals its makespan where the module's conditions hold, and is
+            `ChainProfile.least_time` where the budget has room for saved data of two stages.
+
+        Raises:
+            InvalidProfileError: The chain is not homogeneous.
+            InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
+        """
+        del hint
+        stage, stages = _common_stage(profile), len(profile)
+        required = profile.input_bytes + _base(stage) + (stage.output_bytes if stages > 1 else 0)
+        if budget < required:
+            raise InfeasibleBudgetError(
+                budget=budget, required=required, stages=stages, family=Family.PERSISTENT
+            )
+        free = budget - profile.input_bytes - _base(stage)
+        slots = min(stages, free // stage.output_bytes) if stage.output_bytes else stages
+        makespan = least_forwards(stages, slots) * stage.forward_time + stages * stage.backward_time
+        is_exact = stages == 1 or free < stage.saved_bytes
+        return Claim(
+            schedule=binomial_schedule(stages, slots),
+            makespan=makespan,
+            lower_bound=makespan if is_exact else profile.least_time,
+            family=Family.PERSISTENT,
+        )
+
+
+def _common_stage(profile: ChainProfile) -> Stage:
+    """The stage that all stages are, once its name is left out."""
+    stage = replace(profile.stages[0], name="")
+    for position, other in enumerate(profile.stages):
+        if replace(other, name="") != stage:
+            raise InvalidProfileError(
+                f"stages[{position}] differs from stages[0]: not a homogeneous chain. "
+                "DP() takes any chain."
+            )
+    if (profile.input_bytes, profile.input_gradient_bytes) != (
+        stage.output_bytes,
+        stage.gradient_bytes,
+    ):
+        raise InvalidProfileError(
+            f"the input has {profile.input_bytes} bytes and its gradient "
+            f"{profile.input_gradient_bytes}, must be {stage.output_bytes} and "
+            f"{stage.gradient_bytes} as after every stage. DP() takes any chain."
+        )
+    if stage.saved_bytes < stage.output_bytes:
+        raise InvalidProfileError(
+            f"saved_bytes is {stage.saved_bytes}, must be at least output_bytes, "
+            f"{stage.output_bytes}. DP() takes any chain."
+        )
+    return stage
+
+
+def _base(stage: Stage) -> int:
+    """Bytes for one stage's ``Fa`` and ``B`` besides activations."""
+    forward = stage.gradient_bytes + stage.forward_overhead_bytes
+    backward = 2 * stage.gradient_bytes + stage.backward_overhead_bytes
+    return stage.saved_bytes + max(forward, backward)
+
+
+def _reach(slots: int, repeats: int) -> int:
+    """Stages that can be reversed with so many slots and repeats."""
+    return comb(slots + repeats, slots) if repeats >= 0 else 0
+
+
+def _repeats(stages: int, slots: int) -> int:
+    return next(repeats for repeats in count() if _reach(slots, repeats) >= stages)
+
+
+def _stride(stages: int, slots: int) -> int:
+    """The shortest optimal run before the next checkpoint ([GW00], Proposition 2)."""
+    repeats = _repeats(stages, slots)
+    return max(1, _reach(slots, repeats - 2), stages - _reach(slots - 1, repeats))
+
+
+def _require_slots(stages: int, slots: int) -> None:
+    if stages < 1 or slots < 0 or (slots == 0 and stages > 1):
+        raise UnknownMethodError(
+            f"{stages} stages with {slots} slots cannot be reversed; both must be at least 1"
+        )
