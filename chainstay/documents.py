@@ -77,9 +77,13 @@ class Fields:
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, value, "a number")
-        if not abs(value) < math.inf:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
             raise self._wrong(name, value, "a finite number")
-        return float(value)
+        return number
 
     def string(self, name: str) -> str:
         """Field `name`, a string."""

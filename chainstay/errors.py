@@ -34,6 +34,10 @@ _LISTING_RADIUS = 4
 class ChainstayError(Exception):
     """Root of the tree: catch this to catch everything chainstay raises on purpose."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by state, so that errors cross process borders with their numbers."""
+        return _restored, (type(self), self.args), self.__dict__
+
 
 class InvalidProfileError(ChainstayError, ValueError):
     """A profile (or its JSON document) holds a value that no network can have."""
@@ -120,6 +124,11 @@ class UnsupportedModelError(ChainstayError):
 
 class PlanMismatchError(ChainstayError):
     """A schedule was applied to a model or an input that it was not made for."""
+
+
+def _restored(kind: type[ChainstayError], args: tuple[object, ...]) -> ChainstayError:
+    """An error as it was, without running its ``__init__`` again."""
+    return kind.__new__(kind, *args)
 
 
 def _point_at(reason: str, index: int, ops: Sequence[object]) -> str:

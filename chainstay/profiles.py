@@ -107,7 +107,7 @@ class ChainProfile:
     """A chain of stages whose last one is the loss.
 
     Attributes:
-        input_bytes: Of the network's input ``a^0``, which stays in memory throughout.
+        input_bytes: Of the network's input ``a^0``, in memory from the start.
         input_gradient_bytes: Of the gradient with respect to it (0 when not wanted).
         stages: At least one.
 
@@ -193,9 +193,14 @@ class ChainProfile:
 
 def _whole(value: SupportsIndex, what: str) -> int:
     """`value` as an int (numpy integers are welcome, floats and bools are not)."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
         raise InvalidProfileError(f"{what} is {value!r}, must be a whole number (bytes or ns)")
-    number = operator.index(value)
     if not 0 <= number <= _LARGEST:
-        raise InvalidProfileError(f"{what} is {number}, must be from 0 to 2**48")
+        bits = number.bit_length()
+        shown = number if bits < 200 else f"a number of {bits} bits"
+        raise InvalidProfileError(f"{what} is {shown}, must be from 0 to 2**48")
     return number

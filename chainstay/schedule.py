@@ -54,6 +54,10 @@ _FORWARDS: Final = frozenset(
 )
 
 
+_KINDS: Final = frozenset(OpKind)
+_STAGES: Final = range(10**9)
+
+
 class Discards(StrEnum):
     """Which operations may remove data: three readings of the paper, three optima.
 
@@ -61,8 +65,8 @@ class Discards(StrEnum):
         TABLE1: Only ``Fn`` and ``B``, literally Table 1 of [BEHJS24].
         TAPE: ``Da`` and ``Db`` too, but never the input of recorded saved data, which is
             what autograd's own tape would hold.
-        FREE: Any activation but ``a^0`` and any saved data at any time; saved data may
-            outlive its input, which is recomputed later.
+        FREE: Any stage's input but ``a^0``, and any saved data, at any time; saved data
+            may outlive its input, which is recomputed later.
     """
 
     TABLE1 = "table1"
@@ -74,6 +78,10 @@ class Discards(StrEnum):
 class Op:
     """One operation on one stage (``Da``: on the input of that stage).
 
+    Raises:
+        InvalidScheduleError: An unknown kind, or a stage that is no number from 0 to
+            999,999,999.
+
     Example:
         >>> str(Op(OpKind.FORWARD_KEEP_INPUT, 3))
         'Fc3'
@@ -81,6 +89,12 @@ class Op:
 
     kind: OpKind
     stage: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise InvalidScheduleError(f"kind is {self.kind!r}, must be one of {', '.join(OpKind)}")
+        if self.stage not in _STAGES:
+            raise InvalidScheduleError(f"stage is {self.stage!r}, must be from 0 to {_STAGES[-1]}")
 
     def __str__(self) -> str:
         return f"{self.kind}{self.stage}"

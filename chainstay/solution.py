@@ -23,11 +23,13 @@ class Family(StrEnum):
 
     Attributes:
         PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1).
+        WEAKLY_PERSISTENT: Saved data stay until their backward, plain activations may float.
         SINGLE_SWEEP: Between two backwards, forwards run in increasing stage order.
         ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
 
     PERSISTENT = "persistent"
+    WEAKLY_PERSISTENT = "weakly persistent"
     SINGLE_SWEEP = "single-sweep"
     ALL = "all"
 

@@ -53,20 +53,26 @@ def format_bytes(size: int) -> str:
         >>> format_bytes(1965000000), format_bytes(14)
         ('1.83 GiB', '14 bytes')
     """
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(size) >= 1024**power:
-            return f"{size / 1024**power:.2f} {unit}"
-    return f"{size} bytes"
+    if abs(size) < 1024:
+        return f"{size} bytes"
+    amount, units = size / 1024, iter(("KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while abs(amount) >= 1023.995 and unit != "TiB":
+        amount, unit = amount / 1024, next(units)
+    return f"{amount:.2f} {unit}"
 
 
 def format_time(nanoseconds: float) -> str:
-    """A duration for people.
+    """A duration for people, to three digits.
 
     Example:
         >>> format_time(47_420_000), format_time(950)
         ('47.4 ms', '950 ns')
     """
+    rounded = float(f"{nanoseconds:.3g}")
+    if abs(rounded) >= 1e12:
+        return f"{nanoseconds / 1e9:.0f} s"
     for factor, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-        if abs(nanoseconds) >= factor:
-            return f"{nanoseconds / factor:.3g} {unit}"
-    return f"{nanoseconds:.0f} ns"
+        if abs(rounded) >= factor:
+            return f"{rounded / factor:g} {unit}"
+    return f"{rounded:.0f} ns"

@@ -191,7 +191,8 @@ def _ready(task: Task, way: Way) -> Callable[[], None]:
 
     def step() -> None:
         task.model.zero_grad(set_to_none=False)
-        task.loss(way.forward(task.sample)).backward()
+        output = way.forward(task.sample)
+        task.loss(output).backward()
 
     step()
     return step

@@ -112,7 +112,7 @@ def train(model: nn.Module, batch: torch.Tensor, loss: Loss, steps: int = 3) -> 
     for step in range(steps):
         optimizer.zero_grad()
         value = loss(model(batch))
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         optimizer.step()
         tensors[f"loss {step}"] = value.detach()
     for name, parameter in model.named_parameters():

@@ -57,7 +57,7 @@ def _time_cpu(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
 
 
 def _time_cuda(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
     result = function()

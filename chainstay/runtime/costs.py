@@ -3,9 +3,8 @@
 Every stage is run alone, so that only one stage's graph is alive at once. Beyond the
 plain reading of the profile's fields:
 
-* The model's output counts as stored only if the loss keeps it for its backward. If not,
-  it is gone before any backward begins; while the last stage and the loss run, it is in
-  their overheads.
+* The caller holds the model's output until the step ends, as ``output = model(x)`` in a
+  training loop does: it is in the overheads of every stage but the loss, whose input it is.
 * Some bytes stand through the whole step: buffers and random states saved for stages that
   may run again, what a dropping forward cannot drop, the loss value and its seed gradient.
   They are in every stage's overheads.
@@ -85,10 +84,7 @@ def observe_chain(
 
 def trace_chain(observed: Sequence[ObservedStage], source: torch.Tensor) -> list[StageMemory]:
     """Memory of every stage, run alone on what the stages before it give."""
-    probes = [
-        StageProbe(stage=each.stage, leaves=each.leaves, releases_input=each.is_loss)
-        for each in observed
-    ]
+    probes = [StageProbe(stage=each.stage, leaves=each.leaves) for each in observed]
     with closing(_phases(probes, source)) as phases:  # a failing stage leaves no gradient behind
         traces = iter(trace_phases(phases, source.device))
     return [probe.memory(traces) for probe in reversed(probes)][::-1]
@@ -114,30 +110,31 @@ def assemble_profile(
     """The profile; without a measured loss a free one is put at its end."""
     device = source.device
     standing = sum(map(_standing_bytes, observed, memories))
-    stored = [each.output_bytes for each in observed]
-    if observed[-1].is_loss and len(stored) > 1:
-        stored[-2] = memories[-1].input_kept_bytes
-    inputs = [rounded_bytes(source.nbytes, device), *stored]
+    inputs = [rounded_bytes(source.nbytes, device), *(each.output_bytes for each in observed)]
     gradients = [memories[0].input_gradient_bytes]
     gradients += [memory.output_gradient_bytes for memory in memories]
+    last = max(index for index, each in enumerate(observed) if not each.is_loss)
     stages = []
     for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):
-        is_stored = stored[index] == each.output_bytes
-        saved = memory.kept_bytes if is_stored else memory.graph_bytes
-        held = inputs[index]
+        handed_out = 0 if each.is_loss else observed[last].output_bytes
+        held, saved = inputs[index], memory.kept_bytes
         forward = max(
-            memory.kept_peak - held - saved, memory.dropped_peak - held - stored[index], 0
+            memory.kept_peak - held - saved, memory.dropped_peak - held - each.output_bytes, 0
         )
         backward = memory.backward_peak - held - saved - gradients[index] - gradients[index + 1]
+        if index == last:  # its saved bytes have the output already, which the graph may lack
+            backward += handed_out
+        else:
+            backward = max(backward, 0) + handed_out
         stages.append(
             Stage(
                 name=each.stage.name,
                 forward_time=each.forward_time,
                 backward_time=each.backward_time,
-                output_bytes=stored[index],
+                output_bytes=each.output_bytes,
                 saved_bytes=saved,
                 gradient_bytes=gradients[index + 1],
-                forward_overhead_bytes=forward + standing + each.environment_bytes,
+                forward_overhead_bytes=forward + standing + each.environment_bytes + handed_out,
                 backward_overhead_bytes=max(backward, 0) + standing,
             )
         )

@@ -24,8 +24,8 @@ class PlannedChain(nn.Module):
     parameters are shared with the model and ``state_dict`` keys are the same. Without
     gradients (``torch.no_grad``, or nothing that requires any) it runs plainly.
 
-    The plan's memory holds if nobody else keeps activations alive: write
-    ``loss(planned(x)).backward()`` rather than holding the output in a variable.
+    The plan's memory counts the input and the output as held until the step ends, so the
+    usual loop (``output = planned(x)``, ``loss(output).backward()``) stays within it.
 
     A stage that is a plain function must not own buffers or draw from generators of its
     own: nobody could put them back when it runs again.
@@ -51,7 +51,7 @@ class PlannedChain(nn.Module):
         self._plan = plan_execution(_matching(schedule, chain), len(chain.stages))
 
     # A traced plan gives silently wrong gradients.
-    @torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call,untyped-decorator]
+    @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
         """The model's output.
 

@@ -93,7 +93,7 @@ def measure(
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
         >>> measured = measure(model, torch.zeros(2, 8), loss=torch.Tensor.mean)
         >>> [(stage.name, stage.output_bytes) for stage in measured.profile.stages]
-        [('Linear0', 32), ('Linear1', 0), ('loss', 4)]
+        [('Linear0', 32), ('Linear1', 8), ('loss', 4)]
     """
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}, must be at least 1")

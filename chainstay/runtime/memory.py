@@ -7,6 +7,7 @@ temporaries inside operators included. On CUDA the caching allocator keeps the p
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from torch.autograd.profiler import profile, record_function
 from chainstay.errors import UnsupportedModelError
 
 __all__ = ["MemoryTrace", "allocated_bytes", "trace_memory", "trace_phases"]
+
+# The profiler's library reports every session on stderr unless told not to before its first
+# use, which importing torch._dynamo already is.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 _PHASE_END: Final = "chainstay: end of phase"
 _CUDA_BLOCK: Final = 512

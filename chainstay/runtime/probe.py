@@ -22,23 +22,17 @@ class StageMemory:
     """Memory levels of one stage run alone, in bytes above the level without its input.
 
     Attributes:
-        input_bytes: Of its input.
         kept_bytes: Held after a kept forward, besides the input: output and graph.
-        graph_bytes: Held after a kept forward, besides input and output.
-        input_kept_bytes: Part of the input that the graph holds when nobody else does.
         dropped_bytes: Held after a dropping forward, besides the input.
         kept_peak: During a kept forward.
         dropped_peak: During a dropping forward.
-        backward_peak: During the backward, which begins without the output (and, for a
-            loss, without the input) unless the graph holds it.
+        backward_peak: During the backward, which begins without the output unless the
+            graph holds it.
         output_gradient_bytes: Of the gradient that enters the backward.
         input_gradient_bytes: Of the gradient that leaves it.
     """
 
-    input_bytes: int
     kept_bytes: int
-    graph_bytes: int
-    input_kept_bytes: int
     dropped_bytes: int
     kept_peak: int
     dropped_peak: int
@@ -54,15 +48,12 @@ class StageProbe:
     Attributes:
         stage: What to run.
         leaves: Everything outside that receives a gradient.
-        releases_input: Whether the input is given up before the backward (a loss's input)
-            or somebody else may still hold it then (any other's).
         output_gradient: Layout of the gradient that enters the backward.
         input_gradient: Layout of the gradient that leaves it; known after `phases`.
     """
 
     stage: ChainStage
     leaves: tuple[torch.Tensor, ...]
-    releases_input: bool
     output_gradient: GradientLayout | None = None
     input_gradient: GradientLayout | None = None
     _input: torch.Tensor | None = None
@@ -82,8 +73,6 @@ class StageProbe:
             yield partial(self._make_input, source, device)
             yield self._forward
             yield self._release_output
-            if self.releases_input:
-                yield self._release_input
             yield self._backward
             yield self._release_input
             yield partial(self._make_input, source, device)
@@ -93,15 +82,10 @@ class StageProbe:
     def memory(self, traces: Iterator[MemoryTrace]) -> StageMemory:
         """Levels from the traces of `phases`, taken from the front of `traces`."""
         base = next(traces).end_bytes
-        made, kept, released = next(traces), next(traces), next(traces)
-        given_up = next(traces) if self.releases_input else released
-        backward, after, remade, dropped = (next(traces) for _ in range(4))
-        input_bytes = made.end_bytes - base
+        made, kept, _released, backward = (next(traces) for _ in range(4))
+        after, remade, dropped = (next(traces) for _ in range(3))
         return StageMemory(
-            input_bytes=input_bytes,
             kept_bytes=kept.end_bytes - made.end_bytes,
-            graph_bytes=released.end_bytes - made.end_bytes,
-            input_kept_bytes=input_bytes - (released.end_bytes - given_up.end_bytes),
             dropped_bytes=dropped.end_bytes - remade.end_bytes,
             kept_peak=kept.peak_bytes - base,
             dropped_peak=dropped.peak_bytes - after.end_bytes,

@@ -145,7 +145,7 @@ class _Rules:
 
     def _forwards(self, state: _State, base: int) -> Iterator[_Step]:
         gradient, activations, saved = state
-        for i in range(gradient):
+        for i in range(len(self.profile)):
             stage, bit = self.profile.stages[i], 1 << i
             if not (activations | saved << 1) & bit:
                 continue
@@ -171,11 +171,12 @@ class _Rules:
         if saved & bit and (activations & bit or saved << 1 & bit):
             need = base + self.profile.gradient_bytes(i) + stage.backward_overhead_bytes
             after = _State(i, activations & ~bit, saved & ~bit)
-            yield _Step(Op(OpKind.BACKWARD, i), after, stage.backward_time, need)
+            if self._allows(after):
+                yield _Step(Op(OpKind.BACKWARD, i), after, stage.backward_time, need)
 
     def _drops(self, state: _State, base: int) -> Iterator[_Step]:
         gradient, activations, saved = state
-        for i in range(gradient + 1):
+        for i in range(len(self.profile)):
             bit = 1 << i
             if i and activations & bit:
                 after = _State(gradient, activations & ~bit, saved)

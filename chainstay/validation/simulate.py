@@ -222,6 +222,8 @@ class _Memory:
         return during_bytes
 
     def _require_input(self, op: Op) -> None:
+        if op.stage == 0 and not self._has_input(0):
+            raise _RefusedError(f"{op} needs the network's input a0, which is gone")
         if not self._has_input(op.stage):
             raise _RefusedError(
                 f"{op} needs its input a{op.stage}, and neither it nor what Fa{op.stage - 1} "

@@ -57,7 +57,7 @@ def test_prediction_covers_the_allocators_peak(name: str) -> None:
     classes = torch.randint(0, 1000, (8,), device="cuda")
 
     def step() -> None:
-        functional.cross_entropy(planned(images), classes).backward()  # type: ignore[no-untyped-call]
+        functional.cross_entropy(planned(images), classes).backward()
 
     measured = measure(
         model, images, loss=lambda scores: functional.cross_entropy(scores, classes), repeats=1

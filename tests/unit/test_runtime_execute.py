@@ -72,7 +72,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor | None]:
 
 
 def backward(value: torch.Tensor, *, retain_graph: bool = False) -> None:
-    value.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+    value.backward(retain_graph=retain_graph)
 
 
 def use_backward_twice(model: nn.Module) -> list[torch.Tensor | None]:

@@ -211,10 +211,6 @@ def test_three_rules_have_three_optima(name: str, optima: dict[str, int]) -> Non
     assert {rules: claim.makespan for rules, claim in found.items()} == optima
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="search runs no stage forward after its backward, which under table1 can shed an a^i",
-)
 def test_forward_past_the_gradient_can_free_memory() -> None:
     saved, overheads, times = (3, 1, 3, 3), (0, 1, 0, 0), (100, 1, 1, 1)
     chain = ChainProfile(

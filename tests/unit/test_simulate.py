@@ -817,7 +817,9 @@ def test_refused_operation(
 
 
 def test_input_dropped_by_fn_is_gone_for_good() -> None:
-    with pytest.raises(InvalidScheduleError, match=r"^step 4: Fa0 needs its input a0") as caught:
+    with pytest.raises(
+        InvalidScheduleError, match=r"^step 4: Fa0 needs the network's input a0"
+    ) as caught:
         simulate(TWO, Schedule.parse("Fn0 Fa1 B1 Fa0 B0"))
     assert caught.value.index == 3
 
