@@ -9,9 +9,11 @@ alone (`feasibility`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from chainstay.dp import weak
 from chainstay.dp.engines import Engine, exact_engine, least_memory
 from chainstay.dp.feasibility import LeastMemory
 from chainstay.dp.recursion import Array, Decide, Recursion, assemble
@@ -23,13 +25,16 @@ from chainstay.solution import Claim, Family
 
 __all__ = ["DP", "BudgetCurve", "least_budget"]
 
+_PERSISTENCES: Final = ("strong", "weak")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DP:
     """Dynamic program over persistent schedules; call it with a profile and a budget.
 
     Attributes:
-        persistence: ``"strong"``: once kept, a value stays until its backward.
+        persistence: ``"strong"``: once kept, a value stays until its backward. ``"weak"``:
+            a plain activation may move on before (`weak`), which can be a little faster.
         slots: ``None`` solves exactly in bytes. A number solves a table of that many memory
             slots twice, rounding both ways: a schedule that fits, and a lower bound.
 
@@ -48,12 +53,21 @@ class DP:
     slots: int | None = None
 
     def __post_init__(self) -> None:
-        if self.persistence != "strong":
-            raise UnknownMethodError(f"persistence is {self.persistence!r}, must be 'strong'")
+        if self.persistence not in _PERSISTENCES:
+            raise UnknownMethodError(
+                f"persistence is {self.persistence!r}, must be 'strong' or 'weak'"
+            )
         if self.slots is not None and self.slots <= 0:
             raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive int or None")
+        if self.slots is not None and self.persistence == "weak":
+            raise UnknownMethodError(
+                f"slots is {self.slots}, but persistence='weak' is solved in bytes only; "
+                "leave slots out"
+            )
 
     def __str__(self) -> str:
+        if self.persistence == "weak":
+            return "dp, weakly persistent"
         return "dp" if self.slots is None else f"dp, {self.slots} slots"
 
     def __call__(
@@ -68,8 +82,9 @@ class DP:
 
         Returns:
             The schedule, at most n (n + 1) operations, with a lower bound equal to its
-            makespan (with slots: at most). The family is `Family.ALL` where persistent
-            schedules are known to be as good as any, else `Family.PERSISTENT`.
+            makespan (with slots: at most). The family is `Family.ALL` where schedules of
+            this persistence are known to be as good as any; with ``"weak"``, `discards`
+            tells under which rules.
 
         Raises:
             InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
@@ -77,9 +92,12 @@ class DP:
 
         Complexity:
             Worst case O(n^3 p) for fronts of p corners; with the outside bound, chains of
-            300 measured stages take about a second. With slots: O(n^3 slots).
+            300 measured stages take less than a second. With slots: O(n^3 slots). Weak:
+            O(n^4 p), a few seconds for 300 stages.
         """
         del hint
+        if self.persistence == "weak":
+            return weak.solve_weak(profile, budget)
         recursion = Recursion.of(profile)
         least = least_memory(recursion)
         memory = min(budget - profile.input_bytes, recursion.keep_all_need)
@@ -111,7 +129,10 @@ class DP:
 
         Raises:
             InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
+            UnknownMethodError: There is no curve with ``persistence="weak"``.
         """
+        if self.persistence == "weak":
+            raise UnknownMethodError("persistence is 'weak', but curves need 'strong'")
         recursion = Recursion.of(profile)
         memory = recursion.keep_all_need
         unit = 1 if self.slots is None else _unit(memory, self.slots)
@@ -179,12 +200,17 @@ class BudgetCurve:
         return corner
 
 
-def least_budget(profile: ChainProfile) -> int:
-    """The least budget, in bytes, for which `profile` has a persistent schedule.
+def least_budget(profile: ChainProfile, *, persistence: str = "strong") -> int:
+    """The least budget, in bytes, for which ``DP(persistence=...)`` has a schedule.
+
+    Raises:
+        UnknownMethodError: There is no such persistence.
 
     Complexity:
-        O(n^3) time in n array operations.
+        O(n^3) time in n array operations; weak: O(n^4).
     """
+    if DP(persistence=persistence).persistence == "weak":
+        return weak.weak_least_budget(profile)
     return least_memory(Recursion.of(profile)).root + profile.input_bytes
 
 

@@ -1,6 +1,6 @@
 """The engine for long chains: `Fronts` with its inner loops compiled.
 
-Imported only where numba is installed; `engines` decides when.
+`engines` decides when to use it; without numba it would be right, but slow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chainstay.dp.outside import Limit, OutsideBound
 from chainstay.dp.pruning import Bounds, Chain, least_memory, spared_around
 from chainstay.dp.recursion import Front, Recursion
 
-__all__ = ["CompiledFronts", "compiled_least_memory"]
+__all__ = ["CompiledFronts", "bounds_of", "chain_of", "compiled_least_memory"]
 
 
 class CompiledFronts:
@@ -40,8 +40,8 @@ class CompiledFronts:
         limit: Limit | None = None,
     ) -> None:
         self.recursion = recursion
-        self._chain = _chain(recursion)
-        self._corners = fill(self._chain, _bounds(recursion, memory, least, limit))
+        self._chain = chain_of(recursion)
+        self._corners = fill(self._chain, bounds_of(recursion, memory, least=least, limit=limit))
 
     @classmethod
     def solve(cls, recursion: Recursion, memory: int, least: LeastMemory) -> Self:
@@ -70,10 +70,11 @@ class CompiledFronts:
 
 def compiled_least_memory(recursion: Recursion) -> LeastMemory:
     """`LeastMemory` by compiled loops."""
-    return LeastMemory(recursion, least_memory(_chain(recursion)))
+    return LeastMemory(recursion, least_memory(chain_of(recursion)))
 
 
-def _chain(recursion: Recursion) -> Chain:
+def chain_of(recursion: Recursion) -> Chain:
+    """`recursion` for compiled code."""
     return Chain(
         elapsed=recursion.elapsed,
         activation=recursion.activation,
@@ -84,12 +85,20 @@ def _chain(recursion: Recursion) -> Chain:
     )
 
 
-def _bounds(recursion: Recursion, memory: int, least: LeastMemory, limit: Limit | None) -> Bounds:
+def bounds_of(
+    recursion: Recursion,
+    memory: int,
+    *,
+    least: LeastMemory | None = None,
+    limit: Limit | None = None,
+) -> Bounds:
+    """`limit` and `least` for compiled code, or what stands for none."""
     n = recursion.stages
-    nothing = np.zeros((n + 1, n + 1), dtype=np.int64)
+    least_of = np.zeros((n, n), dtype=np.int64) if least is None else least.of
     if limit is None:
-        return Bounds(float(2**61), memory, np.zeros((n, n)), nothing, nothing, least.of)
+        nothing = np.zeros((n + 1, n + 1), dtype=np.int64)
+        return Bounds(float(2**61), memory, np.zeros((n, n)), nothing, nothing, least_of)
     bound = limit.bound
     return Bounds(
-        limit.overhead, memory, bound.around, bound.prefix_size, bound.prefix_time, least.of
+        limit.overhead, memory, bound.around, bound.prefix_size, bound.prefix_time, least_of
     )

@@ -26,7 +26,9 @@ def is_available() -> bool:
 
 
 def kernel(function: _Function) -> _Function:
-    """`function`, compiled when first called, and from then on read from the cache."""
+    """`function`, compiled when first called; without numba, `function` itself: slow but right."""
+    if not is_available():
+        return function
     njit = import_module("numba").njit
     try:
         return cast("_Function", njit(cache=True, nogil=True)(function))

@@ -1,7 +1,4 @@
-"""The persistent program's inner loops, compiled: the same recursion as `fronts`.
-
-Imported only where numba is installed.
-"""
+"""The persistent program's inner loops, compiled: the same recursion as `fronts`."""
 # ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
 
 from __future__ import annotations
@@ -13,15 +10,7 @@ import numpy as np
 from chainstay.dp.jit import kernel
 from chainstay.dp.pruning import Bounds, Chain, matters, room
 from chainstay.dp.recursion import KEEP, Array
-from chainstay.dp.steps import (
-    Steps,
-    buffers,
-    first_gain,
-    merge_moved,
-    merge_sum,
-    value_at,
-    with_room,
-)
+from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
 
 __all__ = ["Corners", "choose", "fill"]
 
@@ -72,10 +61,10 @@ def _restarts(
     corners: Corners,
     ends: Ends,
     span: tuple[int, int],
-    room: tuple[int, int],
+    limits: tuple[int, int],
     lowest: Steps,
-    spare: tuple[Array, Array],
-) -> tuple[Steps, tuple[Array, Array]]:
+    spare: Pair,
+) -> tuple[Steps, Pair]:
     """The lower of `lowest` and all restarts of a sub-chain.
 
     Args:
@@ -83,7 +72,7 @@ def _restarts(
         corners: With the fronts of all its sub-chains.
         ends: Of them.
         span: First and last stage.
-        room: The most bytes, and the least ns that is too many.
+        limits: The most bytes, and the least ns that is too many.
         lowest: Starts at index 0.
         spare: Memory and overhead to write to.
 
@@ -91,7 +80,7 @@ def _restarts(
         The result, in one of the two buffers, and the other one.
     """
     s, t = span
-    cap, ceiling = room
+    cap, ceiling = limits
     least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
     gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
     for k in range(s + 1, t + 1):
@@ -105,38 +94,10 @@ def _restarts(
             continue
         if floor >= value_at(lowest, start, ceiling):
             continue
-        stop = min(cap, _memory_until(lowest, rerun))
-        if start > stop:
-            continue
         earlier = _front(corners, s, k - 1, 0)
         later = _front(corners, k, t, chain.activation[k])
-        floor = rerun + value_at(earlier, stop, 0) + value_at(later, stop, 0)
-        if floor >= value_at(lowest, start, ceiling):
-            continue
-        start = first_gain(lowest, earlier, later, rerun, start, stop, ceiling)
-        if start < 0:
-            continue
-        size = lowest.last + earlier.last - earlier.first + later.last - later.first + 3
-        if size > len(spare[0]):
-            spare = buffers(2 * size)
-        size = merge_sum(lowest, earlier, later, rerun, start, stop, ceiling, spare[0], spare[1])
-        free = (lowest.memory, lowest.overhead)
-        lowest = Steps(spare[0], spare[1], 0, size - 1, 0)
-        spare = free
+        lowest, spare = add_term(lowest, earlier, later, rerun, start, limits, spare)
     return lowest, spare
-
-
-@kernel
-def _memory_until(steps: Steps, overhead: int) -> int:
-    """The most memory at which the steps lie above `overhead`."""
-    low, high = steps.first, steps.last + 1
-    while low < high:
-        middle = (low + high) >> 1
-        if steps.overhead[middle] <= overhead:
-            high = middle
-        else:
-            low = middle + 1
-    return steps.memory[low] - 1 if low <= steps.last else _BEYOND
 
 
 @kernel
@@ -154,7 +115,7 @@ def fill(chain: Chain, bounds: Bounds) -> Corners:
             rerun = chain.elapsed[t + 1] - chain.elapsed[s] if t < n - 1 else 0
             if rerun > bounds.limit:
                 break
-            cap, ceiling = room(chain, bounds, s, t)
+            cap, ceiling = room(chain, bounds, s, t, 0)
             if cap < bounds.least[s, t] or ceiling <= 0:
                 continue
             # keep stage s, or restart it
@@ -175,7 +136,7 @@ def fill(chain: Chain, bounds: Bounds) -> Corners:
                 )
             # store what can be part of a whole schedule
             pool = with_room(pool, used, lowest.last + 1)
-            size = matters(chain, bounds, s, t, lowest, pool[0][used:], pool[1][used:])
+            size = matters(chain, bounds, (s, t, 0), lowest, pool[0][used:], pool[1][used:])
             first[s, t], last[s, t] = used, used + size - 1
             if size:
                 least[s, t], best[s, t] = pool[0][used], pool[1][used + size - 1]

@@ -1,6 +1,6 @@
 """What cannot matter, inside compiled code: the least memory and the outside bound.
 
-Imported only where numba is installed. `Limit` and `LeastMemory` say the same in numpy.
+`Limit` and `LeastMemory` say the same in numpy.
 """
 # ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
 
@@ -77,12 +77,15 @@ def _largest_memory(bounds: Bounds, s: int, needed: float) -> int:
 
 
 @kernel
-def room(chain: Chain, bounds: Bounds, s: int, t: int) -> tuple[int, int]:
-    """The most bytes with which stages s..t can matter, and the least ns that is too many."""
-    cap = _largest_memory(bounds, s, chain.elapsed[s] - _slack(chain, bounds, s, t))
+def room(chain: Chain, bounds: Bounds, s: int, t: int, extra: int) -> tuple[int, int]:
+    """The most bytes with which stages s..t can matter, and the least ns that is too many.
+
+    `extra` ns are spent besides on stages s..t, outside of what is counted here.
+    """
+    cap = _largest_memory(bounds, s, chain.elapsed[s] + extra - _slack(chain, bounds, s, t))
     if s > 0:  # the input of stage s is stored, by itself or inside the saved data before it
         cap = min(cap, bounds.memory - min(chain.activation[s], chain.saved[s - 1]))
-    return cap, int(np.floor(bounds.limit - bounds.around[s, t])) + 1
+    return cap, int(np.floor(bounds.limit - bounds.around[s, t])) + 1 - extra
 
 
 @kernel
@@ -96,15 +99,19 @@ def _slack(chain: Chain, bounds: Bounds, s: int, t: int) -> float:
 def matters(
     chain: Chain,
     bounds: Bounds,
-    s: int,
-    t: int,
+    span: tuple[int, int, int],
     corners: Steps,
     memory: Array,
     overhead: Array,
 ) -> int:
-    """Copy the corners that leave enough to stages before s; returns how many."""
+    """Copy the corners of s..t (`span`: s, t and extra ns) that leave enough to stages before s.
+
+    Returns:
+        How many there are.
+    """
+    s, t, extra = span
     size, time = bounds.prefix_size[s], bounds.prefix_time[s]
-    slack = _slack(chain, bounds, s, t) - chain.elapsed[s]
+    slack = _slack(chain, bounds, s, t) - chain.elapsed[s] - extra
     cut, count = len(size) - 1, 0
     for i in range(corners.first, corners.last + 1):
         left = bounds.memory - corners.memory[i]

@@ -1,7 +1,4 @@
-"""Falling step functions of memory, inside compiled code: look up, add, take the lowest.
-
-Imported only where numba is installed.
-"""
+"""Falling step functions of memory, inside compiled code: look up, add, take the lowest."""
 # ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
 
 from __future__ import annotations
@@ -13,17 +10,7 @@ import numpy as np
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
 
-__all__ = [
-    "Pair",
-    "Steps",
-    "buffers",
-    "corner_at",
-    "first_gain",
-    "merge_moved",
-    "merge_sum",
-    "value_at",
-    "with_room",
-]
+__all__ = ["Pair", "Steps", "add_term", "buffers", "merge_moved", "value_at", "with_room"]
 
 _BEYOND: Final = 2**62
 
@@ -68,7 +55,7 @@ def with_room(pool: Pair, used: int, size: int) -> Pair:
 
 
 @kernel
-def corner_at(steps: Steps, m: int) -> int:
+def _corner_at(steps: Steps, m: int) -> int:
     """Index of the corner that holds at `m` bytes, ``first - 1`` if none does."""
     low, high = steps.first - 1, steps.last
     while low < high:
@@ -83,12 +70,12 @@ def corner_at(steps: Steps, m: int) -> int:
 @kernel
 def value_at(steps: Steps, m: int, otherwise: int) -> int:
     """Value at `m` bytes, or `otherwise` where no corner holds."""
-    corner = corner_at(steps, m)
+    corner = _corner_at(steps, m)
     return steps.overhead[corner] if corner >= steps.first else otherwise
 
 
 @kernel
-def first_gain(
+def _first_gain(
     lowest: Steps, one: Steps, other: Steps, constant: int, start: int, stop: int, ceiling: int
 ) -> int:
     """Least memory from `start` to `stop` where a sum lies below `lowest`, or -1.
@@ -102,8 +89,8 @@ def first_gain(
         stop: Bytes, at least `start`.
         ceiling: Sums must lie below it anyway.
     """
-    i, j, p = corner_at(one, start), corner_at(other, start), corner_at(lowest, start)
-    last_i, last_j = corner_at(one, stop), corner_at(other, stop)
+    i, j, p = _corner_at(one, start), _corner_at(other, start), _corner_at(lowest, start)
+    last_i, last_j = _corner_at(one, stop), _corner_at(other, stop)
     here, leap = start, 15
     while here <= stop:
         while p < lowest.last and lowest.memory[p + 1] <= here:
@@ -143,7 +130,7 @@ def _push(memory: Array, overhead: Array, size: int, m: int, value: int) -> int:
 
 
 @kernel
-def merge_sum(
+def _merge_sum(
     lowest: Steps,
     one: Steps,
     other: Steps,
@@ -156,17 +143,17 @@ def merge_sum(
 ) -> int:
     """The lower of `lowest` and a sum that counts from `start` to `stop` bytes.
 
-    Args: as `first_gain`; the result goes to the front of `memory` and `overhead`, which
+    Args: as `_first_gain`; the result goes to the front of `memory` and `overhead`, which
     are long enough for all corners of the three.
 
     Returns:
         The number of corners of the result.
     """
-    p = corner_at(lowest, start - 1) + 1
+    p = _corner_at(lowest, start - 1) + 1
     size = p - lowest.first
     memory[:size] = lowest.memory[lowest.first : p]
     overhead[:size] = lowest.overhead[lowest.first : p]
-    i, j = corner_at(one, start), corner_at(other, start)
+    i, j = _corner_at(one, start), _corner_at(other, start)
     here = start
     while here <= stop:
         while p <= lowest.last and lowest.memory[p] <= here:
@@ -199,9 +186,9 @@ def merge_moved(
     memory: Array,
     overhead: Array,
 ) -> int:
-    """As `merge_sum`, of one term: corners of `one` before `start` count from there."""
+    """As `_merge_sum`, of one term: corners of `one` before `start` count from there."""
     p, size = lowest.first, 0
-    for i in range(max(corner_at(one, start), one.first), one.last + 1):
+    for i in range(max(_corner_at(one, start), one.first), one.last + 1):
         here = max(one.memory[i] + one.shift, start)
         if here > stop:
             break
@@ -215,3 +202,57 @@ def merge_moved(
         size = _push(memory, overhead, size, lowest.memory[p], lowest.overhead[p])
         p += 1
     return size
+
+
+@kernel
+def _memory_until(steps: Steps, overhead: int) -> int:
+    """The most memory at which the steps lie above `overhead`."""
+    low, high = steps.first, steps.last + 1
+    while low < high:
+        middle = (low + high) >> 1
+        if steps.overhead[middle] <= overhead:
+            high = middle
+        else:
+            low = middle + 1
+    return steps.memory[low] - 1 if low <= steps.last else _BEYOND
+
+
+@kernel
+def add_term(
+    lowest: Steps,
+    one: Steps,
+    other: Steps,
+    constant: int,
+    start: int,
+    limits: tuple[int, int],
+    spare: Pair,
+) -> tuple[Steps, Pair]:
+    """The lower of `lowest` and a sum from `start` bytes on; buffers change places if needed.
+
+    Args:
+        lowest: Starts at index 0.
+        one: First term.
+        other: Second term; corners of both hold at `start`.
+        constant: Third term.
+        start: Bytes.
+        limits: The most bytes that matter, and the least ns that is too many.
+        spare: To write to.
+
+    Returns:
+        The result, in one of the two buffers, and the other one.
+    """
+    cap, ceiling = limits
+    stop = min(cap, _memory_until(lowest, constant))  # where the constant alone is too much
+    if start > stop:
+        return lowest, spare
+    floor = constant + value_at(one, stop, 0) + value_at(other, stop, 0)
+    if floor >= value_at(lowest, start, ceiling):
+        return lowest, spare
+    start = _first_gain(lowest, one, other, constant, start, stop, ceiling)
+    if start < 0:
+        return lowest, spare
+    size = lowest.last + one.last - one.first + other.last - other.first + 3
+    if size > len(spare[0]):
+        spare = buffers(2 * size)
+    size = _merge_sum(lowest, one, other, constant, start, stop, ceiling, spare[0], spare[1])
+    return Steps(spare[0], spare[1], 0, size - 1, 0), (lowest.memory, lowest.overhead)

@@ -1,0 +1,297 @@
+"""The weakly persistent program's inner loops, compiled where numba is installed.
+
+The recursion stands in `weak`. Fronts of ``W(s, t, l, ·)`` for all s <= t <= l stand in one
+pool; ``row[s, t] + l`` is the number of the front.
+"""
+# ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from chainstay.dp.jit import kernel
+from chainstay.dp.pruning import Bounds, Chain, matters, room
+from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
+
+__all__ = ["MOVE", "WeakCorners", "choose_weak", "fill_weak", "least_weak_memory"]
+
+_BEYOND: Final = 2**61
+MOVE: Final = -3
+"""The decision to run stage s and drop its input."""
+
+_FIRST_CAPACITY: Final = 1024
+
+
+class WeakCorners(NamedTuple):
+    """Fronts of all W(s, t, l, ·).
+
+    Attributes:
+        memory: Bytes of all corners of all fronts.
+        overhead: ns, likewise.
+        row: Shape (n, n): the number of the front of (s, t, l) is ``row[s, t] + l``.
+        first: Shape (fronts,): where a front starts in both …
+        size: … and how many corners it has.
+    """
+
+    memory: Array
+    overhead: Array
+    row: Array
+    first: Array
+    size: Array
+
+
+class Resting(NamedTuple):
+    """R(j, t', l, ·) for the j and l at hand, with its first memory and last overhead."""
+
+    memory: Array
+    overhead: Array
+    size: Array
+    least: Array
+    best: Array
+
+
+@kernel
+def _rows(n: int) -> Array:
+    row, count = np.zeros((n, n), dtype=np.int64), 0
+    for s in range(n):
+        for t in range(s, n):
+            row[s, t] = count - t
+            count += n - t
+    return row
+
+
+@kernel
+def _front(corners: WeakCorners, s: int, t: int, end: int, shift: int) -> Steps:
+    number = corners.row[s, t] + end
+    first = corners.first[number]
+    last = first + corners.size[number] - 1
+    return Steps(corners.memory, corners.overhead, first, last, shift)
+
+
+@kernel
+def least_weak_memory(chain: Chain) -> int:
+    """Least bytes, besides its input, in which the chain has a weakly persistent schedule."""
+    n = len(chain.saved)
+    row = _rows(n)
+    least = np.full(row[n - 1, n - 1] + n, _BEYOND, dtype=np.int64)
+    for end in range(n):
+        gradient = chain.gradient[end + 1]
+        rest = np.full(n, _BEYOND, dtype=np.int64)
+        for s in range(end, -1, -1):
+            first_step = gradient + chain.transit[s, s]
+            for t in range(s, end + 1):
+                best = _BEYOND
+                if s == t:
+                    best = chain.keep_floor[s, end]
+                    if s < end:
+                        best = max(best, least[row[s + 1, s + 1] + end] + chain.saved[s])
+                else:
+                    after = least[row[s + 1, t] + end]
+                    moved = after + chain.activation[s + 1] - chain.activation[s]
+                    best = max(first_step, moved)
+                earlier = least[row[s, t] + t : row[s, t] + end]
+                for k in range(t + 1, end + 1):
+                    best = min(best, max(first_step, rest[k], earlier[k - 1 - t]))
+                least[row[s, t] + end] = best
+            moving = first_step + chain.activation[s]
+            for t in range(s, end + 1):
+                stored = least[row[s, t] + end] + chain.activation[s]
+                rest[t] = min(stored, max(rest[t], moving))
+    return int(least[row[0, 0] + n - 1])
+
+
+@kernel
+def _rest_at(
+    chain: Chain, corners: WeakCorners, j: int, end: int, resting: Resting, spare: Pair, cap: int
+) -> tuple[Resting, Pair]:
+    """R(j, ·, end, ·) from R(j+1, ·, end, ·): the floating activation rests at j or moves on."""
+    floor = chain.gradient[end + 1] + chain.transit[j, j] + chain.activation[j]
+    for t in range(j, end + 1):
+        here = _front(corners, j, t, end, chain.activation[j])
+        count = resting.size[t]
+        arriving = here.last >= here.first
+        if not arriving and (count == 0 or resting.memory[t, 0] >= floor):
+            continue
+        size = count + here.last - here.first + 1
+        if size > resting.memory.shape[1]:
+            memory = np.empty((len(resting.size), 2 * size), dtype=np.int64)
+            overhead = np.empty_like(memory)
+            memory[:, : resting.memory.shape[1]] = resting.memory
+            overhead[:, : resting.memory.shape[1]] = resting.overhead
+            resting = Resting(memory, overhead, resting.size, resting.least, resting.best)
+        if 2 * size > len(spare[0]):
+            spare = buffers(4 * size)
+        half = len(spare[0]) // 2
+        moved = Steps(resting.memory[t], resting.overhead[t], 0, count - 1, 0)
+        if count and resting.memory[t, 0] < floor:
+            nothing = Steps(spare[0], spare[1], 0, -1, 0)
+            count = merge_moved(
+                nothing, moved, 0, floor, cap, _BEYOND, spare[0][half:], spare[1][half:]
+            )
+            moved = Steps(spare[0][half:], spare[1][half:], 0, count - 1, 0)
+        count = merge_moved(moved, here, 0, 0, cap, _BEYOND, spare[0][:half], spare[1][:half])
+        resting.memory[t, :count] = spare[0][:count]
+        resting.overhead[t, :count] = spare[1][:count]
+        resting.size[t] = count
+        resting.least[t] = resting.memory[t, 0] if count else _BEYOND
+        resting.best[t] = resting.overhead[t, count - 1] if count else 0
+    return resting, spare
+
+
+@kernel
+def _first_case(
+    chain: Chain,
+    corners: WeakCorners,
+    span: tuple[int, int, int],
+    limits: tuple[int, int],
+    here: Pair,
+) -> tuple[Steps, Pair]:
+    """Keep stage s (s = t), or move the floating activation from s to s+1 (s < t)."""
+    s, t, end = span
+    cap, ceiling = limits
+    if s == end:
+        here[0][0], here[1][0] = chain.keep_floor[s, s], 0
+        return Steps(here[0], here[1], 0, 0, 0), here
+    if s == t:
+        after = _front(corners, s + 1, s + 1, end, chain.saved[s])
+        floor = chain.keep_floor[s, end]
+    else:
+        after = _front(corners, s + 1, t, end, chain.activation[s + 1] - chain.activation[s])
+        floor = chain.gradient[end + 1] + chain.transit[s, s]
+    if after.last - after.first >= len(here[0]):
+        here = buffers(2 * (after.last - after.first + 1))
+    nothing = Steps(here[0], here[1], 0, -1, 0)
+    size = merge_moved(nothing, after, 0, floor, cap, ceiling, here[0], here[1])
+    return Steps(here[0], here[1], 0, size - 1, 0), here
+
+
+@kernel
+def _restarts(
+    chain: Chain,
+    corners: WeakCorners,
+    span: tuple[int, int, int],
+    limits: tuple[int, int],
+    ends: Pair,
+    resting: Resting,
+    lowest: Steps,
+    spare: Pair,
+) -> tuple[Steps, Pair]:
+    """The lower of `lowest` and, for all k, ``R(s+1, k, l, ·) + W(s, t, k-1, ·)``.
+
+    `ends` are first memory and last overhead of every front; all else as in `add_term`.
+    """
+    s, t, end = span
+    cap, ceiling = limits
+    floor = chain.gradient[end + 1] + chain.transit[s, s]
+    least, best = ends[0][corners.row[s, t] :], ends[1][corners.row[s, t] :]
+    for k in range(t + 1, end + 1):
+        rerun = chain.elapsed[k] - chain.elapsed[s]
+        if rerun >= ceiling:
+            break
+        # cheap: nowhere does the sum exist and lie below all of `lowest`
+        start = max(floor, least[k - 1], resting.least[k])
+        lower = rerun + best[k - 1] + resting.best[k]
+        if start > cap or lower >= ceiling or lower >= value_at(lowest, start, ceiling):
+            continue
+        earlier = _front(corners, s, t, k - 1, 0)
+        later = Steps(resting.memory[k], resting.overhead[k], 0, resting.size[k] - 1, 0)
+        lowest, spare = add_term(lowest, earlier, later, rerun, start, limits, spare)
+    return lowest, spare
+
+
+@kernel
+def fill_weak(chain: Chain, bounds: Bounds) -> WeakCorners:
+    """Fronts of all W(s, t, l, ·) within the bounds: l ascending, s descending."""
+    n = len(chain.saved)
+    row = _rows(n)
+    fronts = row[n - 1, n - 1] + n
+    first, count = np.zeros(fronts, dtype=np.int64), np.zeros(fronts, dtype=np.int32)
+    ends = np.full(fronts, _BEYOND, dtype=np.int64), np.zeros(fronts, dtype=np.int64)
+    pool, used = buffers(_FIRST_CAPACITY), 0
+    here, spare = buffers(_FIRST_CAPACITY), buffers(_FIRST_CAPACITY)
+    rests = np.empty((n, 16), dtype=np.int64), np.empty((n, 16), dtype=np.int64)
+    for end in range(n):
+        sizes, nowhere = np.zeros(n, dtype=np.int64), np.full(n, _BEYOND, dtype=np.int64)
+        resting = Resting(rests[0], rests[1], sizes, nowhere, np.zeros(n, dtype=np.int64))
+        for s in range(end, -1, -1):
+            if end < n - 1 and chain.elapsed[end + 1] - chain.elapsed[s] > bounds.limit:
+                break
+            corners = WeakCorners(pool[0], pool[1], row, first, count)
+            if s < end:
+                resting, spare = _rest_at(chain, corners, s + 1, end, resting, spare, bounds.memory)
+            for t in range(s, end + 1):
+                cap, ceiling = room(chain, bounds, s, end, chain.elapsed[t] - chain.elapsed[s])
+                if cap < 0 or ceiling <= 0:
+                    break
+                corners = WeakCorners(pool[0], pool[1], row, first, count)
+                lowest, here = _first_case(chain, corners, (s, t, end), (cap, ceiling), here)
+                lowest, spare = _restarts(
+                    chain, corners, (s, t, end), (cap, ceiling), ends, resting, lowest, spare
+                )
+                # store what can be part of a whole schedule
+                pool = with_room(pool, used, lowest.last + 1)
+                size = matters(
+                    chain,
+                    bounds,
+                    (s, end, chain.elapsed[t] - chain.elapsed[s]),
+                    lowest,
+                    pool[0][used:],
+                    pool[1][used:],
+                )
+                number = row[s, t] + end
+                first[number], count[number] = used, size
+                if size:
+                    ends[0][number], ends[1][number] = pool[0][used], pool[1][used + size - 1]
+                used += size
+                here = (lowest.memory, lowest.overhead)
+        rests = (resting.memory, resting.overhead)
+    return WeakCorners(pool[0][:used], pool[1][:used], row, first, count)
+
+
+@kernel
+def _choose_restart(
+    chain: Chain, corners: WeakCorners, span: tuple[int, int, int], m: int, target: int
+) -> tuple[int, int]:
+    s, t, end = span
+    gradient = chain.gradient[end + 1]
+    for k in range(t + 1, end + 1):
+        rest = target - (chain.elapsed[k] - chain.elapsed[s])
+        if rest < 0:
+            break
+        rest -= value_at(_front(corners, s, t, k - 1, 0), m, target + 1)
+        if rest < 0:
+            continue
+        for j in range(k, s, -1):
+            if m >= gradient + chain.transit[s, j - 1]:
+                later = _front(corners, j, k, end, chain.activation[j])
+                if value_at(later, m, -1) == rest:
+                    return k, j
+    return -2, 0
+
+
+@kernel
+def choose_weak(
+    chain: Chain, corners: WeakCorners, s: int, t: int, end: int, m: int
+) -> tuple[int, int]:
+    """The optimal decision for (s, t, end) with `m` bytes.
+
+    Returns:
+        ``(k, j)`` for restarting at k with the floating activation resting at j; or
+        `KEEP` or -3 (move) and 0; or (-2, 0) where there is none.
+    """
+    target = value_at(_front(corners, s, t, end, 0), m, -1)
+    if s == t and m >= chain.keep_floor[s, end]:
+        after = 0
+        if s < end:
+            after = value_at(_front(corners, s + 1, s + 1, end, chain.saved[s]), m, -1)
+        if after == target:
+            return KEEP, 0
+    gradient = chain.gradient[end + 1]
+    if s < t and m >= gradient + chain.transit[s, s]:
+        shift = chain.activation[s + 1] - chain.activation[s]
+        if value_at(_front(corners, s + 1, t, end, shift), m, -1) == target:
+            return MOVE, 0
+    return _choose_restart(chain, corners, (s, t, end), m, target)
