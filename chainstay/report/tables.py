@@ -38,12 +38,19 @@ class Outcome:
 
 def comparison(title: str, budget: int, outcomes: Iterable[Outcome]) -> Table:
     """A table of `outcomes` under one budget, measured peaks above it in red."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        show_edge=False,
+    )
     table.add_column("", no_wrap=True)
     for heading in ("peak\nplanned", "\nmeasured", "step\nplanned", "\nmeasured"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("forward\nrerun", justify="right", no_wrap=True)
-    table.add_column("proved\noptimal", justify="center", no_wrap=True)
+    table.add_column("rerun\nshare", justify="right", no_wrap=True)
+    table.add_column("proved\nbest", justify="center", no_wrap=True)
     for outcome in outcomes:
         table.add_row(
             outcome.name,
