@@ -22,9 +22,10 @@ from models import gpt2, resnet50
 from rich.console import Console
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint_sequential
+from torch.utils import checkpoint
 
-from chainstay import ChainProfile, Op, OpKind, Schedule, measure, simulate, solve_chain
+from chainstay import ChainProfile, Schedule, measure, simulate, solve_chain
+from chainstay.baselines import checkpoint_sequential
 from chainstay.report.plots import MemoryPanel, plot_memory
 from chainstay.report.tables import Outcome, comparison
 from chainstay.runtime import MeasuredChain, MemoryTrace, trace_memory
@@ -107,14 +108,14 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
     with console.status("solving …"):
         solution = solve_chain(profile, budget, method="dp")
     plain = Schedule.keep_all(len(profile))
-    segments, sequential = best_checkpoint_sequential(profile, solution.budget)
+    segments = best_segments(profile, solution.budget)
     planned = measured.planned(solution)
     ways = [
         Way("plain PyTorch", task.model, plain),
         Way(
             f"torch checkpoint ({segments})",
             partial(_checkpointed, measured, segments),
-            sequential,
+            checkpoint_sequential(len(profile), segments),
         ),
         Way("chainstay", planned, solution.schedule, is_optimal=solution.is_optimal),
     ]
@@ -142,36 +143,14 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
     )
 
 
-def best_checkpoint_sequential(profile: ChainProfile, budget: int) -> tuple[int, Schedule]:
-    """The fastest segment count that fits, or the smallest peak if none does."""
+def best_segments(profile: ChainProfile, budget: int) -> int:
+    """The segment count that is fastest within the budget, or smallest if none fits."""
 
     def badness(segments: int) -> tuple[int, int]:
-        replay = simulate(profile, checkpoint_sequential_schedule(len(profile) - 1, segments))
-        excess = max(0, replay.peak_bytes - budget)
-        return excess, replay.makespan
+        replay = simulate(profile, checkpoint_sequential(len(profile), segments))
+        return max(0, replay.peak_bytes - budget), replay.makespan
 
-    segments = min(range(1, len(profile)), key=badness)
-    return segments, checkpoint_sequential_schedule(len(profile) - 1, segments)
-
-
-def checkpoint_sequential_schedule(stages: int, segments: int) -> Schedule:
-    """What ``torch.utils.checkpoint.checkpoint_sequential`` does, the loss appended."""
-    size = stages // segments
-    starts = [index * size for index in range(segments)]
-    forward: list[Op] = []
-    backward = [Op(OpKind.BACKWARD, stages)]
-    for start, end in zip(starts, [*starts[1:], stages], strict=True):
-        inside = range(start, end)
-        keep_all = [Op(OpKind.FORWARD_KEEP_ALL, stage) for stage in inside]
-        undo = [Op(OpKind.BACKWARD, stage) for stage in reversed(inside)]
-        if end == stages:
-            forward += keep_all
-            backward = [*backward[:1], *undo, *backward[1:]]
-        else:
-            forward.append(Op(OpKind.FORWARD_KEEP_INPUT, start))
-            forward += [Op(OpKind.FORWARD_DROP, stage) for stage in inside[1:]]
-            backward[1:1] = [*keep_all, *undo]
-    return Schedule((*forward, Op(OpKind.FORWARD_KEEP_ALL, stages), *backward))
+    return min(range(1, len(profile)), key=badness)
 
 
 def _outcome(profile: ChainProfile, way: Way, peak_bytes: int, elapsed: int) -> Outcome:
@@ -210,7 +189,7 @@ def _run(task: Task, way: Way) -> tuple[MemoryTrace, int]:
 
 
 def _checkpointed(measured: MeasuredChain, segments: int, sample: torch.Tensor) -> torch.Tensor:
-    output: torch.Tensor = checkpoint_sequential(
+    output: torch.Tensor = checkpoint.checkpoint_sequential(
         list(measured.stages), segments, sample, use_reentrant=False
     )
     return output
