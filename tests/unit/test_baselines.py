@@ -93,6 +93,13 @@ def test_revolve_fits_where_a_slot_is_left(profile: ChainProfile, budget: int) -
         assert peak_bytes <= budget
 
 
+def test_revolve_counts_the_output_where_nothing_is_saved() -> None:
+    stage = Stage(forward_time=1, output_bytes=10)
+    chain = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(stage,) * 7)
+    assert [equal_slots(chain, budget) for budget in (39, 40)] == [1, 2]
+    assert simulate(chain, revolve(7, 2)).peak_bytes == 40
+
+
 def every_single_pass(stages: int) -> list[Schedule]:
     """All ways to cut, with every choice of which single stages stay."""
     schedules = []
@@ -118,6 +125,23 @@ def test_single_pass_is_the_best_of_its_class(profile: ChainProfile, share: int)
     assert (replay.makespan, replay.peak_bytes <= budget) == (best, True)
     frugal = simulate(profile, single_pass(profile, min(peaks) - 1))
     assert frugal.peak_bytes == min(peaks)
+
+
+def test_single_pass_counts_the_gradient_while_it_recomputes() -> None:
+    stages = (
+        Stage(
+            forward_time=1,
+            output_bytes=1,
+            saved_bytes=5,
+            gradient_bytes=4,
+            forward_overhead_bytes=10,
+        ),
+        Stage(saved_bytes=10),
+    )
+    chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=stages)
+    assert simulate(chain, checkpoint_sequential(2, 1)).peak_bytes == 19
+    assert simulate(chain, nest([recomputed(0, 1), kept(1, 2)])).peak_bytes == 19
+    assert single_pass(chain, 18) == keep_all(2)
 
 
 @settings(max_examples=100)
