@@ -160,8 +160,18 @@ def test_knapsack_is_the_best_choice_within_its_capacity(
     assert again == sum(stage.forward_time for stage in stages) - best
 
 
+def test_knapsack_rounds_up_and_never_overspends() -> None:
+    stages = (Stage(forward_time=1, saved_bytes=5_001),) * 2
+    chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=(*stages, Stage()))
+    again = [
+        simulate(chain, knapsack_by_block(chain, capacity)).makespan - chain.least_time
+        for capacity in (10_000, 10_020)
+    ]
+    assert again == [1, 0]
+
+
 def test_greedy_keeps_time_per_byte_first() -> None:
-    stages = [Stage(forward_time=t, saved_bytes=s) for t, s in ((1, 9), (5, 0), (8, 9), (0, 0))]
+    stages = [Stage(forward_time=t, saved_bytes=s) for t, s in ((1, 9), (5, 0), (8, 1), (0, 0))]
     chain = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=tuple(stages))
     orders = [set(), {1}, {1, 2}, {0, 1, 2}]
     assert list(BASELINES["greedy"](chain, 0)) == [keep_stages(4, order) for order in orders]
