@@ -73,7 +73,7 @@ def test_no_instances_are_late(method: Method, numbers: list[int]) -> None:
         partition_of(claim.schedule, numbers)
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(NUMBERS)
 def test_small_instances_by_exhaustive_search(numbers: list[int]) -> None:
     profile, budget, deadline = partition_chain(numbers)

@@ -1,0 +1,143 @@
+"""The command line: ``chainstay verify`` checks every method against the others, here and now."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.table import Table
+
+from chainstay.verify import (
+    CONTESTANTS,
+    Check,
+    Contestant,
+    Tally,
+    checks,
+    counter_example,
+    minimised,
+)
+
+__all__ = ["app"]
+
+_DISAGREEMENT: Final = 1
+_INTERRUPTED: Final = 130
+"""What shells report for a program that Ctrl-C ended."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+class Problem(StrEnum):
+    """What `verify` can be asked about."""
+
+    CHAIN = "chain"
+    JOIN = "join"
+    OFFLOAD = "offload"
+    HYBRID = "hybrid"
+
+
+@app.callback()
+def chainstay() -> None:
+    """Train neural networks inside a memory budget, provably optimally."""
+
+
+@app.command()
+def verify(  # noqa: PLR0913 - options of a command line, all by name
+    *,
+    problem: Annotated[Problem, typer.Option(help="Which kind of instances.")] = Problem.CHAIN,
+    instances: Annotated[int, typer.Option(min=1, help="How many to check.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the random instances.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="Number of the first one.")] = 0,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="Stop after so long.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for a counter-example.")] = Path(),
+) -> None:
+    """Check every method against the others and the simulator on random instances.
+
+    Ends with status 1 and a minimised counter-example in a file if two of them disagree.
+    """
+    if problem is not Problem.CHAIN:
+        raise typer.BadParameter(f"{problem} is not there yet; choose chain", param_hint="problem")
+    run = _Run(seed, Console())
+    try:
+        failed = run.until(range(first, first + instances), seconds)
+    except KeyboardInterrupt:
+        run.show("Interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+    run.show("No contradiction" if failed is None else "Contradiction")
+    if failed is not None:
+        run.report(failed, output)
+        raise typer.Exit(_DISAGREEMENT)
+
+
+class _Run:
+    """One run of `verify` at a terminal."""
+
+    def __init__(self, seed: int, console: Console) -> None:
+        self.seed = seed
+        self.console = console
+        self.contestants: Sequence[Contestant] = CONTESTANTS
+        self.tallies = {contestant.name: Tally() for contestant in self.contestants}
+        self.done = 0
+        self.start = time.monotonic()
+
+    def until(self, numbers: range, seconds: float | None) -> Check | None:
+        """Check `numbers` until a contradiction, which is returned, or until time is up."""
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task("checking", total=len(numbers))
+            for check in self._timely(numbers, seconds):
+                for answer in check.answers:
+                    self.tallies[answer.contestant.name].add(answer)
+                self.done += 1
+                progress.advance(task)
+                if check.contradiction is not None:
+                    return check
+        return None
+
+    def _timely(self, numbers: range, seconds: float | None) -> Iterator[Check]:
+        """The checks that start before `seconds` have passed."""
+        timely = itertools.takewhile(
+            lambda _: seconds is None or time.monotonic() < self.start + seconds, numbers
+        )
+        return checks(timely, seed=self.seed, contestants=self.contestants)
+
+    def show(self, outcome: str) -> None:
+        """Print the summary."""
+        seconds = time.monotonic() - self.start
+        title = f"{outcome}: {self.done} chains of seed {self.seed} in {seconds:.1f} s"
+        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        table.add_column("method", no_wrap=True)
+        table.add_column("asked about", no_wrap=True)
+        for heading in ("instances", "optimal", "infeasible", "worst gap", "seconds"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for contestant in self.contestants:
+            tally = self.tallies[contestant.name]
+            table.add_row(
+                contestant.name,
+                contestant.plan,
+                str(tally.instances),
+                str(tally.optimal),
+                str(tally.infeasible),
+                f"{tally.worst_gap:.2%}",
+                f"{tally.seconds:.1f}",
+            )
+        self.console.print(table)
+
+    def report(self, check: Check, folder: Path) -> None:
+        """Minimise the contradiction, write it down and say where."""
+        assert check.contradiction is not None, "only contradictions are reported"
+        with self.console.status("minimising"):
+            small = minimised(check.instance, check.contradiction.between)
+            text = counter_example(check, seed=self.seed, instance=small)
+        path = folder / f"counter-example-chain-{self.seed}-{check.number}.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        self.console.print(f"Instance {check.number}: {check.contradiction.reason}", markup=False)
+        self.console.print(f"Minimised to {len(small.profile)} stages: {path}", markup=False)

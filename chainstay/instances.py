@@ -1,0 +1,197 @@
+"""Random chains under budgets, each made from a seed and a number alone, and simpler ones.
+
+For `chainstay.verify`: instance ``number`` of a seed is the same whether it is drawn alone
+or after a million others, in any process.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, TypeAlias, TypeVar
+
+from chainstay.profiles import ChainProfile, Stage
+
+__all__ = ["FAMILIES", "ChainInstance", "random_chain", "simpler"]
+
+FAMILIES: Final = (
+    "plain",  # gradients like activations, saved data a few times the output
+    "fat",  # saved data far larger than activations
+    "wild",  # nothing holds: large gradients, saved data below the output
+    "shrinking",  # the domain in which persistent schedules are as good as any
+    "homogeneous",  # all stages alike
+    "weightless",  # some stages without memory or without time
+    "measured",  # sizes in MiB and a few bytes, times in microseconds and a few ns
+)
+_LENGTHS: Final = (1, 2, 3, 3, 4, 4, 4, 5, 5, 5, 6, 8, 12, 20)
+_LARGEST_SIZES: Final = (3, 10, 60)
+_SHARES: Final = 8
+
+_Random: TypeAlias = random.Random
+_Record = TypeVar("_Record", ChainProfile, Stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainInstance:
+    """A chain and a budget in bytes."""
+
+    profile: ChainProfile
+    budget: int
+
+
+def random_chain(seed: int, number: int) -> ChainInstance:
+    """Instance `number` of `seed`: a chain of some family and a tight to ample budget.
+
+    Example:
+        >>> random_chain(1, 7) == random_chain(1, 7), random_chain(1, 7) == random_chain(1, 8)
+        (True, False)
+    """
+    draw = random.Random(f"chainstay {seed} {number}")  # noqa: S311 - reproducible, no secret
+    profile = _chain(draw, draw.choice(FAMILIES))
+    least, most = _least_bytes(profile), _most_bytes(profile)
+    budget = least + (most - least) * draw.randint(0, _SHARES) // _SHARES
+    return ChainInstance(profile=profile, budget=max(1, budget))
+
+
+def simpler(instance: ChainInstance) -> Iterator[ChainInstance]:
+    """Instances a little simpler than this one, the simplest first.
+
+    One stage less; all sizes and the budget, or all times, at a half; one number less by
+    all, a half, a quarter, … of it.
+    """
+    profile = instance.profile
+    for i in range(len(profile) * (len(profile) > 1)):
+        shorter = replace(profile, stages=profile.stages[:i] + profile.stages[i + 1 :])
+        yield replace(instance, profile=shorter)
+    yield from _halved(instance)
+    for value in filter(None, _smaller(instance.budget)):
+        yield replace(instance, budget=value)
+    for field in ("input_bytes", "input_gradient_bytes"):
+        for value in _smaller(getattr(profile, field)):
+            yield replace(instance, profile=_with(profile, field, value))
+    for i, stage in enumerate(profile.stages):
+        for field, quantity in asdict(stage).items():
+            for value in () if field == "name" else _smaller(quantity):
+                stages = [*profile.stages]
+                stages[i] = _with(stage, field, value)
+                yield replace(instance, profile=replace(profile, stages=tuple(stages)))
+
+
+def _with(record: _Record, field: str, value: int) -> _Record:
+    changes: dict[str, Any] = {field: value}
+    return replace(record, **changes)
+
+
+def _halved(instance: ChainInstance) -> Iterator[ChainInstance]:
+    """All sizes and the budget at a half, and all times, where that is simpler."""
+    profile = instance.profile
+    sizes = ChainProfile(
+        input_bytes=profile.input_bytes // 2,
+        input_gradient_bytes=profile.input_gradient_bytes // 2,
+        stages=tuple(_half(stage, "_bytes") for stage in profile.stages),
+    )
+    times = replace(profile, stages=tuple(_half(stage, "_time") for stage in profile.stages))
+    if instance.budget > 1:
+        yield ChainInstance(profile=sizes, budget=instance.budget // 2)
+    if times != profile:
+        yield replace(instance, profile=times)
+
+
+def _half(stage: Stage, which: str) -> Stage:
+    """`stage` with half of every quantity whose name ends in `which`."""
+    changes = {name: n // 2 for name, n in asdict(stage).items() if name.endswith(which)}
+    return replace(stage, **changes)
+
+
+def _smaller(value: int) -> Iterator[int]:
+    """Numbers to try instead of `value`, ascending from 0 to one less."""
+    step = value
+    while step:
+        yield value - step
+        step //= 2
+
+
+def _chain(draw: _Random, family: str) -> ChainProfile:
+    count, largest = draw.choice(_LENGTHS), draw.choice(_LARGEST_SIZES)
+    activations = [draw.randint(0, largest) for _ in range(count + 1)]
+    if family == "shrinking":
+        activations.sort(reverse=True)
+    if family == "homogeneous":
+        activations = activations[:1] * (count + 1)
+        stages = [_stage(draw, family, activations[0], largest)] * count
+    else:
+        stages = [_stage(draw, family, after, largest) for _, after in pairwise(activations)]
+    profile = ChainProfile(
+        input_bytes=activations[0],
+        input_gradient_bytes=draw.choice([0, activations[0]]),
+        stages=tuple(stages),
+    )
+    return _measured(draw, profile) if family == "measured" else profile
+
+
+def _stage(draw: _Random, family: str, output: int, largest: int) -> Stage:
+    stage = Stage(
+        name=family,
+        forward_time=_time(draw),
+        backward_time=_time(draw),
+        output_bytes=output,
+        saved_bytes=output + draw.randint(0, largest) * (5 if family == "fat" else 1),
+        gradient_bytes=output,
+        forward_overhead_bytes=draw.randint(0, largest),
+        backward_overhead_bytes=draw.randint(0, largest),
+    )
+    match family:
+        case "wild":
+            saved, gradient = draw.randint(0, largest), draw.randint(0, largest)
+            return replace(stage, saved_bytes=saved, gradient_bytes=gradient)
+        case "shrinking":
+            overhead = min(stage.forward_overhead_bytes, stage.backward_overhead_bytes)
+            return replace(stage, forward_overhead_bytes=overhead)
+        case "weightless" if draw.random() < 1 / 2:
+            time = stage.forward_time * draw.randint(0, 1)
+            return Stage(name=family, forward_time=time, output_bytes=output, saved_bytes=output)
+    return stage
+
+
+def _time(draw: _Random) -> int:
+    return draw.randint(0, draw.choice([3, 100]))
+
+
+def _measured(draw: _Random, profile: ChainProfile) -> ChainProfile:
+    """The same proportions in numbers of many digits that share no divisor."""
+
+    def stretch(stage: Stage) -> Stage:
+        sizes = {
+            name: value * 2**20 + draw.randint(0, 7) * (name == "saved_bytes")
+            for name, value in asdict(stage).items()
+            if name.endswith("_bytes")
+        }
+        forward = stage.forward_time * 1000 + draw.randint(0, 7)
+        return replace(stage, forward_time=forward, **sizes)
+
+    return ChainProfile(
+        input_bytes=profile.input_bytes * 2**20,
+        input_gradient_bytes=profile.input_gradient_bytes * 2**20,
+        stages=tuple(map(stretch, profile.stages)),
+    )
+
+
+def _least_bytes(profile: ChainProfile) -> int:
+    """What the neediest stage needs, its input included: about the least budget."""
+    return profile.input_bytes + max(
+        max(
+            profile.gradient_bytes(i) + stage.gradient_bytes + stage.backward_overhead_bytes,
+            stage.forward_overhead_bytes,
+        )
+        + stage.saved_bytes
+        + profile.activation_bytes(i) * (i > 0)
+        for i, stage in enumerate(profile.stages)
+    )
+
+
+def _most_bytes(profile: ChainProfile) -> int:
+    """About what plain training needs."""
+    kept = sum(stage.saved_bytes for stage in profile.stages)
+    return max(_least_bytes(profile), profile.input_bytes + kept)

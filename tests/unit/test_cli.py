@@ -1,0 +1,104 @@
+"""The command line: what it prints, what it writes, and how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from chainstay import cli
+from chainstay.dp import DP
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Schedule
+from chainstay.solution import Claim, Family
+from chainstay.verify import CONTESTANTS, Check, Contestant
+
+
+@dataclasses.dataclass(frozen=True)
+class Liar:
+    """Promises too much."""
+
+    def __str__(self) -> str:
+        return "liar"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        claim = DP()(profile, budget, hint=hint)
+        return dataclasses.replace(claim, lower_bound=claim.makespan + 1)
+
+
+LIAR = Contestant(method=Liar(), finds=Family.PERSISTENT, most_stages=20)
+
+
+def chainstay(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "200"})
+
+
+def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
+    result = chainstay("verify", "--instances", "32", "--seed", "1")
+    assert result.exit_code == 0
+    assert "No contradiction: 32 chains of seed 1 in" in result.stdout
+    for contestant in CONTESTANTS:
+        assert contestant.name in result.stdout
+        assert contestant.plan in result.stdout
+
+
+def test_a_contradiction_is_written_down_and_ends_with_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "CONTESTANTS", (LIAR,))
+    result = chainstay("verify", "--seed", "4", "--first", "7", "--output", str(tmp_path / "new"))
+    assert result.exit_code == 1
+    assert "Contradiction: " in result.stdout
+    assert "less than the claimed lower bound" in result.stdout
+    assert "Minimised to 1 stages" in result.stdout
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name.startswith("counter-example-chain-4-")
+    document = json.loads(path.read_text())
+    assert document["number"] >= 7
+    assert document["answers"][0]["method"] == "liar"
+
+
+def test_other_problems_are_named_as_not_there_yet() -> None:
+    result = chainstay("verify", "--problem", "join")
+    assert result.exit_code == 2
+    assert "join is not there yet; choose chain" in result.output
+
+
+def test_unknown_problems_are_refused() -> None:
+    assert chainstay("verify", "--problem", "knapsack").exit_code == 2
+
+
+def test_time_is_kept() -> None:
+    result = chainstay("verify", "--instances", "1000000", "--seconds", "0")
+    assert result.exit_code == 0
+    assert "No contradiction: 0 chains" in result.stdout
+
+
+def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(numbers: Iterator[int], **_: object) -> Iterator[Check]:
+        del numbers
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "checks", interrupted)
+    result = chainstay("verify")
+    assert result.exit_code == 130
+    assert "Interrupted: 0 chains of seed 0 in" in result.stdout
+    assert "Traceback" not in result.output
+
+
+def test_without_a_command_there_is_help() -> None:
+    assert "verify" in chainstay().output
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "chainstay", "verify", "--seconds", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "No contradiction: 0 chains" in result.stdout

@@ -1,0 +1,258 @@
+"""Random instances, answers held against each other, and counter-examples made small."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from chainstay.dp import DP
+from chainstay.errors import BackendError, InfeasibleBudgetError, SolverLimitError
+from chainstay.instances import FAMILIES, ChainInstance, random_chain, simpler
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.solution import Claim, Family, Method, Solution
+from chainstay.validation import search
+from chainstay.validation.simulate import simulate
+from chainstay.verify import (
+    CONTESTANTS,
+    Answer,
+    Check,
+    Contestant,
+    Search,
+    Tally,
+    checks,
+    contradiction,
+    counter_example,
+    minimised,
+)
+
+TRUTH = Contestant(method=Search(), finds=Family.ALL, most_stages=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Liar:
+    """Says what the DP says, but for one lie about chains of more than two stages."""
+
+    lie: str
+
+    def __str__(self) -> str:
+        return f"liar ({self.lie})"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        claim = DP()(profile, budget, hint=hint)
+        if len(profile) <= 2:
+            return claim
+        match self.lie:
+            case "bound":
+                return dataclasses.replace(claim, family=Family.ALL)
+            case "makespan":
+                return dataclasses.replace(claim, makespan=claim.makespan + 1)
+            case "op":
+                ops = (Op(OpKind.FORWARD_DROP, 0), *claim.schedule)
+                return dataclasses.replace(claim, schedule=Schedule(ops))
+            case "infeasible":
+                raise InfeasibleBudgetError(
+                    budget=budget, required=budget + 1, stages=len(profile), family=Family.ALL
+                )
+            case "unreachable":
+                raise InfeasibleBudgetError(
+                    budget=budget, required=budget, stages=len(profile), family=Family.ALL
+                )
+            case "crash":
+                raise ZeroDivisionError
+            case "refuses":
+                raise BackendError("no licence")
+        raise SolverLimitError("too late")
+
+
+def contestant(method: Method, finds: Family = Family.ALL) -> Contestant:
+    return Contestant(method=method, finds=finds, most_stages=4)
+
+
+def first_contradiction(*contestants: Contestant) -> Check:
+    found = checks(range(400), seed=5, contestants=contestants)
+    return next(check for check in found if check.contradiction is not None)
+
+
+def test_instances_depend_on_seed_and_number_alone() -> None:
+    drawn = [random_chain(3, number) for number in range(50)]
+    assert drawn[17] == random_chain(3, 17)
+    assert drawn != [random_chain(4, number) for number in range(50)]
+
+
+def test_instances_are_of_all_families_and_mostly_feasible() -> None:
+    instances = [random_chain(0, number) for number in range(400)]
+    lengths = {len(instance.profile) for instance in instances}
+    assert {1, 2, 3, 4, 5, 20} <= lengths
+    names = {stage.name for instance in instances for stage in instance.profile.stages}
+    assert names == set(FAMILIES)
+    small = [instance for instance in instances if len(instance.profile) <= 4]
+    fitting = [i for i in small if search.least_budget(i.profile) <= i.budget]
+    assert 0.7 < len(fitting) / len(small) < 1
+
+
+def test_simpler_instances_are_simpler_and_end() -> None:
+    instance = random_chain(1, 2)
+    steps = 0
+    while (step := next(simpler(instance), None)) is not None:
+        assert weight(step) < weight(instance)
+        instance, steps = step, steps + 1
+    assert weight(instance) == (1, 1)
+    assert steps > 0
+
+
+def weight(instance: ChainInstance) -> tuple[int, int]:
+    """Stages, and the sum of all numbers."""
+    arrays = instance.profile.arrays()
+    return len(instance.profile), instance.budget + sum(int(array.sum()) for array in arrays)
+
+
+def test_a_short_real_run_is_clean() -> None:
+    names = set()
+    for check in checks(range(64), seed=1):
+        assert check.contradiction is None
+        names |= {answer.contestant.name for answer in check.answers}
+    assert names == {each.name for each in CONTESTANTS}
+
+
+def test_the_plan_is_said_in_words() -> None:
+    assert TRUTH.plan == "all of ≤ 4 stages"
+    assert contestant(Search()).name == "search (table1)"
+    assert dataclasses.replace(TRUTH, every=8).plan == "1 in 8 of ≤ 4 stages"
+    assert not TRUTH.is_asked(0, 5)
+    assert dataclasses.replace(TRUTH, every=8).is_asked(16, 4)
+    assert not dataclasses.replace(TRUTH, every=8).is_asked(17, 4)
+
+
+def test_a_number_checked_alone_gives_the_same_answers() -> None:
+    among = list(checks(range(20, 30), seed=2, contestants=[TRUTH]))[4]
+    (alone,) = checks([24], seed=2, contestants=[TRUTH])
+    assert alone.instance == among.instance
+    assert [a.claim for a in alone.answers] == [a.claim for a in among.answers]
+
+
+@pytest.mark.parametrize(
+    ("lie", "text"),
+    [
+        ("bound", r"liar \(bound\) says that nothing is faster than \d+ ns, and search"),
+        ("makespan", r"the schedule takes \d+ ns, the solver claimed \d+"),
+        ("op", r"liar \(op\): step 2: "),
+        ("infeasible", r"nothing fits in \d+ bytes, it says, and \d+ would do, which is not so"),
+        ("unreachable", r"nothing fits in \d+ bytes, it says, and \d+ would do, which is not so"),
+        ("refuses", "no licence"),
+    ],
+)
+def test_a_lie_is_found_and_its_instance_made_as_small_as_it_gets(lie: str, text: str) -> None:
+    check = first_contradiction(contestant(Liar(lie), Family.PERSISTENT), TRUTH)
+    assert check.contradiction is not None
+    assert re.search(text, check.contradiction.reason)
+    small = minimised(check.instance, check.contradiction.between)
+    if lie == "bound":  # true up to 3 stages and of small numbers
+        assert weight(small) < (5, 200)
+    else:
+        assert weight(small) <= (3, 2)
+    document = json.loads(counter_example(check, seed=5, instance=small))
+    assert document["chainstay"] == "counter-example"
+    assert ChainProfile.from_json(document["profile"]) == small.profile
+    assert (document["number"], document["seed"]) == (check.number, 5)
+    assert document["budget"] == small.budget
+    assert document["answers"][0]["method"].startswith(("liar", "search"))
+
+
+def test_a_counter_example_holds_claims_and_replays() -> None:
+    check = first_contradiction(contestant(Liar("bound"), Family.PERSISTENT), TRUTH)
+    text = counter_example(check, seed=5, instance=check.instance)
+    answers = {answer["method"]: answer for answer in json.loads(text)["answers"]}
+    liar, truth = answers["liar (bound)"], answers["search (table1)"]
+    assert truth["replay"]["makespan"] == truth["makespan"] < liar["lower_bound"]
+    assert liar["family"] == "all"
+    replay = simulate(check.instance.profile, Schedule.parse(liar["schedule"]))
+    assert liar["replay"] == {"makespan": replay.makespan, "peak_bytes": replay.peak_bytes}
+
+
+def test_a_counter_example_says_why_a_schedule_is_invalid() -> None:
+    check = first_contradiction(contestant(Liar("op"), Family.PERSISTENT))
+    (answer,) = json.loads(counter_example(check, seed=5, instance=check.instance))["answers"]
+    assert "needs" in answer["replay"]["invalid"]
+
+
+def test_without_time_the_instance_stays_as_it_is() -> None:
+    check = first_contradiction(contestant(Liar("makespan")))
+    assert check.contradiction is not None
+    assert minimised(check.instance, check.contradiction.between, seconds=0.0) == check.instance
+
+
+def test_a_method_that_runs_out_of_time_contradicts_nobody() -> None:
+    for check in checks(range(30), seed=0, contestants=[contestant(Liar("late")), TRUTH]):
+        assert check.contradiction is None
+
+
+def test_a_crash_names_the_instance() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(checks(range(30), seed=9, contestants=[contestant(Liar("crash"))]))
+    assert caught.value.__notes__[0].endswith("of seed 9")
+
+
+@pytest.mark.parametrize(
+    ("finds", "rules", "covers", "other_rules", "is_held_against"),
+    [
+        (Family.ALL, "table1", Family.ALL, "table1", True),
+        (Family.ALL, "table1", Family.PERSISTENT, "table1", False),
+        (Family.PERSISTENT, "table1", Family.SINGLE_SWEEP, "tape", True),
+        (Family.SINGLE_SWEEP, "table1", Family.SINGLE_SWEEP, "tape", False),
+        (Family.SINGLE_SWEEP, "table1", Family.ALL, "tape", False),
+        (Family.SINGLE_SWEEP, "tape", Family.ALL, "free", True),
+        (Family.SINGLE_SWEEP, "tape", Family.SINGLE_SWEEP, "free", False),
+    ],
+)
+def test_bounds_are_held_against_what_they_speak_about(
+    finds: Family, rules: str, covers: Family, other_rules: str, *, is_held_against: bool
+) -> None:
+    fast, slow = shown(2, finds, finds, rules), shown(3, covers, covers, other_rules)
+    assert (contradiction([fast, slow]) is not None) == is_held_against
+    assert (contradiction([slow, fast]) is not None) == is_held_against
+
+
+def shown(makespan: int, finds: Family, covers: Family, rules: str) -> Answer:
+    """An answer that claims an optimum of `makespan`."""
+    solution = Solution(
+        schedule=Schedule.keep_all(1),
+        makespan=makespan,
+        peak_bytes=1,
+        budget=1,
+        lower_bound=makespan,
+        family=covers,
+        method="",
+        solve_seconds=0.0,
+    )
+    asked = Contestant(method=Search(), finds=finds, discards=Discards(rules), most_stages=1)
+    return Answer(contestant=asked, covers=covers, seconds=0.0, solution=solution)
+
+
+def refused(required: int) -> Answer:
+    return Answer(contestant=TRUTH, covers=Family.ALL, seconds=0.0, required=required)
+
+
+def test_infeasible_is_held_against_a_schedule_and_against_a_smaller_need() -> None:
+    found = contradiction([refused(5), shown(2, Family.ALL, Family.ALL, "table1")])
+    assert found is not None
+    assert "says that nothing fits, and" in found.reason
+    found = contradiction([refused(5), refused(4)])
+    assert found is not None
+    assert "nothing fits in less than 5 bytes, and search (table1) has a sch" in found.reason
+    assert contradiction([refused(5), refused(5)]) is None
+
+
+def test_tallies_add_up() -> None:
+    tally = Tally()
+    gap = dataclasses.replace(shown(4, Family.ALL, Family.ALL, "table1"), seconds=1.5)
+    assert gap.solution is not None
+    loose = dataclasses.replace(gap, solution=dataclasses.replace(gap.solution, lower_bound=3))
+    for answer in (gap, loose, refused(7)):
+        tally.add(answer)
+    assert tally == Tally(instances=3, optimal=1, infeasible=1, worst_gap=0.25, seconds=3.0)
