@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +126,7 @@ FAMILIES: dict[str, Callable[[int], ChainProfile]] = {
     "GPT-like": gpt_like,
     "GPT sub-blocks": gpt_sub_blocks,
 }
+WEAK = DP(persistence="weak")
 BUDGETS = (0.15, 0.25, 0.4, 0.7)
 NEWCOMER = """
 import sys, time
@@ -169,7 +171,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-table", action="store_true", help="leave the 500 slots out")
     options = parser.parse_args()
-    DP()(random_chain(100), 10**9)  # load the compiled code
+    for method in (DP(), WEAK):  # load the compiled code
+        method(random_chain(100), share_of_plain_training(random_chain(100), 0.5))
     console = Console()
     console.print(_families(options))
     console.print(f"peak resident memory so far: {_resident_mib()} MiB")
@@ -207,6 +210,13 @@ def _singles(options: argparse.Namespace) -> Table:
     gpt = gpt_like(options.stages)
     least = least_budget(gpt)
     add("GPT-like at its least budget", len(gpt), seconds(lambda: DP()(gpt, least), 1))
+    for name, family in FAMILIES.items():
+        for stages in (50, 100, options.stages):
+            chain = family(stages)
+            limit = share_of_plain_training(chain, 0.4)
+            repeats = options.repeats if stages <= 100 else 1
+            figure = seconds(partial(WEAK, chain, limit), repeats)
+            add(f"weakly persistent, {name} at 0.4", stages, figure)
     for stages in (20, 60, 100):
         add("first call of a process, random", stages, _first_call("random", stages))
     return table
