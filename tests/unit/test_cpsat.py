@@ -161,6 +161,16 @@ def test_most_golden_optima_are_in_the_model() -> None:
     assert known >= 30
 
 
+@pytest.mark.parametrize("name", ["table2@9000", "K4_orphaned_tape_trick@9"])
+def test_free_discards_in_mid_sweep_are_encoded(name: str) -> None:
+    """To the byte: without them, these optima would not fit in their budgets."""
+    golden = BY_NAME[name]
+    schedule = golden.schedules["free"]
+    assert schedule is not None
+    program = chain.build(golden.profile, golden.budget, discards=Discards.FREE)
+    assert program.start_from(schedule, MINUTE)
+
+
 def test_without_time_the_hint_comes_back() -> None:
     claim = CPSAT(time_limit_s=NO_TIME)(CHAIN, 32, hint=PERIODIC)
     assert claim.schedule == PERIODIC

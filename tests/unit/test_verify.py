@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from chainstay.dp import DP
+from chainstay.dp import DP, least_budget
 from chainstay.errors import BackendError, InfeasibleBudgetError, SolverLimitError
 from chainstay.instances import FAMILIES, ChainInstance, random_chain, simpler
 from chainstay.profiles import ChainProfile
@@ -55,19 +55,23 @@ class Liar:
             case "op":
                 ops = (Op(OpKind.FORWARD_DROP, 0), *claim.schedule)
                 return dataclasses.replace(claim, schedule=Schedule(ops))
-            case "infeasible":
-                raise InfeasibleBudgetError(
-                    budget=budget, required=budget + 1, stages=len(profile), family=Family.ALL
-                )
-            case "unreachable":
-                raise InfeasibleBudgetError(
-                    budget=budget, required=budget, stages=len(profile), family=Family.ALL
-                )
+            case "infeasible" | "unreachable":
+                raise nothing_fits(profile, budget, budget + (self.lie == "infeasible"))
+            case "upside down":
+                if budget > least_budget(profile):
+                    raise nothing_fits(profile, budget, least_budget(profile))
+                return claim
             case "crash":
                 raise ZeroDivisionError
             case "refuses":
                 raise BackendError("no licence")
         raise SolverLimitError("too late")
+
+
+def nothing_fits(profile: ChainProfile, budget: int, required: int) -> InfeasibleBudgetError:
+    return InfeasibleBudgetError(
+        budget=budget, required=required, stages=len(profile), family=Family.ALL
+    )
 
 
 def contestant(method: Method, finds: Family = Family.ALL) -> Contestant:
@@ -144,6 +148,7 @@ def test_a_number_checked_alone_gives_the_same_answers() -> None:
         ("op", r"liar \(op\): step 2: "),
         ("infeasible", r"nothing fits in \d+ bytes, it says, and \d+ would do, which is not so"),
         ("unreachable", r"nothing fits in \d+ bytes, it says, and \d+ would do, which is not so"),
+        ("upside down", r"nothing fits in \d+ bytes, it says, and \d+ would do, which is not so"),
         ("refuses", "no licence"),
     ],
 )
