@@ -80,7 +80,7 @@ def tasks(device: torch.device) -> list[Task]:
     torch.manual_seed(SEED)
     on_gpu = device.type == "cuda"
     batch, side = (128, 224) if on_gpu else (16, 64)
-    sequences, length = (16, 1024) if on_gpu else (1, 384)
+    sequences, length = (16, 1024) if on_gpu else (1, 320)
     images = torch.randn(batch, 3, side, side, device=device)
     classes = torch.randint(1000, (batch,), device=device)
     tokens = torch.randint(50257, (sequences, length + 1), device=device)
@@ -220,7 +220,7 @@ def _cross_entropy(targets: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU ({torch.get_num_threads()} threads)"
+    return f"the CPU, threads: {torch.get_num_threads()}"
 
 
 if __name__ == "__main__":
