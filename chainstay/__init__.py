@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         UnknownMethodError,
         UnsupportedModelError,
     )
-    from chainstay.formulations import MIP
+    from chainstay.formulations import CPSAT, MIP
     from chainstay.profiles import ChainProfile, Stage
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
     from chainstay.schedule import Discards, Op, OpKind, Schedule
@@ -58,7 +58,7 @@ _HOME: Final = MappingProxyType(
                 "UnknownMethodError",
                 "UnsupportedModelError",
             ),
-            "chainstay.formulations": ("MIP",),
+            "chainstay.formulations": ("CPSAT", "MIP"),
             "chainstay.profiles": ("ChainProfile", "Stage"),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
@@ -71,6 +71,7 @@ _HOME: Final = MappingProxyType(
 )
 
 __all__ = [
+    "CPSAT",
     "DP",
     "MIP",
     "BackendError",

@@ -91,10 +91,9 @@ class InfeasibleBudgetError(ChainstayError):
         self.required = required
         which = "" if family == "all" else f"{family} "
         super().__init__(
-            f"no {which}schedule of this {stages}-stage chain fits in "
-            f"{format_bytes(budget)}; the least feasible budget is {format_bytes(required)} "
-            f"({required} bytes). Raise the budget, shrink the batch, or cut the model "
-            "into finer stages."
+            f"no {which}schedule of this {stages}-stage chain fits in {_exact(budget)}; "
+            f"the least feasible budget is {_exact(required)}. Raise the budget, "
+            "shrink the batch, or cut the model into finer stages."
         )
 
 
@@ -124,6 +123,11 @@ class UnsupportedModelError(ChainstayError):
 
 class PlanMismatchError(ChainstayError):
     """A schedule was applied to a model or an input that it was not made for."""
+
+
+def _exact(size: int) -> str:
+    """`size` for people and, where that rounds, in bytes."""
+    return format_bytes(size) if size < 1024 else f"{format_bytes(size)} ({size} bytes)"
 
 
 def _restored(kind: type[ChainstayError], args: tuple[object, ...]) -> ChainstayError:

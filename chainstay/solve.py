@@ -16,9 +16,10 @@ from chainstay.errors import (
     InfeasibleBudgetError,
     InvalidBudgetError,
     InvalidProfileError,
+    SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.formulations import MIP
+from chainstay.formulations import CPSAT, MIP
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim, Family, Method, Solution
@@ -42,7 +43,7 @@ def solve_chain(
             activations together (parameters, their gradients and optimizer state are the
             caller's): an int, text such as ``"8GiB"``, or a share of what plain training
             needs, such as ``"50%"``.
-        method: ``"dp"``, ``"mip"``, ``"auto"``, a settings object such as
+        method: ``"dp"``, ``"mip"``, ``"cpsat"``, ``"auto"``, a settings object such as
             ``DP(slots=500)``, or any callable of the `Method` protocol.
 
     Returns:
@@ -52,8 +53,10 @@ def solve_chain(
         InvalidProfileError: `profile` is not a `ChainProfile`.
         InvalidBudgetError: `budget` is not a positive number of bytes.
         UnknownMethodError: There is no such method.
-        InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
+        InfeasibleBudgetError: No schedule of the method's family fits;
+            ``error.required`` is the least budget for which one does.
         SolverLimitError: The method ran out of time with nothing to show.
+        BackendError: The method's solver is not installed, or failed.
         CertificateError: The method's claim is false: a bug.
 
     Example:
@@ -65,10 +68,13 @@ def solve_chain(
         (14, 90, True)
     """
     if not isinstance(profile, ChainProfile):
-        raise InvalidProfileError(f"profile is {profile!r}, must be a ChainProfile")
+        raise InvalidProfileError(
+            f"profile is a {type(profile).__name__}, must be a ChainProfile; of a measured "
+            "chain, pass measured.profile"
+        )
     budget = budget_bytes(profile, budget)
     solver = _METHODS[method] if isinstance(method, str) and method in _METHODS else method
-    if isinstance(solver, str) or not callable(solver):
+    if isinstance(solver, str | type) or not callable(solver):
         known = ", ".join(map(repr, _METHODS))
         raise UnknownMethodError(
             f"method is {method!r}; choose {known}, a settings object such as DP(slots=500), "
@@ -77,6 +83,10 @@ def solve_chain(
     start = time.perf_counter()
     claim = solver(profile, budget)
     seconds = time.perf_counter() - start
+    if not isinstance(claim, Claim):
+        raise UnknownMethodError(
+            f"method {solver} returned a {type(claim).__name__}, must return a Claim"
+        )
     return certify(profile, claim, budget=budget, method=str(solver), solve_seconds=seconds)
 
 
@@ -98,20 +108,25 @@ def budget_bytes(profile: ChainProfile, budget: int | str) -> int:
     else:
         size = operator.index(budget)
     if size <= 0:
-        raise InvalidBudgetError(f"budget is {budget!r}; it must be more than 0 bytes")
+        raise InvalidBudgetError(
+            f"budget is {budget!r}; it must be more than 0 bytes (a share of plain training "
+            "is written '50%')"
+        )
     return size
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """The dynamic program, and on short chains the MIP after it for the last few percent.
+    """The dynamic program, and on short chains an exact solver after it.
 
     The persistent optimum is found in milliseconds and is mostly the optimum among all
-    schedules. Up to `mip_stages` stages the MIP, started from it, proves or improves that;
-    without HiGHS installed it is left out.
+    schedules. Up to `exact_stages` stages CP-SAT, or the MIP where that is missing, starts
+    from it and proves or improves it. A solver that is not installed, that a chain is too
+    large for, or that runs out of time is left out.
     """
 
-    mip_stages: int = 8
+    exact_stages: int = 8
+    time_limit_s: float = 10.0
 
     def __str__(self) -> str:
         return "auto"
@@ -123,21 +138,36 @@ class Auto:
         try:
             claim = DP()(profile, budget, hint=hint)
         except InfeasibleBudgetError:
-            if len(profile) > self.mip_stages:
+            wider = self._ask_exact_solvers(profile, budget, hint)
+            if wider is None:
                 raise
-            return MIP()(profile, budget, hint=hint)
-        if claim.family is Family.ALL or len(profile) > self.mip_stages:
+            return wider
+        if claim.family is Family.ALL:
             return claim
-        try:
-            wider = MIP()(profile, budget, hint=claim.schedule)
-        except BackendError as missing:
-            _log.info("without the MIP: %s", missing)
+        wider = self._ask_exact_solvers(profile, budget, claim.schedule)
+        if wider is None or wider.makespan > claim.makespan:
             return claim
         is_proved = wider.makespan == wider.lower_bound
         return wider if is_proved or wider.makespan < claim.makespan else claim
 
+    def _ask_exact_solvers(
+        self, profile: ChainProfile, budget: int, hint: Schedule | None
+    ) -> Claim | None:
+        """The claim of the first solver that has one."""
+        if len(profile) > self.exact_stages:
+            return None
+        limit = self.time_limit_s
+        for method in (CPSAT(time_limit_s=limit), MIP(time_limit_s=limit)):
+            try:
+                return method(profile, budget, hint=hint)
+            except (BackendError, InvalidProfileError, SolverLimitError) as reason:
+                _log.info("without %s: %s", method, reason)
+        return None
 
-_METHODS: Final[Mapping[str, Method]] = MappingProxyType({"auto": Auto(), "dp": DP(), "mip": MIP()})
+
+_METHODS: Final[Mapping[str, Method]] = MappingProxyType(
+    {"auto": Auto(), "cpsat": CPSAT(), "dp": DP(), "mip": MIP()}
+)
 
 
 def _keep_all_peak(profile: ChainProfile) -> int:

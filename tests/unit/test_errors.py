@@ -26,4 +26,4 @@ def test_pickling_keeps_everything(error: ChainstayError) -> None:
 def test_a_family_of_all_schedules_needs_no_name() -> None:
     error = InfeasibleBudgetError(budget=3, required=2**31, stages=2, family="all")
     assert str(error).startswith("no schedule of this 2-stage chain fits in 3 bytes; the least")
-    assert "2.00 GiB (2147483648 bytes). Raise the budget" in str(error)
+    assert "budget is 2.00 GiB (2147483648 bytes). Raise the budget" in str(error)

@@ -10,6 +10,7 @@ from golden_chains import GOLDEN
 
 import chainstay
 from chainstay import (
+    CPSAT,
     DP,
     MIP,
     BackendError,
@@ -25,6 +26,7 @@ from chainstay import (
     InvalidSolutionError,
     Schedule,
     Solution,
+    SolverLimitError,
     Stage,
     Status,
     UnknownMethodError,
@@ -69,9 +71,9 @@ def test_bad_budgets_are_named(budget: int, message: str) -> None:
         solve_chain(CHAIN, budget)
 
 
-@pytest.mark.parametrize("method", ["simplex", "", 7, None])
+@pytest.mark.parametrize("method", ["simplex", "", 7, None, DP])
 def test_unknown_methods_are_named_with_the_choices(method: str) -> None:
-    with pytest.raises(UnknownMethodError, match=f"method is {method!r}; choose 'auto', 'dp'"):
+    with pytest.raises(UnknownMethodError, match=f"method is {method!r}; choose 'auto', 'cpsat'"):
         solve_chain(CHAIN, 100, method=method)
 
 
@@ -85,11 +87,11 @@ def test_unknown_settings_are_named(settings: dict[str, str], message: str) -> N
 
 
 def test_a_profile_must_be_a_profile() -> None:
-    with pytest.raises(InvalidProfileError, match="must be a ChainProfile"):
+    with pytest.raises(InvalidProfileError, match="profile is a list, must be a ChainProfile"):
         solve_chain([STAGE], 100)  # type: ignore[arg-type]  # the point of the test
 
 
-@pytest.mark.parametrize("method", ["dp", "mip", "auto"])
+@pytest.mark.parametrize("method", ["dp", "mip", "cpsat", "auto"])
 def test_an_infeasible_budget_names_the_least_feasible_one(method: str) -> None:
     with pytest.raises(InfeasibleBudgetError, match="4-stage chain fits in 49 bytes") as caught:
         solve_chain(CHAIN, 49, method=method)
@@ -99,7 +101,7 @@ def test_an_infeasible_budget_names_the_least_feasible_one(method: str) -> None:
     assert isinstance(caught.value, ChainstayError)
 
 
-@pytest.mark.parametrize("method", ["dp", "mip", "auto"])
+@pytest.mark.parametrize("method", ["dp", "mip", "cpsat", "auto"])
 @pytest.mark.parametrize("budget", [60, 80, 100, 130, 10**9])
 def test_methods_agree(method: str, budget: int) -> None:
     solution = solve_chain(CHAIN, budget, method=method)
@@ -117,15 +119,38 @@ def test_auto_finds_what_persistent_schedules_miss() -> None:
         solve_chain(golden.profile, 14, method="dp")
 
 
-def test_auto_does_without_a_mip_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object, **__: object) -> Claim:
-        raise BackendError("no HiGHS here")
+GROWING = replace(CHAIN, stages=(STAGE, replace(STAGE, output_bytes=20), STAGE))
 
-    monkeypatch.setattr(MIP, "__call__", missing)
-    growing = replace(CHAIN, stages=(STAGE, replace(STAGE, output_bytes=20), STAGE))
-    solution = solve_chain(growing, 70)
-    assert solution.makespan == solve_chain(growing, 70, method="dp").makespan
+
+@pytest.mark.parametrize(
+    "error", [BackendError("no solver here"), SolverLimitError("slow"), InvalidProfileError("big")]
+)
+def test_auto_does_without_exact_solvers(
+    monkeypatch: pytest.MonkeyPatch, error: ChainstayError
+) -> None:
+    def fail(*_: object, **__: object) -> Claim:
+        raise error
+
+    monkeypatch.setattr(MIP, "__call__", fail)
+    monkeypatch.setattr(CPSAT, "__call__", fail)
+    solution = solve_chain(GROWING, 70)
+    assert solution.makespan == solve_chain(GROWING, 70, method="dp").makespan
     assert solution.family is Family.PERSISTENT
+    with pytest.raises(InfeasibleBudgetError, match="no persistent schedule"):
+        solve_chain(GROWING, 30)
+
+
+def test_auto_takes_the_mip_where_cpsat_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Claim:
+        raise BackendError("no ortools here")
+
+    monkeypatch.setattr(CPSAT, "__call__", fail)
+    assert solve_chain(GROWING, 70).family is not Family.PERSISTENT
+
+
+def test_a_method_must_return_a_claim() -> None:
+    with pytest.raises(UnknownMethodError, match="returned a NoneType, must return a Claim"):
+        solve_chain(CHAIN, 100, method=lambda *_: None)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
