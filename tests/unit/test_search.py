@@ -162,7 +162,7 @@ def test_rules_are_table1_unless_named() -> None:
 def test_infeasible_budget_names_the_least_one(
     rules: Discards, profile: ChainProfile, required: int
 ) -> None:
-    text = rf"^no schedule of this {len(profile)}-stage chain fits in .+ \({required} bytes\)"
+    text = rf"^no schedule of this {len(profile)}-stage chain fits in .+ is .*{required} bytes"
     with pytest.raises(InfeasibleBudgetError, match=text) as caught:
         optimum(profile, required - 1, discards=rules)
     assert (caught.value.budget, caught.value.required) == (required - 1, required)
