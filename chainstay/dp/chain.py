@@ -57,8 +57,8 @@ class DP:
             raise UnknownMethodError(
                 f"persistence is {self.persistence!r}, must be 'strong' or 'weak'"
             )
-        if self.slots is not None and self.slots <= 0:
-            raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive int or None")
+        if self.slots is not None and not _is_positive_int(self.slots):
+            raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive integer or None")
         if self.slots is not None and self.persistence == "weak":
             raise UnknownMethodError(
                 f"slots is {self.slots}, but persistence='weak' is solved in bytes only; "
@@ -231,6 +231,10 @@ def _on_slots(
     room = -(-memory // unit)
     optimist = Table.fill(recursion.rounded(unit, up=False), room)
     return schedule, overhead, optimist.overhead(0, recursion.stages - 1, room)
+
+
+def _is_positive_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _unit(memory: int, slots: int) -> int:

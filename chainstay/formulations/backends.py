@@ -30,6 +30,8 @@ _Binding: TypeAlias = Any
 
 _FEASIBILITY_TOLERANCE: Final = 1e-9
 """HiGHS' default is 1e-6: of a memory row of 2**10 units, about a byte in a GiB."""
+_LEAST_COEFFICIENT: Final = 1e-12
+"""HiGHS takes smaller ones for 0. By default from 1e-9, which bytes in a PiB are."""
 
 
 class Verdict(Enum):
@@ -91,12 +93,22 @@ def solve(model: Model, limits: Limits, *, gap: float, warm_start: bool = False)
     # HiGHS keeps its thread pool between solves and refuses another number of threads.
     highs.resetGlobalScheduler(True)  # noqa: FBT003 - a C++ signature, positional only
     _check(highspy, highs.passModel(_linear_program(highspy, model, columns)), "the model")
-    if warm_start:
-        start = highspy.HighsSolution()
-        start.col_value = [float(column.value) for column in columns]
-        _check(highspy, highs.setSolution(start), "the start")
-    _check(highspy, highs.run(), "the solve")
+    start = [float(column.value) for column in columns] if warm_start else None
+    if _run(highspy, highs, start) == highspy.HighsStatus.kError:
+        # Undoing its presolve may leave a row a little above HiGHS' own tolerance.
+        highs.setOptionValue("presolve", "off")
+        highs.clearSolver()
+        _check(highspy, _run(highspy, highs, start), "the solve")
     return _outcome(highspy, highs, columns)
+
+
+def _run(highspy: _Binding, highs: _Binding, start: list[float] | None) -> _Binding:
+    """The status of a solve from `start`, if there is one."""
+    if start is not None:
+        solution = highspy.HighsSolution()
+        solution.col_value = start
+        _check(highspy, highs.setSolution(solution), "the start")
+    return highs.run()
 
 
 def _import_highspy() -> _Binding:
@@ -119,6 +131,7 @@ def _set_options(highs: _Binding, limits: Limits, gap: float) -> None:
         ("mip_abs_gap", gap),
         ("mip_feasibility_tolerance", _FEASIBILITY_TOLERANCE),
         ("primal_feasibility_tolerance", _FEASIBILITY_TOLERANCE),
+        ("small_matrix_value", _LEAST_COEFFICIENT),
     ):
         highs.setOptionValue(name, value)
 

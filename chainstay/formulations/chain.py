@@ -30,6 +30,8 @@ __all__ = ["ChainFormulation", "build"]
 
 _WIDEST_MARGIN: Final = 2.0**-20
 """Share of the budget added to it, at most, before solving; see `_limit_memory`."""
+_SOLVER_ERROR: Final = 2.0**-28
+"""Added to the budget at least, in units: a few times what HiGHS tolerates in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ class ChainFormulation:
         """
         for variable in self._variables():
             variable.set_value(0)
-        if Encoder(self.phases).write(schedule) and self._holds():
+        if Encoder(self.phases).write(schedule) and self._holds() and not self._overruns():
             return True
         for variable in self._variables():
             variable.set_value(None)
@@ -90,13 +92,14 @@ class ChainFormulation:
         """Forbid what makes the values, rounded to 0 and 1, exceed the budget.
 
         Of a row that is too large, the variables that made it so: those at 1 that add to
-        it and those at 0 that would have taken away. Not all of them may stay so.
+        it and those at 0 that would have taken away. Not all of them may stay so; where
+        there are none, the row is too large whatever is done, and the model infeasible.
 
         Returns:
             How many rows were too large; 0 means that the budget is kept to the byte.
         """
         self._round()
-        overruns = [row for row in self._memory_rows() if self._bytes(row) > self._ceiling()]
+        overruns = self._overruns()
         for row in overruns:
             self.model.overruns.add(
                 sum(
@@ -104,7 +107,7 @@ class ChainFormulation:
                     for coefficient, variable in linear(row).terms
                     if (coefficient > 0) == (variable.value == 1)
                 )
-                >= 1
+                >= self.model.one_change
             )
         return len(overruns)
 
@@ -113,8 +116,11 @@ class ChainFormulation:
         """Least difference between two memory sizes, in units of the memory rows."""
         return size_divisor(self.phases.profile) / self.phases.unit
 
-    def _ceiling(self) -> float:
-        return math.inf if self.budget is None else self.budget
+    def _overruns(self) -> list[Expression]:
+        """The memory rows that exceed the budget at the values, which are 0 and 1."""
+        if self.budget is None:
+            return []
+        return [row for row in self._memory_rows() if self._bytes(row) > self.budget]
 
     def _memory_rows(self) -> Iterator[Expression]:
         for k, j in self.phases.turns:
@@ -124,8 +130,10 @@ class ChainFormulation:
             yield self.phases.backward_memory(k)
 
     def _bytes(self, row: Expression) -> int:
-        size: float = pyo.value(row) * self.phases.unit
-        return round(size)
+        """A row at the values, which are 0 and 1: every size is exact, and so is their sum."""
+        unit, (terms, constant) = self.phases.unit, linear(row)
+        stored = (round(size * unit) for size, variable in terms if variable.value == 1)
+        return round(constant * unit) + sum(stored)
 
     def _sweep(self, k: int) -> Iterator[Op]:
         """Forwards of phase k and the discards between them."""
@@ -196,7 +204,9 @@ def build(
         ValueError: Unknown `discards`.
     """
     rules = Discards(discards)
-    largest = _keep_everything_bytes(profile) if budget is None else budget
+    largest = _keep_everything_bytes(profile)
+    if budget is not None:
+        largest = min(budget, largest)
     model = pyo.ConcreteModel(name="chain")
     phases = Phases(
         model=model,
@@ -205,7 +215,7 @@ def build(
         unit=memory_unit(profile, largest),
         reruns=may_record_and_rerun(profile, rules),
     )
-    _limit_memory(phases, budget)
+    _limit_memory(phases, None if budget is None else largest)
     match cuts:
         case None:
             chosen = exact_cuts(profile, rules)
@@ -216,6 +226,8 @@ def build(
     for group in GROUPS + chosen:
         model.add_component(group.__name__, group(phases))
     model.overruns = pyo.ConstraintList()
+    # A number would make a Boolean, not a row, of an overrun that nothing can change.
+    model.one_change = pyo.Param(initialize=1, mutable=True)
     time_unit = math.gcd(*(stage.forward_time for stage in profile.stages)) or 1
     if budget is not None:
         model.forward_time = pyo.Objective(expr=_forward_time(phases, time_unit))
@@ -228,7 +240,9 @@ def _limit_memory(phases: Phases, budget: int | None) -> None:
     What fits is a whole number of divisors of all sizes, so half a divisor more changes
     nothing in exact arithmetic and keeps a schedule that needs the budget to the last
     byte from being lost to rounding. The share of the budget is small enough not to
-    weaken the relaxation of toy chains.
+    weaken the relaxation of toy chains. Where all that is less than a solver's errors, the
+    limit is relaxed beyond the next size, so that an infeasible model has no schedule:
+    `ChainFormulation.forbid_overruns` then takes out, in integers, what is too large.
     """
     model, divisor = phases.model, size_divisor(phases.profile)
     if budget is None:
@@ -236,7 +250,7 @@ def _limit_memory(phases: Phases, budget: int | None) -> None:
         model.least_budget = pyo.Objective(expr=model.memory_limit)
         return
     whole = budget // divisor * divisor
-    margin = min(divisor / 2, whole * _WIDEST_MARGIN)
+    margin = max(min(divisor / 2, whole * _WIDEST_MARGIN), _SOLVER_ERROR * phases.unit)
     model.memory_limit = pyo.Param(initialize=(whole + margin) / phases.unit, mutable=True)
 
 

@@ -16,11 +16,12 @@ from chainstay.errors import (
 from chainstay.formulations import backends
 from chainstay.formulations.backends import Limits, Outcome, Verdict
 from chainstay.formulations.chain import ChainFormulation, build
-from chainstay.formulations.domains import is_complete
+from chainstay.formulations.domains import family_of, name_of_searched
 from chainstay.formulations.mip import MIP
+from chainstay.formulations.scaling import size_divisor
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, OpKind, Schedule
-from chainstay.solution import Claim, Family
+from chainstay.solution import Claim
 from chainstay.units import format_bytes
 
 __all__ = ["claim", "minimum_budget"]
@@ -30,6 +31,8 @@ _GAP: Final = 0.5
 half is kept for the solver's rounding."""
 _RELATIVE_ERROR: Final = 1e-9
 """Of a bound that a solver reports, taken off before the bound is rounded up."""
+_MEMORY_ERROR: Final = 2.0**-20
+"""Of a bound on memory, in units and relative, within which it proves nothing."""
 
 
 def claim(profile: ChainProfile, budget: int, method: MIP, hint: Schedule | None) -> Claim:
@@ -37,13 +40,12 @@ def claim(profile: ChainProfile, budget: int, method: MIP, hint: Schedule | None
     formulation = build(profile, budget, discards=method.discards)
     outcome = _solve(formulation, _limits(method), hint)
     discards = formulation.phases.discards
-    family = Family.ALL if is_complete(profile, discards) else Family.SINGLE_SWEEP
     if outcome.verdict is Verdict.INFEASIBLE:
         raise InfeasibleBudgetError(
             budget=budget,
             required=_required(profile, budget, method),
             stages=len(profile),
-            family=discards if family is Family.ALL else family,
+            family=name_of_searched(profile, discards),
         )
     lower_bound = _lower_bound(formulation, outcome.bound)
     if outcome.has_values:
@@ -65,7 +67,7 @@ def claim(profile: ChainProfile, budget: int, method: MIP, hint: Schedule | None
         makespan=makespan,
         # A hint from outside the family may be faster than anything in it.
         lower_bound=min(lower_bound, makespan),
-        family=family,
+        family=family_of(profile, discards),
         discards=discards,
     )
 
@@ -78,6 +80,10 @@ def minimum_budget(
 ) -> int:
     """The least budget, in bytes, within which the model has a schedule.
 
+    The size of a schedule found is counted in whole bytes. That nothing needs less follows
+    from the solver's bound where its rounding errors are small beside the divisor of all
+    sizes, and else from the model of the next smaller budget, which has no schedule.
+
     Args:
         profile: The chain.
         discards: Which operations may remove data.
@@ -86,16 +92,37 @@ def minimum_budget(
     Raises:
         SolverLimitError: Time ran out before the least budget was proved.
     """
+    deadline = monotonic() + limits.time_s
     formulation = build(profile, None, discards=discards)
-    step = formulation.memory_step
-    outcome = backends.solve(formulation.model, limits, gap=_GAP * step)
+    outcome = backends.solve(formulation.model, limits, gap=_GAP * formulation.memory_step)
+    if not outcome.has_values:
+        raise _unproved(profile, "not known", limits)
+    least = formulation.peak_bytes()
     if outcome.verdict is not Verdict.OPTIMAL:
-        known = f"at most {formulation.peak_bytes()} bytes" if outcome.has_values else "not known"
-        raise SolverLimitError(
-            f"the least feasible budget of this {len(profile)}-stage chain is {known} after "
-            f"{limits.time_s:g} s. Raise time_limit_s, or use a dynamic program."
-        )
-    return formulation.peak_bytes()
+        raise _unproved(profile, f"at most {least} bytes", limits)
+    step = size_divisor(profile)
+    is_proved = _least_memory(formulation, outcome.bound) > least - step
+    while least and not is_proved:
+        below = build(profile, least - step, discards=discards)
+        below.model.forward_time.set_value(0)  # any schedule will do
+        outcome = _solve(below, replace(limits, time_s=deadline - monotonic()), None)
+        if outcome.verdict is Verdict.LIMIT:
+            raise _unproved(profile, f"at most {least} bytes", limits)
+        is_proved = not outcome.has_values
+        least = least if is_proved else below.peak_bytes()
+    return least
+
+
+def _least_memory(formulation: ChainFormulation, bound: float) -> float:
+    """Bytes that no schedule can do without, by a solver's bound less its rounding errors."""
+    return (bound - _MEMORY_ERROR * max(1.0, abs(bound))) * formulation.phases.unit
+
+
+def _unproved(profile: ChainProfile, known: str, limits: Limits) -> SolverLimitError:
+    return SolverLimitError(
+        f"the least feasible budget of this {len(profile)}-stage chain is {known} after "
+        f"{limits.time_s:g} s. Raise time_limit_s, or use a dynamic program."
+    )
 
 
 def _solve(formulation: ChainFormulation, limits: Limits, hint: Schedule | None) -> Outcome:
@@ -105,7 +132,7 @@ def _solve(formulation: ChainFormulation, limits: Limits, hint: Schedule | None)
     few bytes. Such a choice is forbidden by name and the search goes on.
     """
     deadline = monotonic() + limits.time_s
-    while True:
+    while limits.time_s > 0:
         has_start = hint is not None and formulation.encode(hint)
         outcome = backends.solve(formulation.model, limits, gap=_GAP, warm_start=has_start)
         if has_start and outcome.verdict is Verdict.INFEASIBLE:
@@ -116,15 +143,20 @@ def _solve(formulation: ChainFormulation, limits: Limits, hint: Schedule | None)
         if not outcome.has_values or not formulation.forbid_overruns():
             return outcome
         limits = replace(limits, time_s=deadline - monotonic())
-        if limits.time_s <= 0:
-            return replace(outcome, verdict=Verdict.LIMIT, has_values=False)
+    return Outcome(verdict=Verdict.LIMIT, has_values=False, bound=-math.inf)
 
 
 def _required(profile: ChainProfile, budget: int, method: MIP) -> int:
     try:
-        return minimum_budget(profile, method.discards, limits=_limits(method))
+        required = minimum_budget(profile, method.discards, limits=_limits(method))
     except SolverLimitError as error:
         raise SolverLimitError(f"nothing fits in {format_bytes(budget)}, and {error}") from error
+    if required <= budget:
+        raise BackendError(
+            f"HiGHS calls a budget of {budget} bytes infeasible and has a schedule that needs "
+            f"{required}; please report the profile and budget as a bug"
+        )
+    return required
 
 
 def _limits(method: MIP) -> Limits:

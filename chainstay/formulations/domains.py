@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards
+from chainstay.solution import Family
 
-__all__ = ["are_sweep_cuts_exact", "is_complete", "may_record_and_rerun"]
+__all__ = [
+    "are_sweep_cuts_exact",
+    "family_of",
+    "is_complete",
+    "may_record_and_rerun",
+    "name_of_searched",
+]
 
 
 def is_complete(profile: ChainProfile, discards: Discards) -> bool:
@@ -28,6 +35,20 @@ def is_complete(profile: ChainProfile, discards: Discards) -> bool:
         and _is_output_saved(profile)
         and (discards is Discards.TAPE or _are_overheads_covered(profile))
     )
+
+
+def family_of(profile: ChainProfile, discards: Discards) -> Family:
+    """The schedules that an optimum of the model is an optimum of."""
+    return Family.ALL if is_complete(profile, discards) else Family.SINGLE_SWEEP
+
+
+def name_of_searched(profile: ChainProfile, discards: Discards) -> str:
+    """What `InfeasibleBudgetError` is to call the schedules of which none fits.
+
+    Those of Table 1 are simply all; other rules for discards are worth a word.
+    """
+    family = family_of(profile, discards)
+    return family if family is not Family.ALL or discards is Discards.TABLE1 else discards
 
 
 def may_record_and_rerun(profile: ChainProfile, discards: Discards) -> bool:

@@ -190,11 +190,11 @@ def test_a_late_hint_for_another_chain_is_refused() -> None:
 
 
 def test_infeasible_budgets_name_the_least_one() -> None:
-    with pytest.raises(InfeasibleBudgetError, match="no table1 schedule of this 6") as caught:
+    with pytest.raises(InfeasibleBudgetError, match=r"^no schedule of this 6") as caught:
         CPSAT()(CHAIN, 5)
     required = caught.value.required
     assert CPSAT()(CHAIN, required).makespan > 0
-    with pytest.raises(InfeasibleBudgetError, match=rf"\({required} bytes\)"):
+    with pytest.raises(InfeasibleBudgetError, match=f"budget is {required} bytes"):
         CPSAT()(CHAIN, required - 1)
 
 
@@ -239,7 +239,9 @@ def test_a_model_that_cp_sat_refuses_is_our_bug() -> None:
 def test_sums_beyond_exact_floats_are_refused() -> None:
     stages = (Stage(output_bytes=2**48, saved_bytes=2**48 - 1, gradient_bytes=2**48),)
     profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=stages * 40)
-    with pytest.raises(InvalidProfileError, match="units, and CP-SAT is exact up to 2"):
+    with pytest.raises(
+        InvalidProfileError, match=r"exact up to 2\*\*53; measure in coarser units, or use"
+    ):
         CPSAT()(profile, 10**15)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from chainstay.errors import (
     UnknownMethodError,
 )
 from chainstay.formulations import MIP, backends, claims
+from chainstay.formulations.algebra import Model, pyo
 from chainstay.formulations.backends import Limits, Outcome, Verdict
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
@@ -96,7 +98,7 @@ def test_a_hint_for_another_chain_is_refused() -> None:
 
 
 def test_infeasible_budget_names_the_least_one() -> None:
-    with pytest.raises(InfeasibleBudgetError, match="no table1 schedule of this 6-stage") as caught:
+    with pytest.raises(InfeasibleBudgetError, match=r"^no schedule of this 6-stage") as caught:
         MIP()(CHAIN, 5)
     required = caught.value.required
     assert MIP()(CHAIN, required).makespan > 0
@@ -165,3 +167,70 @@ def test_hungry_forwards_restrict_the_family_unless_a_tape_keeps_inputs(
 def test_same_seed_and_threads_same_answer() -> None:
     method = MIP(seed=7)
     assert len({str(method(CHAIN, 26).schedule) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize("size", [2**40 + 1, 2**44, 2**46, 2**47])
+def test_a_byte_too_little_that_nothing_can_change_is_infeasible(size: int) -> None:
+    profile = ChainProfile(input_bytes=size, input_gradient_bytes=0, stages=(Stage(),))
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        MIP()(profile, size - 1)
+    assert caught.value.required == size
+    assert str(MIP()(profile, size).schedule) == "Fa0 B0"
+
+
+def test_a_budget_beyond_all_numbers_is_plenty() -> None:
+    assert MIP()(CHAIN, 10**400).makespan == CHAIN.least_time
+
+
+def test_a_least_budget_that_would_have_been_enough_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    infeasible = Outcome(verdict=Verdict.INFEASIBLE, has_values=False, bound=0.0)
+    monkeypatch.setattr(claims, "minimum_budget", lambda *_, **__: 28)
+    monkeypatch.setattr(backends, "solve", lambda *_, **__: infeasible)
+    with pytest.raises(BackendError, match=r"budget of 28 bytes infeasible and has .* needs 28"):
+        MIP()(CHAIN, 28)
+
+
+def test_a_least_budget_is_looked_for_below_what_a_loose_bound_leaves_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first answer is keep-all, called optimal with a bound that proves nothing."""
+    solve = backends.solve
+    answers: list[Verdict] = []
+
+    def loose(model: Model, limits: Limits, **settings: Any) -> Outcome:  # noqa: ANN401
+        if not answers:
+            for variable in model.component_data_objects(pyo.Var):
+                variable.set_value(0)
+            for variable in (*model.keep_all[5, :], *model.saved_stored.values()):
+                variable.set_value(1)
+            outcome = Outcome(verdict=Verdict.OPTIMAL, has_values=True, bound=0.0)
+        else:
+            outcome = solve(model, limits, **settings)
+        answers.append(outcome.verdict)
+        return outcome
+
+    least = claims.minimum_budget(CHAIN)
+    monkeypatch.setattr(backends, "solve", loose)
+    assert claims.minimum_budget(CHAIN) == least
+    assert answers[-1] is Verdict.INFEASIBLE
+    assert len(answers) > 2
+
+
+def test_a_least_budget_that_time_ran_out_to_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve, least = backends.solve, claims.minimum_budget(CHAIN)
+    late = Outcome(verdict=Verdict.LIMIT, has_values=False, bound=0.0)
+    outcomes = iter([None, late])
+
+    def slow(*given: Any, **settings: Any) -> Outcome:  # noqa: ANN401
+        return next(outcomes) or replace(solve(*given, **settings), bound=0.0)
+
+    monkeypatch.setattr(backends, "solve", slow)
+    with pytest.raises(SolverLimitError, match=f"is at most {least} bytes after 60 s"):
+        claims.minimum_budget(CHAIN)
+
+
+def test_rules_other_than_table1_are_named_when_nothing_fits() -> None:
+    with pytest.raises(InfeasibleBudgetError, match=r"^no tape schedule of this 6-stage"):
+        MIP(discards="tape")(CHAIN, 5)

@@ -115,7 +115,7 @@ def require_countable(profile: ChainProfile) -> None:
     if largest >= _LARGEST:
         raise InvalidProfileError(
             f"sizes or times add up to {largest} units, and CP-SAT is exact up to 2**53; "
-            "measure in coarser units"
+            "measure in coarser units, or use method='dp' or 'mip'"
         )
 
 

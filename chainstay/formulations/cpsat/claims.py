@@ -11,10 +11,10 @@ from chainstay.errors import (
 from chainstay.formulations.cpsat.binding import Limits, Verdict, solve
 from chainstay.formulations.cpsat.chain import ChainProgram, build
 from chainstay.formulations.cpsat.method import CPSAT
-from chainstay.formulations.domains import is_complete
+from chainstay.formulations.domains import family_of, name_of_searched
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, OpKind, Schedule
-from chainstay.solution import Claim, Family
+from chainstay.solution import Claim
 from chainstay.units import format_bytes
 
 __all__ = ["claim", "minimum_budget"]
@@ -23,7 +23,6 @@ __all__ = ["claim", "minimum_budget"]
 def claim(profile: ChainProfile, budget: int, method: CPSAT, hint: Schedule | None) -> Claim:
     """What `CPSAT.__call__` promises."""
     discards = Discards(method.discards)
-    family = Family.ALL if is_complete(profile, discards) else Family.SINGLE_SWEEP
     program, limits = build(profile, budget, discards=discards), _limits(method)
     has_start = hint is not None and program.start_from(hint, limits)
     outcome = solve(program.model, limits)
@@ -37,7 +36,7 @@ def claim(profile: ChainProfile, budget: int, method: CPSAT, hint: Schedule | No
             budget=budget,
             required=_required(profile, budget, method),
             stages=len(profile),
-            family=discards if family is Family.ALL else family,
+            family=name_of_searched(profile, discards),
         )
     lower_bound = max(profile.least_time, _makespan(program, outcome.bound or 0))
     if outcome.values is not None:
@@ -59,7 +58,7 @@ def claim(profile: ChainProfile, budget: int, method: CPSAT, hint: Schedule | No
         makespan=makespan,
         # A hint from outside the family may be faster than anything in it.
         lower_bound=min(lower_bound, makespan),
-        family=family,
+        family=family_of(profile, discards),
         discards=discards,
     )
 
