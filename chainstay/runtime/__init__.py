@@ -2,6 +2,8 @@
 
 ==============  ==================================================================
 `stages`        a model as a chain of stages
+`chain`         a model ready to be planned, and what a plan promises to hold for
+`mode`          the training flags and autocast settings that a plan holds for
 `fusing`        where the chain must not be cut
 `memory`        what the allocators say a piece of code needs
 `boundary`      the two ends of a stage that is run alone
@@ -9,9 +11,11 @@
 `clock`         how long a stage takes
 `environment`   what a forward depends on besides its input, saved and put back
 `preserve`      measuring leaves everything as it was
+`sharing`       bytes that no stage shows when it is run alone
 `costs`         from all of that to a profile
 `measuring`     the front: a model and a sample in, a `MeasuredChain` out
 `liveness`      what each operation of a schedule means for what must be held
+`binding`       what a stage must still hold when it runs again
 `recompute`     one training step's run of a plan
 `execute`       a plan as a `torch.nn.Module`
 ==============  ==================================================================

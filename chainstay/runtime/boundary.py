@@ -110,7 +110,7 @@ class _Seed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, activation: torch.Tensor, layout: GradientLayout) -> torch.Tensor:  # noqa: ANN401
         ctx.layout = layout
-        return activation.new_zeros(())
+        return torch.zeros((), dtype=activation.dtype.to_real(), device=activation.device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004

@@ -13,10 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.memory import allocated_bytes
 from chainstay.runtime.stages import ChainStage
 
-__all__ = ["Environment", "Traits", "observe_traits", "random_states", "restore_random_states"]
+__all__ = [
+    "Environment",
+    "Traits",
+    "observe_traits",
+    "random_states",
+    "require_repeatable",
+    "restore_random_states",
+]
 
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
 
@@ -26,22 +34,12 @@ class Traits:
     """How a stage's forward touches the world, as found when it was measured.
 
     Attributes:
-        training: Training flag of every module of the stage when this was found.
         draws_random: Whether it draws random numbers.
         changed_buffers: Module and name of every buffer it changes.
     """
 
-    training: tuple[bool, ...]
     draws_random: bool
     changed_buffers: tuple[tuple[nn.Module, str], ...]
-
-    def holding_now(self, stage: ChainStage) -> Traits:
-        """These traits, or the worst case if a training flag has changed since."""
-        training = tuple(module.training for module in stage.modules())
-        if training == self.training:
-            return self
-        everything = tuple((module, name) for module, name, _ in _buffers(stage))
-        return Traits(training, draws_random=True, changed_buffers=everything)
 
 
 def observe_traits(stage: ChainStage, activation: torch.Tensor) -> Traits:
@@ -51,7 +49,6 @@ def observe_traits(stage: ChainStage, activation: torch.Tensor) -> Traits:
     stage(activation)
     now = random_states(activation.device)
     return Traits(
-        training=tuple(module.training for module in stage.modules()),
         draws_random=not all(
             torch.equal(old, new) for (_, old), (_, new) in zip(states, now, strict=True)
         ),
@@ -116,6 +113,33 @@ class Environment:
             for module, name, buffer in real:
                 setattr(module, name, buffer)
             restore_random_states(present)
+
+
+def require_repeatable(
+    stage: ChainStage, activation: torch.Tensor, output: torch.Tensor, environment: Environment
+) -> None:
+    """Run `stage` again as a plan would; it must give `output` once more.
+
+    Args:
+        stage: What to run.
+        activation: Its input.
+        output: Of its run in `environment`.
+        environment: Of that run; given away.
+
+    Raises:
+        UnsupportedModelError: It gives something else.
+    """
+    with environment.entered(for_last_time=True):
+        again = stage(activation).detach()
+    # no number but NaN differs from itself
+    if again.shape != output.shape or not bool(
+        ((again == output) | ((again != again) & (output != output))).all()  # noqa: PLR0124
+    ):
+        raise UnsupportedModelError(
+            f"stage {stage.name} gives another output when it runs again on the same input; "
+            "draw random numbers from torch's own generators, keep no count of runs outside "
+            "buffers, and on CUDA use torch.use_deterministic_algorithms(True)"
+        )
 
 
 def random_states(device: torch.device) -> RandomStates:

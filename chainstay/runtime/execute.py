@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from chainstay.errors import PlanMismatchError
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.runtime.chain import Chain, TensorLayout
 from chainstay.runtime.environment import Traits
 from chainstay.runtime.liveness import plan_execution
+from chainstay.runtime.mode import Mode
 from chainstay.runtime.recompute import Run
-from chainstay.runtime.stages import Chain, TensorLayout
 from chainstay.schedule import Schedule
 
 __all__ = ["PlannedChain"]
@@ -27,8 +28,8 @@ class PlannedChain(nn.Module):
     The plan's memory counts the input and the output as held until the step ends, so the
     usual loop (``output = planned(x)``, ``loss(output).backward()``) stays within it.
 
-    A stage that is a plain function must not own buffers or draw from generators of its
-    own: nobody could put them back when it runs again.
+    A plan holds for the input's layout, the training flags and the autocast settings that
+    it was measured with; in another mode, evaluate under ``torch.no_grad``.
 
     Args:
         chain: What to run; see `chainstay.runtime.measure`.
@@ -39,16 +40,23 @@ class PlannedChain(nn.Module):
     Raises:
         PlanMismatchError: The schedule is for another number of stages.
         InvalidScheduleError: An operation lacks what it needs.
-        UnsupportedModelError: The schedule drops an input whose saved data stays.
+        UnsupportedModelError: The schedule drops an input whose saved data stays, or a
+            stage has the name of an attribute of this class.
     """
 
     def __init__(self, chain: Chain, traits: tuple[Traits, ...], schedule: Schedule) -> None:
         super().__init__()
-        for name, module in chain.children:
-            self.add_module(name, module)
         self._chain = chain
         self._traits = traits
         self._plan = plan_execution(_matching(schedule, chain), len(chain.stages))
+        self.training = chain.is_training
+        for name, module in chain.children:
+            if hasattr(self, name):
+                raise UnsupportedModelError(
+                    f"stage {name!r} has the name of an attribute of {type(self).__name__}; "
+                    "give it another name"
+                )
+            self.add_module(name, module)
 
     # A traced plan gives silently wrong gradients.
     @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
@@ -56,24 +64,60 @@ class PlannedChain(nn.Module):
         """The model's output.
 
         Raises:
-            PlanMismatchError: Gradients are wanted, and the input is not like the sample
-                that the plan was measured with, so that its memory is not known.
+            PlanMismatchError: Gradients are wanted, and the input or the mode is not like
+                that which the plan was measured with, so that its memory is not known; or
+                a stage was replaced.
         """
+        if not isinstance(activation, torch.Tensor):
+            raise PlanMismatchError(
+                f"the input is a {type(activation).__name__}, must be one tensor "
+                f"{self._chain.layout}"
+            )
+        self._require_own_stages()
         if not self._wants_gradients(activation):
             for stage in self._chain.stages:
                 activation = stage(activation)
             return activation
+        self._require_as_measured(activation)
+        stages = self._chain.stages
+        return Run(stages, self._traits, self._plan, pending=len(stages) - 1).forward(activation)
+
+    def _require_own_stages(self) -> None:
+        if tuple(self._modules.items()) != self._chain.children:
+            ours = dict(self._chain.children)
+            changed = sorted(
+                name
+                for name in ours.keys() | self._modules.keys()
+                if ours.get(name) is not self._modules.get(name)
+            )
+            raise PlanMismatchError(
+                f"module {', '.join(changed)} was replaced, added or removed after planning; "
+                "change the model itself, measure and plan again"
+            )
+
+    def _require_as_measured(self, activation: torch.Tensor) -> None:
         layout = TensorLayout.of(activation)
         if layout != self._chain.layout:
             raise PlanMismatchError(
                 f"the plan was measured for an input {self._chain.layout}, got {layout}; "
                 "measure and plan again with such a sample, or run it under torch.no_grad()"
             )
-        stages = self._chain.stages
-        return Run(stages, self._traits, self._plan, pending=len(stages) - 1).forward(activation)
+        if activation.is_inference():
+            raise PlanMismatchError(
+                "the input was made under torch.inference_mode(), so that autograd cannot save "
+                "it; pass a clone of it made outside"
+            )
+        mode = Mode.now(self._chain.stages, activation.device)
+        if mode != self._chain.mode:
+            raise PlanMismatchError(
+                "the plan was measured with "
+                f"{self._chain.mode.difference(mode, self._chain.stages)}; measure and plan "
+                "again in this mode, or run under torch.no_grad()"
+            )
 
     def _wants_gradients(self, activation: torch.Tensor) -> bool:
-        has_functions = len(self._chain.children) == 0
+        parts = (part for stage in self._chain.stages for part in stage.parts)
+        has_functions = not all(isinstance(part, nn.Module) for part in parts)
         return torch.is_grad_enabled() and (
             activation.requires_grad
             or has_functions

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.stages import ChainStage
 
-__all__ = ["fuse_stages", "run_stage"]
-
-_INPUT_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
-"""What modules raise when their input has the wrong shape or type."""
+__all__ = ["blaming", "fuse_stages", "run_stage"]
 
 
 def fuse_stages(stages: Sequence[ChainStage], sample: torch.Tensor) -> tuple[ChainStage, ...]:
@@ -55,22 +53,39 @@ def run_stage(stage: ChainStage, index: int, activation: torch.Tensor) -> torch.
     Raises:
         UnsupportedModelError: The stage fails on its input, or its output is no tensor.
     """
-    try:
+    with blaming(stage, index, activation):
         output: object = stage(activation)
-    except torch.OutOfMemoryError:
-        raise  # tells its own story, and a smaller sample is the remedy
-    except _INPUT_ERRORS as cause:
-        raise UnsupportedModelError(
-            f"stage {index} ({stage.name}) fails on its input of shape "
-            f"{tuple(activation.shape)} and type {activation.dtype}: {cause}. Make the output "
-            "of the stage before fit"
-        ) from cause
     if not isinstance(output, torch.Tensor):
+        remedy = (
+            "reduce it to a tensor of one number"
+            if stage.is_loss
+            else "pack its outputs into one, or fuse it with the stage that unpacks them"
+        )
         raise UnsupportedModelError(
-            f"stage {index} ({stage.name}) returns a {type(output).__name__}, must return one "
-            "tensor; pack its outputs into one, or fuse it with the stage that unpacks them"
+            f"{stage.title(index)} returns a {type(output).__name__}, must return one tensor; "
+            f"{remedy}"
         )
     return output
+
+
+@contextmanager
+def blaming(stage: ChainStage, index: int, activation: torch.Tensor) -> Iterator[None]:
+    """Whatever goes wrong inside is told with the stage's name and input.
+
+    Raises:
+        UnsupportedModelError: Something did.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, UnsupportedModelError):
+        raise  # tell their own story; of the first, a smaller sample is the remedy
+    except Exception as cause:  # a stage is the user's code and may raise anything
+        owner = "model" if stage.is_loss else "stage before"
+        raise UnsupportedModelError(
+            f"{stage.title(index)} fails on its input of shape {tuple(activation.shape)} and type "
+            f"{activation.dtype}: {type(cause).__name__}: {cause}. Make the output of the "
+            f"{owner} fit"
+        ) from cause
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

@@ -18,7 +18,14 @@ from torch.autograd.profiler import profile, record_function
 
 from chainstay.errors import UnsupportedModelError
 
-__all__ = ["MemoryTrace", "allocated_bytes", "trace_memory", "trace_phases"]
+__all__ = [
+    "MemoryTrace",
+    "allocated_bytes",
+    "require_measurable",
+    "rounded_bytes",
+    "trace_memory",
+    "trace_phases",
+]
 
 # The profiler's library reports every session on stderr unless told not to before its first
 # use, which importing torch._dynamo already is.
@@ -79,17 +86,22 @@ def trace_phases(
         phases: May be a generator that makes each phase when its turn has come.
         device: ``cpu`` or a CUDA device.
     """
+    require_measurable(device)
     with _garbage_at_rest():
-        match device.type:
-            case "cpu":
-                return _trace_cpu(phases)
-            case "cuda":
-                return _trace_cuda(phases, device)
-            case other:
-                raise UnsupportedModelError(
-                    f"memory of a {other!r} device cannot be measured; move the model and the "
-                    "sample to the CPU or to a CUDA device"
-                )
+        return _trace_cuda(phases, device) if device.type == "cuda" else _trace_cpu(phases)
+
+
+def require_measurable(device: torch.device) -> None:
+    """Refuse a device whose allocator tells nothing.
+
+    Raises:
+        UnsupportedModelError: Neither the CPU nor a CUDA device.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedModelError(
+            f"memory of a {device.type!r} device cannot be measured; move the model and the "
+            "sample to the CPU or to a CUDA device"
+        )
 
 
 def allocated_bytes(tensor: torch.Tensor) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import PlanMismatchError
+from chainstay.runtime.binding import Binding, version_of
 from chainstay.runtime.environment import Environment, Traits
 from chainstay.runtime.liveness import ExecutionPlan, Step
 from chainstay.runtime.probe import dropping
@@ -54,7 +55,9 @@ class Run:
         plan: What to run.
         pending: The stage whose backward has not been prepared yet; all above have.
         checkpoints: Activations that a later forward reads, by the stage that reads them.
+        versions: Of the checkpoints, as counted when they were stored.
         environments: Of the first run of each stage that runs again.
+        bindings: Likewise.
         handles: Per stage, the stand-ins for what it saved, in the order of saving.
     """
 
@@ -63,7 +66,9 @@ class Run:
     plan: ExecutionPlan
     pending: int
     checkpoints: dict[int, torch.Tensor] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
+    bindings: dict[int, Binding] = field(default_factory=dict)
     handles: dict[int, list[weakref.ref[_Handle]]] = field(default_factory=dict)
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
@@ -86,10 +91,11 @@ class Run:
     def _first_run(self, step: Step, activation: torch.Tensor) -> torch.Tensor:
         stage = self.stages[step.stage]
         if step.input_wanted:
-            self.checkpoints[step.stage] = _detached(activation)
+            self._store(step.stage, activation)
         if not step.is_last:
-            traits = self.traits[step.stage].holding_now(stage)
+            traits = self.traits[step.stage]
             self.environments[step.stage] = Environment.capture(traits, activation.device)
+            self.bindings[step.stage] = Binding.of(stage, traits)
         if step.captures:
             output = stage(activation)
         else:
@@ -110,18 +116,31 @@ class Run:
         with torch.enable_grad(), environment.entered(for_last_time=step.is_last):
             try:
                 with hooks if step.captures else dropping():
-                    output = self.stages[step.stage](activation)
+                    output = self.stages[step.stage](_non_leaf(activation))
             except _CapturedEverythingError:
                 return
         capture.require_done()
         if step.output_wanted:
-            self.checkpoints[step.stage + 1] = _detached(output)
+            self._store(step.stage + 1, output)
+
+    def _store(self, stage: int, activation: torch.Tensor) -> None:
+        """Keep the input of `stage`: the same memory without the graph that made it."""
+        checkpoint = activation.detach().requires_grad_(activation.requires_grad)
+        self.checkpoints[stage], self.versions[stage] = checkpoint, version_of(checkpoint)
 
     def _take_start(self, step: Step) -> tuple[torch.Tensor, Environment]:
         """What the stage starts from; kept only if another forward will start from it too."""
         stage = step.stage
         activation = self.checkpoints[stage] if step.input_wanted else self.checkpoints.pop(stage)
+        if version_of(activation) != self.versions[stage]:
+            what = "the model's input" if stage == 0 else f"the input of stage {stage}"
+            raise PlanMismatchError(
+                f"{what} was changed in place between forward and backward, but stage {stage} "
+                "must run on it again; change a clone of it, or run the backward first"
+            )
+        self.bindings[stage].require_unchanged(self.stages[stage], self.traits[stage])
         if step.is_last:
+            del self.bindings[stage]
             return activation, self.environments.pop(stage)
         return activation, self.environments[stage]
 
@@ -217,6 +236,6 @@ def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
     return packed
 
 
-def _detached(activation: torch.Tensor) -> torch.Tensor:
-    """A checkpoint: the same memory without the graph that made it."""
-    return activation.detach().requires_grad_(activation.requires_grad)
+def _non_leaf(activation: torch.Tensor) -> torch.Tensor:
+    """A checkpoint as the stage got it: autocast caches its copies of leaves, as of weights."""
+    return activation.view_as(activation) if activation.requires_grad else activation

@@ -10,7 +10,7 @@ from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 
-__all__ = ["Chain", "ChainStage", "Model", "TensorLayout", "children_of", "split_model"]
+__all__ = ["ChainStage", "Model", "children_of", "split_model"]
 
 Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
 """What can be run as a chain; of sequences, lists and tuples are taken."""
@@ -23,10 +23,12 @@ class ChainStage:
     Attributes:
         name: For people; the names of fused parts are joined by ``+``.
         parts: One callable, or several that must not be cut apart.
+        is_loss: It is the loss behind the model's last stage.
     """
 
     name: str
     parts: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
+    is_loss: bool = False
 
     def __call__(self, activation: torch.Tensor) -> torch.Tensor:
         """The stage's output."""
@@ -40,42 +42,13 @@ class ChainStage:
             if isinstance(part, nn.Module):
                 yield from part.modules()
 
+    def title(self, index: int) -> str:
+        """What messages call this stage, stage `index` of its chain."""
+        return "the loss" if self.is_loss else f"stage {index} ({self.name})"
+
     def fused_with(self, successor: ChainStage) -> ChainStage:
         """This stage and the next as one."""
         return ChainStage(f"{self.name}+{successor.name}", self.parts + successor.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
-    """What a plan promises about its input: it was measured for exactly this."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorLayout:
-        """The layout of `tensor`."""
-        return cls(tensor.shape, tensor.dtype, tensor.device)
-
-    def __str__(self) -> str:
-        return f"{tuple(self.shape)} {self.dtype} on {self.device}"
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A model ready to be planned.
-
-    Attributes:
-        children: The model's modules under their own names, so that a planned model has
-            the same ``state_dict`` keys.
-        stages: What a schedule speaks about, the loss excluded.
-        layout: Of the input that everything was measured with.
-    """
-
-    children: tuple[tuple[str, nn.Module], ...]
-    stages: tuple[ChainStage, ...]
-    layout: TensorLayout
 
 
 def split_model(model: Model) -> tuple[ChainStage, ...]:
@@ -86,6 +59,7 @@ def split_model(model: Model) -> tuple[ChainStage, ...]:
     """
     if isinstance(model, nn.Sequential):
         _refuse_own_forward(model)
+        _refuse_own_hooks(model)
         return _name_stages(dict(_named_children(model)).items())
     if not isinstance(model, list | tuple):
         raise UnsupportedModelError(
@@ -108,6 +82,21 @@ def _refuse_own_forward(model: nn.Sequential) -> None:
         raise UnsupportedModelError(
             f"the model is a {type(model).__name__}, which replaces Sequential's forward; what "
             "it does there would be skipped, so pass its stages as a list"
+        )
+
+
+def _refuse_own_hooks(model: nn.Sequential) -> None:
+    hooks = {
+        "forward pre-hooks": model._forward_pre_hooks,  # noqa: SLF001  # no public way to see
+        "forward hooks": model._forward_hooks,  # noqa: SLF001
+        "backward pre-hooks": model._backward_pre_hooks,  # noqa: SLF001
+        "backward hooks": model._backward_hooks,  # noqa: SLF001
+    }
+    found = [f"{len(registered)} {kind}" for kind, registered in hooks.items() if registered]
+    if found:
+        raise UnsupportedModelError(
+            f"the {type(model).__name__} itself has {' and '.join(found)}, which would be "
+            "skipped; register them on its stages or on the planned module"
         )
 
 

@@ -68,18 +68,18 @@ def test_trace_refuses_other_devices() -> None:
 
 
 def test_profile_of_linear_layers_by_hand() -> None:
-    """Linear saves its input only; mean saves nothing, so the output never outlives it."""
+    """Linear saves its input only; the output is the caller's until the step ends."""
     model = nn.Sequential(nn.Linear(30, 20, bias=False), nn.Linear(20, 10, bias=False))
     profile = measure(model, torch.ones(7, 30), loss=torch.Tensor.mean, repeats=1).profile
     first, second, loss = profile.stages
-    standing = 4 + 4  # the loss value and its seed gradient
+    standing = 4 + 4 + 280  # the loss value, its seed gradient, and the output the caller holds
     assert (profile.input_bytes, profile.input_gradient_bytes) == (7 * 30 * 4, 0)
     assert (first.output_bytes, first.saved_bytes, first.gradient_bytes) == (560, 560, 560)
     assert first.forward_overhead_bytes == standing
     # the weight's gradient and two scalars of measuring, less the output: it is gone by then
     assert first.backward_overhead_bytes == 20 * 30 * 4 + 8 - 560 + standing
-    assert (second.output_bytes, second.gradient_bytes) == (0, 280)
-    assert second.forward_overhead_bytes == 280 - second.saved_bytes + standing + 4
+    assert (second.output_bytes, second.gradient_bytes) == (280, 280)
+    assert (second.saved_bytes, second.forward_overhead_bytes) == (280, standing)
     assert (loss.output_bytes, loss.saved_bytes, loss.gradient_bytes) == (4, 4, 4)
 
 
@@ -150,7 +150,7 @@ class Fragile(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("fails_at", [1, 2, 3, 4, 5, 6, 7, 8, 99])
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 4, 5, 6, 7, 8, 9, 99])
 def test_measuring_leaves_everything_as_it_was(fails_at: int) -> None:
     fragile = Fragile(fails_at=fails_at)
     first, last = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -165,9 +165,12 @@ def test_measuring_leaves_everything_as_it_was(fails_at: int) -> None:
     caught = None
     try:
         measure(model, sample, loss=torch.Tensor.mean, repeats=1)
-    except KeyError as error:
+    except UnsupportedModelError as error:
         caught = error  # held on to, as a debugger would: nothing may wait for its frames
     assert (caught is None) == (fails_at == 99)
+    if caught is not None:
+        assert "stage 1 (Fragile1) fails" in str(caught)
+        assert isinstance(caught.__cause__, KeyError)
     assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
     assert all(torch.equal(buffer, values[name]) for name, buffer in buffers.items())
     assert torch.equal(torch.get_rng_state(), state)

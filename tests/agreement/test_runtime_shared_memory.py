@@ -1,0 +1,169 @@
+"""What stages share, at the least budget: tied gradients and autocast's copies of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import pytest
+import torch
+from runtime_support import some_schedules
+from torch import nn
+from torch.nn import functional
+
+import chainstay
+from chainstay.runtime import PlannedChain, measure, trace_memory
+from chainstay.validation.simulate import simulate
+
+Loss = Callable[[torch.Tensor], torch.Tensor]
+Case = tuple[nn.Sequential, torch.Tensor, Loss]
+
+
+class Block(nn.Module):
+    """A residual block of two linear layers."""
+
+    def __init__(self, width: int = 64, hidden: int = 256) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = activation + self.down(self.up(activation).tanh())
+        return total
+
+
+def square(output: torch.Tensor) -> torch.Tensor:
+    return output.float().square().mean()
+
+
+def linear_five_times() -> Case:
+    linear = nn.Linear(64, 64)
+    layers = [layer for _ in range(5) for layer in (linear, nn.Tanh())]
+    return nn.Sequential(*layers), torch.randn(32, 64), square
+
+
+def block_at_both_ends() -> Case:
+    block = Block()
+    return nn.Sequential(block, Block(), Block(), Block(), block), torch.randn(32, 64), square
+
+
+def head_tied_to_embedding() -> Case:
+    embedding, head = nn.Embedding(3000, 64), nn.Linear(64, 3000, bias=False)
+    head.weight = embedding.weight
+    tokens, following = torch.randint(0, 3000, (4, 8)), torch.randint(0, 3000, (32,))
+
+    def loss(scores: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(scores.flatten(0, 1), following)
+
+    return nn.Sequential(embedding, Block(), Block(), Block(), head), tokens, loss
+
+
+def tied_in_the_middle() -> Case:
+    block = Block(hidden=1024)
+    return nn.Sequential(Block(), block, Block(), block, Block()), torch.randn(32, 64), square
+
+
+def weight_decay_in_the_loss() -> Case:
+    model = nn.Sequential(*(Block() for _ in range(4)))
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return square(output) + model.get_parameter("1.up.weight").square().sum()
+
+    return model, torch.randn(32, 64), loss
+
+
+def blocks() -> Case:
+    return nn.Sequential(*(Block() for _ in range(6))), torch.randn(32, 64), square
+
+
+def convolutions() -> Case:
+    layers = [
+        nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(32, 8, 1))
+        for _ in range(5)
+    ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 4)), torch.randn(4, 8, 8, 8), square
+
+
+def convolutions_with_input_gradient() -> Case:
+    model, batch, loss = convolutions()
+    return model, batch.requires_grad_(), loss
+
+
+Surroundings = Callable[[], AbstractContextManager[object]]
+PLAIN: Surroundings = nullcontext
+AUTOCAST: Surroundings = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+
+
+def peak_of_a_step(
+    planned: PlannedChain, batch: torch.Tensor, loss: Loss, near: Surroundings
+) -> int:
+    """Measured peak in bytes, the batch included; gradients exist beforehand."""
+
+    def step() -> None:
+        with near():
+            output = planned(batch)
+            value = loss(output)
+        value.backward()
+
+    for tensor in (batch, *planned.parameters()):
+        tensor.grad = torch.zeros_like(tensor) if tensor.requires_grad else None
+    step()
+    return trace_memory(step, "cpu").peak_bytes + batch.nbytes
+
+
+TIED = (
+    linear_five_times,
+    block_at_both_ends,
+    head_tied_to_embedding,
+    tied_in_the_middle,
+    weight_decay_in_the_loss,
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "near"),
+    [
+        *((make, PLAIN) for make in (*TIED, blocks)),
+        *(
+            (make, AUTOCAST)
+            for make in (*TIED, blocks, convolutions, convolutions_with_input_gradient)
+        ),
+    ],
+)
+def test_prediction_covers_the_peak(make: Callable[[], Case], near: Surroundings) -> None:
+    torch.manual_seed(0)
+    model, batch, loss = make()
+    with near():
+        measured = measure(model, batch, loss=loss, repeats=1)
+    least = chainstay.least_budget(measured.profile)
+    solution = chainstay.solve_chain(measured.profile, least, method="dp")
+    found = {"least budget": (solution.peak_bytes, measured.planned(solution))}
+    for name, schedule in some_schedules(len(measured.profile)).items():
+        predicted = simulate(measured.profile, schedule).peak_bytes
+        found[name] = (predicted, measured.planned(schedule))
+    exceeded = {
+        name: (peak, predicted)
+        for name, (predicted, planned) in found.items()
+        if (peak := peak_of_a_step(planned, batch, loss, near)) > predicted
+    }
+    assert exceeded == {}
+
+
+def test_a_tied_gradient_counts_where_it_waits_and_no_further() -> None:
+    """Two models differ in nothing but that two stages share their weights."""
+    apart = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(5)))
+    tied = nn.Sequential(*apart)
+    tied[3] = tied[1]
+    batch = torch.randn(8, 64)
+    before, after = (
+        measure(model, batch, loss=torch.Tensor.mean, repeats=1).profile.stages
+        for model in (apart, tied)
+    )
+    size = 64 * 64 * 4
+    pairs = list(zip(before, after, strict=True))
+    assert [
+        (new.forward_overhead_bytes - old.forward_overhead_bytes) // size for old, new in pairs
+    ] == [1, 1, 1, 0, 0, 0]
+    assert [
+        (new.backward_overhead_bytes - old.backward_overhead_bytes) // size for old, new in pairs
+    ] == [0, 2, 1, 1, 0, 0]
