@@ -201,6 +201,18 @@ def test_what_exceeds_the_budget_by_a_byte_is_not_encoded() -> None:
     assert not build(scaled, peak - 1).encode(keep_all)
 
 
+def test_the_limit_leaves_room_for_solver_errors_and_is_kept_to_the_byte_all_the_same() -> None:
+    """Bytes in a quarter of a PiB are below HiGHS' tolerance, and it must lose no schedule."""
+    stage = Stage(output_bytes=2**47 + 1, saved_bytes=2**47 + 3)
+    profile = ChainProfile(input_bytes=2**47, input_gradient_bytes=0, stages=(stage,) * 2)
+    peak = simulate(profile, Schedule.keep_all(2)).peak_bytes
+    below = build(profile, peak - 1)
+    units = (peak - 1) / below.phases.unit
+    assert 2**-29 < below.model.memory_limit.value - units < 2**-27
+    assert not below.encode(Schedule.keep_all(2))
+    assert build(profile, peak).encode(Schedule.keep_all(2))
+
+
 def test_an_overrun_is_forbidden_until_the_budget_is_kept() -> None:
     true = search.optimum(FAT, 17).makespan
     formulation = build(FAT, 17)

@@ -171,11 +171,12 @@ def test_same_seed_and_threads_same_answer() -> None:
 
 @pytest.mark.parametrize("size", [2**40 + 1, 2**44, 2**46, 2**47])
 def test_a_byte_too_little_that_nothing_can_change_is_infeasible(size: int) -> None:
-    profile = ChainProfile(input_bytes=size, input_gradient_bytes=0, stages=(Stage(),))
+    stage = Stage(backward_overhead_bytes=1)
+    profile = ChainProfile(input_bytes=size, input_gradient_bytes=0, stages=(stage,))
     with pytest.raises(InfeasibleBudgetError) as caught:
-        MIP()(profile, size - 1)
-    assert caught.value.required == size
-    assert str(MIP()(profile, size).schedule) == "Fa0 B0"
+        MIP()(profile, size)
+    assert caught.value.required == size + 1
+    assert str(MIP()(profile, size + 1).schedule) == "Fa0 B0"
 
 
 def test_a_budget_beyond_all_numbers_is_plenty() -> None:
