@@ -112,10 +112,17 @@ class _Run:
         """Print the summary."""
         seconds = time.monotonic() - self.start
         title = f"{outcome}: {self.done} chains of seed {self.seed} in {seconds:.1f} s"
-        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-        table.add_column("method", no_wrap=True)
-        table.add_column("asked about", no_wrap=True)
-        for heading in ("instances", "optimal", "infeasible", "worst gap", "seconds"):
+        table = Table(
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            box=SIMPLE_HEAD,
+            padding=(0, 0, 0, 1),
+            show_edge=False,
+        )
+        table.add_column("method")
+        table.add_column("asked", no_wrap=True)
+        for heading in ("chains", "optimal", "no fit", "gap", "time"):
             table.add_column(heading, justify="right", no_wrap=True)
         for contestant in self.contestants:
             tally = self.tallies[contestant.name]
@@ -126,7 +133,7 @@ class _Run:
                 str(tally.optimal),
                 str(tally.infeasible),
                 f"{tally.worst_gap:.2%}",
-                f"{tally.seconds:.1f}",
+                f"{tally.seconds:.1f} s",
             )
         self.console.print(table)
 

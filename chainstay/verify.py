@@ -99,7 +99,7 @@ class Contestant:
     def plan(self) -> str:
         """Which instances it is asked about, in words."""
         which = "all" if self.every == 1 else f"1 in {self.every}"
-        return f"{which} of ≤ {self.most_stages} stages"
+        return f"{which}, n ≤ {self.most_stages}"
 
     def is_asked(self, number: int, stages: int) -> bool:
         """Whether the plan has this method for instance `number`."""

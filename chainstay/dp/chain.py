@@ -8,7 +8,7 @@ alone (`feasibility`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -164,9 +164,9 @@ class BudgetCurve:
 
     budgets: Array
     makespans: Array
-    _recursion: Recursion
-    _decide: Decide
-    _memories: Array
+    _recursion: Recursion = field(repr=False)
+    _decide: Decide = field(repr=False)
+    _memories: Array = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.budgets)

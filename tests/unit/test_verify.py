@@ -125,9 +125,9 @@ def test_a_short_real_run_is_clean() -> None:
 
 
 def test_the_plan_is_said_in_words() -> None:
-    assert TRUTH.plan == "all of ≤ 4 stages"
+    assert TRUTH.plan == "all, n ≤ 4"
     assert contestant(Search()).name == "search (table1)"
-    assert dataclasses.replace(TRUTH, every=8).plan == "1 in 8 of ≤ 4 stages"
+    assert dataclasses.replace(TRUTH, every=8).plan == "1 in 8, n ≤ 4"
     assert not TRUTH.is_asked(0, 5)
     assert dataclasses.replace(TRUTH, every=8).is_asked(16, 4)
     assert not dataclasses.replace(TRUTH, every=8).is_asked(17, 4)
