@@ -80,11 +80,11 @@ def blaming(stage: ChainStage, index: int, activation: torch.Tensor) -> Iterator
     except (torch.OutOfMemoryError, UnsupportedModelError):
         raise  # tell their own story; of the first, a smaller sample is the remedy
     except Exception as cause:  # a stage is the user's code and may raise anything
-        owner = "model" if stage.is_loss else "stage before"
+        giver = "model" if stage.is_loss else "stage before"
         raise UnsupportedModelError(
             f"{stage.title(index)} fails on its input of shape {tuple(activation.shape)} and type "
-            f"{activation.dtype}: {type(cause).__name__}: {cause}. Make the output of the "
-            f"{owner} fit"
+            f"{activation.dtype}: {type(cause).__name__}: {str(cause).rstrip('.')}; check "
+            f"whether it takes what the {giver} gives"
         ) from cause
 
 
