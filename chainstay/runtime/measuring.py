@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -110,10 +110,11 @@ def measure(
     _require_callable(loss)
     mode = Mode.now(single, sample.device)
     source = sample.detach().requires_grad_(sample.requires_grad)
-    modules = [module for stage in single for module in stage.modules()]
-    if isinstance(loss, nn.Module):
-        modules += loss.modules()
-    with undisturbed(modules, sample.device), _current(sample.device), torch.enable_grad():
+    with (
+        undisturbed(_modules_of(single, loss), sample.device),
+        _current(sample.device),
+        torch.enable_grad(),
+    ):
         stages = fuse_stages(single, source)
         loss_stage = ChainStage("loss", (loss,), is_loss=True) if loss is not None else None
         observed = observe_chain(stages, loss_stage, source, repeats)
@@ -130,6 +131,12 @@ def measure(
         profile=assemble_profile(observed, memories, source, mode.autocast),
         traits=tuple(each.traits for each in observed if not each.stage.is_loss),
     )
+
+
+def _modules_of(stages: Sequence[ChainStage], loss: object) -> list[nn.Module]:
+    """Every module that measuring runs, the loss's included."""
+    modules = [module for stage in stages for module in stage.modules()]
+    return modules + list(loss.modules()) if isinstance(loss, nn.Module) else modules
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
