@@ -114,7 +114,29 @@ class BackendError(ChainstayError):
 
 
 class CertificateError(ChainstayError):
-    """A solver's claim and the referee disagree: a bug in chainstay, never in your input."""
+    """The referee or another method contradicts a claim: a bug in chainstay, not in your input.
+
+    Attributes:
+        profile: The `ChainProfile`.
+        budget: Bytes.
+        statements: What was said about them, each a `chainstay.evidence.Statement`.
+        report: All of that as a JSON document, to be reported; also a note of the error.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        profile: object,
+        budget: int,
+        statements: tuple[object, ...],
+        report: str,
+    ) -> None:
+        self.profile = profile
+        self.budget = budget
+        self.statements = statements
+        self.report = report
+        super().__init__(message)
 
 
 class UnsupportedModelError(ChainstayError):

@@ -12,7 +12,7 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.units import format_bytes, format_time
 
-__all__ = ["Claim", "Family", "Method", "Solution", "Status"]
+__all__ = ["Claim", "Family", "Method", "Scope", "Solution", "Status"]
 
 _KIND: Final = "solution"
 _VERSION: Final = 1
@@ -32,6 +32,28 @@ class Family(StrEnum):
     WEAKLY_PERSISTENT = "weakly persistent"
     SINGLE_SWEEP = "single-sweep"
     ALL = "all"
+
+
+_BREADTH: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT, Family.SINGLE_SWEEP, Family.ALL)
+"""Families, each within the next."""
+_UNDER_ALL_RULES: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT)
+"""Families without discards: what is kept lasts until its backward, or moves on by ``Fn``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A set of schedules: those of a family that the rules for discards allow."""
+
+    family: Family
+    discards: Discards
+
+    def includes(self, other: Scope) -> bool:
+        """Whether every schedule of `other` is known to be one of these."""
+        return _BREADTH.index(other.family) <= _BREADTH.index(self.family) and (
+            other.discards is self.discards
+            or other.family in _UNDER_ALL_RULES
+            or self == Scope(Family.ALL, Discards.FREE)  # free discards allow whatever others do
+        )
 
 
 class Status(StrEnum):
@@ -58,6 +80,11 @@ class Claim:
     lower_bound: int
     family: Family
     discards: Discards = Discards.TABLE1
+
+    @property
+    def scope(self) -> Scope:
+        """The schedules that `lower_bound` covers."""
+        return Scope(self.family, self.discards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,11 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
+from chainstay.evidence import Statement, confront
 from chainstay.formulations import CPSAT, MIP
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Schedule
-from chainstay.solution import Claim, Family, Method, Solution
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Claim, Family, Method, Scope, Solution
 from chainstay.units import parse_bytes, parse_percentage
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
@@ -57,7 +58,8 @@ def solve_chain(
             ``error.required`` is the least budget for which one does.
         SolverLimitError: The method ran out of time with nothing to show.
         BackendError: The method's solver is not installed, or failed.
-        CertificateError: The method's claim is false: a bug.
+        CertificateError: The method's claim is false, or the persistent optimum contradicts
+            it: a bug, with all that is needed to report it in ``error.report``.
 
     Example:
         >>> from chainstay.profiles import Stage
@@ -81,7 +83,10 @@ def solve_chain(
             "or a callable of the Method protocol"
         )
     start = time.perf_counter()
-    claim = solver(profile, budget)
+    if isinstance(solver, CPSAT | MIP):
+        claim = _started(solver, profile, budget)
+    else:
+        claim = solver(profile, budget)
     seconds = time.perf_counter() - start
     if not isinstance(claim, Claim):
         raise UnknownMethodError(
@@ -135,23 +140,29 @@ class Auto:
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
         """As `Method`."""
-        try:
-            claim = DP()(profile, budget, hint=hint)
-        except InfeasibleBudgetError:
-            wider = self._ask_exact_solvers(profile, budget, hint)
+        known = _persistent_optimum(profile, budget)
+        if known.claim is None:
+            assert known.required is not None, "the dynamic program always answers"
+            wider = self._ask_exact_solvers(profile, budget, known, hint)
             if wider is None:
-                raise
+                raise InfeasibleBudgetError(
+                    budget=budget,
+                    required=known.required,
+                    stages=len(profile),
+                    family=Family.PERSISTENT,
+                )
             return wider
+        claim = known.claim
         if claim.family is Family.ALL:
             return claim
-        wider = self._ask_exact_solvers(profile, budget, claim.schedule)
+        wider = self._ask_exact_solvers(profile, budget, known, claim.schedule)
         if wider is None or wider.makespan > claim.makespan:
             return claim
         is_proved = wider.makespan == wider.lower_bound
         return wider if is_proved or wider.makespan < claim.makespan else claim
 
     def _ask_exact_solvers(
-        self, profile: ChainProfile, budget: int, hint: Schedule | None
+        self, profile: ChainProfile, budget: int, known: Statement, hint: Schedule | None
     ) -> Claim | None:
         """The claim of the first solver that has one."""
         if len(profile) > self.exact_stages:
@@ -159,7 +170,7 @@ class Auto:
         limit = self.time_limit_s
         for method in (CPSAT(time_limit_s=limit), MIP(time_limit_s=limit)):
             try:
-                return method(profile, budget, hint=hint)
+                return _confronted(method, profile, budget, known, hint)
             except (BackendError, InvalidProfileError, SolverLimitError) as reason:
                 _log.info("without %s: %s", method, reason)
         return None
@@ -168,6 +179,62 @@ class Auto:
 _METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {"auto": Auto(), "cpsat": CPSAT(), "dp": DP(), "mip": MIP()}
 )
+
+
+def _started(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:
+    """The claim of an exact solver that starts from the persistent optimum."""
+    try:
+        known = _persistent_optimum(profile, budget)
+    except InvalidProfileError as reason:  # sizes beyond the dynamic program's arithmetic
+        _log.info("%s without a start: %s", method, reason)
+        return method(profile, budget)
+    hint = known.claim.schedule if known.claim else None
+    return _confronted(method, profile, budget, known, hint)
+
+
+def _persistent_optimum(profile: ChainProfile, budget: int) -> Statement:
+    """What the persistent dynamic program says, replayed by the referee.
+
+    Raises:
+        InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
+        CertificateError: It is false.
+    """
+    method, required = DP(), None
+    try:
+        claim = method(profile, budget)
+    except InfeasibleBudgetError as error:
+        required = error.required
+        claim = method(profile, required)
+    certify(profile, claim, budget=required or budget, method=str(method), solve_seconds=0.0)
+    persistent = Scope(Family.PERSISTENT, Discards.TABLE1)
+    if required is not None:
+        return Statement(method=str(method), finds=persistent, covers=persistent, required=required)
+    return Statement(method=str(method), finds=persistent, covers=claim.scope, claim=claim)
+
+
+def _confronted(
+    method: CPSAT | MIP,
+    profile: ChainProfile,
+    budget: int,
+    known: Statement,
+    hint: Schedule | None,
+) -> Claim:
+    """The claim of an exact solver, which what is `known` does not contradict.
+
+    Raises:
+        CertificateError: One of the two is wrong.
+    """
+    finds = Scope(Family.SINGLE_SWEEP, Discards(method.discards))
+    try:
+        claim = method(profile, budget, hint=hint)
+    except InfeasibleBudgetError as error:
+        refusal = Statement(method=str(method), finds=finds, covers=finds, required=error.required)
+        confront(profile, budget, (known, refusal))
+        raise
+    certify(profile, claim, budget=budget, method=str(method), solve_seconds=0.0)
+    said = Statement(method=str(method), finds=finds, covers=claim.scope, claim=claim)
+    confront(profile, budget, (known, said))
+    return claim
 
 
 def _keep_all_peak(profile: ChainProfile) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from chainstay.errors import CertificateError, InvalidScheduleError
+from chainstay.errors import InvalidScheduleError
+from chainstay.evidence import Statement, contradiction
 from chainstay.profiles import ChainProfile
 from chainstay.solution import Claim, Solution
 from chainstay.validation.simulate import simulate
@@ -24,16 +25,14 @@ def certify(
 
     Raises:
         CertificateError: The schedule is invalid, exceeds the budget, has another makespan
-            than claimed, or is faster than its own lower bound. The profile, as JSON, is
-            attached to the exception as a note, so that the report of it is complete.
+            than claimed, or is faster than its own lower bound.
     """
     try:
         replay = simulate(profile, claim.schedule, discards=claim.discards)
-        _compare(claim, replay.makespan, replay.peak_bytes, budget)
-    except (CertificateError, InvalidScheduleError) as refusal:
-        error = CertificateError(f"{method}: {refusal}\nPlease report this as a bug in chainstay.")
-        error.add_note(f"budget: {budget}\nschedule: {claim.schedule}\n{profile.to_json()}")
-        raise error from refusal
+    except InvalidScheduleError as invalid:
+        raise _refused(profile, claim, budget, method, str(invalid)) from invalid
+    if refusal := _difference(claim, replay.makespan, replay.peak_bytes, budget):
+        raise _refused(profile, claim, budget, method, refusal)
     return Solution(
         schedule=claim.schedule,
         makespan=replay.makespan,
@@ -47,18 +46,25 @@ def certify(
     )
 
 
-def _compare(claim: Claim, makespan: int, peak_bytes: int, budget: int) -> None:
+def _difference(claim: Claim, makespan: int, peak_bytes: int, budget: int) -> str:
+    """What of `claim` the replay contradicts; empty if nothing."""
     if peak_bytes > budget:
-        raise CertificateError(
+        return (
             f"the schedule needs {peak_bytes} bytes, {peak_bytes - budget} more than the "
             f"budget of {budget}"
         )
     if makespan != claim.makespan:
-        raise CertificateError(
-            f"the schedule takes {makespan} ns, the solver claimed {claim.makespan}"
-        )
+        return f"the schedule takes {makespan} ns, the solver claimed {claim.makespan}"
     if makespan < claim.lower_bound:
-        raise CertificateError(
+        return (
             f"the schedule takes {makespan} ns, less than the claimed lower bound "
             f"of {claim.lower_bound}"
         )
+    return ""
+
+
+def _refused(
+    profile: ChainProfile, claim: Claim, budget: int, method: str, refusal: str
+) -> Exception:
+    statement = Statement(method=method, finds=claim.scope, covers=claim.scope, claim=claim)
+    return contradiction(f"{method}: {refusal}", profile, budget, [statement])

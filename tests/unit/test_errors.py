@@ -6,7 +6,17 @@ import pickle
 
 import pytest
 
-from chainstay import ChainstayError, InfeasibleBudgetError, InvalidScheduleError, SolverLimitError
+from chainstay import (
+    CertificateError,
+    ChainProfile,
+    ChainstayError,
+    InfeasibleBudgetError,
+    InvalidScheduleError,
+    SolverLimitError,
+    Stage,
+)
+
+CHAIN = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(Stage(),))
 
 
 @pytest.mark.parametrize(
@@ -15,6 +25,7 @@ from chainstay import ChainstayError, InfeasibleBudgetError, InvalidScheduleErro
         InfeasibleBudgetError(budget=3, required=7, stages=2, family="persistent"),
         InvalidScheduleError("no", index=1, ops=("Fa0", "B1")),
         SolverLimitError("out of time", best_bound=12),
+        CertificateError("no", profile=CHAIN, budget=3, statements=("dp",), report="{}"),
     ],
     ids=lambda error: type(error).__name__,
 )

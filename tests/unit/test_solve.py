@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -188,7 +191,113 @@ HONEST = Claim(schedule=Schedule.keep_all(4), makespan=12, lower_bound=12, famil
 def test_a_lying_solver_is_refused(lie: dict[str, Any], budget: int, message: str) -> None:
     with pytest.raises(CertificateError, match=f"(?s)liar: .*{message}") as caught:
         solve_chain(CHAIN, budget, method=Liar(replace(HONEST, **lie)))
-    assert ChainProfile.from_json(caught.value.__notes__[0].split("\n", 2)[2]) == CHAIN
+    error = caught.value
+    assert (error.profile, error.budget) == (CHAIN, budget)
+    assert error.__notes__ == [error.report]
+    report = json.loads(error.report)
+    assert ChainProfile.from_json(report["profile"]) == CHAIN
+    assert report["answers"][0]["schedule"] == str(lie.get("schedule", HONEST.schedule))
+
+
+RERUN_ALL = Schedule.parse("Fc0 Fn1 Fn2 Fa3 B3 Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0")  # 18 ns
+
+
+def claimed(schedule: Schedule, bound: int, family: Family = Family.ALL) -> Claim:
+    """A claim about `CHAIN` whose schedule is what it says; its bound may not be."""
+    makespan = simulate(CHAIN, schedule).makespan
+    return Claim(schedule=schedule, makespan=makespan, lower_bound=bound, family=family)
+
+
+@pytest.mark.parametrize("method", ["mip", "cpsat", "auto"])
+@pytest.mark.parametrize("family", [Family.ALL, Family.SINGLE_SWEEP])
+def test_a_proved_optimum_above_the_persistent_one_is_a_contradiction(
+    method: str, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lie = claimed(RERUN_ALL, 18, family)
+    monkeypatch.setattr(CPSAT, "__call__", lambda *_, **__: lie)
+    monkeypatch.setattr(MIP, "__call__", lambda *_, **__: lie)
+    monkeypatch.setattr(DP, "__call__", restricted(DP.__call__))
+    text = r"says that nothing is faster than 18 ns, and dp has a schedule of 14 ns\n.*report it with error.report"
+    with pytest.raises(CertificateError, match=text) as caught:
+        solve_chain(CHAIN, 90, method=method)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.profile, error.budget) == (CHAIN, 90)
+    shown, stated = error.statements
+    assert (shown.method, shown.claim.makespan) == ("dp", 14)
+    assert stated.claim == lie
+    report = json.loads(error.report)
+    assert ChainProfile.from_json(report["profile"]) == CHAIN
+    assert [answer["makespan"] for answer in report["answers"]] == [14, 18]
+
+
+def restricted(solve: Callable[..., Claim]) -> Callable[..., Claim]:
+    """The dynamic program, but unaware that `CHAIN` needs no other method."""
+    return lambda *given, **options: replace(solve(*given, **options), family=Family.PERSISTENT)
+
+
+@pytest.mark.parametrize("method", ["mip", "cpsat"])
+def test_a_bound_above_the_persistent_optimum_is_a_contradiction(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lie = claimed(RERUN_ALL, 15)
+    monkeypatch.setattr(CPSAT, "__call__", lambda *_, **__: lie)
+    monkeypatch.setattr(MIP, "__call__", lambda *_, **__: lie)
+    with pytest.raises(CertificateError, match="nothing is faster than 15 ns, and dp has a sch"):
+        solve_chain(CHAIN, 90, method=method)
+    honest = claimed(RERUN_ALL, 14)
+    monkeypatch.setattr(CPSAT, "__call__", lambda *_, **__: honest)
+    monkeypatch.setattr(MIP, "__call__", lambda *_, **__: honest)
+    assert solve_chain(CHAIN, 90, method=method).makespan == 18
+
+
+@pytest.mark.parametrize("method", ["mip", "cpsat"])
+def test_a_persistent_optimum_of_all_schedules_that_is_beaten_is_a_contradiction(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lie = claimed(RERUN_ALL, 18)
+    monkeypatch.setattr(DP, "__call__", lambda *_, **__: lie)
+    with pytest.raises(CertificateError, match="dp says that nothing is faster than 18 ns, and"):
+        solve_chain(CHAIN, 90, method=method)
+
+
+@pytest.mark.parametrize("method", ["mip", "cpsat", "auto"])
+def test_infeasible_though_a_schedule_is_known_is_a_contradiction(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_fits(*_: object, **__: object) -> Claim:
+        raise InfeasibleBudgetError(budget=90, required=91, stages=4, family="all")
+
+    monkeypatch.setattr(CPSAT, "__call__", nothing_fits)
+    monkeypatch.setattr(MIP, "__call__", nothing_fits)
+    monkeypatch.setattr(DP, "__call__", restricted(DP.__call__))
+    text = "fits in less than 91 bytes, and dp has a schedule that does, of 14 ns"
+    with pytest.raises(CertificateError, match=text) as caught:
+        solve_chain(CHAIN, 90, method=method)
+    assert json.loads(caught.value.report)["answers"][1]["required"] == 91
+
+
+@pytest.mark.parametrize("method", ["mip", "cpsat", "auto"])
+def test_a_least_budget_above_that_of_persistent_schedules_is_a_contradiction(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_fits(*_: object, **__: object) -> Claim:
+        raise InfeasibleBudgetError(budget=49, required=51, stages=4, family="all")
+
+    monkeypatch.setattr(CPSAT, "__call__", nothing_fits)
+    monkeypatch.setattr(MIP, "__call__", nothing_fits)
+    with pytest.raises(CertificateError, match="less than 51 bytes, and dp has a schedule for 50"):
+        solve_chain(CHAIN, 49, method=method)
+
+
+@pytest.mark.parametrize("method", ["mip", "cpsat"])
+def test_sizes_beyond_the_dynamic_program_are_solved_without_it(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflow(*_: object, **__: object) -> Claim:
+        raise InvalidProfileError("beyond 64 bits")
+
+    monkeypatch.setattr(DP, "__call__", overflow)
+    assert solve_chain(CHAIN, 90, method=method).makespan == 14
 
 
 def test_an_own_method_is_judged_like_ours() -> None:
