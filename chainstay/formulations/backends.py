@@ -15,15 +15,15 @@ import importlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from chainstay.errors import BackendError
 from chainstay.formulations.algebra import Expression, Linear, Model, linear, pyo
+from chainstay.formulations.settings import Limits, Verdict
 
-__all__ = ["Limits", "Outcome", "Verdict", "solve"]
+__all__ = ["Outcome", "solve"]
 
 _Binding: TypeAlias = Any
 """The module highspy, or an object from it: compiled, and typed in part."""
@@ -32,29 +32,6 @@ _FEASIBILITY_TOLERANCE: Final = 1e-9
 """HiGHS' default is 1e-6: of a memory row of 2**10 units, about a byte in a GiB."""
 _LEAST_COEFFICIENT: Final = 1e-12
 """HiGHS takes smaller ones for 0. By default from 1e-9, which bytes in a PiB are."""
-
-
-class Verdict(Enum):
-    """How a solve ended."""
-
-    OPTIMAL = auto()
-    INFEASIBLE = auto()
-    LIMIT = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a solve may use.
-
-    Attributes:
-        time_s: Wall time in seconds.
-        threads: Threads of the solver.
-        seed: Of its random decisions.
-    """
-
-    time_s: float
-    threads: int = 1
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

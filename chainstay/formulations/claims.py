@@ -7,22 +7,16 @@ from dataclasses import replace
 from time import monotonic
 from typing import Final
 
-from chainstay.errors import (
-    BackendError,
-    InfeasibleBudgetError,
-    InvalidScheduleError,
-    SolverLimitError,
-)
 from chainstay.formulations import backends
-from chainstay.formulations.backends import Limits, Outcome, Verdict
+from chainstay.formulations.answers import Question, makespan_of, unproved
+from chainstay.formulations.backends import Outcome
 from chainstay.formulations.chain import ChainFormulation, build
-from chainstay.formulations.domains import family_of, name_of_searched
 from chainstay.formulations.mip import MIP
 from chainstay.formulations.scaling import size_divisor
+from chainstay.formulations.settings import Limits, Verdict
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Discards, OpKind, Schedule
+from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
-from chainstay.units import format_bytes
 
 __all__ = ["claim", "minimum_budget"]
 
@@ -37,39 +31,25 @@ _MEMORY_ERROR: Final = 2.0**-20
 
 def claim(profile: ChainProfile, budget: int, method: MIP, hint: Schedule | None) -> Claim:
     """What `MIP.__call__` promises."""
-    formulation = build(profile, budget, discards=method.discards)
-    outcome = _solve(formulation, _limits(method), hint)
-    discards = formulation.phases.discards
+    discards = Discards(method.discards)
+    limits = Limits(time_s=method.time_limit_s, threads=method.threads, seed=method.seed)
+    formulation = build(profile, budget, discards=discards)
+    question = Question(
+        profile=profile,
+        budget=budget,
+        discards=discards,
+        method=str(method),
+        hint=hint,
+        has_start=hint is not None and formulation.encode(hint),
+    )
+    outcome = _solve(formulation, limits, hint if question.has_start else None)
     if outcome.verdict is Verdict.INFEASIBLE:
-        raise InfeasibleBudgetError(
-            budget=budget,
-            required=_required(profile, budget, method),
-            stages=len(profile),
-            family=name_of_searched(profile, discards),
-        )
-    lower_bound = _lower_bound(formulation, outcome.bound)
+        raise question.nothing_fits(lambda: minimum_budget(profile, discards, limits=limits))
+    found = None
     if outcome.has_values:
         schedule = formulation.decode()
-    elif hint is not None:
-        schedule = hint
-    else:
-        raise SolverLimitError(
-            f"{method} found no schedule of this {len(profile)}-stage chain in "
-            f"{format_bytes(budget)} in time, nor a proof that there is none. Raise "
-            "time_limit_s, give a hint, or use a dynamic program.",
-            best_bound=lower_bound,
-        )
-    makespan = _makespan(profile, schedule)
-    if outcome.verdict is Verdict.OPTIMAL:
-        lower_bound = makespan
-    return Claim(
-        schedule=schedule,
-        makespan=makespan,
-        # A hint from outside the family may be faster than anything in it.
-        lower_bound=min(lower_bound, makespan),
-        family=family_of(profile, discards),
-        discards=discards,
-    )
+        found = schedule, makespan_of(profile, schedule)
+    return question.claim(outcome.verdict, found, _lower_bound(formulation, outcome.bound))
 
 
 def minimum_budget(
@@ -96,10 +76,10 @@ def minimum_budget(
     formulation = build(profile, None, discards=discards)
     outcome = backends.solve(formulation.model, limits, gap=_GAP * formulation.memory_step)
     if not outcome.has_values:
-        raise _unproved(profile, "not known", limits)
+        raise unproved(profile, "not known", limits)
     least = formulation.peak_bytes()
     if outcome.verdict is not Verdict.OPTIMAL:
-        raise _unproved(profile, f"at most {least} bytes", limits)
+        raise unproved(profile, f"at most {least} bytes", limits)
     step = size_divisor(profile)
     is_proved = _least_memory(formulation, outcome.bound) > least - step
     while least and not is_proved:
@@ -107,7 +87,7 @@ def minimum_budget(
         below.model.forward_time.set_value(0)  # any schedule will do
         outcome = _solve(below, replace(limits, time_s=deadline - monotonic()), None)
         if outcome.verdict is Verdict.LIMIT:
-            raise _unproved(profile, f"at most {least} bytes", limits)
+            raise unproved(profile, f"at most {least} bytes", limits)
         is_proved = not outcome.has_values
         least = least if is_proved else below.peak_bytes()
     return least
@@ -118,49 +98,22 @@ def _least_memory(formulation: ChainFormulation, bound: float) -> float:
     return (bound - _MEMORY_ERROR * max(1.0, abs(bound))) * formulation.phases.unit
 
 
-def _unproved(profile: ChainProfile, known: str, limits: Limits) -> SolverLimitError:
-    return SolverLimitError(
-        f"the least feasible budget of this {len(profile)}-stage chain is {known} after "
-        f"{limits.time_s:g} s. Raise time_limit_s, or use a dynamic program."
-    )
-
-
-def _solve(formulation: ChainFormulation, limits: Limits, hint: Schedule | None) -> Outcome:
+def _solve(formulation: ChainFormulation, limits: Limits, start: Schedule | None) -> Outcome:
     """Solve until the answer keeps the budget in integers, too, or time is out.
+
+    From `start`, a schedule that the model contains, if there is one.
 
     HiGHS works with tolerances: with sizes of many digits it may accept an overrun of a
     few bytes. Such a choice is forbidden by name and the search goes on.
     """
     deadline = monotonic() + limits.time_s
     while limits.time_s > 0:
-        has_start = hint is not None and formulation.encode(hint)
+        has_start = start is not None and formulation.encode(start)
         outcome = backends.solve(formulation.model, limits, gap=_GAP, warm_start=has_start)
-        if has_start and outcome.verdict is Verdict.INFEASIBLE:
-            raise BackendError(
-                "HiGHS calls a budget infeasible for which it was given a schedule; "
-                "please report the profile and budget as a bug"
-            )
         if not outcome.has_values or not formulation.forbid_overruns():
             return outcome
         limits = replace(limits, time_s=deadline - monotonic())
     return Outcome(verdict=Verdict.LIMIT, has_values=False, bound=-math.inf)
-
-
-def _required(profile: ChainProfile, budget: int, method: MIP) -> int:
-    try:
-        required = minimum_budget(profile, method.discards, limits=_limits(method))
-    except SolverLimitError as error:
-        raise SolverLimitError(f"nothing fits in {format_bytes(budget)}, and {error}") from error
-    if required <= budget:
-        raise BackendError(
-            f"HiGHS calls a budget of {budget} bytes infeasible and has a schedule that needs "
-            f"{required}; please report the profile and budget as a bug"
-        )
-    return required
-
-
-def _limits(method: MIP) -> Limits:
-    return Limits(time_s=method.time_limit_s, threads=method.threads, seed=method.seed)
 
 
 def _lower_bound(formulation: ChainFormulation, bound: float) -> int:
@@ -171,19 +124,3 @@ def _lower_bound(formulation: ChainFormulation, bound: float) -> int:
     units = math.ceil(bound - _RELATIVE_ERROR * max(1.0, abs(bound)))
     backward = sum(stage.backward_time for stage in profile.stages)
     return max(profile.least_time, backward + unit * units)
-
-
-def _makespan(profile: ChainProfile, schedule: Schedule) -> int:
-    """Time of a schedule, in ns, whatever its validity."""
-    total = 0
-    for index, op in enumerate(schedule):
-        if op.stage >= len(profile):
-            raise InvalidScheduleError(
-                f"{op} of the hint names stage {op.stage}, the last one is {len(profile) - 1}",
-                index=index,
-                ops=schedule.ops,
-            )
-        stage = profile.stages[op.stage]
-        total += stage.forward_time * op.kind.is_forward
-        total += stage.backward_time * (op.kind is OpKind.BACKWARD)
-    return total

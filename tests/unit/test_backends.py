@@ -12,7 +12,7 @@ import pytest
 from chainstay.errors import BackendError
 from chainstay.formulations import MIP, backends
 from chainstay.formulations.algebra import Model, pyo
-from chainstay.formulations.backends import Limits, Verdict
+from chainstay.formulations.settings import Limits, Verdict
 from chainstay.profiles import ChainProfile, Stage
 
 CHAIN = ChainProfile(

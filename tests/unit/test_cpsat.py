@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from golden_chains import GOLDEN, GoldenChain
 
 from chainstay.errors import (
     BackendError,
+    CertificateError,
     InfeasibleBudgetError,
     InvalidProfileError,
     InvalidScheduleError,
@@ -20,9 +22,10 @@ from chainstay.errors import (
 )
 from chainstay.formulations import CPSAT
 from chainstay.formulations.cpsat import binding, chain, claims
-from chainstay.formulations.cpsat.binding import Limits, Outcome, Verdict
+from chainstay.formulations.cpsat.binding import Outcome
 from chainstay.formulations.cpsat.moments import Moments
 from chainstay.formulations.cpsat.sentences import SENTENCES
+from chainstay.formulations.settings import Limits, Verdict
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
@@ -216,8 +219,10 @@ def test_least_budget_that_is_known_in_part(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_solver_that_denies_its_start_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "solve", lambda *_: Outcome(verdict=Verdict.INFEASIBLE))
-    with pytest.raises(BackendError, match="infeasible for which it accepted a schedule"):
+    denial = r"cpsat \(60 s, table1\) says that nothing fits, and had accepted a schedule of 132 ns"
+    with pytest.raises(CertificateError, match=denial) as caught:
         CPSAT()(CHAIN, 32, hint=PERIODIC)
+    assert json.loads(caught.value.report)["answers"][0]["schedule"] == str(PERIODIC)
 
 
 def test_a_bound_without_schedule_counts_backwards_and_units(

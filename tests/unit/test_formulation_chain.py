@@ -10,10 +10,10 @@ from golden_chains import GOLDEN, GoldenChain
 
 from chainstay.formulations import backends
 from chainstay.formulations.algebra import pyo
-from chainstay.formulations.backends import Limits
 from chainstay.formulations.chain import build
 from chainstay.formulations.cuts import CUTS, exact_cuts
 from chainstay.formulations.sentences import GROUPS
+from chainstay.formulations.settings import Limits
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.validation import search

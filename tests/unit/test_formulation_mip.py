@@ -9,7 +9,7 @@ import pytest
 from golden_chains import GOLDEN
 
 from chainstay.errors import (
-    BackendError,
+    CertificateError,
     InfeasibleBudgetError,
     InvalidScheduleError,
     SolverLimitError,
@@ -17,7 +17,8 @@ from chainstay.errors import (
 )
 from chainstay.formulations import MIP, backends, claims
 from chainstay.formulations.algebra import Model, pyo
-from chainstay.formulations.backends import Limits, Outcome, Verdict
+from chainstay.formulations.backends import Outcome
+from chainstay.formulations.settings import Limits, Verdict
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
@@ -120,7 +121,19 @@ def test_least_budget_that_no_time_is_left_for(monkeypatch: pytest.MonkeyPatch) 
 def test_a_solver_that_denies_its_start_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     infeasible = Outcome(verdict=Verdict.INFEASIBLE, has_values=False, bound=0.0)
     monkeypatch.setattr(backends, "solve", lambda *_, **__: infeasible)
-    with pytest.raises(BackendError, match="infeasible for which it was given a schedule"):
+    denial = r"mip .* says that nothing fits, and had accepted a schedule of 132 ns"
+    with pytest.raises(CertificateError, match=denial):
+        MIP()(CHAIN, 32, hint=PERIODIC)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.LIMIT, Verdict.OPTIMAL])
+def test_a_bound_above_the_start_is_caught(
+    verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    high = Outcome(verdict=verdict, has_values=False, bound=10.0)
+    monkeypatch.setattr(backends, "solve", lambda *_, **__: high)
+    denial = "says that nothing is faster than 142 ns, and had accepted a schedule of 132 ns"
+    with pytest.raises(CertificateError, match=denial):
         MIP()(CHAIN, 32, hint=PERIODIC)
 
 
@@ -189,7 +202,7 @@ def test_a_least_budget_that_would_have_been_enough_is_caught(
     infeasible = Outcome(verdict=Verdict.INFEASIBLE, has_values=False, bound=0.0)
     monkeypatch.setattr(claims, "minimum_budget", lambda *_, **__: 28)
     monkeypatch.setattr(backends, "solve", lambda *_, **__: infeasible)
-    with pytest.raises(BackendError, match=r"budget of 28 bytes infeasible and has .* needs 28"):
+    with pytest.raises(CertificateError, match=r"nothing fits in 28 bytes, and has .* needs 28"):
         MIP()(CHAIN, 28)
 
 

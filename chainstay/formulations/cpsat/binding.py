@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Final, TypeAlias
 
 from chainstay.errors import BackendError
+from chainstay.formulations.settings import Limits, Verdict
 
-__all__ = ["Limits", "Literal", "Model", "Outcome", "Verdict", "new_model", "solve"]
+__all__ = ["Literal", "Model", "Outcome", "new_model", "solve"]
 
 Literal: TypeAlias = Any
 """A Boolean variable of CP-SAT or its negation."""
@@ -22,29 +22,6 @@ Model: TypeAlias = Any
 
 _RELATIVE_ERROR: Final = 2.0**-50
 """Of a bound, which CP-SAT counts in integers but reports as a float."""
-
-
-class Verdict(Enum):
-    """How a solve ended."""
-
-    OPTIMAL = auto()
-    INFEASIBLE = auto()
-    LIMIT = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a solve may use.
-
-    Attributes:
-        time_s: Wall time in seconds.
-        workers: Threads of the solver.
-        seed: Of its random decisions.
-    """
-
-    time_s: float
-    workers: int = 1
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +60,7 @@ def solve(model: Model, limits: Limits, *, only_the_hint: bool = False) -> Outco
 
     Args:
         model: A model with one objective.
-        limits: Time, workers and seed.
+        limits: Time, threads and seed.
         only_the_hint: Whether every variable that has a hint is to keep to it.
 
     Raises:
@@ -93,7 +70,7 @@ def solve(model: Model, limits: Limits, *, only_the_hint: bool = False) -> Outco
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.max_time_in_seconds = limits.time_s
-    parameters.num_workers = limits.workers
+    parameters.num_workers = limits.threads
     parameters.random_seed = limits.seed
     parameters.fix_variables_to_their_hinted_value = only_the_hint
     # CP-SAT 9.15 certified 57 on a chain whose optimum is 55 (google/or-tools#5293: a

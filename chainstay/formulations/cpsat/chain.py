@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from chainstay.errors import InvalidProfileError
-from chainstay.formulations.cpsat.binding import Limits, Model, Outcome, Verdict, new_model, solve
+from chainstay.formulations.cpsat.binding import Model, Outcome, new_model, solve
 from chainstay.formulations.cpsat.cuts import add_cuts
 from chainstay.formulations.cpsat.memory import Need, limit_memory, most_bytes
 from chainstay.formulations.cpsat.moments import FORMS, Data, Key, Moments, Stored
 from chainstay.formulations.cpsat.schedules import decode, encode
 from chainstay.formulations.cpsat.sentences import SENTENCES
 from chainstay.formulations.scaling import size_divisor
+from chainstay.formulations.settings import Limits, Verdict
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Final
 
-from chainstay.errors import UnknownMethodError
+from chainstay.formulations.settings import require_settings
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
 
 __all__ = ["CPSAT"]
-
-_LARGEST_SEED: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +37,12 @@ class CPSAT:
     discards: Discards | str = Discards.TABLE1
 
     def __post_init__(self) -> None:
-        if self.discards not in set(Discards):
-            raise UnknownMethodError(
-                f"discards is {self.discards!r}, must be one of: {', '.join(Discards)}"
-            )
-        if not _is_real(self.time_limit_s) or not 0 < self.time_limit_s < math.inf:
-            raise UnknownMethodError(
-                f"time_limit_s is {self.time_limit_s!r}, must be a positive number of seconds"
-            )
-        if not _is_whole(self.workers) or self.workers < 1:
-            raise UnknownMethodError(f"workers is {self.workers!r}, must be a positive integer")
-        if not _is_whole(self.seed) or not 0 <= self.seed <= _LARGEST_SEED:
-            raise UnknownMethodError(
-                f"seed is {self.seed!r}, must be an integer from 0 to {_LARGEST_SEED}"
-            )
+        require_settings(
+            discards=self.discards,
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+            workers=self.workers,
+        )
         object.__setattr__(self, "discards", Discards(self.discards))
 
     def __str__(self) -> str:
@@ -87,11 +75,3 @@ class CPSAT:
         from chainstay.formulations.cpsat import claims  # noqa: PLC0415
 
         return claims.claim(profile, budget, self, hint)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, float) or _is_whole(value)

@@ -1,0 +1,67 @@
+"""What a solve may use and how it may end: the same words for both formulations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, TypeGuard
+
+from chainstay.errors import UnknownMethodError
+from chainstay.schedule import Discards
+
+__all__ = ["Limits", "Verdict", "require_settings"]
+
+_LARGEST_SEED: Final = 2**31 - 1
+
+
+class Verdict(Enum):
+    """How a solve ended."""
+
+    OPTIMAL = auto()
+    INFEASIBLE = auto()
+    LIMIT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a solve may use.
+
+    Attributes:
+        time_s: Wall time in seconds.
+        threads: Threads of the solver.
+        seed: Of its random decisions.
+    """
+
+    time_s: float
+    threads: int = 1
+    seed: int = 0
+
+
+def require_settings(
+    *, discards: object, time_limit_s: object, seed: object, **threads: object
+) -> None:
+    """Refuse settings that no solve can have; `threads` goes by the method's own name for it.
+
+    Raises:
+        UnknownMethodError: The text names the setting, its value and the choices.
+    """
+    if discards not in set(Discards):
+        raise UnknownMethodError(f"discards is {discards!r}, must be one of: {', '.join(Discards)}")
+    if not _is_real(time_limit_s) or not 0 < time_limit_s < math.inf:
+        raise UnknownMethodError(
+            f"time_limit_s is {time_limit_s!r}, must be a positive number of seconds"
+        )
+    for name, count in threads.items():
+        if not _is_whole(count) or count < 1:
+            raise UnknownMethodError(f"{name} is {count!r}, must be a positive integer")
+    if not _is_whole(seed) or not 0 <= seed <= _LARGEST_SEED:
+        raise UnknownMethodError(f"seed is {seed!r}, must be an integer from 0 to {_LARGEST_SEED}")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> TypeGuard[float]:
+    return isinstance(value, float) or _is_whole(value)
