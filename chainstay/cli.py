@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -16,6 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from chainstay.verify import (
+    BATCH,
     CONTESTANTS,
     Check,
     Contestant,
@@ -56,6 +58,7 @@ def verify(  # noqa: PLR0913 - options of a command line, all by name
     seed: Annotated[int, typer.Option(help="Of the random instances.")] = 0,
     first: Annotated[int, typer.Option(min=0, help="Number of the first one.")] = 0,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="Stop after so long.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 for one a core.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder for a counter-example.")] = Path(),
 ) -> None:
     """Check every method against the others and the simulator on random instances.
@@ -64,7 +67,8 @@ def verify(  # noqa: PLR0913 - options of a command line, all by name
     """
     if problem is not Problem.CHAIN:
         raise typer.BadParameter(f"{problem} is not there yet; choose chain", param_hint="problem")
-    run = _Run(seed, Console())
+    batches = -(-instances // BATCH)
+    run = _Run(seed, Console(), workers=min(workers or os.cpu_count() or 1, batches))
     try:
         failed = run.until(range(first, first + instances), seconds)
     except KeyboardInterrupt:
@@ -79,9 +83,10 @@ def verify(  # noqa: PLR0913 - options of a command line, all by name
 class _Run:
     """One run of `verify` at a terminal."""
 
-    def __init__(self, seed: int, console: Console) -> None:
+    def __init__(self, seed: int, console: Console, *, workers: int) -> None:
         self.seed = seed
         self.console = console
+        self.workers = workers
         self.contestants: Sequence[Contestant] = CONTESTANTS
         self.tallies = {contestant.name: Tally() for contestant in self.contestants}
         self.done = 0
@@ -106,7 +111,7 @@ class _Run:
         timely = itertools.takewhile(
             lambda _: seconds is None or time.monotonic() < self.start + seconds, numbers
         )
-        return checks(timely, seed=self.seed, contestants=self.contestants)
+        return checks(timely, seed=self.seed, contestants=self.contestants, workers=self.workers)
 
     def show(self, outcome: str) -> None:
         """Print the summary."""

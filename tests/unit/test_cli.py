@@ -54,7 +54,10 @@ def test_a_contradiction_is_written_down_and_ends_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "CONTESTANTS", (LIAR,))
-    result = chainstay("verify", "--seed", "4", "--first", "7", "--output", str(tmp_path / "new"))
+    folder = str(tmp_path / "new")
+    result = chainstay(
+        "verify", "--seed", "4", "--first", "7", "--workers", "1", "--output", folder
+    )
     assert result.exit_code == 1
     assert "Contradiction: " in result.stdout
     assert "less than the claimed lower bound" in result.stdout
@@ -64,6 +67,12 @@ def test_a_contradiction_is_written_down_and_ends_with_status_1(
     document = json.loads(path.read_text())
     assert document["number"] >= 7
     assert document["answers"][0]["method"] == "liar"
+
+
+def test_several_processes_check_all_instances() -> None:
+    result = chainstay("verify", "--instances", "65", "--seed", "1", "--workers", "2")
+    assert result.exit_code == 0
+    assert "No contradiction: 65 chains of seed 1 in" in result.stdout
 
 
 def test_other_problems_are_named_as_not_there_yet() -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from chainstay.dp import DP, least_budget
 from chainstay.errors import BackendError, InfeasibleBudgetError, SolverLimitError
+from chainstay.evidence import Statement
 from chainstay.instances import FAMILIES, ChainInstance, random_chain, simpler
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
-from chainstay.solution import Claim, Family, Method, Solution
+from chainstay.solution import Claim, Family, Method, Scope, Solution
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
 from chainstay.verify import (
+    BATCH,
     CONTESTANTS,
     Answer,
     Check,
@@ -137,7 +141,34 @@ def test_a_number_checked_alone_gives_the_same_answers() -> None:
     among = list(checks(range(20, 30), seed=2, contestants=[TRUTH]))[4]
     (alone,) = checks([24], seed=2, contestants=[TRUTH])
     assert alone.instance == among.instance
-    assert [a.claim for a in alone.answers] == [a.claim for a in among.answers]
+    assert [a.statement for a in alone.answers] == [a.statement for a in among.answers]
+
+
+def test_several_processes_give_the_answers_of_one_in_the_same_order() -> None:
+    many = list(checks(range(100), seed=3, contestants=[TRUTH], workers=2))
+    one = list(checks(range(100), seed=3, contestants=[TRUTH]))
+    assert [check.number for check in many] == list(range(100))
+    assert [check.instance for check in many] == [check.instance for check in one]
+    assert [said(check) for check in many] == [said(check) for check in one]
+
+
+def said(check: Check) -> list[Statement]:
+    return [answer.statement for answer in check.answers]
+
+
+def test_several_processes_end_when_their_checks_are_no_longer_wanted() -> None:
+    taken: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(10**9):
+            taken.append(number)
+            yield number
+
+    found = checks(numbers(), seed=3, contestants=[TRUTH], workers=2)
+    assert next(found).number == 0
+    found.close()  # type: ignore[attr-defined]  # it is a generator
+    assert len(taken) <= 6 * BATCH
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(
@@ -213,6 +244,10 @@ def test_a_crash_names_the_instance() -> None:
         (Family.SINGLE_SWEEP, "table1", Family.ALL, "tape", False),
         (Family.SINGLE_SWEEP, "tape", Family.ALL, "free", True),
         (Family.SINGLE_SWEEP, "tape", Family.SINGLE_SWEEP, "free", False),
+        (Family.PERSISTENT, "table1", Family.WEAKLY_PERSISTENT, "table1", True),
+        (Family.WEAKLY_PERSISTENT, "table1", Family.PERSISTENT, "table1", False),
+        (Family.WEAKLY_PERSISTENT, "table1", Family.SINGLE_SWEEP, "free", True),
+        (Family.WEAKLY_PERSISTENT, "table1", Family.ALL, "tape", True),
     ],
 )
 def test_bounds_are_held_against_what_they_speak_about(
@@ -225,8 +260,17 @@ def test_bounds_are_held_against_what_they_speak_about(
 
 def shown(makespan: int, finds: Family, covers: Family, rules: str) -> Answer:
     """An answer that claims an optimum of `makespan`."""
-    solution = Solution(
+    claim = Claim(
         schedule=Schedule.keep_all(1),
+        makespan=makespan,
+        lower_bound=makespan,
+        family=covers,
+        discards=Discards(rules),
+    )
+    asked = Contestant(method=Search(), finds=finds, discards=Discards(rules), most_stages=1)
+    statement = Statement(method=asked.name, finds=asked.found, covers=claim.scope, claim=claim)
+    solution = Solution(
+        schedule=claim.schedule,
         makespan=makespan,
         peak_bytes=1,
         budget=1,
@@ -235,22 +279,78 @@ def shown(makespan: int, finds: Family, covers: Family, rules: str) -> Answer:
         method="",
         solve_seconds=0.0,
     )
-    asked = Contestant(method=Search(), finds=finds, discards=Discards(rules), most_stages=1)
-    return Answer(contestant=asked, covers=covers, seconds=0.0, solution=solution)
+    return Answer(contestant=asked, statement=statement, seconds=0.0, solution=solution)
 
 
 def refused(required: int) -> Answer:
-    return Answer(contestant=TRUTH, covers=Family.ALL, seconds=0.0, required=required)
+    scope = Scope(Family.ALL, Discards.TABLE1)
+    statement = Statement(method=TRUTH.name, finds=scope, covers=scope, required=required)
+    return Answer(contestant=TRUTH, statement=statement, seconds=0.0)
 
 
 def test_infeasible_is_held_against_a_schedule_and_against_a_smaller_need() -> None:
     found = contradiction([refused(5), shown(2, Family.ALL, Family.ALL, "table1")])
     assert found is not None
-    assert "says that nothing fits, and" in found.reason
+    assert "less than 5 bytes, and search (table1) has a schedule that does" in found.reason
     found = contradiction([refused(5), refused(4)])
     assert found is not None
     assert "nothing fits in less than 5 bytes, and search (table1) has a sch" in found.reason
     assert contradiction([refused(5), refused(5)]) is None
+
+
+WEAK = next(each for each in CONTESTANTS if each.name == "dp, weakly persistent")
+
+
+@pytest.mark.parametrize(
+    ("changes", "scope"),
+    [
+        ({}, Scope(Family.ALL, Discards.TABLE1)),
+        ({"forward_overhead_bytes": 9}, Scope(Family.ALL, Discards.TAPE)),
+        ({"gradient_bytes": 9}, Scope(Family.WEAKLY_PERSISTENT, Discards.TABLE1)),
+        ({"saved_bytes": 1}, Scope(Family.WEAKLY_PERSISTENT, Discards.TABLE1)),
+    ],
+)
+def test_the_weak_program_is_held_to_its_promise_on_the_domain_at_hand(
+    changes: dict[str, int], scope: Scope
+) -> None:
+    stage = Stage(forward_time=1, output_bytes=3, saved_bytes=4, gradient_bytes=3)
+    stages = (stage, dataclasses.replace(stage, **changes), stage)  # type: ignore[arg-type]
+    profile = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=stages)
+    assert WEAK.searched(profile) == scope
+    least = least_budget(profile, persistence="weak")
+    claim = WEAK.method(profile, least)
+    assert claim.scope == scope  # what it says of its bound is what it says of its least budget
+    assert claim.makespan > profile.least_time
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowWeak:
+    """The persistent program in the weak one's place: right schedules, bounds too high."""
+
+    def __str__(self) -> str:
+        return "slow weak"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        weak = DP(persistence="weak")(profile, budget)
+        try:
+            claim = DP()(profile, budget, hint=hint)
+        except InfeasibleBudgetError:
+            return weak
+        return dataclasses.replace(claim, family=weak.family, discards=weak.discards)
+
+
+def test_a_weak_program_that_misses_what_floats_is_found_out() -> None:
+    liar = dataclasses.replace(WEAK, method=SlowWeak())
+    honest = [WEAK, TRUTH, *(each for each in CONTESTANTS if "cpsat" in each.name)]
+    numbers = range(0, 2400, 4)
+    found = next(
+        check.contradiction
+        for check in checks(numbers, seed=1, contestants=[liar, *honest])
+        if check.contradiction is not None
+    )
+    assert found.reason.startswith("slow weak says that nothing is faster than")
 
 
 def test_tallies_add_up() -> None:

@@ -1,0 +1,120 @@
+"""Instances by number, each checked by all who are asked about it, on one core or several."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from chainstay.instances import ChainInstance, random_chain
+from chainstay.verify.answers import Answer, Contradiction, ask, contradiction
+from chainstay.verify.contestants import CONTESTANTS, Contestant
+
+__all__ = ["BATCH", "Check", "Tally", "checks"]
+
+BATCH: Final = 32
+"""Instances that a process gets at a time: about half a second's work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One instance, checked."""
+
+    number: int
+    instance: ChainInstance
+    answers: tuple[Answer, ...]
+    contradiction: Contradiction | None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the answers of one contestant add up to."""
+
+    instances: int = 0
+    optimal: int = 0
+    infeasible: int = 0
+    worst_gap: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, answer: Answer) -> None:
+        """Count one more answer."""
+        self.instances += 1
+        self.seconds += answer.seconds
+        self.infeasible += answer.statement.required is not None
+        if answer.solution is not None:
+            self.optimal += answer.solution.is_optimal
+            self.worst_gap = max(self.worst_gap, answer.solution.gap)
+
+
+def checks(
+    numbers: Iterable[int],
+    *,
+    seed: int,
+    contestants: Sequence[Contestant] = CONTESTANTS,
+    workers: int = 1,
+) -> Iterator[Check]:
+    """Check the instances `numbers` of `seed`; the results come in their order.
+
+    Args:
+        numbers: Taken one by one, a few batches ahead of the results with several workers.
+        seed: Of all instances.
+        contestants: Who may be asked.
+        workers: Processes; with one, all is done in this one.
+
+    Example:
+        >>> [check.contradiction for check in checks(range(3), seed=0)]
+        [None, None, None]
+    """
+    if workers > 1:
+        yield from _checked_by_many(iter(numbers), seed, contestants, workers)
+    else:
+        for number in numbers:
+            yield _check(number, seed, contestants)
+
+
+def _checked_by_many(
+    numbers: Iterator[int], seed: int, contestants: Sequence[Contestant], workers: int
+) -> Iterator[Check]:
+    """The same with `workers` processes, which are gone when the iterator is."""
+    # Fresh processes: solvers have threads, and a fork would copy their locks.
+    fresh = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=fresh, initializer=_leave_ctrl_c_to_the_parent)
+    pending: deque[Future[list[Check]]] = deque()
+    try:
+        while (batch := list(islice(numbers, BATCH))) or pending:
+            if batch:
+                pending.append(pool.submit(_check_all, batch, seed, contestants))
+            if len(pending) > 2 * workers or not batch:
+                yield from pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave_ctrl_c_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _check_all(numbers: Sequence[int], seed: int, contestants: Sequence[Contestant]) -> list[Check]:
+    return [_check(number, seed, contestants) for number in numbers]
+
+
+def _check(number: int, seed: int, contestants: Sequence[Contestant]) -> Check:
+    instance = random_chain(seed, number)
+    stages = len(instance.profile)
+    asked = [each for each in contestants if each.is_asked(number, stages)]
+    try:
+        answers = tuple(ask(contestant, instance) for contestant in asked)
+    except Exception as error:
+        error.add_note(f"while checking instance {number} of seed {seed}")
+        raise
+    return Check(
+        number=number,
+        instance=instance,
+        answers=answers,
+        contradiction=contradiction(answers),
+    )
