@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where the system's Python has torch already (a GPU machine, say), that torch is used.
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
-.PHONY: demo test check format clean
+.PHONY: demo test check bench format clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -17,6 +17,9 @@ check: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+bench: .venv/ready-dev
+	PYTHONPATH=.:tests $(BIN)/python benchmarks/formulations.py
 
 format: .venv/ready-dev
 	$(BIN)/ruff format .
