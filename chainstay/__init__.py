@@ -14,7 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from chainstay.baselines import BASELINES, fastest_within
     from chainstay.dp import DP, BudgetCurve, least_budget
+    from chainstay.dp.revolve import Revolve
     from chainstay.errors import (
         BackendError,
         CertificateError,
@@ -43,7 +45,9 @@ _HOME: Final = MappingProxyType(
     {
         name: module
         for module, names in {
+            "chainstay.baselines": ("BASELINES", "fastest_within"),
             "chainstay.dp": ("DP", "BudgetCurve", "least_budget"),
+            "chainstay.dp.revolve": ("Revolve",),
             "chainstay.errors": (
                 "BackendError",
                 "CertificateError",
@@ -71,6 +75,7 @@ _HOME: Final = MappingProxyType(
 )
 
 __all__ = [
+    "BASELINES",
     "CPSAT",
     "DP",
     "MIP",
@@ -94,6 +99,7 @@ __all__ = [
     "PlanMismatchError",
     "PlannedChain",
     "Replay",
+    "Revolve",
     "Schedule",
     "Solution",
     "SolverLimitError",
@@ -101,6 +107,7 @@ __all__ = [
     "Status",
     "UnknownMethodError",
     "UnsupportedModelError",
+    "fastest_within",
     "least_budget",
     "measure",
     "simulate",
