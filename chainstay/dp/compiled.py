@@ -9,11 +9,13 @@ from typing import Self
 
 import numpy as np
 
-from chainstay.dp.deepening import limits
+from chainstay.dp.deepening import growing_limits
 from chainstay.dp.feasibility import LeastMemory
 from chainstay.dp.kernels import choose, fill
-from chainstay.dp.outside import Limit, OutsideBound
-from chainstay.dp.pruning import Bounds, Chain, least_memory, spared_around
+from chainstay.dp.outside import Limit
+from chainstay.dp.priced_pruning import PricedLimit, priced_limit, without_limit
+from chainstay.dp.prices import PriceBound
+from chainstay.dp.pruning import Bounds, Chain, least_memory
 from chainstay.dp.recursion import Front, Recursion
 
 __all__ = ["CompiledFronts", "bounds_of", "chain_of", "compiled_least_memory"]
@@ -26,7 +28,7 @@ class CompiledFronts:
         recursion: In bytes and ns.
         memory: Bytes besides the network's input.
         least: Least memory of every sub-chain.
-        limit: As for `Fronts`.
+        limit: What can be part of a schedule that matters; ``None`` keeps every corner.
 
     Attributes:
         recursion: As given.
@@ -37,19 +39,20 @@ class CompiledFronts:
         recursion: Recursion,
         memory: int,
         least: LeastMemory,
-        limit: Limit | None = None,
+        limit: PricedLimit | None = None,
     ) -> None:
         self.recursion = recursion
         self._chain = chain_of(recursion)
-        self._corners = fill(self._chain, bounds_of(recursion, memory, least=least, limit=limit))
+        self._corners = fill(self._chain, limit or without_limit(memory, least.of))
 
     @classmethod
     def solve(cls, recursion: Recursion, memory: int, least: LeastMemory) -> Self:
         """Fronts that hold an optimal schedule for `memory`, which must be feasible."""
-        for limit in limits(OutsideBound(recursion, memory, spared_around), recursion):
-            fronts = cls(recursion, memory, least, limit)
+        bound = PriceBound(chain_of(recursion), memory, least.of)
+        for limit in growing_limits(bound.root, recursion.rerun_time):
+            fronts = cls(recursion, memory, least, priced_limit(bound, limit))
             overhead = fronts.root.overhead
-            if len(overhead) and overhead[-1] <= limit.overhead:
+            if len(overhead) and overhead[-1] <= limit:
                 return fronts
         raise AssertionError("limits never end")
 

@@ -13,7 +13,6 @@ from typing import Final, Protocol
 from chainstay.dp import jit
 from chainstay.dp.feasibility import LeastMemory
 from chainstay.dp.fronts import Fronts
-from chainstay.dp.outside import Limit
 from chainstay.dp.recursion import Front, Recursion
 
 __all__ = ["Engine", "ExactEngine", "exact_engine", "least_memory"]
@@ -43,10 +42,8 @@ class Engine(Protocol):
 class ExactEngine(Protocol):
     """The class of an engine: `Fronts`, or its compiled double."""
 
-    def __call__(
-        self, recursion: Recursion, memory: int, least: LeastMemory, limit: Limit | None = None
-    ) -> Engine:
-        """Fronts of every sub-chain, within `limit` if there is one."""
+    def __call__(self, recursion: Recursion, memory: int, least: LeastMemory) -> Engine:
+        """Fronts of every sub-chain."""
         ...
 
     def solve(self, recursion: Recursion, memory: int, least: LeastMemory) -> Engine:

@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from chainstay.dp.jit import kernel
-from chainstay.dp.pruning import Bounds, Chain, matters, room
+from chainstay.dp.priced_pruning import PricedLimit, keep_affordable, room_within
+from chainstay.dp.pruning import Chain
 from chainstay.dp.recursion import KEEP, Array
 from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
 
@@ -101,8 +102,8 @@ def _restarts(
 
 
 @kernel
-def fill(chain: Chain, bounds: Bounds) -> Corners:
-    """Fronts of all sub-chains within the bounds, ends ascending, starts descending."""
+def fill(chain: Chain, limit: PricedLimit) -> Corners:
+    """Fronts of all sub-chains within the limit, ends ascending, starts descending."""
     n = len(chain.saved)
     pool, used = buffers(_FIRST_CAPACITY), 0
     here, spare = buffers(_FIRST_CAPACITY), buffers(_FIRST_CAPACITY)
@@ -112,11 +113,9 @@ def fill(chain: Chain, bounds: Bounds) -> Corners:
         ends = Ends(least, best, np.full(n, _BEYOND, dtype=np.int64), np.zeros(n, dtype=np.int64))
         for s in range(t, -1, -1):
             # what can matter
-            rerun = chain.elapsed[t + 1] - chain.elapsed[s] if t < n - 1 else 0
-            if rerun > bounds.limit:
-                break
-            cap, ceiling = room(chain, bounds, s, t, 0)
-            if cap < bounds.least[s, t] or ceiling <= 0:
+            lines, needed = limit.around[s, t], limit.least[s, t]
+            cap, ceiling = room_within(chain, limit, s, lines, needed)
+            if cap < needed or ceiling <= 0:
                 continue
             # keep stage s, or restart it
             corners = Corners(pool[0], pool[1], first, last)
@@ -136,7 +135,7 @@ def fill(chain: Chain, bounds: Bounds) -> Corners:
                 )
             # store what can be part of a whole schedule
             pool = with_room(pool, used, lowest.last + 1)
-            size = matters(chain, bounds, (s, t, 0), lowest, pool[0][used:], pool[1][used:])
+            size = keep_affordable(limit, lines, lowest, pool[0][used:], pool[1][used:])
             first[s, t], last[s, t] = used, used + size - 1
             if size:
                 least[s, t], best[s, t] = pool[0][used], pool[1][used + size - 1]

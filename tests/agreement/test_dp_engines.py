@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +22,10 @@ from chainstay.dp.table import Table
 numba = pytest.importorskip("numba")
 from chainstay.dp.compiled import (  # noqa: E402  # needs numba
     CompiledFronts,
+    chain_of,
     compiled_least_memory,
 )
+from chainstay.dp.prices import PriceBound  # noqa: E402  # needs numba
 
 MANY = settings(max_examples=2_000)
 
@@ -59,6 +64,23 @@ def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
 def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
     recursion = Recursion.of(profile)
     assert (compiled_least_memory(recursion).of == LeastMemory(recursion).of).all()
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(chains(max_stages=7), st.integers(0, 150))
+def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
+    profile: ChainProfile, extra: int
+) -> None:
+    least = compiled_least_memory(Recursion.of(profile))
+    memory = least.root + extra
+    bound = PriceBound(chain_of(Recursion.of(profile)), memory, least.of)
+    rungs = np.arange(bound.around.shape[2])
+    for (s, t, m), spent in _least_spent_around(profile, memory).items():
+        if s > t:
+            continue
+        assert (bound.around[s, t] + rungs * bound.step * m).max() <= spent + 1e-6
+    optimum = DP()(profile, memory + profile.input_bytes).makespan - profile.least_time
+    assert bound.root <= optimum + 1e-6
 
 
 @settings(max_examples=20, deadline=None)
@@ -114,3 +136,55 @@ def test_kernels_compile_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyP
 
 def _doubled(x: int) -> int:
     return 2 * x
+
+
+def _least_spent_around(profile: ChainProfile, memory: int) -> dict[tuple[int, int, int], float]:
+    """For each (s, t, m) of any schedule: the least overhead outside, over all its schedules."""
+
+    @cache
+    def overhead(s: int, t: int, m: int) -> float:
+        if s > t:
+            return 0
+        return min(
+            (
+                rerun + sum(overhead(*part) for part in parts)
+                for rerun, parts in _decisions(profile, s, t, m)
+            ),
+            default=float("inf"),
+        )
+
+    n = len(profile)
+    spent = defaultdict(lambda: float("inf"), {(0, n - 1, memory): 0.0})
+    for length in range(n - 1, 0, -1):
+        for (s, t, m), outside in [item for item in spent.items() if _distance(item[0]) == length]:
+            for rerun, parts in _decisions(profile, s, t, m):
+                total = outside + rerun + sum(overhead(*part) for part in parts)
+                for part in parts:
+                    if total < float("inf"):
+                        spent[part] = min(spent[part], total - overhead(*part))
+    return spent
+
+
+def _distance(state: tuple[int, int, int]) -> int:
+    return state[1] - state[0]
+
+
+def _decisions(
+    profile: ChainProfile, s: int, t: int, m: int
+) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+    """Time of the rerun, and parts, of each decision for (s, t, m) as in Theorem 4.8."""
+    stages = profile.stages
+    gradient = stages[t].gradient_bytes
+    before = stages[s - 1].gradient_bytes if s else profile.input_gradient_bytes
+    stage = stages[s]
+    backward = stage.gradient_bytes + before + stage.backward_overhead_bytes
+    if m >= stage.saved_bytes + max(gradient + stage.forward_overhead_bytes, backward):
+        yield 0, [(s + 1, t, m - stage.saved_bytes)]
+    rerun, floor, kept = 0, 0, 0
+    for k in range(s + 1, t + 1):
+        stage = stages[k - 1]
+        rerun += stage.forward_time
+        floor = max(floor, kept + stage.output_bytes + stage.forward_overhead_bytes)
+        kept = stage.output_bytes
+        if m >= gradient + floor:
+            yield rerun, [(k, t, m - stage.output_bytes), (s, k - 1, m)]
