@@ -293,7 +293,11 @@ def _require_valid(profile: ChainProfile, budget: int, claim: Claim) -> None:
 def _heading() -> list[str]:
     packages = ", ".join(f"{name} {version(name)}" for name in ("highspy", "ortools", "pyomo"))
     machine = f"{platform.machine()}, one thread, {packages}, Python {platform.python_version()}"
-    return ["# How fast the formulations prove an optimum", "", f"`make bench`: wall times on {machine}."]
+    return [
+        "# How fast the formulations prove an optimum",
+        "",
+        f"`make bench`: wall times on {machine}.",
+    ]
 
 
 def _s(seconds: float) -> str:

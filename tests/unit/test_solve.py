@@ -217,7 +217,7 @@ def test_a_proved_optimum_above_the_persistent_one_is_a_contradiction(
     monkeypatch.setattr(CPSAT, "__call__", lambda *_, **__: lie)
     monkeypatch.setattr(MIP, "__call__", lambda *_, **__: lie)
     monkeypatch.setattr(DP, "__call__", restricted(DP.__call__))
-    text = r"says that nothing is faster than 18 ns, and dp has a schedule of 14 ns\n.*report it with error.report"
+    text = r"faster than 18 ns, and dp has a schedule of 14 ns\n.*report it with error\.report"
     with pytest.raises(CertificateError, match=text) as caught:
         solve_chain(CHAIN, 90, method=method)
     error = pickle.loads(pickle.dumps(caught.value))
