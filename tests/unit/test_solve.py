@@ -289,6 +289,12 @@ def test_a_least_budget_above_that_of_persistent_schedules_is_a_contradiction(
         solve_chain(CHAIN, 49, method=method)
 
 
+@pytest.mark.parametrize("method", [MIP(time_limit_s=1e-9), CPSAT(time_limit_s=1e-9)], ids=str)
+def test_exact_solvers_start_from_the_persistent_optimum(method: MIP | CPSAT) -> None:
+    solution = solve_chain(CHAIN, 90, method=method)  # without a start: SolverLimitError
+    assert solution.schedule == DP()(CHAIN, 90).schedule
+
+
 @pytest.mark.parametrize("method", ["mip", "cpsat"])
 def test_sizes_beyond_the_dynamic_program_are_solved_without_it(
     method: str, monkeypatch: pytest.MonkeyPatch
