@@ -10,56 +10,13 @@ the stage after it leaves it: a transposed one costs a copy, an expanded one no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from chainstay.runtime.memory import rounded_bytes
+from chainstay.runtime.layout import MemoryLayout
 
-__all__ = ["GradientLayout", "seeded", "swallow"]
-
-
-@dataclass(frozen=True, slots=True)
-class GradientLayout:
-    """How a gradient lies in memory."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    storage_bytes: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, gradient: torch.Tensor) -> GradientLayout:
-        """The layout of `gradient`."""
-        storage_bytes = gradient.untyped_storage().nbytes()
-        return cls(
-            size=gradient.size(),
-            stride=gradient.stride(),
-            offset=int(gradient.storage_offset()),
-            storage_bytes=storage_bytes,
-            dtype=gradient.dtype,
-            device=gradient.device,
-        )
-
-    @classmethod
-    def usual(cls, output: torch.Tensor) -> GradientLayout:
-        """Dense, in the order of the output's own dimensions in memory."""
-        like = torch.empty_like(output, device="meta")
-        return replace(cls.of(like), device=output.device)
-
-    def allocate(self) -> torch.Tensor:
-        """A gradient that lies in memory like this, all ones."""
-        elements = self.storage_bytes // self.dtype.itemsize
-        storage = torch.ones(elements, dtype=self.dtype, device=self.device)
-        return storage.as_strided(self.size, self.stride, self.offset)
-
-    @property
-    def allocated_bytes(self) -> int:
-        """What the allocator hands out for it."""
-        return rounded_bytes(self.storage_bytes, self.device)
+__all__ = ["seeded", "swallow"]
 
 
 def swallow(
@@ -98,7 +55,7 @@ class _Swallow(torch.autograd.Function):
         return None, None, None
 
 
-def seeded(activation: torch.Tensor, layout: GradientLayout) -> torch.Tensor:
+def seeded(activation: torch.Tensor, layout: MemoryLayout) -> torch.Tensor:
     """A scalar whose backward allocates a gradient of `layout` for the activation."""
     root: torch.Tensor = _Seed.apply(activation, layout)  # type: ignore[no-untyped-call]
     return root
@@ -108,7 +65,7 @@ class _Seed(torch.autograd.Function):
     """Makes the gradient when backward reaches it, not before."""
 
     @staticmethod
-    def forward(ctx: Any, activation: torch.Tensor, layout: GradientLayout) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, activation: torch.Tensor, layout: MemoryLayout) -> torch.Tensor:  # noqa: ANN401
         ctx.layout = layout
         return torch.zeros((), dtype=activation.dtype.to_real(), device=activation.device)
 

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from chainstay.runtime.boundary import GradientLayout, seeded, swallow
+from chainstay.runtime.boundary import seeded, swallow
+from chainstay.runtime.layout import MemoryLayout
 from chainstay.runtime.memory import MemoryTrace
 from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.stages import ChainStage
@@ -54,8 +55,8 @@ class StageProbe:
 
     stage: ChainStage
     leaves: tuple[torch.Tensor, ...]
-    output_gradient: GradientLayout | None = None
-    input_gradient: GradientLayout | None = None
+    output_gradient: MemoryLayout | None = None
+    input_gradient: MemoryLayout | None = None
     _input: torch.Tensor | None = None
     _input_wants_gradient: bool = False
     _output: torch.Tensor | None = None
@@ -108,7 +109,7 @@ class StageProbe:
         assert self._output is not None
         if self._output.requires_grad:
             if self.output_gradient is None:
-                self.output_gradient = GradientLayout.usual(self._output)
+                self.output_gradient = MemoryLayout.usual(self._output)
             self._root = seeded(self._output, self.output_gradient)
         self._output = None
 
@@ -131,10 +132,10 @@ class StageProbe:
         return swallow(self._input, self._note_gradient)
 
     def _note_gradient(self, gradient: torch.Tensor) -> None:
-        self.input_gradient = GradientLayout.of(gradient)
+        self.input_gradient = MemoryLayout.of(gradient)
 
 
-def _size_of(layout: GradientLayout | None) -> int:
+def _size_of(layout: MemoryLayout | None) -> int:
     return 0 if layout is None else layout.allocated_bytes
 
 

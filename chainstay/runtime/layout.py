@@ -1,0 +1,71 @@
+"""How a tensor lies in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from chainstay.runtime.memory import rounded_bytes
+
+__all__ = ["MemoryLayout"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLayout:
+    """Size and place of a tensor in its storage; values play no part.
+
+    Attributes:
+        size: Of the tensor.
+        stride: Likewise.
+        offset: Elements of the storage in front of it.
+        storage_bytes: Of the whole storage.
+        dtype: Of its elements.
+        device: Of the storage.
+    """
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> MemoryLayout:
+        """The layout of `tensor`."""
+        return cls(
+            size=tensor.size(),
+            stride=tensor.stride(),
+            offset=int(tensor.storage_offset()),
+            storage_bytes=tensor.untyped_storage().nbytes(),
+            dtype=tensor.dtype,
+            device=tensor.device,
+        )
+
+    @classmethod
+    def usual(cls, tensor: torch.Tensor) -> MemoryLayout:
+        """Dense, in the order of the tensor's own dimensions in memory."""
+        like = torch.empty_like(tensor, device="meta")
+        return replace(cls.of(like), device=tensor.device)
+
+    def __str__(self) -> str:
+        return (
+            f"{tuple(self.size)} {self.dtype} with stride {self.stride}, {self.offset} elements "
+            f"into {self.storage_bytes} bytes"
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the allocator hands out for it."""
+        return rounded_bytes(self.storage_bytes, self.device)
+
+    def allocate(self) -> torch.Tensor:
+        """A tensor that lies in memory like this, all ones."""
+        elements = self.storage_bytes // self.dtype.itemsize
+        return self.over(torch.ones(elements, dtype=self.dtype, device=self.device))
+
+    def over(self, owner: torch.Tensor) -> torch.Tensor:
+        """A tensor that lies like this in the storage of `owner`."""
+        tensor = torch.empty(0, dtype=self.dtype, device=self.device)
+        return tensor.set_(owner.untyped_storage(), self.offset, self.size, self.stride)
