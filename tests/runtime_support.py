@@ -15,16 +15,26 @@ from chainstay.schedule import Op, OpKind, Schedule
 __all__ = [
     "StepRecord",
     "drop_everything",
+    "random_free",
     "random_persistent",
     "segments",
     "some_schedules",
     "train",
+    "without_inputs",
 ]
 
 # Two threads on a shared machine wait for each other longer than they work.
 torch.set_num_threads(1)
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
+
+_Fn, _Fc, _Fa, _B = (
+    OpKind.FORWARD_DROP,
+    OpKind.FORWARD_KEEP_INPUT,
+    OpKind.FORWARD_KEEP_ALL,
+    OpKind.BACKWARD,
+)
+_Da, _Db = OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED
 
 
 def segments(stages: int, count: int) -> Schedule:
@@ -48,6 +58,20 @@ def drop_everything(stages: int) -> Schedule:
     return Schedule(tuple(ops))
 
 
+def without_inputs(stages: int) -> Schedule:
+    """Every second stage is recorded and its input dropped; the stage before makes it anew."""
+    loss = stages - 1
+    ops: list[Op] = []
+    for stage in range(loss):
+        ops += [Op(_Fa, stage), Op(_Da, stage)] if stage % 2 else [Op(_Fc, stage)]
+    ops += [Op(_Fa, loss), Op(_B, loss)]
+    for stage in reversed(range(0, loss, 2)):
+        ops += [Op(_Fa, stage)]
+        ops += [Op(_B, stage + 1)] if stage + 1 < loss else []
+        ops += [Op(_B, stage)]
+    return Schedule(tuple(ops))
+
+
 def random_persistent(stages: int, seed: int, keep: float = 0.4) -> Schedule:
     """A nested schedule: each sub-chain is kept from its start or cut at a random place."""
     generator = random.Random(seed)
@@ -67,8 +91,74 @@ def random_persistent(stages: int, seed: int, keep: float = 0.4) -> Schedule:
     return Schedule(tuple(solve(0, stages)))
 
 
+def random_free(
+    stages: int, seed: int, *, stray: float = 0.5, interrupts_loss: bool = False
+) -> Schedule:
+    """A walk through valid operations under free discards that finds its way in the end.
+
+    Args:
+        stages: The loss included.
+        seed: Of the walk.
+        stray: How often any valid operation is taken, instead of one that helps.
+        interrupts_loss: The loss may run several times, and others between it and its backward.
+    """
+    generator, walk = random.Random(seed), _Walk(stages)
+    loss = stages - 1
+    while walk.gradient > 0:
+        ops = [op for op in walk.possible() if interrupts_loss or op.stage != loss]
+        walk.take(generator.choice(ops) if ops and generator.random() < stray else walk.helpful())
+        if not interrupts_loss and walk.ops[-1] == Op(OpKind.FORWARD_KEEP_ALL, loss):
+            walk.take(Op(OpKind.BACKWARD, loss))
+    return Schedule(tuple(walk.ops))
+
+
+class _Walk:
+    """What is stored on the way; rules are those of free discards."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages = self.gradient = stages
+        self.activations, self.saved = {0}, set[int]()
+        self.ops: list[Op] = []
+
+    def possible(self) -> list[Op]:
+        """All valid operations but those that lose the network's input."""
+        inputs = [stage for stage in range(self.gradient) if self._has_input(stage)]
+        found = [Op(kind, stage) for stage in inputs for kind in (_Fa, _Fc)]
+        inner = self.activations - {0, self.stages}
+        found += [Op(_Fn, stage) for stage in sorted(inner) if stage < self.gradient]
+        found += [Op(_Da, stage) for stage in sorted(inner)]
+        found += [Op(_Db, stage) for stage in sorted(self.saved)]
+        last = self.gradient - 1
+        return [*found, Op(_B, last)] if last in self.saved and last in inputs else found
+
+    def helpful(self) -> Op:
+        """The next backward, or a forward on the shortest way there."""
+        last = self.gradient - 1
+        if self._has_input(last):
+            return Op(_B if last in self.saved else _Fa, last)
+        start = max(stage for stage in range(last) if self._has_input(stage))
+        return Op(_Fn if start % 2 and start in self.activations else _Fc, start)
+
+    def take(self, op: Op) -> None:
+        """Apply a valid operation."""
+        self.ops.append(op)
+        if op.kind in (_Fn, _Fc):
+            self.activations.add(op.stage + 1)
+        if op.kind is _Fa:
+            self.saved.add(op.stage)
+        if op.kind in (_Fn, _Da, _B):
+            self.activations.discard(op.stage)
+        if op.kind in (_Db, _B):
+            self.saved.discard(op.stage)
+        if op.kind is _B:
+            self.gradient = op.stage
+
+    def _has_input(self, stage: int) -> bool:
+        return stage in self.activations or stage - 1 in self.saved
+
+
 def some_schedules(stages: int) -> dict[str, Schedule]:
-    """Six schedules, from all memory to least memory."""
+    """Seven schedules; the first six go from all memory to least memory."""
     return {
         "keep all": Schedule.keep_all(stages),
         "2 segments": segments(stages, 2),
@@ -76,6 +166,7 @@ def some_schedules(stages: int) -> dict[str, Schedule]:
         "random 0": random_persistent(stages, 0),
         "random 1": random_persistent(stages, 1, keep=0.2),
         "drop everything": drop_everything(stages),
+        "inputs gone": without_inputs(stages),
     }
 
 

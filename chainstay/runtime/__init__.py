@@ -6,6 +6,7 @@
 `mode`          the training flags and autocast settings that a plan holds for
 `fusing`        where the chain must not be cut
 `memory`        what the allocators say a piece of code needs
+`layout`        how a tensor lies in memory
 `boundary`      the two ends of a stage that is run alone
 `probe`         the life of one stage, phase by phase, to be traced
 `clock`         how long a stage takes
@@ -16,6 +17,8 @@
 `measuring`     the front: a model and a sample in, a `MeasuredChain` out
 `liveness`      what each operation of a schedule means for what must be held
 `binding`       what a stage must still hold when it runs again
+`aliasing`      saved tensors that lie in their stage's input
+`handles`       what the graph holds in place of saved tensors
 `recompute`     one training step's run of a plan
 `execute`       a plan as a `torch.nn.Module`
 ==============  ==================================================================

@@ -34,14 +34,14 @@ class PlannedChain(nn.Module):
     Args:
         chain: What to run; see `chainstay.runtime.measure`.
         traits: Of each stage, as found when it was measured.
-        schedule: For the chain's stages and the loss. Operations on the loss are the
-            user's: the plan assumes that the loss follows the forward at once.
+        schedule: For the chain's stages and the loss, valid under free discards (so under
+            any). Operations on the loss are the user's: the plan assumes that the loss
+            follows the forward at once, and the loss's backward its forward.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages.
         InvalidScheduleError: An operation lacks what it needs.
-        UnsupportedModelError: The schedule drops an input whose saved data stays, or a
-            stage has the name of an attribute of this class.
+        UnsupportedModelError: A stage has the name of an attribute of this class.
     """
 
     def __init__(self, chain: Chain, traits: tuple[Traits, ...], schedule: Schedule) -> None:

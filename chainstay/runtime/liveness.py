@@ -1,15 +1,21 @@
 """What each operation of a schedule means for a runtime: what to hold, and until when.
 
 A schedule says what is stored; a runtime needs to know who still reads it. Both are
-derived here from the order of operations alone, without sizes.
+derived here from the order of operations alone, without sizes. What is held is then never
+more than what is stored:
+
+* A forward that records nothing and whose output nobody reads is left out, and so is one
+  whose output is in recorded saved data anyway.
+* Saved data whose input is made anew before its backward (as it must be, if the input was
+  dropped) is recorded without the input and gets the new one back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from chainstay.errors import InvalidScheduleError, UnsupportedModelError
+from chainstay.errors import InvalidScheduleError
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = ["ExecutionPlan", "Step", "plan_execution"]
@@ -24,14 +30,17 @@ class Step:
         is_first: Nobody ran this stage before in this step of training.
         is_last: Nobody runs it again.
         captures: What it saves is what the stage's backward will use.
+        releases_input: It captures, but not its input: the backward gets that from a
+            later forward of the stage before.
         input_wanted: A later forward reads its input before anyone makes it anew.
-        output_wanted: Likewise its output.
+        output_wanted: A later forward or backward reads its output, likewise.
     """
 
     stage: int
     is_first: bool
     is_last: bool
     captures: bool
+    releases_input: bool
     input_wanted: bool
     output_wanted: bool
 
@@ -41,77 +50,114 @@ class ExecutionPlan:
     """A schedule, cut into what the model's forward does and what its backward triggers.
 
     Attributes:
-        forward: Up to the last stage's first forward.
+        forward: All before the loss's forward; it has the first run of every stage.
         before_backward: Per stage, the forwards that run just before its backward.
+        released: Stages whose backward needs its input back, made anew by then.
     """
 
     forward: tuple[Step, ...]
     before_backward: tuple[tuple[Step, ...], ...]
+    released: frozenset[int]
 
 
 def plan_execution(schedule: Schedule, stages: int) -> ExecutionPlan:
     """Cut `schedule` into steps; operations on the loss (stage `stages`) are the user's.
 
     Args:
-        schedule: For `stages` stages and the loss.
+        schedule: For `stages` stages and the loss, valid under free discards.
         stages: At least one.
 
     Raises:
         InvalidScheduleError: An operation lacks what it needs, or a backward is missing.
-        UnsupportedModelError: Saved data outlives its input, as only free discards allow.
 
     Complexity:
-        O(n * len(schedule)).
+        O(len(schedule)).
     """
     _check(schedule, stages + 1)
     forward: list[Step] = []
     segments: list[list[Step]] = [[] for _ in range(stages)]
     gradient = stages  # of this activation; the stage below it has the next backward
     is_forward_done = False
-    for op, step in zip(schedule, _steps(schedule, stages), strict=True):
+    steps = _steps(schedule, stages)
+    for op, step in zip(schedule, steps, strict=True):
         if op.kind is OpKind.BACKWARD:
             gradient = op.stage
-        elif step is None or op.stage == stages or gradient == 0:
+        elif step is None:
             continue
+        elif step.stage == stages:
+            is_forward_done = True
         elif is_forward_done:
             segments[gradient - 1].append(step)
         else:
             forward.append(step)
-            is_forward_done = op.stage == stages - 1
     return ExecutionPlan(
-        forward=tuple(forward), before_backward=tuple(tuple(steps) for steps in segments)
+        forward=tuple(forward),
+        before_backward=tuple(map(tuple, segments)),
+        released=frozenset(step.stage for step in steps if step and step.releases_input),
     )
 
 
 def _steps(schedule: Schedule, stages: int) -> list[Step | None]:
-    """A step for every forward, found by reading the schedule backwards."""
-    wanted: set[int] = set()  # activations that a later forward reads before they are made anew
-    uses_capture: set[int] = set()  # stages whose next Fa, Db or B is their B
-    run_later: set[int] = set()
-    firsts = {
-        op.stage: index for index, op in reversed(list(enumerate(schedule))) if op.kind.is_forward
-    }
+    """A step for every forward that somebody needs, found by reading the schedule backwards."""
+    readers = _Readers(loss=stages)
     steps: list[Step | None] = []
-    for index, op in reversed(list(enumerate(schedule))):
-        step = None
-        if op.kind.is_forward:
-            step = Step(
-                stage=op.stage,
-                is_first=firsts[op.stage] == index,
-                is_last=op.stage not in run_later,
-                captures=op.kind is OpKind.FORWARD_KEEP_ALL and op.stage in uses_capture,
-                input_wanted=op.stage in wanted,
-                output_wanted=op.stage + 1 in wanted,
-            )
-            wanted.discard(op.stage + 1)
-            wanted.update({op.stage} - {stages})  # the loss reads its input from the user
-            run_later.add(op.stage)
+    for op in reversed(schedule.ops):
         if op.kind is OpKind.BACKWARD:
-            uses_capture.add(op.stage)
-        elif op.kind in (OpKind.FORWARD_KEEP_ALL, OpKind.DISCARD_SAVED):
-            uses_capture.discard(op.stage)
-        steps.append(step)
-    return steps[::-1]
+            readers.recorded.add(op.stage)
+        steps.append(readers.take_forward(op) if op.kind.is_forward else None)
+    steps.reverse()
+    seen: set[int] = set()
+    for index, step in enumerate(steps):
+        if step is not None and step.stage not in seen:
+            seen.add(step.stage)
+            steps[index] = replace(step, is_first=True)
+    return steps
+
+
+@dataclass(slots=True)
+class _Readers:
+    """What the operations behind a point of the schedule read.
+
+    Attributes:
+        loss: The last stage; its backward has its input, the output, from the user.
+        wanted: Activations that a forward reads before they are made anew.
+        recorded: Stages between the forward that captures and their backward.
+        released: Those of them whose input is made anew in between.
+        run_later: Stages that run again.
+    """
+
+    loss: int
+    wanted: set[int] = field(default_factory=set)
+    recorded: set[int] = field(default_factory=set)
+    released: set[int] = field(default_factory=set)
+    run_later: set[int] = field(default_factory=set)
+
+    def take_forward(self, op: Op) -> Step | None:
+        """The step of a forward that somebody behind it needs; what it reads is needed before."""
+        stage, output = op.stage, op.stage + 1
+        is_recorded = stage in self.recorded
+        captures = is_recorded and op.kind is OpKind.FORWARD_KEEP_ALL
+        is_awaited = output in self.recorded and output not in {self.loss, *self.released}
+        output_wanted = output in self.wanted or is_awaited
+        if not captures and (is_recorded or not output_wanted):
+            return None
+        step = Step(
+            stage=stage,
+            is_first=False,
+            is_last=stage not in self.run_later,
+            captures=captures,
+            releases_input=captures and stage in self.released,
+            input_wanted=stage in self.wanted,
+            output_wanted=output_wanted,
+        )
+        if is_awaited:
+            self.released.add(output)
+        if captures:
+            self.recorded.discard(stage)
+        self.wanted.discard(output)
+        self.wanted.add(stage)
+        self.run_later.add(stage)
+        return step
 
 
 def _check(schedule: Schedule, stages: int) -> None:
@@ -122,12 +168,6 @@ def _check(schedule: Schedule, stages: int) -> None:
         if reason is not None:
             raise InvalidScheduleError(f"{op} {reason}", index=index, ops=schedule.ops)
         stored.apply(op)
-        orphan = next((stage for stage in stored.saved if not stored.has_input(stage)), None)
-        if orphan is not None:
-            raise UnsupportedModelError(
-                f"step {index + 1} ({op}) drops the input of stage {orphan}, whose saved data "
-                "stays; a runtime holds both together, so solve with discards='table1' or 'tape'"
-            )
     if stored.gradient > 0:
         raise InvalidScheduleError(
             f"the schedule ends before B{stored.gradient - 1}; every stage needs its backward"

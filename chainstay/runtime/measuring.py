@@ -53,10 +53,13 @@ class MeasuredChain:
     def planned(self, plan: Schedule | Solution) -> PlannedChain:
         """The model as a module that trains by `plan`; see `PlannedChain`.
 
+        Args:
+            plan: Made under any discards: ``"table1"``, ``"tape"`` or ``"free"``.
+
         Raises:
             PlanMismatchError: The plan is for another number of stages, or no plan.
             InvalidScheduleError: An operation of the plan lacks what it needs.
-            UnsupportedModelError: The plan drops an input whose saved data stays.
+            UnsupportedModelError: A stage has the name of an attribute of `PlannedChain`.
         """
         schedule: object = plan.schedule if isinstance(plan, Solution) else plan
         if not isinstance(schedule, Schedule):

@@ -2,47 +2,36 @@
 
 A stage that will be run again has its saved tensors replaced by handles while it runs for
 the first time. Just before its backward, the plan's forwards up to it are run, and the one
-that captures hands every tensor to the handle of the same number. All state hangs off the
-autograd graph through the handles: when the graph goes, everything goes.
+that captures hands every tensor to the handle of the same number. What lies in an input that
+may go before that backward gets its handle back from the input made anew. All state hangs off
+the autograd graph through the handles: when the graph goes, everything goes.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
 
 import torch
-from torch import nn
 
 from chainstay.errors import PlanMismatchError
+from chainstay.runtime.aliasing import Source
 from chainstay.runtime.binding import Binding, version_of
 from chainstay.runtime.environment import Environment, Traits
+from chainstay.runtime.handles import (
+    Capture,
+    CapturedEverythingError,
+    Dropped,
+    Handles,
+    Kept,
+    unpack,
+)
 from chainstay.runtime.liveness import ExecutionPlan, Step
 from chainstay.runtime.probe import dropping
 from chainstay.runtime.stages import ChainStage
 
 __all__ = ["Run"]
-
-_BE_DETERMINISTIC: Final = "a stage must do the same each time it runs on the same input"
-
-
-class _Handle:
-    """Stands in the graph for a tensor that was dropped, and holds it once it is back."""
-
-    __slots__ = ("__weakref__", "dtype", "run", "shape", "stage", "tensor")
-
-    def __init__(self, run: Run, stage: int, tensor: torch.Tensor) -> None:
-        self.run = run
-        self.stage = stage
-        self.shape = tensor.shape
-        self.dtype = tensor.dtype
-        self.tensor: torch.Tensor | None = None
-
-
-class _CapturedEverythingError(Exception):
-    """Ends a recomputation whose remaining work nobody needs."""
 
 
 @dataclass(slots=True)
@@ -54,11 +43,11 @@ class Run:
         traits: Of each stage.
         plan: What to run.
         pending: The stage whose backward has not been prepared yet; all above have.
-        checkpoints: Activations that a later forward reads, by the stage that reads them.
+        checkpoints: Activations that a later operation reads, by the stage that reads them.
         versions: Of the checkpoints, as counted when they were stored.
         environments: Of the first run of each stage that runs again.
         bindings: Likewise.
-        handles: Per stage, the stand-ins for what it saved, in the order of saving.
+        handles: Per stage, the stand-ins for what it saved.
     """
 
     stages: tuple[ChainStage, ...]
@@ -69,7 +58,7 @@ class Run:
     versions: dict[int, int] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     bindings: dict[int, Binding] = field(default_factory=dict)
-    handles: dict[int, list[weakref.ref[_Handle]]] = field(default_factory=dict)
+    handles: dict[int, Handles] = field(default_factory=dict)
 
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
         """The model's forward: first runs build the graph, any others go beside it."""
@@ -83,10 +72,12 @@ class Run:
     def prepare_backward(self, stage: int) -> None:
         """Run all forwards that the plan has before the backward of `stage`."""
         while self.pending >= stage:
-            steps = self.plan.before_backward[self.pending]
+            following = self.pending
             self.pending -= 1
-            for step in steps:
+            for step in self.plan.before_backward[following]:
                 self._run_again(step)
+            if following in self.plan.released:
+                self.handles[following].lay_over(self._take_checkpoint(following))
 
     def _first_run(self, step: Step, activation: torch.Tensor) -> torch.Tensor:
         stage = self.stages[step.stage]
@@ -96,28 +87,29 @@ class Run:
             traits = self.traits[step.stage]
             self.environments[step.stage] = Environment.capture(traits, activation.device)
             self.bindings[step.stage] = Binding.of(stage, traits)
-        if step.captures:
+        with self._hooked(step, activation):
             output = stage(activation)
-        else:
-            with torch.autograd.graph.saved_tensors_hooks(self._handing_out(step.stage), _unpack):
-                output = stage(activation)
         if self.plan.before_backward[step.stage] and output.grad_fn is not None:
-            output.grad_fn.register_prehook(self._preparing(step.stage))
+            output.grad_fn.register_prehook(lambda _: self.prepare_backward(step.stage))
         return output
 
     def _run_again(self, step: Step) -> None:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
         activation, environment = self._take_start(step)
-        handles = self.handles.get(step.stage, []) if step.captures else []
-        capture = _Capture(step.stage, handles, stops_when_done=not step.output_wanted)
+        capture = Capture(
+            stage=step.stage,
+            handles=self.handles[step.stage] if step.captures else Handles(),
+            released=Source.of(activation) if step.releases_input else None,
+            stops_when_done=not step.output_wanted,
+        )
         if capture.is_done and not step.output_wanted:
             return
-        hooks = torch.autograd.graph.saved_tensors_hooks(capture.pack, _refuse)
+        hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
         with torch.enable_grad(), environment.entered(for_last_time=step.is_last):
             try:
                 with hooks if step.captures else dropping():
                     output = self.stages[step.stage](_non_leaf(activation))
-            except _CapturedEverythingError:
+            except CapturedEverythingError:
                 return
         capture.require_done()
         if step.output_wanted:
@@ -131,104 +123,39 @@ class Run:
     def _take_start(self, step: Step) -> tuple[torch.Tensor, Environment]:
         """What the stage starts from; kept only if another forward will start from it too."""
         stage = step.stage
-        activation = self.checkpoints[stage] if step.input_wanted else self.checkpoints.pop(stage)
-        if version_of(activation) != self.versions[stage]:
-            what = "the model's input" if stage == 0 else f"the input of stage {stage}"
-            raise PlanMismatchError(
-                f"{what} was changed in place between forward and backward, but stage {stage} "
-                "must run on it again; change a clone of it, or run the backward first"
-            )
+        activation = self._take_checkpoint(stage)
+        if step.input_wanted:
+            self.checkpoints[stage] = activation
         self.bindings[stage].require_unchanged(self.stages[stage], self.traits[stage])
         if step.is_last:
             del self.bindings[stage]
             return activation, self.environments.pop(stage)
         return activation, self.environments[stage]
 
-    def _handing_out(self, stage: int) -> Callable[[torch.Tensor], object]:
-        """Pack hook of a first run. The graph keeps it, so it must hold no tensor itself."""
-        handles = self.handles[stage] = []
-
-        def pack(tensor: torch.Tensor) -> object:
-            if isinstance(tensor, nn.Parameter):
-                return tensor
-            handle = _Handle(self, stage, tensor)
-            handles.append(weakref.ref(handle))
-            return handle
-
-        return pack
-
-    def _preparing(self, stage: int) -> Callable[[object], None]:
-        """Hook in front of a stage's backward: what it will need must be there by then."""
-
-        def prepare(_: object) -> None:
-            self.prepare_backward(stage)
-
-        return prepare
-
-
-@dataclass(slots=True)
-class _Capture:
-    """Pack hook of a recomputation: gives the tensors to the handles of the first run.
-
-    Handles that have died belong to parts of the graph that nobody can reach any more.
-    """
-
-    stage: int
-    handles: list[weakref.ref[_Handle]]
-    stops_when_done: bool
-    packed: int = 0
-    needed: int = 0
-
-    def __post_init__(self) -> None:
-        alive = (index + 1 for index, handle in enumerate(self.handles) if handle() is not None)
-        self.needed = max(alive, default=0)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every living handle has its tensor."""
-        return self.packed >= self.needed
-
-    def pack(self, tensor: torch.Tensor) -> object:
-        if isinstance(tensor, nn.Parameter):
-            return tensor
-        if not self.is_done:
-            handle = self.handles[self.packed]()
-            if handle is not None:
-                self._fill(handle, tensor)
-            self.packed += 1
-        if self.is_done and self.stops_when_done:
-            raise _CapturedEverythingError
-        return None
-
-    def require_done(self) -> None:
-        """Refuse a recomputation that saved less than the first run did."""
-        if not self.is_done:
+    def _take_checkpoint(self, stage: int) -> torch.Tensor:
+        """The input of `stage`, given away."""
+        activation = self.checkpoints.pop(stage)
+        if version_of(activation) != self.versions[stage]:
+            what = "the model's input" if stage == 0 else f"the input of stage {stage}"
             raise PlanMismatchError(
-                f"stage {self.stage} saved {self.packed} tensors when run again, its first run "
-                f"at least {self.needed}; {_BE_DETERMINISTIC}"
+                f"{what} was changed in place between forward and backward, but stage {stage} "
+                "needs it again; change a clone of it, or run the backward first"
             )
+        return activation
 
-    def _fill(self, handle: _Handle, tensor: torch.Tensor) -> None:
-        if (tensor.shape, tensor.dtype) != (handle.shape, handle.dtype):
-            raise PlanMismatchError(
-                f"stage {self.stage} saved a tensor {tuple(tensor.shape)} {tensor.dtype} when "
-                f"run again, its first run {tuple(handle.shape)} {handle.dtype}; "
-                f"{_BE_DETERMINISTIC}"
-            )
-        handle.tensor = tensor.detach()
-
-
-def _unpack(packed: _Handle | torch.Tensor) -> torch.Tensor:
-    if isinstance(packed, torch.Tensor):
-        return packed
-    if packed.tensor is None:
-        packed.run.prepare_backward(packed.stage)
-    if packed.tensor is None:
-        raise PlanMismatchError(
-            f"what stage {packed.stage} saved was not recomputed, because an earlier "
-            "recomputation failed; run the forward again"
+    def _hooked(self, step: Step, activation: torch.Tensor) -> AbstractContextManager[object]:
+        """What the first run of a stage saves goes as planned; untouched where all of it stays."""
+        if step.captures and not step.releases_input:
+            return nullcontext()
+        stage = step.stage
+        handles = self.handles[stage] = Handles()
+        prepare = partial(self.prepare_backward, stage)
+        pack = (
+            Kept(stage, prepare, handles, Source.of(activation))
+            if step.captures
+            else Dropped(stage, prepare, handles)
         )
-    return packed.tensor
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _refuse(packed: torch.Tensor | None) -> torch.Tensor:

@@ -17,7 +17,15 @@ from torch.nn import functional
 from chainstay.runtime import MeasuredChain, measure
 from chainstay.schedule import Schedule
 
-SCHEDULES = ("keep all", "2 segments", "5 segments", "random 0", "random 1", "drop everything")
+SCHEDULES = (
+    "keep all",
+    "2 segments",
+    "5 segments",
+    "random 0",
+    "random 1",
+    "drop everything",
+    "inputs gone",
+)
 
 
 @dataclass(frozen=True)

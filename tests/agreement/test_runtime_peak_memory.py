@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from models import gpt2, resnet50
-from runtime_support import random_persistent, some_schedules
+from runtime_support import random_free, random_persistent, some_schedules
 from torch import nn
 from torch.nn import functional
 
@@ -19,7 +19,15 @@ from chainstay.runtime import MeasuredChain, measure, trace_memory
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
 
-SCHEDULES = ("keep all", "2 segments", "5 segments", "random 0", "random 1", "drop everything")
+SCHEDULES = (
+    "keep all",
+    "2 segments",
+    "5 segments",
+    "random 0",
+    "random 1",
+    "drop everything",
+    "inputs gone",
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def measured_peak(case: Case, schedule: Schedule | str) -> tuple[int, int]:
     step()
     trace = trace_memory(step, "cpu")
     assert trace.end_bytes == 0, "a step leaves nothing behind"
-    predicted = simulate(case.measured.profile, schedule).peak_bytes
+    predicted = simulate(case.measured.profile, schedule, discards="free").peak_bytes
     return predicted, trace.peak_bytes + case.batch.nbytes
 
 
@@ -177,7 +185,9 @@ def test_prediction_covers_the_peak_of_random_chains(seed: int) -> None:
     stages = [generator.choice(ZOO)() for _ in range(generator.randint(2, 8))]
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, stride=2), *stages)
     case = make_case(model, torch.randn(2, 3, 64, 64), generator.choice(LOSSES))
-    for keep in (0.0, 0.5):
-        schedule = random_persistent(len(case.measured.profile), seed, keep)
+    length = len(case.measured.profile)
+    schedules = [random_persistent(length, seed, keep) for keep in (0.0, 0.5)]
+    schedules += [random_free(length, seed, stray=stray) for stray in (0.1, 0.4, 0.6)]
+    for schedule in schedules:
         predicted, measured = measured_peak(case, schedule)
         assert measured <= predicted, schedule

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from runtime_support import drop_everything, random_persistent, segments, train
+from runtime_support import drop_everything, random_persistent, segments, train, without_inputs
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,6 +25,10 @@ SCHEDULES = {
         "Fa0 Fa1 Fc2 Db1 Fn3 Fn4 Fn5 Fa6 B6 Fc1 Fc2 Fc3 Fc4 Da3 Fa5 B5 Fa4 B4 Fc2 Fa3 B3 Fa2 B2 "
         "Fa1 B1 B0"
     ),
+    "free": Schedule.parse(
+        "Fc0 Fa1 Fa2 Db1 Fa3 Fa4 Da1 Fa5 Fa6 B6 B5 B4 B3 Fc0 Fa1 Da1 B2 Fa0 B1 B0"
+    ),
+    "inputs gone": without_inputs(7),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chainstay.errors import InvalidScheduleError, UnsupportedModelError
+from chainstay.errors import InvalidScheduleError
 from chainstay.runtime.liveness import Step, plan_execution
 from chainstay.schedule import Schedule
 
@@ -18,17 +18,18 @@ def again(stage: int, **flags: bool) -> Step:
 
 
 def _step(stage: int, *, is_first: bool, **flags: bool) -> Step:
-    absent = {"is_last": False, "captures": False, "input_wanted": False, "output_wanted": False}
-    return Step(stage=stage, is_first=is_first, **{**absent, **flags})
+    names = ("is_last", "captures", "releases_input", "input_wanted", "output_wanted")
+    return Step(stage=stage, is_first=is_first, **{name: flags.pop(name, False) for name in names})
 
 
 def test_kept_stages_run_once() -> None:
     plan = plan_execution(Schedule.keep_all(3), stages=2)
     assert plan.forward == (
         first(0, is_last=True, captures=True, output_wanted=True),
-        first(1, is_last=True, captures=True),
+        first(1, is_last=True, captures=True, output_wanted=True),
     )
     assert plan.before_backward == ((), ())
+    assert plan.released == frozenset()
 
 
 def test_checkpoint_is_read_twice_and_then_given_up() -> None:
@@ -36,7 +37,7 @@ def test_checkpoint_is_read_twice_and_then_given_up() -> None:
     assert plan.forward == (
         first(0, input_wanted=True, output_wanted=True),
         first(1, output_wanted=True),
-        first(2, is_last=True, captures=True),
+        first(2, is_last=True, captures=True, output_wanted=True),
     )
     assert plan.before_backward == (
         (again(0, is_last=True, captures=True),),
@@ -49,12 +50,53 @@ def test_checkpoint_is_read_twice_and_then_given_up() -> None:
 
 
 def test_dropped_saved_data_is_not_captured() -> None:
-    plan = plan_execution(Schedule.parse("Fa0 Fa1 Db1 Fc1 Fa2 B2 Fa1 B1 B0"), stages=2)
+    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fa2 B2 Db1 Fa1 B1 B0"), stages=2)
     assert [step.captures for step in plan.forward] == [True, False]
+    assert plan.before_backward == ((), (again(1, is_last=True, captures=True),))
+
+
+def test_saved_data_that_outlives_its_input_gets_it_back() -> None:
+    plan = plan_execution(Schedule.parse("Fc0 Fa1 Da1 Fa2 B2 Fa0 B1 B0"), stages=2)
+    assert plan.forward == (
+        first(0, input_wanted=True, output_wanted=True),
+        first(1, is_last=True, captures=True, releases_input=True, output_wanted=True),
+    )
     assert plan.before_backward == (
         (),
-        (again(1, input_wanted=True), again(1, is_last=True, captures=True)),
+        (again(0, is_last=True, captures=True, output_wanted=True),),
     )
+    assert plan.released == {1}
+
+
+def test_an_input_dropped_and_made_anew_before_its_reader_is_made_once() -> None:
+    plan = plan_execution(Schedule.parse("Fc0 Da1 Fa0 Fa1 Fa2 B2 B1 B0"), stages=2)
+    assert [(step.stage, step.captures) for step in plan.forward] == [(0, True), (1, True)]
+
+
+def test_what_nobody_needs_does_not_run() -> None:
+    """Neither a forward whose output nobody reads, nor one whose output is recorded anyway."""
+    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fc0 Fa2 B2 Fc0 Fc1 B1 Fc0 Fn1 Fc2 B0"), stages=2)
+    assert [step.stage for step in plan.forward] == [0, 1]
+    assert plan.before_backward == ((), ())
+
+
+def test_what_runs_before_the_loss_runs_in_the_forward() -> None:
+    plan = plan_execution(Schedule.parse("Fc0 Fc1 Fa0 Fa2 B2 Fa1 B1 B0"), stages=2)
+    assert plan.forward == (
+        first(0, input_wanted=True, output_wanted=True),
+        first(1, output_wanted=True),
+        again(0, is_last=True, captures=True, output_wanted=True),
+    )
+    assert plan.before_backward == ((), (again(1, is_last=True, captures=True),))
+
+
+@pytest.mark.parametrize(
+    "text", ["Fc0 Fa1 Da1 Fc0 Fa1 B1 Fa0 B0", "Fc0 Fa1 Da1 Fc0 B1 Fa0 B0", "Fc0 Fc1 Fa1 B1 Fa0 B0"]
+)
+def test_the_loss_runs_once_on_the_output_that_the_user_holds(text: str) -> None:
+    plan = plan_execution(Schedule.parse(text), stages=1)
+    assert plan.forward == (first(0, input_wanted=True, output_wanted=True),)
+    assert plan.before_backward == ((again(0, is_last=True, captures=True),),)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +118,3 @@ def test_an_operation_without_its_input_is_pointed_at(
     with pytest.raises(InvalidScheduleError, match=message) as told:
         plan_execution(Schedule.parse(text), stages=1)
     assert told.value.index == index
-
-
-def test_saved_data_without_its_input_is_refused() -> None:
-    schedule = Schedule.parse("Fc0 Fa1 Da1 Fa0 Fa1 Fa2 B2 B1 B0")
-    with pytest.raises(UnsupportedModelError, match=r"step 3 \(Da1\) drops the input of stage 1"):
-        plan_execution(schedule, stages=2)

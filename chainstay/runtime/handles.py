@@ -1,0 +1,218 @@
+"""What the autograd graph holds in place of the tensors that a stage saves.
+
+=========  ===================================  =======================================
+pack hook  of                                   leaves in the graph
+=========  ===================================  =======================================
+`Dropped`  a first run whose saved data goes    a handle for every tensor
+`Kept`     a first run whose saved data stays,  the tensors, and a handle for each that
+           while its input may go               lies in the input's storage
+`Capture`  a recomputation                      nothing; it fills the handles of the
+                                                first run
+=========  ===================================  =======================================
+
+The graph keeps a first run's pack hook, so it must hold no tensor itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import nn
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.aliasing import Alias, Source
+from chainstay.runtime.binding import version_of
+
+__all__ = ["Capture", "CapturedEverythingError", "Dropped", "Handles", "Kept", "unpack"]
+
+_BE_DETERMINISTIC: Final = "a stage must do the same each time it runs on the same input"
+
+
+class CapturedEverythingError(Exception):
+    """Ends a recomputation whose remaining work nobody needs."""
+
+
+class Handle:
+    """Stands in the graph for a tensor that was dropped, and holds it once it is back."""
+
+    __slots__ = ("__weakref__", "alias", "dtype", "prepare", "shape", "stage", "tensor")
+
+    def __init__(self, stage: int, prepare: Callable[[], None], tensor: torch.Tensor) -> None:
+        self.stage = stage
+        self.prepare = prepare
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.tensor: torch.Tensor | None = None
+        self.alias: Alias | None = None
+
+
+@dataclass(slots=True)
+class Handles:
+    """The handles of one stage's first run, in the order of saving.
+
+    Those that have died belong to parts of the graph that nobody can reach any more.
+    """
+
+    references: list[weakref.ref[Handle]] = field(default_factory=list)
+
+    def add(self, handle: Handle) -> Handle:
+        """Know `handle` from now on, without holding it."""
+        self.references.append(weakref.ref(handle))
+        return handle
+
+    def __getitem__(self, index: int) -> Handle | None:
+        return self.references[index]()
+
+    @property
+    def needed(self) -> int:
+        """How many tensors a recomputation must save until the last living handle has its own."""
+        alive = (index + 1 for index, each in enumerate(self.references) if each() is not None)
+        return max(alive, default=0)
+
+    def lay_over(self, activation: torch.Tensor) -> None:
+        """Give the stage's input, made anew, to the handles that lie in it."""
+        for reference in self.references:
+            handle = reference()
+            if handle is not None and handle.alias is not None:
+                handle.tensor = handle.alias.over(activation)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Pack hook of a first run whose saved data is dropped."""
+
+    stage: int
+    prepare: Callable[[], None]
+    handles: Handles
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        """A handle; parameters stay."""
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        return self.handles.add(Handle(self.stage, self.prepare, tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Pack hook of a first run whose saved data stays, while its input goes."""
+
+    stage: int
+    prepare: Callable[[], None]
+    handles: Handles
+    source: Source
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        """A handle if the tensor lies in the input; others stay, as autograd would hold them."""
+        alias = self.source.alias(tensor)
+        if alias is None:
+            return _Versioned(self.stage, tensor.detach(), version_of(tensor))
+        handle = self.handles.add(Handle(self.stage, self.prepare, tensor))
+        handle.alias = alias
+        return handle
+
+
+@dataclass(slots=True)
+class Capture:
+    """Pack hook of a recomputation: gives the tensors to the handles of the first run.
+
+    Attributes:
+        stage: Which runs again.
+        handles: Of its first run; empty if nothing is to be captured.
+        released: The input, if the captured tensors must not hold it.
+        stops_when_done: Nobody needs the output.
+    """
+
+    stage: int
+    handles: Handles
+    released: Source | None
+    stops_when_done: bool
+    packed: int = 0
+    needed: int = 0
+
+    def __post_init__(self) -> None:
+        self.needed = self.handles.needed
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every living handle has its tensor."""
+        return self.packed >= self.needed
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        """Fill the next handle; parameters have none.
+
+        Raises:
+            CapturedEverythingError: Every handle is filled, and nobody needs the rest.
+        """
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        if not self.is_done:
+            handle = self.handles[self.packed]
+            if handle is not None:
+                self._fill(handle, tensor)
+            self.packed += 1
+        if self.is_done and self.stops_when_done:
+            raise CapturedEverythingError
+        return None
+
+    def require_done(self) -> None:
+        """Refuse a recomputation that saved less than the first run did."""
+        if not self.is_done:
+            raise PlanMismatchError(
+                f"stage {self.stage} saved {self.packed} tensors when run again, its first run "
+                f"at least {self.needed}; {_BE_DETERMINISTIC}"
+            )
+
+    def _fill(self, handle: Handle, tensor: torch.Tensor) -> None:
+        if (tensor.shape, tensor.dtype) != (handle.shape, handle.dtype):
+            raise PlanMismatchError(
+                f"stage {self.stage} saved a tensor {tuple(tensor.shape)} {tensor.dtype} when "
+                f"run again, its first run {tuple(handle.shape)} {handle.dtype}; "
+                f"{_BE_DETERMINISTIC}"
+            )
+        handle.alias = self.released.alias(tensor) if self.released is not None else None
+        if handle.alias is None:
+            handle.tensor = tensor.detach()
+
+
+@dataclass(frozen=True, slots=True)
+class _Versioned:
+    """A tensor that stays, with the count of its changes: behind hooks autograd does not check."""
+
+    stage: int
+    tensor: torch.Tensor
+    version: int
+
+
+def unpack(packed: Handle | _Versioned | torch.Tensor) -> torch.Tensor:
+    """Unpack hook of every first run.
+
+    Raises:
+        PlanMismatchError: The tensor was changed in place, or could not be recomputed.
+    """
+    match packed:
+        case torch.Tensor():
+            return packed
+        case _Versioned():
+            return _unchanged(packed)
+    if packed.tensor is None:
+        packed.prepare()
+    if packed.tensor is None:
+        raise PlanMismatchError(
+            f"what stage {packed.stage} saved was not recomputed, because an earlier "
+            "recomputation failed; run the forward again"
+        )
+    return packed.tensor
+
+
+def _unchanged(packed: _Versioned) -> torch.Tensor:
+    if version_of(packed.tensor) != packed.version:
+        raise PlanMismatchError(
+            f"a tensor of shape {tuple(packed.tensor.shape)} that stage {packed.stage} saved "
+            "was changed in place between forward and backward; change a clone of it, or run "
+            "the backward first"
+        )
+    return packed.tensor
