@@ -1,0 +1,187 @@
+"""The toy of [BEHJS24], Table 2, on real layers: six linear layers have exactly its sizes.
+
+A batch of 1,000 rows of 2,000, 2,500, 2,800, 2,900, 2,800, 2,500 and 2,000 floats takes the 7.63,
+9.54, 10.68, 11.06, 10.68, 9.54 and 7.63 MB of the table. With a tenth of the rows and of the
+columns all sizes, weights included, are a hundredth: as exact, and quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import pytest
+import torch
+from golden_chains import GOLDEN
+from torch import nn
+
+from chainstay import ChainProfile, Schedule, simulate
+from chainstay.runtime import MeasuredChain, measure, trace_memory
+from chainstay.schedule import OpKind
+
+(TOY,) = (chain for chain in GOLDEN if chain.name == "table2@9000")
+WIDTHS = (2_000, 2_500, 2_800, 2_900, 2_800, 2_500, 2_000)
+ROWS = 1_000
+UNIT = 2**20 / 100  # the table's MB are MiB, with two digits
+MAKESPANS = {"table1": 4_742, "free": 4_278}
+
+
+@dataclass
+class Diary:
+    """The runs of all stages, the loss's included, in the order in which they happen."""
+
+    entries: list[str] = field(default_factory=list)
+
+    def watch(self, stage: int, activation: torch.Tensor) -> None:
+        """Note a forward now, and the backward once the gradient of its input is there."""
+        self.entries.append(f"F{stage}")
+        activation.register_hook(lambda _: self.entries.append(f"B{stage}"))
+
+
+class Layer(nn.Linear):
+    """A linear layer that keeps the diary."""
+
+    def __init__(self, diary: Diary, stage: int, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+        self.diary, self.stage = diary, stage
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        self.diary.watch(self.stage, activation)
+        return super().forward(activation)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The network of Table 2, `scale` times smaller in both directions."""
+
+    scale: int
+    device: str
+    diary: Diary = field(default_factory=Diary)
+
+    def model(self) -> nn.Sequential:
+        torch.manual_seed(0)
+        widths = [width // self.scale for width in WIDTHS]
+        layers = (Layer(self.diary, stage, *ends) for stage, ends in enumerate(pairwise(widths)))
+        return nn.Sequential(*layers).to(self.device)
+
+    def batch(self) -> torch.Tensor:
+        torch.manual_seed(1)
+        shape = (ROWS // self.scale, WIDTHS[0] // self.scale)
+        return torch.randn(shape, device=self.device).requires_grad_()
+
+    @cached_property
+    def targets(self) -> torch.Tensor:
+        return torch.linspace(-1, 1, ROWS * WIDTHS[-1] // self.scale**2, device=self.device)
+
+    def loss(self, output: torch.Tensor) -> torch.Tensor:
+        self.diary.watch(len(WIDTHS) - 1, output)
+        return output.flatten().dot(self.targets)
+
+    def units(self, size: int) -> float:
+        """A measured size in those of the table."""
+        return size * self.scale**2 / UNIT
+
+    def measured(self, model: nn.Sequential) -> MeasuredChain:
+        return measure(model, self.batch(), loss=self.loss, repeats=1)
+
+
+def schedule_of(discards: str) -> Schedule:
+    schedule = TOY.schedules[discards]
+    assert schedule is not None
+    return schedule
+
+
+def gradients(toy: Toy, model: nn.Module) -> list[torch.Tensor]:
+    """Of the loss, for the loss itself, all parameters and the input."""
+    model.zero_grad()
+    batch = toy.batch()
+    value = toy.loss(model(batch))
+    value.backward()
+    found = [value.detach(), batch.grad, *(parameter.grad for parameter in model.parameters())]
+    return [tensor.clone() for tensor in found if tensor is not None]
+
+
+def peak(toy: Toy, planned: nn.Module) -> int:
+    """Of a whole step, gradients allocated before, the batch included."""
+    batch = toy.batch()
+    for leaf in (batch, *planned.parameters()):
+        leaf.grad = torch.zeros_like(leaf)
+
+    def step() -> None:
+        toy.loss(planned(batch)).backward()
+
+    step()
+    return trace_memory(step, toy.device).peak_bytes + batch.nbytes
+
+
+def runs(schedule: Schedule) -> list[str]:
+    return [
+        f"{'F' if op.kind.is_forward else 'B'}{op.stage}"
+        for op in schedule
+        if op.kind.is_forward or op.kind is OpKind.BACKWARD
+    ]
+
+
+DEVICES = pytest.mark.parametrize(
+    "toy",
+    [
+        pytest.param(lambda: Toy(10, "cpu"), id="a hundredth on the CPU"),
+        pytest.param(
+            lambda: Toy(1, "cuda"),
+            id="full size on CUDA",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+Make = Callable[[], Toy]
+
+
+@pytest.mark.parametrize("discards", MAKESPANS)
+def test_the_schedules_take_what_they_should(discards: str) -> None:
+    replay = simulate(TOY.profile, schedule_of(discards), discards=discards)
+    assert (replay.makespan, replay.peak_bytes <= 9_000) == (MAKESPANS[discards], True)
+
+
+def test_the_layers_are_those_of_the_table() -> None:
+    toy = Toy(10, "cpu")
+    profile: ChainProfile = toy.measured(toy.model()).profile
+    for real, printed in zip(profile.stages, TOY.profile.stages, strict=True):
+        assert toy.units(real.output_bytes) == pytest.approx(printed.output_bytes, abs=0.5)
+        assert toy.units(real.saved_bytes) == pytest.approx(printed.saved_bytes, abs=2.5)
+        assert toy.units(real.gradient_bytes) == pytest.approx(printed.gradient_bytes, abs=0.5)
+
+
+@DEVICES
+@pytest.mark.parametrize("discards", MAKESPANS)
+def test_gradients_are_equal_and_runs_as_planned(toy: Make, discards: str) -> None:
+    network = toy()
+    model, schedule = network.model(), schedule_of(discards)
+    planned = network.measured(model).planned(schedule)
+    expected = gradients(network, model)
+    network.diary.entries.clear()
+    found = gradients(network, planned)
+    assert len(found) == len(expected) == 8
+    assert all(map(torch.equal, found, expected))
+    assert network.diary.entries == runs(schedule)
+
+
+@DEVICES
+@pytest.mark.parametrize("discards", MAKESPANS)
+def test_the_peak_is_within_the_prediction(toy: Make, discards: str) -> None:
+    network = toy()
+    measured = network.measured(network.model())
+    found = peak(network, measured.planned(schedule_of(discards)))
+    predicted = simulate(measured.profile, schedule_of(discards), discards=discards).peak_bytes
+    assert found <= predicted
+
+
+@pytest.mark.parametrize("discards", MAKESPANS)
+def test_the_budget_of_90_mb_is_kept(discards: str) -> None:
+    toy = Toy(10, "cpu")
+    planned = toy.measured(toy.model()).planned(schedule_of(discards))
+    assert toy.units(peak(toy, planned)) <= 9_000
