@@ -17,7 +17,6 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from chainstay.verify import (
-    BATCH,
     CONTESTANTS,
     Check,
     Contestant,
@@ -32,6 +31,8 @@ __all__ = ["app"]
 _DISAGREEMENT: Final = 1
 _INTERRUPTED: Final = 130
 """What shells report for a program that Ctrl-C ended."""
+_CHECKS_WORTH_A_PROCESS: Final = 100
+"""They take about as long as a process takes to start."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -67,8 +68,8 @@ def verify(  # noqa: PLR0913 - options of a command line, all by name
     """
     if problem is not Problem.CHAIN:
         raise typer.BadParameter(f"{problem} is not there yet; choose chain", param_hint="problem")
-    batches = -(-instances // BATCH)
-    run = _Run(seed, Console(), workers=min(workers or os.cpu_count() or 1, batches))
+    useful = 1 + instances // _CHECKS_WORTH_A_PROCESS
+    run = _Run(seed, Console(), workers=min(workers or os.cpu_count() or 1, useful))
     try:
         failed = run.until(range(first, first + instances), seconds)
     except KeyboardInterrupt:

@@ -7,12 +7,11 @@ small as it gets, and `counter_example` writes it down with every claim and repl
 """
 
 from chainstay.verify.answers import Answer, Contradiction, contradiction
-from chainstay.verify.checking import BATCH, Check, Tally, checks
+from chainstay.verify.checking import Check, Tally, checks
 from chainstay.verify.contestants import CONTESTANTS, Contestant, Search
 from chainstay.verify.minimising import counter_example, minimised
 
 __all__ = [
-    "BATCH",
     "CONTESTANTS",
     "Answer",
     "Check",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
 
+from chainstay.dp import unrestricted_bound
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, SolverLimitError
 from chainstay.evidence import Statement, disproof
 from chainstay.instances import ChainInstance
@@ -103,7 +104,10 @@ def _judged(contestant: Contestant, instance: ChainInstance) -> _Judged:
         return _Judged(_statement(contestant, instance))
     except ChainstayError as error:
         return _Judged(_statement(contestant, instance, claim), refusal=str(error))
-    return _Judged(_statement(contestant, instance, claim), solution)
+    refusal = ""
+    if (bound := unrestricted_bound(profile, budget)) > solution.makespan:
+        refusal = f"no schedule takes less than {bound} ns, yet this takes {solution.makespan}"
+    return _Judged(_statement(contestant, instance, claim), solution, refusal)
 
 
 def _statement(

@@ -15,10 +15,12 @@ from chainstay.instances import ChainInstance, random_chain
 from chainstay.verify.answers import Answer, Contradiction, ask, contradiction
 from chainstay.verify.contestants import CONTESTANTS, Contestant
 
-__all__ = ["BATCH", "Check", "Tally", "checks"]
+__all__ = ["Check", "Tally", "checks"]
 
-BATCH: Final = 32
-"""Instances that a process gets at a time: about half a second's work."""
+_BATCH: Final = 8
+"""Instances that a process gets at a time: about a tenth of a second's work."""
+_BATCHES_AHEAD: Final = 4
+"""Per process: enough that a slow instance keeps nobody else waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +88,10 @@ def _checked_by_many(
     pool = ProcessPoolExecutor(workers, mp_context=fresh, initializer=_leave_ctrl_c_to_the_parent)
     pending: deque[Future[list[Check]]] = deque()
     try:
-        while (batch := list(islice(numbers, BATCH))) or pending:
+        while (batch := list(islice(numbers, _BATCH))) or pending:
             if batch:
                 pending.append(pool.submit(_check_all, batch, seed, contestants))
-            if len(pending) > 2 * workers or not batch:
+            if len(pending) > _BATCHES_AHEAD * workers or not batch:
                 yield from pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)

@@ -89,6 +89,19 @@ CONTESTANTS: Final[tuple[Contestant, ...]] = (
         complete_under=(Discards.TABLE1, Discards.TAPE),
         most_stages=20,
     ),
+    Contestant(
+        method=DP(discards=Discards.FREE),
+        finds=Family.PERSISTENT,
+        discards=Discards.FREE,
+        most_stages=20,
+    ),
+    Contestant(
+        method=DP(persistence="weak", discards=Discards.FREE),
+        finds=Family.WEAKLY_PERSISTENT,
+        discards=Discards.FREE,
+        most_stages=20,
+        every=4,
+    ),
     *(
         contestant
         for rules in Discards

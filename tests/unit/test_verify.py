@@ -20,7 +20,6 @@ from chainstay.solution import Claim, Family, Method, Scope, Solution
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
 from chainstay.verify import (
-    BATCH,
     CONTESTANTS,
     Answer,
     Check,
@@ -167,7 +166,7 @@ def test_several_processes_end_when_their_checks_are_no_longer_wanted() -> None:
     found = checks(numbers(), seed=3, contestants=[TRUTH], workers=2)
     assert next(found).number == 0
     found.close()  # type: ignore[attr-defined]  # it is a generator
-    assert len(taken) <= 6 * BATCH
+    assert len(taken) <= 100  # a few batches ahead of the first result
     assert not multiprocessing.active_children()
 
 
