@@ -361,8 +361,9 @@ def test_a_stage_run_again_stops_when_nobody_needs_the_rest() -> None:
             self.ends = 0
 
         def forward(self, activation: torch.Tensor) -> torch.Tensor:
-            saved = activation.sin()  # the last operation that saves something
+            saved = activation.sin()  # the last operation whose saved data is needed
             self.ends += 1
+            activation.cos()  # saves something, too, in a graph that nobody can reach
             return saved + 1
 
     chatty = Chatty()

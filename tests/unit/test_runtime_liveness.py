@@ -68,6 +68,13 @@ def test_saved_data_that_outlives_its_input_gets_it_back() -> None:
     assert plan.released == {1}
 
 
+def test_only_the_forward_that_captures_releases_its_input() -> None:
+    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fa2 B2 Db1 Fa1 Db0 Fa0 B1 B0"), stages=2)
+    assert not any(step.releases_input for step in plan.forward)
+    assert [step.releases_input for step in plan.before_backward[1]] == [True, False]
+    assert plan.released == {1}
+
+
 def test_an_input_dropped_and_made_anew_before_its_reader_is_made_once() -> None:
     plan = plan_execution(Schedule.parse("Fc0 Da1 Fa0 Fa1 Fa2 B2 B1 B0"), stages=2)
     assert [(step.stage, step.captures) for step in plan.forward] == [(0, True), (1, True)]
