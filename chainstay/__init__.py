@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from chainstay.baselines import BASELINES, fastest_within
-    from chainstay.dp import DP, BudgetCurve, least_budget
+    from chainstay.dp import DP, BudgetCurve, least_budget, unrestricted_bound
     from chainstay.dp.revolve import Revolve
     from chainstay.errors import (
         BackendError,
@@ -46,7 +46,7 @@ _HOME: Final = MappingProxyType(
         name: module
         for module, names in {
             "chainstay.baselines": ("BASELINES", "fastest_within"),
-            "chainstay.dp": ("DP", "BudgetCurve", "least_budget"),
+            "chainstay.dp": ("DP", "BudgetCurve", "least_budget", "unrestricted_bound"),
             "chainstay.dp.revolve": ("Revolve",),
             "chainstay.errors": (
                 "BackendError",
@@ -112,6 +112,7 @@ __all__ = [
     "measure",
     "simulate",
     "solve_chain",
+    "unrestricted_bound",
 ]
 
 

@@ -36,8 +36,12 @@ class Family(StrEnum):
 
 _BREADTH: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT, Family.SINGLE_SWEEP, Family.ALL)
 """Families, each within the next."""
-_UNDER_ALL_RULES: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT)
-"""Families without discards: what is kept lasts until its backward, or moves on by ``Fn``."""
+_PERSISTENT: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT)
+"""Families in which what is kept lasts until its backward, or moves on by ``Fn``.
+
+They need no discards, so they are the same under Table 1 and with a tape. Under free discards
+they are larger: saved data may lose its input, and stages may then run out of order.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,13 @@ class Scope:
 
     def includes(self, other: Scope) -> bool:
         """Whether every schedule of `other` is known to be one of these."""
-        return _BREADTH.index(other.family) <= _BREADTH.index(self.family) and (
-            other.discards is self.discards
-            or other.family in _UNDER_ALL_RULES
-            or self == Scope(Family.ALL, Discards.FREE)  # free discards allow whatever others do
-        )
+        if self == Scope(Family.ALL, Discards.FREE):
+            return True  # free discards allow whatever others do
+        if _BREADTH.index(other.family) > _BREADTH.index(self.family):
+            return False
+        if other.family in _PERSISTENT and other.discards is Discards.FREE:
+            return self.discards is Discards.FREE and self.family in _PERSISTENT
+        return other.discards is self.discards or other.family in _PERSISTENT
 
 
 class Status(StrEnum):
@@ -101,9 +107,11 @@ class Solution:
         discards: The rules under which the schedule is valid and the bound holds.
         method: The solver and its settings.
         solve_seconds: Wall time of the solver.
+        unrestricted_bound: No schedule at all within the budget is faster, in ns, whatever
+            its family and the rules for discards.
 
     Raises:
-        InvalidSolutionError: The peak exceeds the budget or the bound the makespan.
+        InvalidSolutionError: The peak exceeds the budget or a bound the makespan.
     """
 
     schedule: Schedule
@@ -115,17 +123,18 @@ class Solution:
     method: str
     solve_seconds: float
     discards: Discards = Discards.TABLE1
+    unrestricted_bound: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.peak_bytes <= self.budget:
             raise InvalidSolutionError(
                 f"peak_bytes is {self.peak_bytes}, must be from 0 to the budget of {self.budget}"
             )
-        if not 0 <= self.lower_bound <= self.makespan:
-            raise InvalidSolutionError(
-                f"lower_bound is {self.lower_bound}, must be from 0 to the makespan "
-                f"of {self.makespan}"
-            )
+        for name in ("lower_bound", "unrestricted_bound"):
+            if not 0 <= (bound := getattr(self, name)) <= self.makespan:
+                raise InvalidSolutionError(
+                    f"{name} is {bound}, must be from 0 to the makespan of {self.makespan}"
+                )
 
     @property
     def is_optimal(self) -> bool:
@@ -140,7 +149,15 @@ class Solution:
     @property
     def gap(self) -> float:
         """How far above the bound the makespan may be, as a share of the makespan."""
-        return (self.makespan - self.lower_bound) / self.makespan if self.makespan else 0.0
+        return self._excess(self.lower_bound)
+
+    @property
+    def unrestricted_gap(self) -> float:
+        """How much time any schedule at all could save at most, as a share of the makespan."""
+        return self._excess(self.unrestricted_bound)
+
+    def _excess(self, bound: int) -> float:
+        return (self.makespan - bound) / self.makespan if self.makespan else 0.0
 
     def describe(self) -> str:
         """One sentence for people: how good, how sure, among what.
@@ -150,6 +167,8 @@ class Solution:
             ...          budget=4096, lower_bound=2_000_000, family=Family.PERSISTENT,
             ...          method="dp", solve_seconds=0.1).describe()
             '2 ms at a peak of 2.00 KiB of 4.00 KiB: proved optimal among persistent schedules'
+
+        Where it is known how much all other schedules could gain, that follows.
         """
         rules = "" if self.discards is Discards.TABLE1 else f" with {self.discards} discards"
         among = f"among {self.family} schedules{rules}"
@@ -158,6 +177,8 @@ class Solution:
             if self.is_optimal
             else f"at most {self.gap:.2%} above the optimum {among}"
         )
+        if self.unrestricted_bound > 0 and self.family is not Family.ALL:
+            proof += f"; no schedule at all saves more than {self.unrestricted_gap:.2%} of that"
         return (
             f"{format_time(self.makespan)} at a peak of {format_bytes(self.peak_bytes)} "
             f"of {format_bytes(self.budget)}: {proof}"
@@ -175,6 +196,7 @@ class Solution:
             "discards": self.discards,
             "method": self.method,
             "solve_seconds": self.solve_seconds,
+            "unrestricted_bound": self.unrestricted_bound,
         }
         return documents.dump(_KIND, _VERSION, body)
 
@@ -197,6 +219,7 @@ class Solution:
             discards=Discards(document.choice("discards", Discards)),
             method=document.string("method"),
             solve_seconds=document.number("solve_seconds"),
+            unrestricted_bound=document.integer("unrestricted_bound"),
         )
 
 

@@ -6,11 +6,11 @@ import logging
 import operator
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from chainstay.dp import DP
+from chainstay.dp import DP, unrestricted_bound
 from chainstay.errors import (
     BackendError,
     InfeasibleBudgetError,
@@ -19,7 +19,7 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.evidence import Statement, confront
+from chainstay.evidence import Statement, confront, contradiction
 from chainstay.formulations import CPSAT, MIP
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
@@ -92,7 +92,15 @@ def solve_chain(
         raise UnknownMethodError(
             f"method {solver} returned a {type(claim).__name__}, must return a Claim"
         )
-    return certify(profile, claim, budget=budget, method=str(solver), solve_seconds=seconds)
+    solution = certify(profile, claim, budget=budget, method=str(solver), solve_seconds=seconds)
+    bound = unrestricted_bound(profile, budget)
+    if bound > solution.makespan:
+        reason = f"nothing is faster than {bound} ns, yet {solver} has {solution.makespan} ns"
+        statement = Statement(
+            method=str(solver), finds=claim.scope, covers=claim.scope, claim=claim
+        )
+        raise contradiction(reason, profile, budget, [statement])
+    return replace(solution, unrestricted_bound=bound)
 
 
 def budget_bytes(profile: ChainProfile, budget: int | str) -> int:
@@ -128,19 +136,31 @@ class Auto:
     schedules. Up to `exact_stages` stages CP-SAT, or the MIP where that is missing, starts
     from it and proves or improves it. A solver that is not installed, that a chain is too
     large for, or that runs out of time is left out.
+
+    Attributes:
+        discards: The rules for discards, as for `DP`.
+        exact_stages: Longest chain that the exact solvers are asked about.
+        time_limit_s: For each of them, in seconds.
+
+    Raises:
+        UnknownMethodError: There are no such rules.
     """
 
+    discards: Discards | str = Discards.TABLE1
     exact_stages: int = 8
     time_limit_s: float = 10.0
 
+    def __post_init__(self) -> None:
+        DP(discards=self.discards)  # refuses rules that there are not
+
     def __str__(self) -> str:
-        return "auto"
+        return "auto" if self.discards == Discards.TABLE1 else f"auto, {self.discards} discards"
 
     def __call__(
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
         """As `Method`."""
-        known = _persistent_optimum(profile, budget)
+        known = _persistent_optimum(profile, budget, Discards(self.discards))
         if known.claim is None:
             assert known.required is not None, "the dynamic program always answers"
             wider = self._ask_exact_solvers(profile, budget, known, hint)
@@ -167,8 +187,11 @@ class Auto:
         """The claim of the first solver that has one."""
         if len(profile) > self.exact_stages:
             return None
-        limit = self.time_limit_s
-        for method in (CPSAT(time_limit_s=limit), MIP(time_limit_s=limit)):
+        rules, limit = self.discards, self.time_limit_s
+        for method in (
+            CPSAT(discards=rules, time_limit_s=limit),
+            MIP(discards=rules, time_limit_s=limit),
+        ):
             try:
                 return _confronted(method, profile, budget, known, hint)
             except (BackendError, InvalidProfileError, SolverLimitError) as reason:
@@ -184,7 +207,7 @@ _METHODS: Final[Mapping[str, Method]] = MappingProxyType(
 def _started(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:
     """The claim of an exact solver that starts from the persistent optimum."""
     try:
-        known = _persistent_optimum(profile, budget)
+        known = _persistent_optimum(profile, budget, Discards.TABLE1)
     except InvalidProfileError as reason:  # sizes beyond the dynamic program's arithmetic
         _log.info("%s without a start: %s", method, reason)
         return method(profile, budget)
@@ -192,21 +215,21 @@ def _started(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:
     return _confronted(method, profile, budget, known, hint)
 
 
-def _persistent_optimum(profile: ChainProfile, budget: int) -> Statement:
+def _persistent_optimum(profile: ChainProfile, budget: int, discards: Discards) -> Statement:
     """What the persistent dynamic program says, replayed by the referee.
 
     Raises:
         InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
         CertificateError: It is false.
     """
-    method, required = DP(), None
+    method, required = DP(discards=discards), None
     try:
         claim = method(profile, budget)
     except InfeasibleBudgetError as error:
         required = error.required
         claim = method(profile, required)
     certify(profile, claim, budget=required or budget, method=str(method), solve_seconds=0.0)
-    persistent = Scope(Family.PERSISTENT, Discards.TABLE1)
+    persistent = Scope(Family.PERSISTENT, discards)
     if required is not None:
         return Statement(method=str(method), finds=persistent, covers=persistent, required=required)
     return Statement(method=str(method), finds=persistent, covers=claim.scope, claim=claim)

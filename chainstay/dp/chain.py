@@ -3,24 +3,24 @@
 Theorem 4.8 of [BEHJS24], which is right as printed (`recursion` tells the one liberty
 taken). The front door of three engines: step functions (`fronts`, exact in bytes, and
 `compiled`, the same for long chains), a dense table (`table`, on slots) and feasibility
-alone (`feasibility`).
+alone (`feasibility`); and of the programs for wider families, `weak` and `detached`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from chainstay.dp import weak
+from chainstay.dp import detached, weak
 from chainstay.dp.engines import Engine, exact_engine, least_memory
 from chainstay.dp.feasibility import LeastMemory
 from chainstay.dp.recursion import Array, Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Schedule
+from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
 
 __all__ = ["DP", "BudgetCurve", "least_budget"]
@@ -35,6 +35,9 @@ class DP:
     Attributes:
         persistence: ``"strong"``: once kept, a value stays until its backward. ``"weak"``:
             a plain activation may move on before (`weak`), which can be a little faster.
+        discards: What may be dropped, and when. ``"table1"`` and ``"tape"``: these programs
+            need no drops of their own. ``"free"``: saved data may outlive their input
+            (`detached`), which is faster by a few percent.
         slots: ``None`` solves exactly in bytes. A number solves a table of that many memory
             slots twice, rounding both ways: a schedule that fits, and a lower bound.
 
@@ -50,25 +53,36 @@ class DP:
     """
 
     persistence: str = "strong"
+    discards: Discards | str = Discards.TABLE1
     slots: int | None = None
 
     def __post_init__(self) -> None:
+        if self.discards not in tuple(Discards):
+            known = ", ".join(repr(str(rules)) for rules in Discards)
+            raise UnknownMethodError(f"discards is {self.discards!r}, must be one of {known}")
         if self.persistence not in _PERSISTENCES:
             raise UnknownMethodError(
                 f"persistence is {self.persistence!r}, must be 'strong' or 'weak'"
             )
         if self.slots is not None and not _is_positive_int(self.slots):
             raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive integer or None")
-        if self.slots is not None and self.persistence == "weak":
+        if self.slots is not None and self._wider:
             raise UnknownMethodError(
-                f"slots is {self.slots}, but persistence='weak' is solved in bytes only; "
-                "leave slots out"
+                f"slots is {self.slots}, but {self._wider} is solved in bytes only; leave slots out"
             )
 
     def __str__(self) -> str:
-        if self.persistence == "weak":
-            return "dp, weakly persistent"
-        return "dp" if self.slots is None else f"dp, {self.slots} slots"
+        weak = ["weakly persistent"] if self.persistence == "weak" else []
+        rules = [] if self.discards == Discards.TABLE1 else [f"{self.discards} discards"]
+        slots = [] if self.slots is None else [f"{self.slots} slots"]
+        return ", ".join(["dp", *weak, *rules, *slots])
+
+    @property
+    def _wider(self) -> str | None:
+        """The setting, if any, that asks for more than the persistent program."""
+        if self.discards == Discards.FREE:
+            return "discards='free'"
+        return "persistence='weak'" if self.persistence == "weak" else None
 
     def __call__(
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
@@ -84,7 +98,8 @@ class DP:
             The schedule, at most n (n + 1) operations, with a lower bound equal to its
             makespan (with slots: at most). The family is `Family.ALL` where schedules of
             this persistence are known to be as good as any; with ``"weak"``, `discards`
-            tells under which rules.
+            tells under which rules. How much any other schedule could gain at most is in
+            `unrestricted_bound`.
 
         Raises:
             InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
@@ -92,12 +107,21 @@ class DP:
 
         Complexity:
             Worst case O(n^3 p) for fronts of p corners; with the outside bound, chains of
-            300 measured stages take less than a second. With slots: O(n^3 slots). Weak:
-            O(n^4 p), a few seconds for 300 stages.
+            300 measured stages take less than a second. With slots: O(n^3 slots). Free
+            discards: O(n^3 p), a few seconds for 300 stages. Weak: O(n^4 p), a few seconds
+            for 300 stages, and with free discards for 100.
         """
         del hint
+        if self.discards == Discards.FREE:
+            return detached.solve_detached(profile, budget, floating=self.persistence == "weak")
         if self.persistence == "weak":
-            return weak.solve_weak(profile, budget)
+            claim = weak.solve_weak(profile, budget)
+        else:
+            claim = self._persistent(profile, budget)
+        # discards neither break these schedules nor make others of their families faster
+        return replace(claim, discards=Discards.TAPE) if self.discards == Discards.TAPE else claim
+
+    def _persistent(self, profile: ChainProfile, budget: int) -> Claim:
         recursion = Recursion.of(profile)
         least = least_memory(recursion)
         memory = min(budget - profile.input_bytes, recursion.keep_all_need)
@@ -129,10 +153,14 @@ class DP:
 
         Raises:
             InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
-            UnknownMethodError: There is no curve with ``persistence="weak"``.
+            UnknownMethodError: There is no curve with ``persistence="weak"`` or
+                ``discards="free"``.
         """
-        if self.persistence == "weak":
-            raise UnknownMethodError("persistence is 'weak', but curves need 'strong'")
+        if self._wider:
+            raise UnknownMethodError(
+                f"there is no curve for {self._wider}, only for persistence='strong' with "
+                "discards='table1' or 'tape'"
+            )
         recursion = Recursion.of(profile)
         memory = recursion.keep_all_need
         unit = 1 if self.slots is None else _unit(memory, self.slots)
@@ -200,16 +228,24 @@ class BudgetCurve:
         return corner
 
 
-def least_budget(profile: ChainProfile, *, persistence: str = "strong") -> int:
-    """The least budget, in bytes, for which ``DP(persistence=...)`` has a schedule.
+def least_budget(
+    profile: ChainProfile,
+    *,
+    persistence: str = "strong",
+    discards: Discards | str = Discards.TABLE1,
+) -> int:
+    """The least budget, in bytes, for which ``DP(persistence=..., discards=...)`` has a schedule.
 
     Raises:
-        UnknownMethodError: There is no such persistence.
+        UnknownMethodError: There is no such persistence, or no such rules.
 
     Complexity:
         O(n^3) time in n array operations; weak: O(n^4).
     """
-    if DP(persistence=persistence).persistence == "weak":
+    method = DP(persistence=persistence, discards=discards)
+    if method.discards == Discards.FREE:
+        return detached.detached_least_budget(profile, floating=method.persistence == "weak")
+    if method.persistence == "weak":
         return weak.weak_least_budget(profile)
     return least_memory(Recursion.of(profile)).root + profile.input_bytes
 

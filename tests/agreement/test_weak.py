@@ -104,7 +104,7 @@ def test_the_least_weak_budget_is_exact(method: DP) -> None:
 def test_weak_has_no_slots_and_no_curve() -> None:
     with pytest.raises(UnknownMethodError, match="slots is 9"):
         DP(persistence="weak", slots=9)
-    with pytest.raises(UnknownMethodError, match="curves need 'strong'"):
+    with pytest.raises(UnknownMethodError, match="no curve for persistence='weak'"):
         WEAK.curve(GOLDEN[0].profile)
     with pytest.raises(UnknownMethodError, match="'feeble'"):
         least_budget(GOLDEN[0].profile, persistence="feeble")

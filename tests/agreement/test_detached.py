@@ -1,0 +1,214 @@
+"""Detached saved data against the shared optima, exhaustive search and the bare recursion."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from golden_chains import GOLDEN, GoldenChain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import chains
+
+from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, Stage, simulate
+from chainstay.dp import least_budget
+from chainstay.dp.unrestricted import unrestricted_bound
+from chainstay.errors import UnknownMethodError
+from chainstay.schedule import Discards
+from chainstay.validation import search
+
+RESTING = DP(discards="free")
+FLOATING = DP(persistence="weak", discards="free")
+MANY = settings(max_examples=400, deadline=None)
+by_name = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
+both = pytest.mark.parametrize("method", [RESTING, FLOATING], ids=str)
+feasible = pytest.mark.parametrize(
+    "golden",
+    [golden for golden in GOLDEN if golden.optimum["free"] is not None],
+    ids=lambda golden: golden.name,
+)
+
+MISSED = {"pub_lemma44_0@21": 70}
+"""The one golden chain whose optimum is no such schedule: a gradient exceeds its activation."""
+
+
+def solve(method: DP, profile: ChainProfile, budget: int) -> Claim:
+    """The claim, after a replay under the rules it claims."""
+    claim = method(profile, budget)
+    assert claim.discards is Discards.FREE
+    replay = simulate(profile, claim.schedule, discards="free")
+    assert replay.makespan == claim.makespan == claim.lower_bound
+    assert replay.peak_bytes <= budget
+    assert unrestricted_bound(profile, budget) <= claim.makespan
+    return claim
+
+
+def least(method: DP, profile: ChainProfile) -> int:
+    return least_budget(profile, persistence=method.persistence, discards=method.discards)
+
+
+@feasible
+def test_golden_optima(golden: GoldenChain) -> None:
+    free = golden.optimum["free"]
+    assert free is not None
+    floating = solve(FLOATING, golden.profile, golden.budget).makespan
+    resting = solve(RESTING, golden.profile, golden.budget).makespan
+    assert floating == MISSED.get(golden.name, free)
+    assert floating <= resting
+    for name, method in (("persistent", resting), ("weak", floating), ("tape", floating)):
+        other = golden.optimum[name]
+        assert other is None or method <= other or golden.name in MISSED
+
+
+@by_name
+@both
+def test_least_budget_of_golden_chains(golden: GoldenChain, method: DP) -> None:
+    required = least(method, golden.profile)
+    assert golden.min_budget["free"] <= required <= golden.min_budget["persistent"]
+    solve(method, golden.profile, required)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        method(golden.profile, required - 1)
+    assert caught.value.required == required
+
+
+def test_table_2_at_90_mb() -> None:
+    table2 = GOLDEN[0]
+    assert (table2.name, table2.budget) == ("table2@9000", 9000)
+    claim = solve(RESTING, table2.profile, table2.budget)
+    assert claim.makespan == 4278
+    assert DP()(table2.profile, table2.budget).makespan == 4742
+
+
+@MANY
+@given(chains(), st.integers(0, 150))
+def test_never_above_the_programs_it_contains(profile: ChainProfile, extra: int) -> None:
+    budget = least_budget(profile) + extra
+    resting, floating = (solve(method, profile, budget) for method in (RESTING, FLOATING))
+    assert resting.makespan <= DP()(profile, budget).makespan
+    assert floating.makespan <= min(
+        resting.makespan, DP(persistence="weak")(profile, budget).makespan
+    )
+
+
+@MANY
+@given(chains(max_stages=6), st.integers(0, 60))
+@both
+def test_equals_the_bare_recursion(method: DP, profile: ChainProfile, extra: int) -> None:
+    required = least(method, profile)
+    floating = method.persistence == "weak"
+    assert _bare(profile, required - 1, floating=floating) is None
+    claim = solve(method, profile, required + extra)
+    assert claim.makespan == _bare(profile, required + extra, floating=floating)
+
+
+@settings(max_examples=400, deadline=None)
+@given(chains(max_stages=5), st.integers(0, 60))
+def test_not_below_exhaustive_search_and_the_bound_not_above(
+    profile: ChainProfile, extra: int
+) -> None:
+    budget = least(FLOATING, profile) + extra
+    claim = solve(FLOATING, profile, budget)
+    optimum = search.optimum(profile, budget, discards="free").makespan
+    assert unrestricted_bound(profile, budget) <= optimum <= claim.makespan
+    if claim.family is Family.ALL:
+        assert claim.makespan == optimum
+
+
+@pytest.mark.parametrize("stages", [40, 90])
+def test_long_chains_gain_and_come_close_to_the_bound(stages: int) -> None:
+    blocks = [(170, 7), (6, 1), (220, 9), (6, 1)]  # attention, its sum, MLP, its sum
+    profile = ChainProfile(
+        input_bytes=24,
+        input_gradient_bytes=0,
+        stages=tuple(
+            Stage(
+                forward_time=time + i % 3,
+                backward_time=2 * time,
+                output_bytes=24,
+                saved_bytes=24 * size,
+                backward_overhead_bytes=time // 10,
+            )
+            for i in range(stages)
+            for time, size in [blocks[i % 4]]
+        ),
+    )
+    budget = sum(stage.saved_bytes for stage in profile.stages) * 2 // 5
+    attached = DP()(profile, budget).makespan - profile.least_time
+    detached = solve(RESTING, profile, budget).makespan - profile.least_time
+    bound = unrestricted_bound(profile, budget) - profile.least_time
+    assert detached < attached * 0.99
+    assert bound <= detached <= bound * 1.10
+
+
+def test_settings_that_there_are_not() -> None:
+    with pytest.raises(UnknownMethodError, match="discards is 'none', must be one of 'table1'"):
+        DP(discards="none")
+    with pytest.raises(UnknownMethodError, match="slots is 9, but discards='free'"):
+        DP(discards="free", slots=9)
+    with pytest.raises(UnknownMethodError, match="no curve for discards='free'"):
+        RESTING.curve(GOLDEN[0].profile)
+    assert str(FLOATING) == "dp, weakly persistent, free discards"
+
+
+@pytest.mark.parametrize("persistence", ["strong", "weak"])
+def test_tape_rules_change_nothing_but_the_claim(persistence: str) -> None:
+    golden = GOLDEN[0]
+    tape = DP(persistence=persistence, discards="tape")(golden.profile, golden.budget)
+    table1 = DP(persistence=persistence)(golden.profile, golden.budget)
+    assert (tape.schedule, tape.makespan, tape.family) == (
+        table1.schedule,
+        table1.makespan,
+        table1.family,
+    )
+    assert tape.discards is Discards.TAPE
+
+
+def _bare(profile: ChainProfile, budget: int, *, floating: bool) -> int | None:
+    """The recursion as `chainstay.dp.detached` states it, with times, unfactored."""
+    p = profile.arrays()
+    time, back, a = p.forward_time.tolist(), p.backward_time.tolist(), p.activation.tolist()
+    saved, gradient = p.saved.tolist(), p.gradient.tolist()
+    forward_extra, backward_extra = p.forward_overhead.tolist(), p.backward_overhead.tolist()
+    never = float("inf")
+
+    @cache
+    def least(  # noqa: PLR0917  # the recursion's own indices
+        s: int, t: int, end: int, held: int, left: int, m: int
+    ) -> float:
+        """`m` includes the saved data held."""
+        if m < 0 or (not floating and t > s + left):
+            return never
+        around = gradient[end + 1] + (saved[end] if held else 0)
+        record = around + saved[s] + forward_extra[s]
+        backward = saved[s] + gradient[s] + gradient[s + 1] + backward_extra[s]
+        run_once = around + a[s + 1] + forward_extra[s]
+        if s == end and held:
+            return back[s] if m >= backward else never
+        options = [never]
+        if s == t and m >= max(record, backward):
+            inner = least(s + 1, s + 1, end, held, 0, m - saved[s]) if s < end else 0
+            options.append(time[s] + inner + back[s])
+        if left and t == s + 1 and m >= record:
+            more = a[s] - saved[s]
+            inner = least(s + 1, s + 1, end, held, 0, m + more) if s < end else 0
+            options.append(time[s] + inner)
+        if s < t - left and m >= run_once:
+            more = a[s] - a[s + 1]
+            options.append(time[s] + least(s + 1, t, end, held, left, m + more))
+        run, need = time[s], run_once
+        for j in range(s + 1, end + 1):
+            for detached in (0, 1):
+                last = end + 1 if detached and not held else end
+                options += [
+                    run
+                    + least(j, k, end, held, detached, m - a[j])
+                    + least(s, t, k - 1, detached, left, m)
+                    for k in range(max(j + detached, t + 1), last + 1)
+                    if m >= need
+                ]
+            run += time[j]
+            need = max(need, around + a[j] + a[j + 1] + forward_extra[j])
+        return min(options)
+
+    optimum = least(0, 0, len(profile) - 1, 0, 0, budget - profile.input_bytes)
+    return None if optimum == never else int(optimum)
