@@ -72,14 +72,15 @@ def room_within(
             ``lines[i] + i * step * m`` outside of it, for each i.
         least: It needs as many bytes.
     """
+    left = limit.overhead - _outside(limit, lines, least)
+    if left < 0:
+        return -1, 0
     cap = float(limit.memory)
     if s > 0:  # the input of stage s is stored, by itself or inside the saved data before it
         cap -= min(chain.activation[s], chain.saved[s - 1])
-    if lines[0] > limit.overhead:
-        cap = -1.0
     for i in range(1, len(lines)):
         cap = min(cap, (limit.overhead - lines[i]) / (i * limit.step))
-    return int(np.floor(cap)), int(np.floor(limit.overhead - _outside(limit, lines, least))) + 1
+    return int(np.floor(cap)), int(np.floor(left)) + 1
 
 
 @kernel

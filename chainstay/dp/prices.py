@@ -47,6 +47,8 @@ class PriceBound:
         rerun_time: Every forward once, ns.
         root: Lower bound on the overhead of any schedule, ns.
         step: Between two prices, ns per byte.
+        restarted: Shape (n + 1, prices): at [k, i], at most the least, over m, of what stages
+            k..n-1 cost after a restart at k with m bytes, plus ``i * step * m``.
         around: Shape (n, n, prices): at [s, t, i], what a schedule spends outside of
             ``O(s, t, m)`` is at least ``around[s, t, i] + i * step * m``.
 
@@ -76,7 +78,8 @@ class PriceBound:
         ladder = priced(self.step, _RUNGS)
         after = _after(chain, ladder)
         self.root = float(np.max(after[0] - np.arange(_RUNGS) * self.step * memory))
-        self.around: _Floats = _around(chain, ladder, _before(chain, ladder), after)
+        self.restarted: _Floats = after + ladder.stored
+        self.around: _Floats = _around(chain, ladder, _before(chain, ladder), self.restarted)
 
 
 class _Priced(NamedTuple):
@@ -175,7 +178,7 @@ def _before(chain: Chain, priced: _Priced) -> _Floats:
 
 
 @kernel
-def _around(chain: Chain, priced: _Priced, before: _Floats, after: _Floats) -> _Floats:
+def _around(chain: Chain, priced: _Priced, before: _Floats, restarted: _Floats) -> _Floats:
     """The table `PriceBound.around`."""
     n, rungs, step, stored = len(chain.saved), priced.stored.shape[1], priced.step, priced.stored
     cost = np.zeros((n, n, rungs))
@@ -189,8 +192,7 @@ def _around(chain: Chain, priced: _Priced, before: _Floats, after: _Floats) -> _
             for i in range(rungs):
                 best = -np.inf
                 for j in range(rungs - i):
-                    later = after[t + 1, j] + stored[t + 1, j]
-                    best = max(best, cost[s, n - 1, i + j] + later)
+                    best = max(best, cost[s, n - 1, i + j] + restarted[t + 1, j])
                 best += rerun
                 if s > 0:
                     time = float(chain.elapsed[s] - chain.elapsed[s - 1])

@@ -19,15 +19,23 @@ are counted above ``Σ u_f[s..l] + Σ u_b[t..l]``, so that moving costs nothing.
 
 from __future__ import annotations
 
+import numpy as np
+
 from chainstay.dp import jit
-from chainstay.dp.compiled import CompiledFronts, bounds_of, chain_of
-from chainstay.dp.deepening import limits
+from chainstay.dp.compiled import CompiledFronts, chain_of
+from chainstay.dp.deepening import growing_limits
 from chainstay.dp.engines import least_memory
 from chainstay.dp.fronts import Fronts
-from chainstay.dp.outside import Limit, OutsideBound
-from chainstay.dp.pruning import spared_around
+from chainstay.dp.priced_pruning import priced_limit
+from chainstay.dp.prices import PriceBound
 from chainstay.dp.recursion import KEEP, Recursion
-from chainstay.dp.weak_kernels import MOVE, choose_weak, fill_weak, least_weak_memory
+from chainstay.dp.weak_kernels import (
+    MOVE,
+    choose_weak,
+    fill_weak,
+    floating_around,
+    least_weak_memory,
+)
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
@@ -87,14 +95,16 @@ class _WeakFronts:
     def __init__(self, recursion: Recursion, memory: int) -> None:
         self._recursion, self._memory = recursion, memory
         self._chain = chain_of(recursion)
+        # the least memory of persistent schedules says nothing about these: none is assumed
+        nothing = np.zeros((recursion.stages, recursion.stages), dtype=np.int64)
+        self._bound = PriceBound(self._chain, memory, nothing, is_floating=True)
+        self._floating = floating_around(self._chain, self._bound.around, self._bound.restarted)
         least = least_memory(recursion)
         if memory >= least.root:  # the persistent optimum is a schedule of this class
             engine = CompiledFronts if jit.is_available() else Fronts
-            persistent = engine.solve(recursion, memory, least).root.overhead[-1]
-            bound = OutsideBound(recursion, memory, spared_around)
-            self._fill(Limit(int(persistent), bound))
+            self._fill(int(engine.solve(recursion, memory, least).root.overhead[-1]))
         elif memory >= least_weak_memory(self._chain):
-            for limit in limits(OutsideBound(recursion, memory, spared_around), recursion):
+            for limit in growing_limits(self._bound.root, recursion.rerun_time):
                 self._fill(limit)
                 if self.overhead is not None:
                     break
@@ -134,13 +144,11 @@ class _WeakFronts:
             (s, t, k - 1, m),
         ]
 
-    def _fill(self, limit: Limit) -> None:
-        recursion = self._recursion
-        bounds = bounds_of(recursion, self._memory, limit=limit)
-        self._corners = fill_weak(self._chain, bounds)
-        number = recursion.stages - 1
+    def _fill(self, limit: int) -> None:
+        self._corners = fill_weak(self._chain, priced_limit(self._bound, limit), self._floating)
+        number = self._recursion.stages - 1
         first, size = int(self._corners.first[number]), int(self._corners.size[number])
-        if size and self._corners.overhead[first + size - 1] <= limit.overhead:
+        if size and self._corners.overhead[first + size - 1] <= limit:
             self.overhead = int(self._corners.overhead[first + size - 1])
 
 

@@ -10,13 +10,23 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chainstay.dp.jit import kernel
-from chainstay.dp.pruning import Bounds, Chain, matters, room
+from chainstay.dp.priced_pruning import PricedLimit, keep_affordable, room_within
+from chainstay.dp.pruning import Chain
 from chainstay.dp.recursion import KEEP, Array
 from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
 
-__all__ = ["MOVE", "WeakCorners", "choose_weak", "fill_weak", "least_weak_memory"]
+__all__ = [
+    "MOVE",
+    "Floating",
+    "WeakCorners",
+    "choose_weak",
+    "fill_weak",
+    "floating_around",
+    "least_weak_memory",
+]
 
 _BEYOND: Final = 2**61
 MOVE: Final = -3
@@ -202,9 +212,65 @@ def _restarts(
     return lowest, spare
 
 
+class Floating(NamedTuple):
+    """What is spent outside of W(s, t, l, m) with s < t, so that a^s may still move on.
+
+    It is at least ``min(born, elapsed[l+1] - elapsed[s] + cut) + price * (m + a[s])``.
+
+    Attributes:
+        born: Shape (n, n, prices), at [t, l, i]: when (·, t, l) is the later part of a restart.
+        cut: Likewise, when it is the earlier part of one.
+    """
+
+    born: NDArray[np.float64]
+    cut: NDArray[np.float64]
+
+
 @kernel
-def fill_weak(chain: Chain, bounds: Bounds) -> WeakCorners:
-    """Fronts of all W(s, t, l, ·) within the bounds: l ascending, s descending."""
+def floating_around(
+    chain: Chain, around: NDArray[np.float64], restarted: NDArray[np.float64]
+) -> Floating:
+    """The tables, from those of `PriceBound`."""
+    n, _, rungs = around.shape
+    born, cut = np.full((n, n, rungs), np.inf), np.full((n, n, rungs), np.inf)
+    for t in range(1, n):
+        time = chain.elapsed[t] - chain.elapsed[t - 1]
+        born[t] = np.minimum(born[t - 1], around[t - 1]) + time
+        again = np.full(rungs, np.inf)
+        for end in range(n - 2, t - 1, -1):
+            rerun = chain.elapsed[end + 1] - chain.elapsed[t]
+            for i in range(rungs):
+                best = -np.inf
+                for j in range(rungs - i):
+                    best = max(best, born[t, n - 1, i + j] + restarted[end + 1, j])
+                cut[t, end, i] = min(best, again[i])
+                again[i] = min(again[i], born[t, end, i], rerun + best)
+    return Floating(born, cut)
+
+
+@kernel
+def _floating_lines(
+    chain: Chain,
+    limit: PricedLimit,
+    floating: Floating,
+    span: tuple[int, int, int],
+    needed: int,
+    lines: NDArray[np.float64],
+) -> bool:
+    """Write the lines of (s, t, end), s < t, to `lines` unless with `needed` bytes none matters."""
+    s, t, end = span
+    rerun = chain.elapsed[end + 1] - chain.elapsed[s]
+    for i in range(len(lines) - 1, -1, -1):
+        spent = min(floating.born[t, end, i], rerun + floating.cut[t, end, i])
+        lines[i] = spent + i * limit.step * chain.activation[s]
+        if lines[i] + i * limit.step * needed > limit.overhead:
+            return False
+    return True
+
+
+@kernel
+def fill_weak(chain: Chain, limit: PricedLimit, floating: Floating) -> WeakCorners:
+    """Fronts of all W(s, t, l, ·) within the limit: l ascending, s descending."""
     n = len(chain.saved)
     row = _rows(n)
     fronts = row[n - 1, n - 1] + n
@@ -213,19 +279,27 @@ def fill_weak(chain: Chain, bounds: Bounds) -> WeakCorners:
     pool, used = buffers(_FIRST_CAPACITY), 0
     here, spare = buffers(_FIRST_CAPACITY), buffers(_FIRST_CAPACITY)
     rests = np.empty((n, 16), dtype=np.int64), np.empty((n, 16), dtype=np.int64)
+    moving = np.zeros(limit.around.shape[2])
     for end in range(n):
         sizes, nowhere = np.zeros(n, dtype=np.int64), np.full(n, _BEYOND, dtype=np.int64)
         resting = Resting(rests[0], rests[1], sizes, nowhere, np.zeros(n, dtype=np.int64))
         for s in range(end, -1, -1):
-            if end < n - 1 and chain.elapsed[end + 1] - chain.elapsed[s] > bounds.limit:
+            if end < n - 1 and chain.elapsed[end + 1] - chain.elapsed[s] > limit.overhead:
                 break
             corners = WeakCorners(pool[0], pool[1], row, first, count)
             if s < end:
-                resting, spare = _rest_at(chain, corners, s + 1, end, resting, spare, bounds.memory)
+                resting, spare = _rest_at(chain, corners, s + 1, end, resting, spare, limit.memory)
             for t in range(s, end + 1):
-                cap, ceiling = room(chain, bounds, s, end, chain.elapsed[t] - chain.elapsed[s])
-                if cap < 0 or ceiling <= 0:
-                    break
+                needed = chain.gradient[end + 1] + chain.transit[s, s]
+                if s == t:
+                    needed, lines = min(needed, chain.keep_floor[s, end]), limit.around[s, end]
+                elif _floating_lines(chain, limit, floating, (s, t, end), needed, moving):
+                    lines = moving
+                else:
+                    continue
+                cap, ceiling = room_within(chain, limit, s, lines, needed)
+                if cap < needed or ceiling <= 0:
+                    continue
                 corners = WeakCorners(pool[0], pool[1], row, first, count)
                 lowest, here = _first_case(chain, corners, (s, t, end), (cap, ceiling), here)
                 lowest, spare = _restarts(
@@ -233,14 +307,7 @@ def fill_weak(chain: Chain, bounds: Bounds) -> WeakCorners:
                 )
                 # store what can be part of a whole schedule
                 pool = with_room(pool, used, lowest.last + 1)
-                size = matters(
-                    chain,
-                    bounds,
-                    (s, end, chain.elapsed[t] - chain.elapsed[s]),
-                    lowest,
-                    pool[0][used:],
-                    pool[1][used:],
-                )
+                size = keep_affordable(limit, lines, lowest, pool[0][used:], pool[1][used:])
                 number = row[s, t] + end
                 first[number], count[number] = used, size
                 if size:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 
+import numpy as np
 import pytest
 from golden_chains import GOLDEN, GoldenChain
 from hypothesis import given, settings
@@ -14,6 +17,10 @@ from strategies import chains
 
 from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, simulate
 from chainstay.dp import least_budget
+from chainstay.dp.compiled import chain_of
+from chainstay.dp.prices import PriceBound
+from chainstay.dp.recursion import Recursion
+from chainstay.dp.weak_kernels import floating_around
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search
@@ -77,6 +84,29 @@ def test_claims_about_all_schedules_hold_in_exhaustive_search(
     else:
         assert claim.family is Family.WEAKLY_PERSISTENT
         assert claim.makespan >= optimum
+
+
+@settings(max_examples=500, deadline=None)
+@given(chains(max_stages=6), st.integers(0, 60))
+def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
+    profile: ChainProfile, extra: int
+) -> None:
+    memory = least_budget(profile, persistence="weak") - profile.input_bytes + extra
+    chain, n = chain_of(Recursion.of(profile)), len(profile)
+    nothing = np.zeros((n, n), dtype=np.int64)
+    bound = PriceBound(chain, memory, nothing, is_floating=True)
+    floating = floating_around(chain, bound.around, bound.restarted)
+    prices = bound.step * np.arange(bound.around.shape[2])
+    for (s, t, end, m), spent in _least_spent_around(profile, memory).items():
+        if s == t:
+            lines = bound.around[t, end]
+        else:
+            rerun = chain.elapsed[end + 1] - chain.elapsed[s]
+            lines = np.minimum(floating.born[t, end], rerun + floating.cut[t, end])
+            lines = lines + prices * chain.activation[s]
+        assert (lines + prices * m).max() <= spent + 1e-6
+    optimum = WEAK(profile, memory + profile.input_bytes).makespan - profile.least_time
+    assert bound.root <= optimum + 1e-6
 
 
 @settings(max_examples=15, deadline=None)
@@ -166,3 +196,52 @@ def test_without_numba_all_of_it_is_slower_but_the_same() -> None:
     )
     expected = [WEAK(profile, budget).schedule, DP()(profile, budget).schedule]
     assert ran.stdout.splitlines() == [str(schedule) for schedule in expected]
+
+
+State = tuple[int, int, int, int]
+"""s, t, l, m: the sub-chain of W(s, t, l, m)."""
+
+
+def _least_spent_around(profile: ChainProfile, memory: int) -> dict[State, float]:
+    """For each state of any schedule: the least overhead outside of it, over all schedules."""
+
+    @cache
+    def overhead(state: State) -> float:
+        return min(
+            (rerun + sum(map(overhead, parts)) for rerun, parts in _decisions(profile, state)),
+            default=float("inf"),
+        )
+
+    spent: dict[State, float] = defaultdict(lambda: float("inf"))
+    spent[0, 0, len(profile) - 1, memory] = 0.0
+    pending = list(spent)
+    while pending:
+        state = pending.pop()
+        for rerun, parts in _decisions(profile, state):
+            total = spent[state] + rerun + sum(map(overhead, parts))
+            for part in parts:
+                if total - overhead(part) < spent[part]:
+                    spent[part] = total - overhead(part)
+                    pending.append(part)
+    return spent
+
+
+def _decisions(profile: ChainProfile, state: State) -> Iterator[tuple[int, list[State]]]:
+    """Time of the rerun, and parts, of each decision as the derivation has them, unfactored."""
+    s, t, end, m = state
+    p = profile.arrays()
+    a, delta, extra = p.activation.tolist(), p.gradient.tolist(), p.forward_overhead.tolist()
+    first = delta[end + 1] + a[s + 1] + extra[s]
+    if s == t:
+        backward = delta[s + 1] + delta[s] + int(p.backward_overhead[s])
+        if m >= p.saved[s] + max(delta[end + 1] + extra[s], backward):
+            yield 0, [(s + 1, s + 1, end, m - int(p.saved[s]))] if s < end else []
+    elif m >= first:
+        yield 0, [(s + 1, t, end, m + a[s] - a[s + 1])]
+    need = first
+    for j in range(s + 1, end + 1):
+        if m >= need:
+            for k in range(max(j, t + 1), end + 1):
+                rerun = int(p.forward_time[s:k].sum())
+                yield rerun, [(j, k, end, m - a[j]), (s, t, k - 1, m)]
+        need = max(need, delta[end + 1] + a[j] + a[j + 1] + extra[j])
