@@ -207,7 +207,7 @@ _METHODS: Final[Mapping[str, Method]] = MappingProxyType(
 def _started(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:
     """The claim of an exact solver that starts from the persistent optimum."""
     try:
-        known = _persistent_optimum(profile, budget, Discards.TABLE1)
+        known = _persistent_optimum(profile, budget, Discards(method.discards))
     except InvalidProfileError as reason:  # sizes beyond the dynamic program's arithmetic
         _log.info("%s without a start: %s", method, reason)
         return method(profile, budget)
