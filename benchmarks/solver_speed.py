@@ -2,7 +2,7 @@
 
     python benchmarks/solver_speed.py [--stages 339] [--repeats 3] [--no-table]
 
-Four families of chains, four budgets (shares of what plain training needs). Every time is
+Six families of chains, four budgets (shares of what plain training needs). Every time is
 the median CPU time of one thread over the repeats, warm. "slots" is the textbook table on
 500 memory slots: its time over ours, and how much overhead it adds, in percent of ours.
 Then long chains, the least feasible budget, weak persistence, and the first call of a
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -99,6 +100,27 @@ def gpt_sub_blocks(stages: int, seed: int = 0) -> ChainProfile:
     )
 
 
+def noisy(profile: ChainProfile, seed: int = 1) -> ChainProfile:
+    """Every size off by up to 3 per cent, as measured ones are: no two sums are alike."""
+    draw = np.random.default_rng(seed)
+
+    def near(size: int) -> int:
+        return round(size * draw.uniform(0.97, 1.03))
+
+    def perturbed(stage: Stage) -> Stage:
+        output = near(stage.output_bytes)
+        return replace(
+            stage,
+            output_bytes=output,
+            saved_bytes=max(output, near(stage.saved_bytes)),
+            gradient_bytes=output,
+            forward_overhead_bytes=near(stage.forward_overhead_bytes),
+            backward_overhead_bytes=near(stage.backward_overhead_bytes),
+        )
+
+    return replace(profile, stages=tuple(map(perturbed, profile.stages)))
+
+
 def _chain(**columns: NDArray[np.int64]) -> ChainProfile:
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     stages = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -125,6 +147,8 @@ FAMILIES: dict[str, Callable[[int], ChainProfile]] = {
     "ResNet-like": resnet_like,
     "GPT-like": gpt_like,
     "GPT sub-blocks": gpt_sub_blocks,
+    "GPT-like, noisy": lambda stages: noisy(gpt_like(stages)),
+    "GPT sub-blocks, noisy": lambda stages: noisy(gpt_sub_blocks(stages)),
 }
 WEAK = DP(persistence="weak")
 BUDGETS = (0.15, 0.25, 0.4, 0.7)
