@@ -88,20 +88,11 @@ def chain_of(recursion: Recursion) -> Chain:
     )
 
 
-def bounds_of(
-    recursion: Recursion,
-    memory: int,
-    *,
-    least: LeastMemory | None = None,
-    limit: Limit | None = None,
-) -> Bounds:
-    """`limit` and `least` for compiled code, or what stands for none."""
-    n = recursion.stages
-    least_of = np.zeros((n, n), dtype=np.int64) if least is None else least.of
+def bounds_of(recursion: Recursion, memory: int, *, limit: Limit | None = None) -> Bounds:
+    """`limit` for compiled code, or what stands for none."""
     if limit is None:
+        n = recursion.stages
         nothing = np.zeros((n + 1, n + 1), dtype=np.int64)
-        return Bounds(float(2**61), memory, np.zeros((n, n)), nothing, nothing, least_of)
+        return Bounds(float(2**61), memory, np.zeros((n, n)), nothing, nothing)
     bound = limit.bound
-    return Bounds(
-        limit.overhead, memory, bound.around, bound.prefix_size, bound.prefix_time, least_of
-    )
+    return Bounds(limit.overhead, memory, bound.around, bound.prefix_size, bound.prefix_time)

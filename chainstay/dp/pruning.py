@@ -33,14 +33,13 @@ class Chain(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What prunes: `limit` and `memory` as in `Limit`, tables of `OutsideBound`, `LeastMemory`."""
+    """What prunes: `limit` and `memory` as in `Limit`, tables of `OutsideBound`."""
 
     limit: float
     memory: int
     around: NDArray[np.float64]
     prefix_size: Array
     prefix_time: Array
-    least: Array
 
 
 @kernel
