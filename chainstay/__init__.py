@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from chainstay.formulations import CPSAT, MIP
-    from chainstay.profiles import ChainProfile, Stage
+    from chainstay.profiles import ChainProfile, Skip, Stage
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
@@ -63,7 +63,7 @@ _HOME: Final = MappingProxyType(
                 "UnsupportedModelError",
             ),
             "chainstay.formulations": ("CPSAT", "MIP"),
-            "chainstay.profiles": ("ChainProfile", "Stage"),
+            "chainstay.profiles": ("ChainProfile", "Skip", "Stage"),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
             "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
@@ -101,6 +101,7 @@ __all__ = [
     "Replay",
     "Revolve",
     "Schedule",
+    "Skip",
     "Solution",
     "SolverLimitError",
     "Stage",

@@ -24,14 +24,22 @@ def dump(kind: str, version: int, body: Mapping[str, object]) -> str:
     return json.dumps({"chainstay": kind, "version": version, **body}, indent=1)
 
 
-def parse(text: str, kind: str, version: int, error: type[ChainstayError]) -> Fields:
+def parse(
+    text: str,
+    kind: str,
+    version: int,
+    error: type[ChainstayError],
+    *,
+    oldest: int | None = None,
+) -> Fields:
     """The fields of a document.
 
     Args:
         text: The document.
         kind: What it must be, for example ``"chain-profile"``.
-        version: The one version understood.
+        version: The version understood.
         error: The exception to raise, now and by the fields, with the field's name.
+        oldest: The first of several versions understood, `version` being the last.
     """
     if len(text) > _LARGEST_DOCUMENT:
         raise error(f"{kind} document: {len(text)} characters, at most {_LARGEST_DOCUMENT}")
@@ -43,10 +51,11 @@ def parse(text: str, kind: str, version: int, error: type[ChainstayError]) -> Fi
     if fields.string("chainstay") != kind:
         found = fields.string("chainstay")
         raise error(f"{kind} document: field 'chainstay' is {found!r}, must be {kind!r}")
-    if (found_version := fields.integer("version")) != version:
+    oldest = version if oldest is None else oldest
+    if not oldest <= (found_version := fields.integer("version")) <= version:
+        known = f"version {version}" if oldest == version else f"versions {oldest} to {version}"
         raise error(
-            f"{kind} document: field 'version' is {found_version}; "
-            f"this chainstay reads version {version}"
+            f"{kind} document: field 'version' is {found_version}; this chainstay reads {known}"
         )
     return fields
 

@@ -7,14 +7,17 @@ or after a million others, in any process.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, TypeVar
 
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.errors import InvalidProfileError
+from chainstay.profiles import ChainProfile, Skip, Stage
 
-__all__ = ["FAMILIES", "ChainInstance", "random_chain", "simpler"]
+__all__ = ["FAMILIES", "ChainInstance", "random_chain", "simpler", "with_skip"]
 
 FAMILIES: Final = (
     "plain",  # gradients like activations, saved data a few times the output
@@ -30,7 +33,7 @@ _LARGEST_SIZES: Final = (3, 10, 60)
 _SHARES: Final = 8
 
 _Random: TypeAlias = random.Random
-_Record = TypeVar("_Record", ChainProfile, Stage)
+_Record = TypeVar("_Record", ChainProfile, Skip, Stage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,30 +61,67 @@ def random_chain(seed: int, number: int) -> ChainInstance:
 def simpler(instance: ChainInstance) -> Iterator[ChainInstance]:
     """Instances a little simpler than this one, the simplest first.
 
-    One stage less; all sizes and the budget, or all times, at a half; one number less by
-    all, a half, a quarter, … of it.
+    One stage or skip less; all sizes and the budget, or all times, at a half; one number
+    less by all, a half, a quarter, … of it.
     """
     profile = instance.profile
     for i in range(len(profile) * (len(profile) > 1)):
-        shorter = replace(profile, stages=profile.stages[:i] + profile.stages[i + 1 :])
-        yield replace(instance, profile=shorter)
+        yield from _if_valid(instance, partial(_without_stage, profile, i))
+    for i in range(len(profile.skips)):
+        skips = profile.skips[:i] + profile.skips[i + 1 :]
+        yield replace(instance, profile=replace(profile, skips=skips))
     yield from _halved(instance)
     for value in filter(None, _smaller(instance.budget)):
         yield replace(instance, budget=value)
+    for change in _with_one_number_less(profile):
+        yield from _if_valid(instance, change)
+
+
+def _if_valid(
+    instance: ChainInstance, change: Callable[[], ChainProfile]
+) -> Iterator[ChainInstance]:
+    """The instance on a changed chain, unless its skips no longer fit in its sizes."""
+    with suppress(InvalidProfileError):
+        yield replace(instance, profile=change())
+
+
+def _with_one_number_less(profile: ChainProfile) -> Iterator[Callable[[], ChainProfile]]:
+    """Makers of chains with one size, time or reach less."""
     for field in ("input_bytes", "input_gradient_bytes"):
         for value in _smaller(getattr(profile, field)):
-            yield replace(instance, profile=_with(profile, field, value))
-    for i, stage in enumerate(profile.stages):
-        for field, quantity in asdict(stage).items():
-            for value in () if field == "name" else _smaller(quantity):
-                stages = [*profile.stages]
-                stages[i] = _with(stage, field, value)
-                yield replace(instance, profile=replace(profile, stages=tuple(stages)))
+            yield partial(_with, profile, field, value)
+    for parts in ("stages", "skips"):
+        for i, record in enumerate(getattr(profile, parts)):
+            for field, quantity in asdict(record).items():
+                for value in () if field == "name" else _smaller(quantity):
+                    yield partial(_with_part, profile, parts, i, field, value)
+
+
+def _without_stage(profile: ChainProfile, i: int) -> ChainProfile:
+    """Stage i and its output are gone; skips go on between what remains."""
+    last = len(profile) - 2
+    ends = [(s.first - (s.first > i + 1), min(last, s.last - (s.last > i))) for s in profile.skips]
+    skips = zip(profile.skips, ends, strict=True)
+    return replace(
+        profile,
+        stages=profile.stages[:i] + profile.stages[i + 1 :],
+        skips=tuple(
+            replace(skip, first=first, last=end) for skip, (first, end) in skips if first < end
+        ),
+    )
 
 
 def _with(record: _Record, field: str, value: int) -> _Record:
     changes: dict[str, Any] = {field: value}
     return replace(record, **changes)
+
+
+def _with_part(profile: ChainProfile, parts: str, i: int, field: str, value: int) -> ChainProfile:
+    """`profile` with one field of its stage or skip number i changed."""
+    records = [*getattr(profile, parts)]
+    records[i] = _with(records[i], field, value)
+    changes: dict[str, Any] = {parts: tuple(records)}
+    return replace(profile, **changes)
 
 
 def _halved(instance: ChainInstance) -> Iterator[ChainInstance]:
@@ -90,7 +130,8 @@ def _halved(instance: ChainInstance) -> Iterator[ChainInstance]:
     sizes = ChainProfile(
         input_bytes=profile.input_bytes // 2,
         input_gradient_bytes=profile.input_gradient_bytes // 2,
-        stages=tuple(_half(stage, "_bytes") for stage in profile.stages),
+        stages=tuple(_half(stage, "bytes") for stage in profile.stages),
+        skips=tuple(_half(skip, "bytes") for skip in profile.skips),
     )
     times = replace(profile, stages=tuple(_half(stage, "_time") for stage in profile.stages))
     if instance.budget > 1:
@@ -99,10 +140,10 @@ def _halved(instance: ChainInstance) -> Iterator[ChainInstance]:
         yield replace(instance, profile=times)
 
 
-def _half(stage: Stage, which: str) -> Stage:
-    """`stage` with half of every quantity whose name ends in `which`."""
-    changes = {name: n // 2 for name, n in asdict(stage).items() if name.endswith(which)}
-    return replace(stage, **changes)
+def _half(record: _Record, which: str) -> _Record:
+    """`record` with half of every quantity whose name ends in `which`."""
+    changes = {name: n // 2 for name, n in asdict(record).items() if name.endswith(which)}
+    return replace(record, **changes)
 
 
 def _smaller(value: int) -> Iterator[int]:
@@ -122,13 +163,19 @@ def _chain(draw: _Random, family: str) -> ChainProfile:
         activations = activations[:1] * (count + 1)
         stages = [_stage(draw, family, activations[0], largest)] * count
     else:
-        stages = [_stage(draw, family, after, largest) for _, after in pairwise(activations)]
+        sizes = "wild" if family == "skips" and draw.random() < 1 / 4 else family
+        stages = [_stage(draw, sizes, after, largest) for _, after in pairwise(activations)]
     profile = ChainProfile(
         input_bytes=activations[0],
         input_gradient_bytes=draw.choice([0, activations[0]]),
         stages=tuple(stages),
     )
-    return _measured(draw, profile) if family == "measured" else profile
+    match family:
+        case "measured":
+            return _measured(draw, profile)
+        case "skips":
+            return _with_skips(draw, profile, largest)
+    return profile
 
 
 def _stage(draw: _Random, family: str, output: int, largest: int) -> Stage:
@@ -175,6 +222,46 @@ def _measured(draw: _Random, profile: ChainProfile) -> ChainProfile:
         input_bytes=profile.input_bytes * 2**20,
         input_gradient_bytes=profile.input_gradient_bytes * 2**20,
         stages=tuple(map(stretch, profile.stages)),
+    )
+
+
+def _with_skips(draw: _Random, profile: ChainProfile, largest: int) -> ChainProfile:
+    """The same chain with one to four tensors more, each part of several activations."""
+    for _ in range(draw.randint(1, 4) * (len(profile) > 1)):
+        first, last = sorted(draw.sample(range(len(profile)), 2))
+        size = draw.randint(0, largest)
+        gradient = draw.choice([0, size])
+        profile = with_skip(
+            profile, Skip(first=first, last=last, bytes=size, gradient_bytes=gradient)
+        )
+    return profile
+
+
+def with_skip(profile: ChainProfile, skip: Skip) -> ChainProfile:
+    """`profile` with a tensor more; all sizes that count it grow by it.
+
+    Example:
+        >>> chain = ChainProfile(input_bytes=5, input_gradient_bytes=0, stages=(Stage(),) * 3)
+        >>> chain = with_skip(chain, Skip(first=1, last=2, bytes=10))
+        >>> [chain.activation_bytes(i) for i in range(4)], chain.stages[0].saved_bytes
+        ([5, 10, 10, 0], 10)
+    """
+
+    def grown(i: int, stage: Stage) -> Stage:
+        is_here, is_made = i + 1 in skip.states, i + 1 == skip.first
+        return replace(
+            stage,
+            output_bytes=stage.output_bytes + skip.bytes * is_here,
+            gradient_bytes=stage.gradient_bytes + skip.gradient_bytes * is_here,
+            saved_bytes=stage.saved_bytes + skip.bytes * is_made,
+        )
+
+    return replace(
+        profile,
+        input_bytes=profile.input_bytes + skip.bytes * (skip.first == 0),
+        input_gradient_bytes=profile.input_gradient_bytes + skip.gradient_bytes * (skip.first == 0),
+        stages=tuple(grown(i, stage) for i, stage in enumerate(profile.stages)),
+        skips=(*profile.skips, skip),
     )
 
 

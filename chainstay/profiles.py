@@ -2,7 +2,9 @@
 
 Sizes are whole bytes, times whole nanoseconds, so that "optimal" can be tested with
 ``==``. Stages are numbered from 0; stage ``n - 1`` is the loss. Activation ``a^i`` is the
-input of stage ``i`` and ``a^n`` the output of the loss.
+input of stage ``i`` and ``a^n`` the output of the loss. An activation may be several
+tensors: one that passes through stages unchanged (a skip connection) is part of several
+activations and a `Skip` of the profile; whatever stores it stores the same bytes.
 
 ======================  =====================================================
 symbol in [BEHJS24]     name here
@@ -10,7 +12,7 @@ symbol in [BEHJS24]     name here
 ``u_f``, ``u_b``        ``forward_time``, ``backward_time``
 ``ω_a``                 ``output_bytes`` (``input_bytes`` for ``a^0``)
 ``ω_ā``                 ``saved_bytes``: all that backward needs, the output
-                        included, the input not
+                        included, the input and what passes through from it not
 ``ω_δ``                 ``gradient_bytes`` (``input_gradient_bytes`` for ``δ^0``)
 ``o_f``, ``o_b``        ``forward_overhead_bytes``, ``backward_overhead_bytes``
 ======================  =====================================================
@@ -28,10 +30,11 @@ from numpy.typing import NDArray
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
 
-__all__ = ["ChainArrays", "ChainProfile", "Stage"]
+__all__ = ["ChainArrays", "ChainProfile", "Skip", "Stage"]
 
 _KIND: Final = "chain-profile"
-_VERSION: Final = 1
+_VERSION: Final = 2
+_VERSION_WITHOUT_SKIPS: Final = 1
 _LARGEST: Final = 2**48
 """Largest size or time: 256 TiB, or 78 hours. Sums over a long chain still fit in int64."""
 
@@ -46,7 +49,8 @@ class Stage:
         backward_time: Of one backward, in ns.
         output_bytes: Of the stage's output activation.
         saved_bytes: Of everything its backward needs besides its input: saved tensors
-            and the output. A measured value may lie a little below ``output_bytes``.
+            and the output, without skips that pass through. A measured value may lie a
+            little below ``output_bytes``.
         gradient_bytes: Of the gradient with respect to the output.
         forward_overhead_bytes: Needed during a forward only, besides input and result.
         backward_overhead_bytes: Needed during the backward only, besides ``saved_bytes``
@@ -80,6 +84,51 @@ class Stage:
 _QUANTITIES: Final = tuple(field.name for field in fields(Stage) if field.name != "name")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """A tensor that is part of neighbouring activations, ``a^first`` to ``a^last``.
+
+    Stage ``first - 1`` makes it (with ``first = 0`` it is part of the network's input), stage
+    `last` is the last one to read it, and the stages between pass it on. Each activation's
+    size counts it; memory holds it once, whatever is stored.
+
+    Attributes:
+        first: Index of the first activation that it is part of.
+        last: Index of the last one, larger than `first`.
+        bytes: Of the tensor.
+        gradient_bytes: Of its gradient, part of ``δ^first`` to ``δ^last``.
+
+    Raises:
+        InvalidProfileError: A field is not a whole number in its range.
+
+    Example:
+        >>> 3 in Skip(first=1, last=4, bytes=10).states
+        True
+    """
+
+    first: int
+    last: int
+    bytes: int
+    gradient_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for field in _SKIP_FIELDS:
+            object.__setattr__(self, field, _whole(getattr(self, field), f"skip: {field}"))
+        if self.first >= self.last:
+            raise InvalidProfileError(
+                f"a skip goes from a{self.first} to a{self.last}; it must be part of at least two "
+                "activations, in ascending order (a tensor of one activation needs no skip)"
+            )
+
+    @property
+    def states(self) -> range:
+        """Indices of the activations that it is part of."""
+        return range(self.first, self.last + 1)
+
+
+_SKIP_FIELDS: Final = tuple(field.name for field in fields(Skip))
+
+
 class ChainArrays(NamedTuple):
     """A chain as int64 arrays for numeric kernels; `n` is the number of stages.
 
@@ -91,6 +140,9 @@ class ChainArrays(NamedTuple):
         gradient: Shape (n + 1,), bytes of ``δ^0 .. δ^n``.
         forward_overhead: Shape (n,), bytes.
         backward_overhead: Shape (n,), bytes.
+        fresh: Shape (n, n + 1), at [i, j]: bytes of ``a^j`` that are no part of ``a^i``; 0
+            where i = j. Without skips, other entries are ``activation[j]``.
+        gradients: Shape (n,), bytes of ``δ^i`` and ``δ^{i+1}`` together, for stage i.
     """
 
     forward_time: NDArray[np.int64]
@@ -100,6 +152,8 @@ class ChainArrays(NamedTuple):
     gradient: NDArray[np.int64]
     forward_overhead: NDArray[np.int64]
     backward_overhead: NDArray[np.int64]
+    fresh: NDArray[np.int64]
+    gradients: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,26 +164,29 @@ class ChainProfile:
         input_bytes: Of the network's input ``a^0``, in memory from the start.
         input_gradient_bytes: Of the gradient with respect to it (0 when not wanted).
         stages: At least one.
+        skips: Tensors that are part of several activations. Sizes of activations and
+            gradients are those of all their tensors; ``saved_bytes`` counts the skips that
+            its stage makes, not those that pass through.
 
     Raises:
-        InvalidProfileError: No stage, something that is not a `Stage`, or a bad size.
+        InvalidProfileError: No stage, something that is not a `Stage` or `Skip`, a bad size,
+            or skips larger than what they are part of.
     """
 
     input_bytes: int
     input_gradient_bytes: int
     stages: tuple[Stage, ...]
+    skips: tuple[Skip, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("input_bytes", "input_gradient_bytes"):
             object.__setattr__(self, field, _whole(getattr(self, field), field))
-        if not isinstance(self.stages, tuple | list):
-            raise InvalidProfileError(f"stages is {self.stages!r}, must be a tuple of Stage")
-        object.__setattr__(self, "stages", tuple(self.stages))
+        object.__setattr__(self, "stages", _all(self.stages, Stage, "stages"))
+        object.__setattr__(self, "skips", _all(self.skips, Skip, "skips"))
         if not self.stages:
             raise InvalidProfileError("a chain needs at least one stage (the loss), got none")
-        for position, stage in enumerate(self.stages):
-            if not isinstance(stage, Stage):
-                raise InvalidProfileError(f"stages[{position}] is {stage!r}, must be a Stage")
+        if self.skips:
+            _require_room(self)
 
     def __len__(self) -> int:
         return len(self.stages)
@@ -149,14 +206,25 @@ class ChainProfile:
 
     def arrays(self) -> ChainArrays:
         """The chain as int64 arrays, for kernels: a derived view, never the truth."""
+        activation = self._column("output_bytes", first=self.input_bytes)
+        gradient = self._column("gradient_bytes", first=self.input_gradient_bytes)
+        fresh = np.tile(activation, (len(self), 1))
+        gradients = gradient[:-1] + gradient[1:]
+        for skip in self.skips:
+            states = slice(skip.first, skip.last + 1)
+            fresh[states, states] -= skip.bytes
+            gradients[skip.first : skip.last] -= skip.gradient_bytes
+        np.fill_diagonal(fresh, 0)
         return ChainArrays(
             forward_time=self._column("forward_time"),
             backward_time=self._column("backward_time"),
-            activation=self._column("output_bytes", first=self.input_bytes),
+            activation=activation,
             saved=self._column("saved_bytes"),
-            gradient=self._column("gradient_bytes", first=self.input_gradient_bytes),
+            gradient=gradient,
             forward_overhead=self._column("forward_overhead_bytes"),
             backward_overhead=self._column("backward_overhead_bytes"),
+            fresh=fresh,
+            gradients=gradients,
         )
 
     def _column(self, field: str, first: int | None = None) -> NDArray[np.int64]:
@@ -169,18 +237,22 @@ class ChainProfile:
             "input_bytes": self.input_bytes,
             "input_gradient_bytes": self.input_gradient_bytes,
             "stages": [asdict(stage) for stage in self.stages],
+            "skips": [asdict(skip) for skip in self.skips],
         }
         return documents.dump(_KIND, _VERSION, body)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s document.
+        """Read `to_json`'s document, or that of a version that knew no skips.
 
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not a chain;
                 the text names the field.
         """
-        document = documents.parse(text, _KIND, _VERSION, InvalidProfileError)
+        document = documents.parse(
+            text, _KIND, _VERSION, InvalidProfileError, oldest=_VERSION_WITHOUT_SKIPS
+        )
+        has_skips = document.integer("version") > _VERSION_WITHOUT_SKIPS
         return cls(
             input_bytes=document.integer("input_bytes"),
             input_gradient_bytes=document.integer("input_gradient_bytes"),
@@ -188,7 +260,50 @@ class ChainProfile:
                 Stage(name=stage.string("name"), **{q: stage.integer(q) for q in _QUANTITIES})
                 for stage in document.children("stages")
             ),
+            skips=tuple(
+                Skip(**{field: skip.integer(field) for field in _SKIP_FIELDS})
+                for skip in (document.children("skips") if has_skips else ())
+            ),
         )
+
+
+def _all(value: object, kind: type, what: str) -> tuple[object, ...]:
+    """`value` as a tuple, all of one kind."""
+    if not isinstance(value, tuple | list):
+        raise InvalidProfileError(f"{what} is {value!r}, must be a tuple of {kind.__name__}")
+    for position, item in enumerate(value):
+        if not isinstance(item, kind):
+            raise InvalidProfileError(f"{what}[{position}] is {item!r}, must be a {kind.__name__}")
+    return tuple(value)
+
+
+def _require_room(profile: ChainProfile) -> None:
+    """Refuse skips that are larger than what they are part of, or that reach the loss's output."""
+    last = len(profile) - 1
+    for position, skip in enumerate(profile.skips):
+        if skip.last > last:
+            raise InvalidProfileError(
+                f"skips[{position}] reaches a{skip.last}, and the last activation that a stage of "
+                f"this {len(profile)}-stage chain reads is a{last}; end it there at the latest"
+            )
+    for i in range(len(profile)):
+        here = [skip for skip in profile.skips if i in skip.states]
+        made = [skip for skip in here if skip.first == i]
+        saved = profile.stages[i - 1].saved_bytes if i else profile.input_bytes
+        for what, whole, part in (
+            (f"a{i}", profile.activation_bytes(i), sum(skip.bytes for skip in here)),
+            (
+                f"the gradient of a{i}",
+                profile.gradient_bytes(i),
+                sum(skip.gradient_bytes for skip in here),
+            ),
+            (f"what stage {i - 1} saves", saved, sum(skip.bytes for skip in made)),
+        ):
+            if part > whole:
+                raise InvalidProfileError(
+                    f"{what} has {whole} bytes, and skips in it have {part}; its size must count "
+                    "them, each once"
+                )
 
 
 def _whole(value: SupportsIndex, what: str) -> int:

@@ -6,10 +6,11 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.instances import with_skip
+from chainstay.profiles import ChainProfile, Skip, Stage
 
 TIMES = st.one_of(st.integers(0, 3), st.integers(0, 100))
-FAMILIES = (
+FAMILIES_WITHOUT_SKIPS = (
     "plain",  # gradients like activations, saved data a few times the output
     "fat",  # saved data far larger than activations
     "wild",  # nothing holds: large gradients, saved data below the output
@@ -17,18 +18,21 @@ FAMILIES = (
     "homogeneous",  # all stages alike
     "weightless",  # some stages without memory or without time
 )
+FAMILIES = (
+    *FAMILIES_WITHOUT_SKIPS,
+    "skips",  # some tensors are part of several activations
+)
 
 
 @st.composite
 def chains(
-    draw: st.DrawFn, *, max_stages: int = 8, families: tuple[str, ...] = FAMILIES
+    draw: st.DrawFn, *, max_stages: int = 8, families: tuple[str, ...] = FAMILIES_WITHOUT_SKIPS
 ) -> ChainProfile:
     """A chain of 1 to `max_stages` stages of one of `families`."""
     family = draw(st.sampled_from(families))
     count = draw(st.integers(1, max_stages))
     largest = draw(st.sampled_from([3, 10, 60]))
-    sizes = st.integers(0, largest)
-    activations = draw(st.lists(sizes, min_size=count + 1, max_size=count + 1))
+    activations = draw(st.lists(st.integers(0, largest), min_size=count + 1, max_size=count + 1))
     if family == "shrinking":
         activations.sort(reverse=True)
     if family == "homogeneous":
@@ -37,11 +41,28 @@ def chains(
         stages = [stage] * count
     else:
         pairs = pairwise(activations)
-        stages = [draw(_stages(family, before, after, largest)) for before, after in pairs]
-    return ChainProfile(
+        sizes = draw(st.sampled_from(["plain", "wild"])) if family == "skips" else family
+        stages = [draw(_stages(sizes, before, after, largest)) for before, after in pairs]
+    profile = ChainProfile(
         input_bytes=activations[0],
         input_gradient_bytes=draw(st.sampled_from([0, activations[0]])),
         stages=tuple(stages),
+    )
+    if family == "skips" and count > 1:
+        for skip in draw(st.lists(_skips(count, largest), min_size=1, max_size=4)):
+            profile = with_skip(profile, skip)
+    return profile
+
+
+@st.composite
+def _skips(draw: st.DrawFn, stages: int, largest: int) -> Skip:
+    first = draw(st.integers(0, stages - 2))
+    size = draw(st.integers(0, largest))
+    return Skip(
+        first=first,
+        last=draw(st.integers(first + 1, stages - 1)),
+        bytes=size,
+        gradient_bytes=draw(st.sampled_from([0, size])),
     )
 
 

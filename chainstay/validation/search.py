@@ -4,14 +4,15 @@ A state is a set of stored activations, a set of stored saved data and the gradi
 packed into integers. Every operation that Table 1 of [BEHJS24] allows (and every discard,
 under the rules that have them) is a transition; Dijkstra's algorithm finds the cheapest
 path. The transitions are written anew here, on bit masks, so that a mistake in the
-simulator and one here would have to agree.
+simulator and one here would have to agree. So are the sizes: a skip is a mask of the
+activations that it is part of, and in memory while it meets the mask of those that are
+stored, by themselves or inside saved data.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
@@ -121,23 +122,21 @@ def _walk_back(state: _State, came_from: dict[_State, tuple[_State, Op]]) -> tup
     return tuple(reversed(ops))
 
 
-@dataclass(frozen=True, slots=True)
 class _Rules:
     """The transitions out of a state."""
 
-    profile: ChainProfile
-    discards: Discards
-
-    def __post_init__(self) -> None:
-        if len(self.profile) > LARGEST_CHAIN:
+    def __init__(self, profile: ChainProfile, discards: Discards) -> None:
+        if len(profile) > LARGEST_CHAIN:
             raise InvalidProfileError(
                 f"exhaustive search takes chains of at most {LARGEST_CHAIN} stages, "
-                f"this one has {len(self.profile)}; use a solver"
+                f"this one has {len(profile)}; use a solver"
             )
+        self.profile, self.discards = profile, discards
+        self._sizes = _Sizes(profile)
 
     def steps(self, state: _State) -> Iterator[_Step]:
         """Every valid operation in `state`, whatever its memory."""
-        base = self._stored(state)
+        base = self._sizes.stored(state)
         yield from self._forwards(state, base)
         yield from self._backwards(state, base)
         if self.discards is not Discards.TABLE1:
@@ -149,14 +148,15 @@ class _Rules:
             stage, bit = self.profile.stages[i], 1 << i
             if not (activations | saved << 1) & bit:
                 continue
-            base_i = base + stage.forward_overhead_bytes
+            made = self._sizes.made(state, i)
+            base_i = base + stage.forward_overhead_bytes + made.skips
             if not saved & bit:
                 after = _State(gradient, activations, saved | bit)
                 op = Op(OpKind.FORWARD_KEEP_ALL, i)
-                yield _Step(op, after, stage.forward_time, base_i + stage.saved_bytes)
+                yield _Step(op, after, stage.forward_time, base_i + made.saved)
             if activations & bit << 1:
                 continue
-            need = base_i + stage.output_bytes
+            need = base_i + made.output
             after = _State(gradient, activations | bit << 1, saved)
             yield _Step(Op(OpKind.FORWARD_KEEP_INPUT, i), after, stage.forward_time, need)
             if activations & bit:
@@ -169,7 +169,7 @@ class _Rules:
         i = gradient - 1
         stage, bit = self.profile.stages[i], 1 << i
         if saved & bit and (activations & bit or saved << 1 & bit):
-            need = base + self.profile.gradient_bytes(i) + stage.backward_overhead_bytes
+            need = base + self._sizes.input_gradient[i] + stage.backward_overhead_bytes
             after = _State(i, activations & ~bit, saved & ~bit)
             if self._allows(after):
                 yield _Step(Op(OpKind.BACKWARD, i), after, stage.backward_time, need)
@@ -192,12 +192,50 @@ class _Rules:
         inputs = after.activations | after.saved << 1
         return self.discards is not Discards.TAPE or not after.saved & ~inputs
 
-    def _stored(self, state: _State) -> int:
-        profile = self.profile
-        total = profile.gradient_bytes(state.gradient)
-        for i in range(len(profile) + 1):
-            if state.activations >> i & 1:
-                total += profile.activation_bytes(i)
-            if state.saved >> i & 1:
-                total += profile.stages[i].saved_bytes
-        return total
+
+class _Made(NamedTuple):
+    """What a forward adds to memory: one of the first two, and skips that were not there."""
+
+    output: int
+    saved: int
+    skips: int
+
+
+class _Sizes:
+    """Bytes of states and of what operations add to them.
+
+    Attributes:
+        input_gradient: Of ``δ^i``, without what it has in common with ``δ^{i+1}``, by stage.
+    """
+
+    def __init__(self, profile: ChainProfile) -> None:
+        states = range(len(profile) + 1)
+        self._activation = [profile.activation_bytes(i) for i in states]
+        self._saved = [stage.saved_bytes for stage in profile.stages]
+        self._gradient = [profile.gradient_bytes(i) for i in states]
+        self.input_gradient = self._gradient[:-1]
+        self._skips: list[tuple[int, int]] = []
+        for skip in profile.skips:
+            for i in range(skip.first, skip.last):
+                self.input_gradient[i] -= skip.gradient_bytes
+            for i in range(skip.first, skip.last + 1):
+                self._activation[i] -= skip.bytes
+            if skip.first > 0:
+                self._saved[skip.first - 1] -= skip.bytes
+            self._skips.append(((2 << skip.last) - (1 << skip.first), skip.bytes))
+
+    def stored(self, state: _State) -> int:
+        """All that is in memory between two operations."""
+        gradient, activations, saved = state
+        total = self._gradient[gradient] + self._in_skips(activations | saved << 1)
+        total += sum(size for i, size in enumerate(self._activation) if activations >> i & 1)
+        return total + sum(size for i, size in enumerate(self._saved) if saved >> i & 1)
+
+    def made(self, state: _State, i: int) -> _Made:
+        """What a forward of stage `i` adds."""
+        before = state.activations | state.saved << 1
+        skips = self._in_skips(before | 2 << i) - self._in_skips(before)
+        return _Made(output=self._activation[i + 1], saved=self._saved[i], skips=skips)
+
+    def _in_skips(self, states: int) -> int:
+        return sum(size for mask, size in self._skips if mask & states)

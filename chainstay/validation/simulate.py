@@ -15,7 +15,10 @@ op       needs                       adds                    removes
 =======  ==========================  ======================  =========================
 
 While an operation runs, memory is all that is stored before it, what it adds, and its
-stage's overhead. This module shares no code with any solver.
+stage's overhead. A skip is in memory while any stored item has it, and counts once: an
+activation has the skips that are part of it, saved data those that are part of its stage's
+output. Likewise for gradients, while ``B`` holds those of its output and input. This module
+shares no code with any solver.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, Skip
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 
 __all__ = ["Replay", "Snapshot", "simulate"]
@@ -40,7 +43,7 @@ class Snapshot:
         end: When it ends, in ns.
         during_bytes: Memory while it runs, its overhead included.
         activation_bytes: Of the activations ``a^i`` stored after it, ``a^0`` included.
-        saved_bytes: Of the saved data stored after it.
+        saved_bytes: Of the saved data stored after it, without what activations have, too.
         gradient_bytes: Of the gradient stored after it.
     """
 
@@ -141,15 +144,34 @@ class _Memory:
     activations: set[int] = field(default_factory=lambda: {0})
     saved: set[int] = field(default_factory=set)
     gradient: int = -1
+    own_activation_bytes: tuple[int, ...] = ()
+    own_saved_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self.gradient = len(self.profile)
+        profile = self.profile
+        self.gradient = len(profile)
+        self.own_activation_bytes = tuple(
+            profile.activation_bytes(i) - sum(s.bytes for s in profile.skips if i in s.states)
+            for i in range(len(profile) + 1)
+        )
+        self.own_saved_bytes = tuple(
+            stage.saved_bytes - sum(s.bytes for s in profile.skips if s.first == i + 1)
+            for i, stage in enumerate(profile.stages)
+        )
 
     def activation_bytes(self) -> int:
-        return sum(self.profile.activation_bytes(index) for index in self.activations)
+        """Of all activations; each skip in them once."""
+        own = sum(self.own_activation_bytes[index] for index in self.activations)
+        return own + sum(s.bytes for s in self.profile.skips if self._is_in_activation(s))
 
     def saved_bytes(self) -> int:
-        return sum(self.profile.stages[stage].saved_bytes for stage in self.saved)
+        """Of all saved data; each skip in them once, and not at all if an activation has it."""
+        own = sum(self.own_saved_bytes[stage] for stage in self.saved)
+        return own + sum(
+            skip.bytes
+            for skip in self.profile.skips
+            if self._is_in_saved(skip) and not self._is_in_activation(skip)
+        )
 
     def gradient_bytes(self) -> int:
         return self.profile.gradient_bytes(self.gradient)
@@ -199,9 +221,15 @@ class _Memory:
         if stage not in self.saved:
             raise _RefusedError(f"{op} needs what Fa{stage} saves, and it is not stored")
         self._require_input(op)
+        passed_on = sum(
+            skip.gradient_bytes
+            for skip in self.profile.skips
+            if stage in skip.states and stage + 1 in skip.states
+        )
         during_bytes = (
             self.stored_bytes()
             + self.profile.gradient_bytes(stage)
+            - passed_on
             + self.profile.stages[stage].backward_overhead_bytes
         )
         self.gradient = stage
@@ -239,6 +267,12 @@ class _Memory:
 
     def _has_input(self, stage: int) -> bool:
         return stage in self.activations or stage - 1 in self.saved
+
+    def _is_in_activation(self, skip: Skip) -> bool:
+        return any(index in skip.states for index in self.activations)
+
+    def _is_in_saved(self, skip: Skip) -> bool:
+        return any(stage + 1 in skip.states for stage in self.saved)
 
 
 def _duration(profile: ChainProfile, op: Op) -> int:

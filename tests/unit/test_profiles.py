@@ -199,6 +199,8 @@ def test_arrays() -> None:
         gradient=np.array([90, 50_000, 60_000]),
         forward_overhead=np.array([600_000, 700_000]),
         backward_overhead=np.array([7_000_000, 8_000_000]),
+        fresh=np.array([[0, 300, 400], [9, 0, 400]]),
+        gradients=np.array([50_090, 110_000]),
     )
     for name, found in CHAIN.arrays()._asdict().items():
         assert found.dtype == np.int64
@@ -219,7 +221,7 @@ def test_json_form() -> None:
     text = ChainProfile(input_bytes=9, input_gradient_bytes=90, stages=(FIRST,)).to_json()
     assert json.loads(text) == {
         "chainstay": "chain-profile",
-        "version": 1,
+        "version": 2,
         "input_bytes": 9,
         "input_gradient_bytes": 90,
         "stages": [
@@ -234,6 +236,7 @@ def test_json_form() -> None:
                 "backward_overhead_bytes": 7_000_000,
             }
         ],
+        "skips": [],
     }
 
 
@@ -264,12 +267,12 @@ def without_in_stage(name: str) -> str:
     ("text", "message"),
     [
         (
-            edited(version=2),
-            "chain-profile document: field 'version' is 2; this chainstay reads version 1",
+            edited(version=3),
+            "chain-profile document: field 'version' is 3; this chainstay reads versions 1 to 2",
         ),
         (
             edited(version=0),
-            "chain-profile document: field 'version' is 0; this chainstay reads version 1",
+            "chain-profile document: field 'version' is 0; this chainstay reads versions 1 to 2",
         ),
         (
             edited(chainstay="schedule"),
@@ -277,7 +280,7 @@ def without_in_stage(name: str) -> str:
         ),
         *(
             (without(name), f"chain-profile: field '{name}' is missing")
-            for name in ("chainstay", "version", "stages", *INPUTS)
+            for name in ("chainstay", "version", "stages", "skips", *INPUTS)
         ),
         *(
             (without_in_stage(name), f"chain-profile.stages[1]: field '{name}' is missing")

@@ -11,10 +11,11 @@ import pytest
 from golden_chains import GOLDEN, GoldenChain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import chains
+from strategies import FAMILIES, chains
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.instances import with_skip
+from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Family
 from chainstay.validation import search
@@ -80,6 +81,12 @@ DIGITS = ChainProfile(
         )
         for i in range(3)
     ),
+)
+
+# The same and two tensors that are part of several activations, of digits of their own.
+DIGITS_AND_SKIPS = with_skip(
+    with_skip(DIGITS, Skip(first=1, last=2, bytes=10**7, gradient_bytes=10**9)),
+    Skip(first=0, last=1, bytes=10**8, gradient_bytes=10**10),
 )
 
 # A chain whose saved data may lose its input: 7 bytes suffice, 6 where discards are free.
@@ -233,7 +240,7 @@ def test_forward_past_the_gradient_can_free_memory() -> None:
     assert optimum(chain, 4).makespan == 308
 
 
-@given(profile=chains(max_stages=4), data=st.data())
+@given(profile=chains(max_stages=4, families=FAMILIES), data=st.data())
 @settings(max_examples=60, derandomize=True)
 def test_found_schedules_replay_as_claimed(profile: ChainProfile, data: st.DataObject) -> None:
     for rules in RULES:
@@ -245,7 +252,7 @@ def test_found_schedules_replay_as_claimed(profile: ChainProfile, data: st.DataO
         assert replay.peak_bytes <= budget
 
 
-@given(profile=chains(max_stages=4))
+@given(profile=chains(max_stages=4, families=FAMILIES))
 @settings(max_examples=60, derandomize=True)
 def test_least_budget_is_the_threshold(profile: ChainProfile) -> None:
     for rules in RULES:
@@ -257,7 +264,7 @@ def test_least_budget_is_the_threshold(profile: ChainProfile) -> None:
         assert caught.value.required == least
 
 
-@given(profile=chains(max_stages=4), slack=st.integers(0, 30))
+@given(profile=chains(max_stages=4, families=FAMILIES), slack=st.integers(0, 30))
 @settings(max_examples=60, derandomize=True)
 def test_freer_rules_are_never_worse(profile: ChainProfile, slack: int) -> None:
     budget = least_budget(profile) + slack
@@ -271,9 +278,12 @@ def test_freer_rules_are_never_worse(profile: ChainProfile, slack: int) -> None:
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("gradient", [1, 2, 3])
-def test_transitions_are_the_simulators(rules: Discards, gradient: int) -> None:
+@pytest.mark.parametrize("chain", [DIGITS, DIGITS_AND_SKIPS], ids=["plain", "skips"])
+def test_transitions_are_the_simulators(
+    rules: Discards, gradient: int, chain: ChainProfile
+) -> None:
     """From every state without a^n and without anything past the gradient."""
-    searched = search._Rules(DIGITS, rules)
+    searched = search._Rules(chain, rules)
     for activations, saved in product(range(min(2 << gradient, 8)), range(1 << gradient)):
         state = search._State(gradient, activations, saved)
         if not searched._allows(state):
@@ -281,7 +291,7 @@ def test_transitions_are_the_simulators(rules: Discards, gradient: int) -> None:
         found = {
             (str(step.op), step.after, step.time, step.bytes) for step in searched.steps(state)
         }
-        accepted = set(accepted_by_simulator(DIGITS, state, rules))
+        accepted = set(accepted_by_simulator(chain, state, rules))
         needed = {
             (op, after, time, during_bytes)
             for op, after, time, during_bytes in accepted
@@ -319,7 +329,7 @@ def _indices(mask: int) -> set[int]:
     return {index for index in range(mask.bit_length()) if mask >> index & 1}
 
 
-@given(profile=chains(max_stages=3), slack=st.integers(0, 10))
+@given(profile=chains(max_stages=3, families=FAMILIES), slack=st.integers(0, 10))
 @settings(max_examples=40, derandomize=True)
 def test_agrees_with_a_search_on_the_simulator_itself(profile: ChainProfile, slack: int) -> None:
     for rules in RULES:
