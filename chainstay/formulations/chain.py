@@ -77,8 +77,10 @@ class ChainFormulation:
         """
         for variable in self._variables():
             variable.set_value(0)
-        if Encoder(self.phases).write(schedule) and self._holds() and not self._overruns():
-            return True
+        if Encoder(self.phases).write(schedule):
+            self.phases.settle_skips()
+            if self._holds() and not self._overruns():
+                return True
         for variable in self._variables():
             variable.set_value(None)
         return False
@@ -171,6 +173,7 @@ class ChainFormulation:
     def _round(self) -> None:
         for variable in self._variables():
             variable.set_value(round(variable.value))
+        self.phases.settle_skips()
 
     def _holds(self) -> bool:
         """Whether every constraint holds at the values; sums of scaled sizes are exact."""

@@ -28,10 +28,12 @@ def is_complete(profile: ChainProfile, discards: Discards) -> bool:
     recorded, ``o_f <= o_b + δ`` of the input. Else stages may run out of order between two
     backwards: for a large gradient, for saved data that stands in for a larger activation,
     or to have a hungry forward done before memory fills. For free discards the statement
-    rests on exhaustive search alone.
+    rests on exhaustive search alone. With skips, which make what is stored beside them
+    cheaper, nothing is claimed.
     """
     return (
-        _has_small_gradients(profile)
+        not profile.skips
+        and _has_small_gradients(profile)
         and _is_output_saved(profile)
         and (discards is Discards.TAPE or _are_overheads_covered(profile))
     )
@@ -57,10 +59,10 @@ def may_record_and_rerun(profile: ChainProfile, discards: Discards) -> bool:
     Under Table 1 that is the only way to be rid of an input while what was made from it
     stays. It can pay where saved data is smaller than the output in it, or where a forward
     needs more memory than the backward that has to wait for it, so never when a ≤ ā and
-    ``o_f <= o_b + δ`` of the input.
+    ``o_f <= o_b + δ`` of the input. With skips nothing is claimed.
     """
     return discards is Discards.TABLE1 and not (
-        _is_output_saved(profile) and _are_overheads_covered(profile)
+        _is_output_saved(profile) and _are_overheads_covered(profile) and not profile.skips
     )
 
 

@@ -16,22 +16,37 @@ variable (binary)               meaning
 ``saved_stored[k, i]``          ``ā^i`` is stored when phase k starts
 ``activation_dropped[k, i]``    ``a^i`` is dropped in phase k right after stage i's turn
 ``saved_dropped[k, i]``         ``ā^i`` is dropped in phase k right after the turn of i + 1
+``skip_stored[k, j, v]``        skip v is in memory at stage j's turn in phase k; for
+                                j = k + 1, when ``B`` of stage k runs
 ==============================  ========================================================
 
-The last two exist under free discards only. Nothing is stored when the first phase,
-``n - 1``, starts. The memory model is Table 1 of [BEHJS24]; the model itself is ours.
+Those of drops exist under free discards only. Nothing is stored when the first phase,
+``n - 1``, starts. The memory model is Table 1 of [BEHJS24]; the model itself is ours. Below,
+``a^i`` and ``ā^i`` are what they have besides skips.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chainstay.formulations.algebra import Constraint, Expression, Model, Relation, pyo
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, Skip
 from chainstay.schedule import Discards
 
-__all__ = ["Phases"]
+__all__ = ["Phases", "Stored"]
+
+class Stored(NamedTuple):
+    """Whether ``a^i`` and ``ā^i`` are in memory at some moment, by index."""
+
+    activations: Mapping[int, Expression]
+    saved: Mapping[int, Expression]
+
+    def having(self, skip: Skip) -> list[Expression]:
+        """Those that `skip` is part of: saved data have their stage's output."""
+        activations = [is_in for i, is_in in self.activations.items() if i in skip.states]
+        return activations + [is_in for i, is_in in self.saved.items() if i + 1 in skip.states]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +80,7 @@ class Phases:
             ("saved_stored", starts),
             ("activation_dropped", [(k, i) for k, i in turns if free and i > 0]),
             ("saved_dropped", [(k, i) for k, i in turns if free and i < k]),
+            ("skip_stored", [(k, j, v) for k, j in self.moments for v in self._skips]),
         ):
             model.add_component(name, pyo.Var(index, domain=pyo.Binary))
 
@@ -72,6 +88,11 @@ class Phases:
     def turns(self) -> list[tuple[int, int]]:
         """All (phase, stage) pairs, in the order of time."""
         return [(k, j) for k in reversed(range(len(self.profile))) for j in range(k + 1)]
+
+    @property
+    def moments(self) -> list[tuple[int, int]]:
+        """All turns, and (k, k + 1) for the backward that ends phase k, in the order of time."""
+        return [(k, j) for k in reversed(range(len(self.profile))) for j in range(k + 2)]
 
     def value(self, name: str, k: int, i: int) -> Expression:
         """The variable `name` at (k, i), or 0 where the model has none."""
@@ -120,7 +141,7 @@ class Phases:
         made = self.makes_output(k, j)
         return (
             self._turn_memory(k, j)
-            + self._units(self.profile.activation_bytes(j + 1)) * made
+            + self._units(self._own_activation_bytes(j + 1)) * made
             + overhead * (made if self.reruns else self.runs(k, j))
         )
 
@@ -132,56 +153,92 @@ class Phases:
         overhead = self._units(self.profile.stages[j].forward_overhead_bytes)
         return self._turn_memory(k, j) + overhead * self.value("keep_all", k, j)
 
+    def stored(self, k: int, j: int) -> Stored:
+        r"""What is stored in phase k at stage j's turn, or for j = k + 1 when ``B`` runs.
+
+        .. math:: a^0, \; a^i\,left \;(0<i<j), \; a^j\,available, \; a^i\,stored \;(i>j), \;
+                  ā^i\,left \;(i<j-1), \; ā^{j-1}\,recorded, \; ā^j\,recorded, \;
+                  ā^i\,stored \;(i>j)
+
+        and everything as it is left when ``B`` runs.
+        """
+        done = j if j <= k else k + 2
+        activations: dict[int, Expression] = {0: 1}
+        for i in range(1, k + 1):
+            if i < done:
+                activations[i] = self.left(k, i)
+            elif i == done:
+                activations[i] = self.available(k, i)
+            else:
+                activations[i] = self.value("activation_stored", k, i)
+        saved: dict[int, Expression] = {}
+        for i in range(k + 1):
+            if i < done - 1:
+                saved[i] = self.saved_left(k, i)
+            else:
+                saved[i] = self.recorded(k, i) if i <= done else self.value("saved_stored", k, i)
+        return Stored(activations, saved)
+
+    def having(self, k: int, j: int, v: int) -> list[Expression]:
+        """What is in memory at a moment of phase k and has skip v; also what stage j makes."""
+        skip = self.profile.skips[v]
+        made = [self.makes_output(k, j)] if j + 1 in skip.states else []
+        candidates = self.stored(k, j).having(skip) + made
+        return [is_in for is_in in candidates if not (isinstance(is_in, int) and is_in == 0)]
+
+    def settle_skips(self) -> None:
+        """Set ``skip_stored`` to what the values of the other variables, 0 and 1, say."""
+        for (k, j, v), variable in self.model.skip_stored.items():
+            variable.set_value(max(map(pyo.value, self.having(k, j, v)), default=0))
+
     def _turn_memory(self, k: int, j: int) -> Expression:
         r"""Memory in phase k at stage j's turn without overhead and new ``a^{j+1}``, in units.
 
-        .. math:: δ^{k+1} + a^0 + \sum_{0<i<j} a^i\,left + a^j\,available
-                  + \sum_{i>j} a^i\,stored + \sum_{i<j-1} ā^i\,left
-                  + ā^{j-1}\,recorded + ā^j\,recorded + \sum_{i>j} ā^i\,stored
+        .. math:: δ^{k+1} + \sum stored_j + \sum_v skip_v\,stored
         """
-        activations = (
-            self.left(k, i)
-            if i < j
-            else (self.available(k, i) if i == j else self.value("activation_stored", k, i))
-            for i in range(1, k + 1)
-        )
-        saved = (
-            self.saved_left(k, i)
-            if i < j - 1
-            else (self.recorded(k, i) if i <= j else self.value("saved_stored", k, i))
-            for i in range(k + 1)
-        )
-        return self._units(self.profile.gradient_bytes(k + 1)) + self._stored(activations, saved)
+        return self._units(self.profile.gradient_bytes(k + 1)) + self._in_use(k, j)
 
     def backward_memory(self, k: int) -> Expression:
         r"""Memory while ``B`` of stage k runs, in units.
 
-        .. math:: δ^{k+1} + δ^k + a^0 + \sum_{0<i \le k} a^i\,left
-                  + \sum_{i \le k} ā^i\,left + o_b^k
+        .. math:: |δ^{k+1} \cup δ^k| + a^0 + \sum_{0<i \le k} a^i\,left
+                  + \sum_{i \le k} ā^i\,left + \sum_v skip_v\,stored + o_b^k
         """
         profile = self.profile
+        passed_on = (s.gradient_bytes for s in profile.skips if s.first <= k < s.last)
         always = (
             profile.gradient_bytes(k + 1)
             + profile.gradient_bytes(k)
+            - sum(passed_on)
             + profile.stages[k].backward_overhead_bytes
         )
-        activations = (self.left(k, i) for i in range(1, k + 1))
-        saved = (self.saved_left(k, i) for i in range(k + 1))
-        return self._units(always) + self._stored(activations, saved)
+        return self._units(always) + self._in_use(k, k + 1)
 
-    def _stored(self, activations: Iterable[Expression], saved: Iterable[Expression]) -> Expression:
-        profile = self.profile
-        return (
-            self._units(profile.input_bytes)
-            + sum(
-                self._units(profile.activation_bytes(i)) * is_stored
-                for i, is_stored in enumerate(activations, start=1)
-            )
-            + sum(
-                self._units(profile.stages[i].saved_bytes) * is_stored
-                for i, is_stored in enumerate(saved)
-            )
+    def _in_use(self, k: int, j: int) -> Expression:
+        """All that is stored at a moment, its skips included, in units."""
+        stored = self.stored(k, j)
+        activations = (
+            self._units(self._own_activation_bytes(i)) * is_in
+            for i, is_in in stored.activations.items()
         )
+        saved = (self._units(self._own_saved_bytes(i)) * is_in for i, is_in in stored.saved.items())
+        skips = (
+            self._units(self.profile.skips[v].bytes) * self.model.skip_stored[k, j, v]
+            for v in self._skips
+        )
+        return sum(activations) + sum(saved) + sum(skips)
+
+    @property
+    def _skips(self) -> range:
+        return range(len(self.profile.skips))
+
+    def _own_activation_bytes(self, i: int) -> int:
+        skips = (skip.bytes for skip in self.profile.skips if i in skip.states)
+        return self.profile.activation_bytes(i) - sum(skips)
+
+    def _own_saved_bytes(self, i: int) -> int:
+        skips = (skip.bytes for skip in self.profile.skips if skip.first == i + 1)
+        return self.profile.stages[i].saved_bytes - sum(skips)
 
     def _units(self, size: int) -> float:
         return size / self.unit

@@ -36,4 +36,6 @@ def size_divisor(profile: ChainProfile) -> int:
             stage.forward_overhead_bytes,
             stage.backward_overhead_bytes,
         ]
+    for skip in profile.skips:
+        sizes += [skip.bytes, skip.gradient_bytes]
     return math.gcd(*sizes) or 1

@@ -104,6 +104,16 @@ def tape_keeps_inputs_in_a_phase(phases: Phases) -> Constraint:
     )
 
 
+def skips_are_stored_with_what_has_them(phases: Phases) -> Constraint:
+    """A skip is in memory while anything that has it is: ``skip_stored >= is stored``, for each."""
+    return phases.indexed(
+        ((k, j, v, number), phases.model.skip_stored[k, j, v] >= is_stored)
+        for k, j in phases.moments
+        for v in range(len(phases.profile.skips))
+        for number, is_stored in enumerate(phases.having(k, j, v))
+    )
+
+
 def memory_of_forwards(phases: Phases) -> Constraint:
     """At every stage's turn, memory is within the budget; see `Phases.forward_memory`."""
     return phases.indexed(
@@ -137,6 +147,7 @@ GROUPS: Final[tuple[Callable[[Phases], Constraint], ...]] = (
     saved_data_carried_to_next_phase,
     tape_keeps_inputs_between_phases,
     tape_keeps_inputs_in_a_phase,
+    skips_are_stored_with_what_has_them,
     memory_of_forwards,
     memory_of_recordings,
     memory_of_backwards,

@@ -14,7 +14,7 @@ from chainstay.formulations.chain import build
 from chainstay.formulations.cuts import CUTS, exact_cuts
 from chainstay.formulations.sentences import GROUPS
 from chainstay.formulations.settings import Limits
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
@@ -55,6 +55,10 @@ THIN = chain(1, (0, 1, 1, 0, 0, 0), (0, 1, 0, 1, 2, 0), (7, 0, 2, 0, 0, 0), (9, 
 RERUN = chain(0, (9, 2, 4, 2, 2, 0), (0, 0, 0, 0, 1, 0), (0, 1, 1, 1, 0, 0), (8, 1, 1, 0, 2, 0))
 FAT = chain(0, (6, 0, 5, 0, 0, 0), (0, 2, 6, 2, 0, 0), (5, 6, 6, 4, 0, 0), (0, 0, 0, 0, 0, 0))
 HEAVY = chain(5, (5, 5, 7, 5, 0, 3), (0, 0, 0, 0, 3, 6), (0, 0, 0, 0, 0, 4), (3, 8, 6, 6, 0, 0))
+SKIP = dataclasses.replace(
+    chain(1, (1, 6, 6, 0, 0, 0), (1, 6, 1, 0, 0, 0), (1, 0, 1, 0, 0, 0)),
+    skips=(Skip(first=1, last=2, bytes=5),),
+)
 
 NEEDED_FOR_THE_OPTIMUM = {
     "forward_needs_its_input": (RERUN, 7, "table1"),
@@ -62,6 +66,7 @@ NEEDED_FOR_THE_OPTIMUM = {
     "backward_needs_its_input": (HEAVY, 21, "free"),
     "activations_carried_to_next_phase": (HEAVY, 21, "free"),
     "saved_data_carried_to_next_phase": (RERUN, 7, "table1"),
+    "skips_are_stored_with_what_has_them": (SKIP, 8, "table1"),
     "memory_of_forwards": (RERUN, 7, "tape"),
     "memory_of_recordings": (RERUN, 7, "table1"),
     "memory_of_backwards": (FAT, 17, "tape"),
