@@ -189,10 +189,10 @@ def _run(task: Task, way: Way) -> tuple[MemoryTrace, int]:
 
 
 def _checkpointed(measured: MeasuredChain, segments: int, sample: torch.Tensor) -> torch.Tensor:
-    output: torch.Tensor = checkpoint.checkpoint_sequential(
-        list(measured.stages), segments, sample, use_reentrant=False
+    state: tuple[torch.Tensor] = checkpoint.checkpoint_sequential(
+        list(measured.stages), segments, (sample,), use_reentrant=False
     )
-    return output
+    return state[0]
 
 
 def _same_step(task: Task, planned: nn.Module) -> bool:

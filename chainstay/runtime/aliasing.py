@@ -13,6 +13,7 @@ import torch
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.layout import MemoryLayout
+from chainstay.runtime.states import State, address_of
 
 __all__ = ["Alias", "Source"]
 
@@ -22,58 +23,51 @@ class Source:
     """The input of a running stage, told apart from other tensors without holding it.
 
     Attributes:
-        address: Of its storage; good as long as somebody else holds the input.
-        layout: How it lies there.
+        addresses: Of its tensors' storages; good as long as somebody else holds the input.
+        layouts: How its tensors lie there.
     """
 
-    address: int
-    layout: MemoryLayout
+    addresses: tuple[int, ...]
+    layouts: tuple[MemoryLayout, ...]
 
     @classmethod
-    def of(cls, activation: torch.Tensor) -> Source:
-        """What tells `activation`."""
-        return cls(_address_of(activation), MemoryLayout.of(activation))
+    def of(cls, state: State) -> Source:
+        """What tells `state`."""
+        return cls(tuple(map(address_of, state)), tuple(map(MemoryLayout.of, state)))
 
     def alias(self, tensor: torch.Tensor) -> Alias | None:
-        """Where `tensor` lies in the input's storage, if it does."""
-        if tensor.layout != torch.strided or _address_of(tensor) != self.address:
+        """Where `tensor` lies in the input's storages, if it does."""
+        if tensor.layout != torch.strided or address_of(tensor) not in self.addresses:
             return None
-        return Alias(self.layout, MemoryLayout.of(tensor), tensor.is_conj(), tensor.is_neg())
+        position = self.addresses.index(address_of(tensor))
+        return Alias(position, self.layouts[position], MemoryLayout.of(tensor))
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A tensor that shares its storage with a stage's input.
+    """A tensor that shares its storage with one in a stage's input.
 
     Attributes:
-        source: How the input lies in the storage.
-        place: How the tensor does.
-        is_conjugate: The tensor reads as the conjugate of what lies there.
-        is_negative: Likewise, as the negative.
+        position: Of that tensor in the input.
+        source: How that lies in the storage.
+        place: How the other one does.
     """
 
+    position: int
     source: MemoryLayout
     place: MemoryLayout
-    is_conjugate: bool
-    is_negative: bool
 
-    def over(self, activation: torch.Tensor) -> torch.Tensor:
+    def over(self, state: State) -> torch.Tensor:
         """The same tensor in the storage of the input made anew.
 
         Raises:
-            PlanMismatchError: `activation` does not lie in memory as the first input did.
+            PlanMismatchError: `state` does not lie in memory as the first input did.
         """
-        present = MemoryLayout.of(activation)
+        owner = state[self.position]
+        present = MemoryLayout.of(owner)
         if present != self.source:
             raise PlanMismatchError(
                 f"an input {self.source} is {present} when made anew; "
                 "a stage must do the same each time it runs on the same input"
             )
-        tensor = self.place.over(activation)
-        if self.is_conjugate:
-            tensor = tensor.conj()
-        return torch._neg_view(tensor) if self.is_negative else tensor  # noqa: SLF001  # no public way
-
-
-def _address_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+        return self.place.over(owner)

@@ -73,9 +73,6 @@ def version_of(tensor: torch.Tensor) -> int:
 def _held(stage: ChainStage, traits: Traits) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and the buffers that the stage does not change itself."""
     changed = {(id(module), name) for module, name in traits.changed_buffers}
-    for module in stage.modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            yield name, parameter
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            if (id(module), name) not in changed:
-                yield name, buffer
+    for module, name, tensor in stage.tensors():
+        if (id(module), name) not in changed:
+            yield name, tensor

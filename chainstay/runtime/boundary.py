@@ -1,74 +1,146 @@
 """The two ends of a stage that is run alone, as its neighbours in a chain would be.
 
-The stage's input hangs below a node that swallows the input's gradient, its output below
-a node that makes the output's gradient, so that both gradients live exactly as long as in
-the backward of a whole chain, where a neighbour consumes or produces them. Chains are
-probed from the end, so that every stage gets its gradient in the memory layout in which
-the stage after it leaves it: a transposed one costs a copy, an expanded one no memory.
+The stage's input hangs below a node that swallows the input's gradients, its output below
+a node that makes the output's gradients, so that both live exactly as long as in the
+backward of a whole chain, where a neighbour consumes or produces them. Chains are
+probed from the end, so that every stage gets its gradients in the memory layout in which
+the stage after it leaves them: a transposed one costs a copy, an expanded one no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from chainstay.runtime.layout import MemoryLayout
+from chainstay.runtime.states import State, address_of
 
-__all__ = ["seeded", "swallow"]
+__all__ = ["Gradients", "seeded", "swallow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """How the gradients of a state lie in memory.
+
+    Attributes:
+        layouts: One per tensor; ``None`` for a tensor that gets no gradient.
+        storages: Equal numbers for gradients that lie in one storage.
+    """
+
+    layouts: tuple[MemoryLayout | None, ...]
+    storages: tuple[int, ...]
+
+    @classmethod
+    def of(cls, gradients: tuple[torch.Tensor | None, ...]) -> Gradients:
+        """How `gradients` lie."""
+        addresses = [
+            -1 - index if each is None else address_of(each) for index, each in enumerate(gradients)
+        ]
+        return cls(
+            tuple(None if each is None else MemoryLayout.of(each) for each in gradients),
+            tuple(addresses.index(address) for address in addresses),
+        )
+
+    @classmethod
+    def usual(cls, state: State) -> Gradients:
+        """A dense gradient for everything that wants one."""
+        return cls(
+            tuple(MemoryLayout.usual(each) if each.requires_grad else None for each in state),
+            tuple(range(len(state))),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes per tensor, those of a shared storage with the first tensor that lies there."""
+        return tuple(
+            layout.allocated_bytes if layout is not None and storage == index else 0
+            for index, (layout, storage) in enumerate(zip(self.layouts, self.storages, strict=True))
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the allocator hands out for all of them."""
+        return sum(self.sizes)
+
+    def allocate(self) -> list[torch.Tensor]:
+        """Gradients that lie like this, one for each tensor that gets one."""
+        owners: dict[int, torch.Tensor] = {}
+        made = []
+        for layout, storage in zip(self.layouts, self.storages, strict=True):
+            if layout is not None:
+                if storage not in owners:
+                    owners[storage] = layout.allocate_storage()
+                made.append(layout.over(owners[storage]))
+        return made
 
 
 def swallow(
-    activation: torch.Tensor, receive: Callable[[torch.Tensor], None] | None = None
-) -> torch.Tensor:
-    """`activation` as a stage in mid-chain gets it: not a leaf, its gradient goes on below.
+    state: State, receive: Callable[[tuple[torch.Tensor | None, ...]], None] | None = None
+) -> State:
+    """`state` as a stage in mid-chain gets it: no leaves, their gradients go on below.
 
-    What hangs below is an empty leaf: the activation itself would be held by the graph.
+    What hangs below is an empty leaf: the state itself would be held by the graph.
 
     Args:
-        activation: Does not require a gradient itself.
-        receive: Called with the gradient before it is forgotten.
+        state: Tensors that require no gradient are handed on as they are.
+        receive: Called with the gradients of all tensors before they are forgotten.
     """
-    anchor = torch.empty(0, device=activation.device, requires_grad=True)
-    passed: torch.Tensor = _Swallow.apply(anchor, activation, receive)  # type: ignore[no-untyped-call]
-    return passed
+    wanting = tuple(index for index, each in enumerate(state) if each.requires_grad)
+    if not wanting:
+        return state
+
+    def receive_all(gradients: tuple[torch.Tensor | None, ...]) -> None:
+        if receive is not None:
+            known = dict(zip(wanting, gradients, strict=True))
+            receive(tuple(known.get(index) for index in range(len(state))))
+
+    anchor = torch.empty(0, device=state[wanting[0]].device, requires_grad=True)
+    passed: State = _Swallow.apply(  # type: ignore[no-untyped-call]
+        receive_all, anchor, *(state[index].detach() for index in wanting)
+    )
+    known = dict(zip(wanting, passed, strict=True))
+    return tuple(known.get(index, each) for index, each in enumerate(state))
 
 
 class _Swallow(torch.autograd.Function):
-    """Hands the activation on; takes its gradient and forgets it."""
+    """Hands tensors on; takes their gradients and forgets them."""
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401  # autograd's context has no type
-        anchor: torch.Tensor,  # noqa: ARG004  # makes the output want a gradient
-        activation: torch.Tensor,
-        receive: Callable[[torch.Tensor], None] | None,
-    ) -> torch.Tensor:
+        receive: Callable[[tuple[torch.Tensor | None, ...]], None],
+        anchor: torch.Tensor,  # noqa: ARG004  # makes the outputs want gradients
+        *tensors: torch.Tensor,
+    ) -> State:
         ctx.receive = receive
-        return activation.detach()
+        ctx.set_materialize_grads(False)  # what gets no gradient gets no memory
+        return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:  # noqa: ANN401
-        if ctx.receive is not None:
-            ctx.receive(gradients[0])
-        return None, None, None
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ANN401
+        ctx.receive(gradients)
+        return None, None, *(None for _ in gradients)
 
 
-def seeded(activation: torch.Tensor, layout: MemoryLayout) -> torch.Tensor:
-    """A scalar whose backward allocates a gradient of `layout` for the activation."""
-    root: torch.Tensor = _Seed.apply(activation, layout)  # type: ignore[no-untyped-call]
+def seeded(state: State, gradients: Gradients) -> torch.Tensor:
+    """A scalar whose backward allocates `gradients` for the state."""
+    wanting = (each for each, known in zip(state, gradients.layouts, strict=True) if known)
+    root: torch.Tensor = _Seed.apply(gradients, *wanting)  # type: ignore[no-untyped-call]
     return root
 
 
 class _Seed(torch.autograd.Function):
-    """Makes the gradient when backward reaches it, not before."""
+    """Makes gradients when backward reaches it, not before."""
 
     @staticmethod
-    def forward(ctx: Any, activation: torch.Tensor, layout: MemoryLayout) -> torch.Tensor:  # noqa: ANN401
-        ctx.layout = layout
-        return torch.zeros((), dtype=activation.dtype.to_real(), device=activation.device)
+    def forward(ctx: Any, gradients: Gradients, *tensors: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.made = gradients
+        dtype, device = tensors[0].dtype.to_real(), tensors[0].device
+        return torch.zeros((), dtype=dtype, device=device)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
-        return ctx.layout.allocate(), None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401, ARG004
+        return None, *ctx.made.allocate()

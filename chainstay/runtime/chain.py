@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from chainstay.runtime.mode import Mode
+from chainstay.runtime.mode import Mode, Titled
 from chainstay.runtime.stages import ChainStage
 
 __all__ = ["Chain", "TensorLayout"]
@@ -35,16 +34,15 @@ class Chain:
     """A model ready to be planned.
 
     Attributes:
-        children: The model's modules under their own names, so that a planned model has
-            the same ``state_dict`` keys.
         stages: What a schedule speaks about, the loss excluded.
-        layout: Of the input that everything was measured with.
+        layouts: Of the first stage's input that everything was measured with.
+        device: Where it was measured.
         mode: In which everything was measured.
-        is_training: The model's own training flag, which its stages need not share.
+        modules: Those whose mode matters.
     """
 
-    children: tuple[tuple[str, nn.Module], ...]
     stages: tuple[ChainStage, ...]
-    layout: TensorLayout
+    layouts: tuple[TensorLayout, ...]
+    device: torch.device
     mode: Mode
-    is_training: bool
+    modules: tuple[Titled, ...]

@@ -4,7 +4,7 @@ Every stage is run alone, so that only one stage's graph is alive at once. Beyon
 plain reading of the profile's fields:
 
 * The caller holds the model's output until the step ends, as ``output = model(x)`` in a
-  training loop does: it is in the overheads of every stage but the loss, whose input it is.
+  training loop does: it is in the overheads of every stage but those whose input has it.
 * Some bytes stand through the whole step: buffers and random states saved for stages that
   may run again, what a dropping forward cannot drop, the loss value and its seed gradient.
   They are in every stage's overheads.
@@ -32,13 +32,32 @@ from chainstay.runtime.environment import (
     require_repeatable,
 )
 from chainstay.runtime.fusing import blaming, run_stage
-from chainstay.runtime.memory import allocated_bytes, rounded_bytes, trace_phases
+from chainstay.runtime.lineage import Lineage, NumberedState, shared_skips
+from chainstay.runtime.memory import trace_phases
 from chainstay.runtime.mode import Autocast
 from chainstay.runtime.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.sharing import autocast_copies_bytes, tied_gradients_bytes
 from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.states import State, copied, detached, is_among, state_bytes
 
-__all__ = ["ObservedStage", "assemble_profile", "observe_chain", "trace_chain"]
+__all__ = ["ObservedStage", "Subject", "assemble_profile", "observe_chain", "trace_chain"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        stages: Of the model, and the loss if it is known.
+        source: Input of the first stage.
+        shared: What all stages may read.
+        device: Where they run.
+    """
+
+    stages: tuple[ChainStage, ...]
+    source: State
+    shared: State
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +69,12 @@ class ObservedStage:
     leaves: tuple[torch.Tensor, ...]
     forward_time: int
     backward_time: int
-    output_bytes: int
+    given: NumberedState
+    result: NumberedState
     environment_bytes: int
 
 
-def observe_chain(
-    stages: tuple[ChainStage, ...], loss: ChainStage | None, source: torch.Tensor, repeats: int
-) -> list[ObservedStage]:
+def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
     """Run the chain once, stage by stage, and time each stage on the way.
 
     Raises:
@@ -64,25 +82,32 @@ def observe_chain(
             integers, or a stage cannot be run again.
     """
     observed = []
-    known = {id(each) for stage in stages for part in stage.modules() for each in part.parameters()}
-    for index, stage in enumerate(stages if loss is None else (*stages, loss)):
+    source, shared, device = subject.source, subject.shared, subject.device
+    held = [tensor for stage in subject.stages for _, _, tensor in stage.tensors()]
+    lineage = Lineage.beside((*held, *shared))
+    lineage.add(source)
+    last = max(index for index, stage in enumerate(subject.stages) if not stage.is_loss)
+    for index, stage in enumerate(subject.stages):
         with blaming(stage, index, source):
-            traits = observe_traits(stage, source)
-        environment = Environment.capture(traits, source.device)
-        environment_bytes = environment.size_on(source.device)
-        output = run_stage(stage, index, source)
-        if index == len(stages) - 1:
+            traits = observe_traits(stage, source, shared, device)
+        environment = Environment.capture(traits, device)
+        environment_bytes = environment.size_on(device)
+        output = run_stage(stage, index, source, shared)
+        if index == last:
             _require_differentiable(output)
-        leaves = tuple(leaf for leaf in leaves_of(output) if leaf is not source)
-        following = _detached(output)
+        lineage.add(output, source)
+        leaves = tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source))
+        following = detached(output)
         del output  # its graph would be alive beside the one being timed
         with blaming(stage, index, source):
             if stage.is_loss:
-                _require_number(following)
+                _require_number(following[0])
             else:
-                _require_known(leaves, known, stage)
-                require_repeatable(stage, source, following, environment)
-            forward_time, backward_time = time_stage(stage, source, leaves, repeats)
+                _require_known(leaves, {id(tensor) for tensor in held}, stage)
+                require_repeatable(stage, (source, shared), following, environment)
+            forward_time, backward_time = time_stage(
+                stage, (source, shared), leaves, repeats, device
+            )
         observed.append(
             ObservedStage(
                 stage=stage,
@@ -90,7 +115,8 @@ def observe_chain(
                 leaves=leaves,
                 forward_time=forward_time,
                 backward_time=backward_time,
-                output_bytes=allocated_bytes(following),
+                given=lineage.states[index],
+                result=lineage.states[index + 1],
                 environment_bytes=environment_bytes,
             )
         )
@@ -98,31 +124,39 @@ def observe_chain(
     return observed
 
 
-def trace_chain(observed: Sequence[ObservedStage], source: torch.Tensor) -> list[StageMemory]:
+def trace_chain(observed: Sequence[ObservedStage], subject: Subject) -> list[StageMemory]:
     """Memory of every stage, run alone on what the stages before it give."""
-    probes = [StageProbe(stage=each.stage, leaves=each.leaves) for each in observed]
-    with closing(_phases(probes, source)) as phases:  # a failing stage leaves no gradient behind
-        traces = iter(trace_phases(phases, source.device))
+    probes = [
+        StageProbe(stage=each.stage, shared=subject.shared, leaves=each.leaves) for each in observed
+    ]
+    with closing(_phases(probes, subject)) as phases:  # a failing stage leaves no gradient behind
+        traces = iter(trace_phases(phases, subject.device))
     return [probe.memory(traces) for probe in reversed(probes)][::-1]
 
 
-def _phases(probes: Sequence[StageProbe], source: torch.Tensor) -> Generator[Callable[[], None]]:
-    """Every stage's phases, the last stage first: its gradient's layout is the one below's."""
-    device = source.device
+def _phases(probes: Sequence[StageProbe], subject: Subject) -> Generator[Callable[[], None]]:
+    """Every stage's phases, the last stage first: its gradients lie as the one below gets them."""
+    source, device = subject.source, subject.device
     parked = []
-    for probe in probes:
-        parked.append(_detached(source, to="cpu"))  # all activations might not fit on the device
-        source = _detached(run_stage(probe.stage, len(parked) - 1, source))
-    gradient = None
+    for index, probe in enumerate(probes):
+        parked.append(_parked(source))
+        source = detached(run_stage(probe.stage, index, source, subject.shared))
+    gradients = None
     for index, probe in reversed(list(enumerate(probes))):
-        probe.output_gradient = gradient
+        probe.output_gradients = gradients
         for phase in probe.phases(parked[index], device):
             yield partial(_blamed, phase, probe.stage, index, parked[index])
         parked.pop()
-        gradient = probe.input_gradient
+        gradients = probe.input_gradients
 
 
-def _blamed(phase: Callable[[], None], stage: ChainStage, index: int, source: torch.Tensor) -> None:
+def _parked(state: State) -> State:
+    """The same values off the device: all states together might not fit there."""
+    host = torch.device("cpu")
+    return state if all(tensor.device == host for tensor in state) else copied(state, host)
+
+
+def _blamed(phase: Callable[[], None], stage: ChainStage, index: int, source: State) -> None:
     with blaming(stage, index, source):
         phase()
 
@@ -130,67 +164,82 @@ def _blamed(phase: Callable[[], None], stage: ChainStage, index: int, source: to
 def assemble_profile(
     observed: Sequence[ObservedStage],
     memories: Sequence[StageMemory],
-    source: torch.Tensor,
+    subject: Subject,
     autocast: Autocast | None,
 ) -> ChainProfile:
     """The profile; without a measured loss a free one is put at its end."""
-    device = source.device
-    leaves = [each.leaves for each in observed]
-    tied = tied_gradients_bytes(leaves)
-    casts = [*leaves, (source,)] if source.requires_grad else leaves
-    standing = sum(map(_standing_bytes, observed, memories))
-    standing += autocast_copies_bytes(casts, autocast)
-    inputs = [rounded_bytes(source.nbytes, device), *(each.output_bytes for each in observed)]
-    gradients = [memories[0].input_gradient_bytes]
-    gradients += [memory.output_gradient_bytes for memory in memories]
-    last = max(index for index, each in enumerate(observed) if not each.stage.is_loss)
+    standing = _standing_bytes(observed, memories, subject, autocast)
+    states = [observed[0].given, *(each.result for each in observed)]
+    gradients = [each.input_gradients for each in memories] + [memories[-1].output_gradients]
+    has_loss = observed[-1].stage.is_loss
+    inputs = slice(0, len(observed) + (not has_loss))  # of every stage, the loss's included
+    skips = shared_skips(states[inputs], gradients[inputs])
+    tied = tied_gradients_bytes([each.leaves for each in observed])
+    handed_out = states[-2] if has_loss else states[-1]
     stages = []
     for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):
-        handed_out = 0 if each.stage.is_loss else observed[last].output_bytes
-        held, saved = inputs[index], memory.kept_bytes
-        forward = max(
-            memory.kept_peak - held - saved, memory.dropped_peak - held - each.output_bytes, 0
-        )
-        backward = memory.backward_peak - held - saved - gradients[index] - gradients[index + 1]
-        if index == last:  # its saved bytes have the output already, which the graph may lack
-            backward += handed_out
+        made_bytes = each.result.bytes_outside(each.given)
+        held, saved = each.given.bytes, memory.kept_bytes
+        forward = max(memory.kept_peak - held - saved, memory.dropped_peak - held - made_bytes, 0)
+        backward = memory.backward_peak - held - saved
+        backward -= gradients[index].allocated_bytes + gradients[index + 1].allocated_bytes
+        backward += sum(skip.gradient_bytes for skip in skips if skip.first <= index < skip.last)
+        waiting = handed_out.bytes_outside(each.given)  # in the caller's hands
+        if each.result is handed_out:  # saved bytes have the output already; the graph may lack it
+            backward += waiting
         else:
-            backward = max(backward, 0) + handed_out
+            backward = max(backward, 0) + waiting
+        forward += standing + each.environment_bytes + waiting + tied[index][0]
         stages.append(
             Stage(
                 name=each.stage.name,
                 forward_time=each.forward_time,
                 backward_time=each.backward_time,
-                output_bytes=each.output_bytes,
-                saved_bytes=saved,
-                gradient_bytes=gradients[index + 1],
-                forward_overhead_bytes=sum(
-                    (forward, standing, each.environment_bytes, handed_out, tied[index][0])
-                ),
+                output_bytes=each.result.bytes,
+                saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
+                gradient_bytes=gradients[index + 1].allocated_bytes,
+                forward_overhead_bytes=forward,
                 backward_overhead_bytes=max(backward, 0) + standing + tied[index][1],
             )
         )
-    if not observed[-1].stage.is_loss:
+    if not has_loss:
         stages.append(
             Stage(name="loss", forward_overhead_bytes=standing, backward_overhead_bytes=standing)
         )
     return ChainProfile(
-        input_bytes=inputs[0], input_gradient_bytes=gradients[0], stages=tuple(stages)
+        input_bytes=states[0].bytes,
+        input_gradient_bytes=gradients[0].allocated_bytes,
+        stages=tuple(stages),
+        skips=skips,
     )
 
 
-def _standing_bytes(each: ObservedStage, memory: StageMemory) -> int:
-    """Bytes of this stage that a plan holds through the whole step."""
-    if each.stage.is_loss:
-        return each.output_bytes + memory.output_gradient_bytes
-    undroppable = max(memory.dropped_bytes - each.output_bytes, 0)
-    return undroppable + each.environment_bytes
+def _standing_bytes(
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    subject: Subject,
+    autocast: Autocast | None,
+) -> int:
+    """Bytes that a plan holds through the whole step."""
+    leaves = [each.leaves for each in observed]
+    inputs = tuple(tensor for tensor in subject.source if tensor.requires_grad)
+    total = state_bytes(each for each in subject.shared if each.device == subject.device)
+    total += autocast_copies_bytes([*leaves, inputs], autocast)
+    for each, memory in zip(observed, memories, strict=True):
+        made_bytes = each.result.bytes_outside(each.given)
+        if each.stage.is_loss:
+            total += made_bytes + memory.output_gradients.allocated_bytes
+        else:
+            undroppable = max(memory.dropped_bytes - made_bytes, 0)
+            total += undroppable + each.environment_bytes
+    return total
 
 
-def _require_differentiable(output: torch.Tensor) -> None:
-    if not (output.is_floating_point() or output.is_complex()):
+def _require_differentiable(output: State) -> None:
+    if not any(each.is_floating_point() or each.is_complex() for each in output):
+        types = " and ".join(str(each.dtype) for each in output) or "no tensor's"
         raise UnsupportedModelError(
-            f"the model's output is of type {output.dtype}, which has no gradient; leave out "
+            f"the model's output is of type {types}, which has no gradient; leave out "
             "the stages that turn it into integers"
         )
 
@@ -211,8 +260,3 @@ def _require_known(leaves: tuple[torch.Tensor, ...], known: set[int], stage: Cha
             f"stage {stage.name} uses parameters of a module that the chain does not know, one "
             f"of shape {tuple(hidden[0].shape)}; wrap it in an nn.Module that registers it"
         )
-
-
-def _detached(activation: torch.Tensor, to: str | None = None) -> torch.Tensor:
-    """The same values without the graph that made them, if wanted on another device."""
-    return activation.detach().to(to or activation.device).requires_grad_(activation.requires_grad)

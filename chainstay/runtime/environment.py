@@ -16,6 +16,7 @@ from torch import nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.memory import allocated_bytes
 from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.states import State
 
 __all__ = [
     "Environment",
@@ -42,12 +43,12 @@ class Traits:
     changed_buffers: tuple[tuple[nn.Module, str], ...]
 
 
-def observe_traits(stage: ChainStage, activation: torch.Tensor) -> Traits:
-    """Run `stage` once on `activation` and see what it touches besides its output."""
-    states = random_states(activation.device)
+def observe_traits(stage: ChainStage, state: State, shared: State, device: torch.device) -> Traits:
+    """Run `stage` once on `state` and see what it touches besides its output."""
+    states = random_states(device)
     before = [(module, name, buffer, buffer.clone()) for module, name, buffer in _buffers(stage)]
-    stage(activation)
-    now = random_states(activation.device)
+    stage(state, shared)
+    now = random_states(device)
     return Traits(
         draws_random=not all(
             torch.equal(old, new) for (_, old), (_, new) in zip(states, now, strict=True)
@@ -116,13 +117,13 @@ class Environment:
 
 
 def require_repeatable(
-    stage: ChainStage, activation: torch.Tensor, output: torch.Tensor, environment: Environment
+    stage: ChainStage, given: tuple[State, State], output: State, environment: Environment
 ) -> None:
     """Run `stage` again as a plan would; it must give `output` once more.
 
     Args:
         stage: What to run.
-        activation: Its input.
+        given: Its input, and what it shares with others.
         output: Of its run in `environment`.
         environment: Of that run; given away.
 
@@ -130,16 +131,21 @@ def require_repeatable(
         UnsupportedModelError: It gives something else.
     """
     with environment.entered(for_last_time=True):
-        again = stage(activation).detach()
-    # no number but NaN differs from itself
-    if again.shape != output.shape or not bool(
-        ((again == output) | ((again != again) & (output != output))).all()  # noqa: PLR0124
-    ):
+        again = stage(*given)
+    if not all(map(_same_values, again, output)):
         raise UnsupportedModelError(
             f"stage {stage.name} gives another output when it runs again on the same input; "
             "draw random numbers from torch's own generators, keep no count of runs outside "
             "buffers, and on CUDA use torch.use_deterministic_algorithms(True)"
         )
+
+
+def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal, or no number in the same places: no number but NaN differs from itself."""
+    one, other = one.detach(), other.detach()
+    return one.shape == other.shape and bool(
+        ((one == other) | ((one != one) & (other != other))).all()  # noqa: PLR0124
+    )
 
 
 def random_states(device: torch.device) -> RandomStates:
@@ -165,10 +171,10 @@ def restore_random_states(states: RandomStates) -> None:
 
 
 def _buffers(stage: ChainStage) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-    """Every buffer of the stage with the module that owns it."""
-    for module in stage.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            yield module, name, buffer
+    """Everything that the stage reads from modules and that is no parameter."""
+    for module, name, tensor in stage.tensors():
+        if not isinstance(tensor, nn.Parameter):
+            yield module, name, tensor
 
 
 def _autocast_settings(device: torch.device) -> tuple[tuple[str, bool, torch.dtype, bool], ...]:

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 import torch
 
 from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.binding import version_of
 from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.states import State, address_of, detached
 
 __all__ = ["blaming", "fuse_stages", "run_stage"]
 
 
-def fuse_stages(stages: Sequence[ChainStage], sample: torch.Tensor) -> tuple[ChainStage, ...]:
+def fuse_stages(stages: Sequence[ChainStage], sample: State) -> tuple[ChainStage, ...]:
     """Run the chain once and join stages that cannot or need not be told apart.
 
     A stage that changes its input in place would spoil the checkpoint in front of it; one
@@ -25,14 +27,14 @@ def fuse_stages(stages: Sequence[ChainStage], sample: torch.Tensor) -> tuple[Cha
             model's own input in place.
     """
     groups: list[ChainStage] = []
-    activation = sample
-    views_sample = True  # so far the activation is the model's input, or a view of it
+    state = sample
+    views_sample = True  # so far the state is the model's input, or a view of it
     for index, stage in enumerate(stages):
         # A clone has a version counter of its own and, unlike a leaf, may be changed in place.
-        probe = activation.clone()
+        probe = tuple(tensor.clone() for tensor in state)
         output = run_stage(stage, index, probe)
-        changes_input = probe._version > 0  # noqa: SLF001  # autograd's own, and documented
-        shares_storage = _storage_of(output) == _storage_of(probe)
+        changes_input = any(version_of(tensor) > 0 for tensor in probe)
+        shares_storage = not set(map(address_of, output)).isdisjoint(map(address_of, probe))
         if changes_input and views_sample:
             raise UnsupportedModelError(
                 f"stage {index} ({stage.name}) changes the model's input in place; "
@@ -43,33 +45,34 @@ def fuse_stages(stages: Sequence[ChainStage], sample: torch.Tensor) -> tuple[Cha
         else:
             groups.append(stage)
         views_sample = views_sample and shares_storage
-        activation = output.detach().requires_grad_(output.requires_grad)
+        state = detached(output)
     return tuple(groups)
 
 
-def run_stage(stage: ChainStage, index: int, activation: torch.Tensor) -> torch.Tensor:
-    """The stage's output; whatever goes wrong is told with the stage's name.
+def run_stage(stage: ChainStage, index: int, state: State, shared: State = ()) -> State:
+    """The next state; whatever goes wrong is told with the stage's name.
 
     Raises:
-        UnsupportedModelError: The stage fails on its input, or its output is no tensor.
+        UnsupportedModelError: The stage fails on its input, or gives something that is no tensor.
     """
-    with blaming(stage, index, activation):
-        output: object = stage(activation)
-    if not isinstance(output, torch.Tensor):
-        remedy = (
-            "reduce it to a tensor of one number"
-            if stage.is_loss
-            else "pack its outputs into one, or fuse it with the stage that unpacks them"
-        )
-        raise UnsupportedModelError(
-            f"{stage.title(index)} returns a {type(output).__name__}, must return one tensor; "
-            f"{remedy}"
-        )
-    return output
+    with blaming(stage, index, state):
+        output: tuple[object, ...] = stage(state, shared)
+    tensors = tuple(each for each in output if isinstance(each, torch.Tensor))
+    if len(tensors) == len(output):
+        return tensors
+    strange = next(each for each in output if not isinstance(each, torch.Tensor))
+    remedy = (
+        "reduce it to a tensor of one number"
+        if stage.is_loss
+        else "pack its outputs into one, or let chainstay.fit extract the model's stages"
+    )
+    raise UnsupportedModelError(
+        f"{stage.title(index)} returns a {type(strange).__name__}, must return one tensor; {remedy}"
+    )
 
 
 @contextmanager
-def blaming(stage: ChainStage, index: int, activation: torch.Tensor) -> Iterator[None]:
+def blaming(stage: ChainStage, index: int, state: State) -> Iterator[None]:
     """Whatever goes wrong inside is told with the stage's name and input.
 
     Raises:
@@ -81,12 +84,11 @@ def blaming(stage: ChainStage, index: int, activation: torch.Tensor) -> Iterator
         raise  # tell their own story; of the first, a smaller sample is the remedy
     except Exception as cause:  # a stage is the user's code and may raise anything
         giver = "model" if stage.is_loss else "stage before"
+        inputs = " and ".join(
+            f"shape {tuple(tensor.shape)} and type {tensor.dtype}" for tensor in state
+        )
         raise UnsupportedModelError(
-            f"{stage.title(index)} fails on its input of shape {tuple(activation.shape)} and type "
-            f"{activation.dtype}: {type(cause).__name__}: {str(cause).rstrip('.')}; check "
+            f"{stage.title(index)} fails on its input of {inputs or 'no tensor'}: "
+            f"{type(cause).__name__}: {str(cause).rstrip('.')}; check "
             f"whether it takes what the {giver} gives"
         ) from cause
-
-
-def _storage_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

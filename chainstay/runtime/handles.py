@@ -26,6 +26,7 @@ from torch import nn
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.aliasing import Alias, Source
 from chainstay.runtime.binding import version_of
+from chainstay.runtime.states import State
 
 __all__ = ["Capture", "CapturedEverythingError", "Dropped", "Handles", "Kept", "unpack"]
 
@@ -73,12 +74,12 @@ class Handles:
         alive = (index + 1 for index, each in enumerate(self.references) if each() is not None)
         return max(alive, default=0)
 
-    def lay_over(self, activation: torch.Tensor) -> None:
+    def lay_over(self, state: State) -> None:
         """Give the stage's input, made anew, to the handles that lie in it."""
         for reference in self.references:
             handle = reference()
             if handle is not None and handle.alias is not None:
-                handle.tensor = handle.alias.over(activation)
+                handle.tensor = handle.alias.over(state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class MemoryLayout:
         storage_bytes: Of the whole storage.
         dtype: Of its elements.
         device: Of the storage.
+        is_conjugate: The tensor reads as the conjugate of what lies there.
+        is_negative: Likewise, as the negative.
     """
 
     size: torch.Size
@@ -30,6 +32,8 @@ class MemoryLayout:
     storage_bytes: int
     dtype: torch.dtype
     device: torch.device
+    is_conjugate: bool
+    is_negative: bool
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> MemoryLayout:
@@ -41,6 +45,8 @@ class MemoryLayout:
             storage_bytes=tensor.untyped_storage().nbytes(),
             dtype=tensor.dtype,
             device=tensor.device,
+            is_conjugate=tensor.is_conj(),
+            is_negative=tensor.is_neg(),
         )
 
     @classmethod
@@ -60,12 +66,15 @@ class MemoryLayout:
         """What the allocator hands out for it."""
         return rounded_bytes(self.storage_bytes, self.device)
 
-    def allocate(self) -> torch.Tensor:
-        """A tensor that lies in memory like this, all ones."""
+    def allocate_storage(self) -> torch.Tensor:
+        """Memory for it, all ones."""
         elements = self.storage_bytes // self.dtype.itemsize
-        return self.over(torch.ones(elements, dtype=self.dtype, device=self.device))
+        return torch.ones(elements, dtype=self.dtype, device=self.device)
 
     def over(self, owner: torch.Tensor) -> torch.Tensor:
         """A tensor that lies like this in the storage of `owner`."""
-        tensor = torch.empty(0, dtype=self.dtype, device=self.device)
-        return tensor.set_(owner.untyped_storage(), self.offset, self.size, self.stride)
+        tensor = torch.empty(0, dtype=self.dtype, device=owner.device)
+        tensor.set_(owner.untyped_storage(), self.offset, self.size, self.stride)
+        if self.is_conjugate:
+            tensor = tensor.conj()
+        return torch._neg_view(tensor) if self.is_negative else tensor  # noqa: SLF001  # no public way

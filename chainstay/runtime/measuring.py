@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,20 +10,21 @@ from torch import nn
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.chain import Chain, TensorLayout
-from chainstay.runtime.costs import assemble_profile, observe_chain, trace_chain
+from chainstay.runtime.chain import Chain
+from chainstay.runtime.costs import Subject
 from chainstay.runtime.environment import Traits
 from chainstay.runtime.execute import PlannedChain
 from chainstay.runtime.fusing import fuse_stages
-from chainstay.runtime.memory import require_measurable
-from chainstay.runtime.mode import Mode
-from chainstay.runtime.preserve import undisturbed
-from chainstay.runtime.stages import (
-    ChainStage,
-    Model,
-    children_of,
-    split_model,
+from chainstay.runtime.measurement import (
+    measure_subject,
+    measuring,
+    require_loss,
+    require_repeats,
 )
+from chainstay.runtime.memory import require_measurable
+from chainstay.runtime.mode import titled_modules
+from chainstay.runtime.stages import ChainStage, Children, Model, TensorPart, split_model
+from chainstay.runtime.states import detached
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 
@@ -37,11 +37,13 @@ class MeasuredChain:
 
     Attributes:
         chain: The model as stages, some of its own fused.
+        children: The model's modules under their own names.
         profile: Costs of ``len(stages) + 1`` stages; the last one is the loss.
         traits: How each stage's forward touches the world, one per stage.
     """
 
     chain: Chain
+    children: Children
     profile: ChainProfile
     traits: tuple[Traits, ...]
 
@@ -67,7 +69,7 @@ class MeasuredChain:
                 f"the plan is a {type(plan).__name__}, must be a Schedule or a Solution; "
                 "get one from chainstay.solve_chain(measured.profile, budget)"
             )
-        return PlannedChain(self.chain, self.traits, schedule)
+        return PlannedChain(self.chain, self.children, self.traits, schedule)
 
 
 def measure(
@@ -105,51 +107,38 @@ def measure(
         >>> [(stage.name, stage.output_bytes) for stage in measured.profile.stages]
         [('Linear0', 32), ('Linear1', 8), ('loss', 4)]
     """
-    _require_repeats(repeats)
+    require_repeats(repeats)
     single = split_model(model)
     _require_sample(sample)
     _require_one_device(single, sample)
     require_measurable(sample.device)
-    _require_callable(loss)
-    mode = Mode.now(single, sample.device)
-    source = sample.detach().requires_grad_(sample.requires_grad)
-    with (
-        undisturbed(_modules_of(single, loss), sample.device),
-        _current(sample.device),
-        torch.enable_grad(),
-    ):
+    require_loss(loss)
+    source = detached((sample,))
+    with measuring(_modules_of(single, loss), sample.device):
         stages = fuse_stages(single, source)
-        loss_stage = ChainStage("loss", (loss,), is_loss=True) if loss is not None else None
-        observed = observe_chain(stages, loss_stage, source, repeats)
-        memories = trace_chain(observed, source)
-    chain = Chain(
-        children=children_of(model),
-        stages=stages,
-        layout=TensorLayout.of(sample),
-        mode=mode,
-        is_training=model.training if isinstance(model, nn.Sequential) else any(mode.training),
-    )
+        subject = Subject(
+            stages=stages if loss is None else (*stages, _loss_stage(loss)),
+            source=source,
+            shared=(),
+            device=sample.device,
+        )
+        measurement = measure_subject(subject, titled_modules(stages), repeats)
     return MeasuredChain(
-        chain=chain,
-        profile=assemble_profile(observed, memories, source, mode.autocast),
-        traits=tuple(each.traits for each in observed if not each.stage.is_loss),
+        chain=measurement.chain,
+        children=Children.of(model),
+        profile=measurement.profile,
+        traits=measurement.traits,
     )
+
+
+def _loss_stage(loss: Callable[[torch.Tensor], torch.Tensor]) -> ChainStage:
+    return ChainStage("loss", (TensorPart(loss),), is_loss=True)
 
 
 def _modules_of(stages: Sequence[ChainStage], loss: object) -> list[nn.Module]:
     """Every module that measuring runs, the loss's included."""
     modules = [module for stage in stages for module in stage.modules()]
     return modules + list(loss.modules()) if isinstance(loss, nn.Module) else modules
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a CUDA device the current one, whose stream is timed."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _require_repeats(repeats: object) -> None:
-    if not isinstance(repeats, int) or repeats < 1:
-        raise ValueError(f"repeats is {repeats!r}, must be a whole number, at least 1")
 
 
 def _require_sample(sample: object) -> None:
@@ -167,19 +156,6 @@ def _require_sample(sample: object) -> None:
         raise UnsupportedModelError(
             "the sample or this call is under torch.inference_mode(), where no gradient can be "
             "measured; call outside, with a sample made outside"
-        )
-
-
-def _require_callable(loss: object) -> None:
-    if isinstance(loss, type):
-        raise UnsupportedModelError(
-            f"the loss is the class {loss.__name__}, must be a function or an instance; write "
-            f"lambda output: {loss.__name__}()(output, targets)"
-        )
-    if loss is not None and not callable(loss):
-        raise UnsupportedModelError(
-            f"the loss is a {type(loss).__name__}, must be callable: from the model's output "
-            "to one number"
         )
 
 

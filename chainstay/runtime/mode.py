@@ -7,14 +7,15 @@ chain may be cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from chainstay.runtime.stages import ChainStage
 
-__all__ = ["Autocast", "Mode"]
+__all__ = ["Autocast", "Mode", "Titled", "titled_modules"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,16 @@ class Autocast:
         return f"autocast to {self.dtype} with{'' if self.has_cache else 'out'} its cache"
 
 
+Titled = tuple[str, nn.Module]
+"""What messages call a module, and the module."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """What a plan promises about the model's mode, beside the layout of its input.
 
     Attributes:
-        training: Training flag of every module of every stage, in order.
+        training: Training flag of every module that matters, in order.
         autocast: ``None`` where it is off.
     """
 
@@ -53,21 +58,24 @@ class Mode:
     autocast: Autocast | None
 
     @classmethod
-    def now(cls, stages: Sequence[ChainStage], device: torch.device) -> Mode:
-        """The mode that `stages` would run in at present."""
-        flags = (module.training for stage in stages for module in stage.modules())
-        return cls(tuple(flags), Autocast.now(device))
+    def now(cls, modules: Iterable[Titled], device: torch.device) -> Mode:
+        """The mode that `modules` would run in at present."""
+        return cls(tuple(module.training for _, module in modules), Autocast.now(device))
 
-    def difference(self, present: Mode, stages: Sequence[ChainStage]) -> str:
+    def difference(self, present: Mode, modules: Iterable[Titled]) -> str:
         """For people: the first thing in which `present` differs, and how it was here."""
         if self.autocast != present.autocast:
             return f"{self.autocast or 'no autocast'}, got {present.autocast or 'no autocast'}"
-        owners = [
-            f"the {type(module).__name__} in stage {index} ({stage.name})"
-            for index, stage in enumerate(stages)
-            for module in stage.modules()
-        ]
-        flags = zip(self.training, present.training, owners, strict=True)
-        owner, flag = next((owner, old) for old, new, owner in flags if old != new)
+        flags = zip(self.training, present.training, modules, strict=True)
+        title, flag = next((title, old) for old, new, (title, _) in flags if old != new)
         modes = ("training", "evaluation") if flag else ("evaluation", "training")
-        return f"{owner} in {modes[0]} mode, it is in {modes[1]} mode"
+        return f"{title} in {modes[0]} mode, it is in {modes[1]} mode"
+
+
+def titled_modules(stages: Iterable[ChainStage]) -> tuple[Titled, ...]:
+    """All modules whose training flags `stages` obey."""
+    return tuple(
+        (f"the {type(module).__name__} in stage {index} ({stage.name})", module)
+        for index, stage in enumerate(stages)
+        for module in stage.modules()
+    )

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from chainstay.runtime.boundary import seeded, swallow
-from chainstay.runtime.layout import MemoryLayout
+from chainstay.runtime.boundary import Gradients, seeded, swallow
 from chainstay.runtime.memory import MemoryTrace
 from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.states import State, copied
 
 __all__ = ["StageMemory", "StageProbe", "dropping", "leaves_of"]
 
@@ -29,8 +29,8 @@ class StageMemory:
         dropped_peak: During a dropping forward.
         backward_peak: During the backward, which begins without the output unless the
             graph holds it.
-        output_gradient_bytes: Of the gradient that enters the backward.
-        input_gradient_bytes: Of the gradient that leaves it.
+        output_gradients: How those that enter the backward lie.
+        input_gradients: How those that leave it lie.
     """
 
     kept_bytes: int
@@ -38,8 +38,8 @@ class StageMemory:
     kept_peak: int
     dropped_peak: int
     backward_peak: int
-    output_gradient_bytes: int
-    input_gradient_bytes: int
+    output_gradients: Gradients
+    input_gradients: Gradients
 
 
 @dataclass(slots=True)
@@ -48,27 +48,29 @@ class StageProbe:
 
     Attributes:
         stage: What to run.
+        shared: What it shares with others.
         leaves: Everything outside that receives a gradient.
-        output_gradient: Layout of the gradient that enters the backward.
-        input_gradient: Layout of the gradient that leaves it; known after `phases`.
+        output_gradients: How those that enter the backward lie; by default as usual.
+        input_gradients: How those that leave it lie; known after `phases`.
     """
 
     stage: ChainStage
+    shared: State
     leaves: tuple[torch.Tensor, ...]
-    output_gradient: MemoryLayout | None = None
-    input_gradient: MemoryLayout | None = None
-    _input: torch.Tensor | None = None
-    _input_wants_gradient: bool = False
-    _output: torch.Tensor | None = None
+    output_gradients: Gradients | None = None
+    input_gradients: Gradients | None = None
+    _input: State = ()
+    _output: State = ()
     _root: torch.Tensor | None = None
 
-    def phases(self, source: torch.Tensor, device: torch.device) -> Generator[Callable[[], None]]:
+    def phases(self, source: State, device: torch.device) -> Generator[Callable[[], None]]:
         """What to trace, in this order; `memory` explains what comes out.
 
         Args:
             source: The stage's input. Copies of it are used, so that their memory is seen.
             device: Where the stage runs.
         """
+        self.input_gradients = Gradients((None,) * len(source), tuple(range(len(source))))
         with zeroed_gradients(self.leaves):
             yield self._begin
             yield partial(self._make_input, source, device)
@@ -78,43 +80,43 @@ class StageProbe:
             yield self._release_input
             yield partial(self._make_input, source, device)
             yield self._forward_dropping
-        self._input = self._output = None
+        self._input = self._output = ()
 
     def memory(self, traces: Iterator[MemoryTrace]) -> StageMemory:
         """Levels from the traces of `phases`, taken from the front of `traces`."""
         base = next(traces).end_bytes
         made, kept, _released, backward = (next(traces) for _ in range(4))
         after, remade, dropped = (next(traces) for _ in range(3))
+        assert self.output_gradients is not None, "the phases have run"
+        assert self.input_gradients is not None, "the phases have run"
         return StageMemory(
             kept_bytes=kept.end_bytes - made.end_bytes,
             dropped_bytes=dropped.end_bytes - remade.end_bytes,
             kept_peak=kept.peak_bytes - base,
             dropped_peak=dropped.peak_bytes - after.end_bytes,
             backward_peak=backward.peak_bytes - base,
-            output_gradient_bytes=_size_of(self.output_gradient),
-            input_gradient_bytes=_size_of(self.input_gradient),
+            output_gradients=self.output_gradients,
+            input_gradients=self.input_gradients,
         )
 
     def _begin(self) -> None:
         """Marks the level before the stage."""
 
-    def _make_input(self, source: torch.Tensor, device: torch.device) -> None:
-        self._input = source.detach().to(device, copy=True)
-        self._input_wants_gradient = source.requires_grad
+    def _make_input(self, source: State, device: torch.device) -> None:
+        self._input = copied(source, device)
 
     def _forward(self) -> None:
-        self._output = self.stage(self._incoming())
+        self._output = self.stage(self._incoming(), self.shared)
 
     def _release_output(self) -> None:
-        assert self._output is not None
-        if self._output.requires_grad:
-            if self.output_gradient is None:
-                self.output_gradient = MemoryLayout.usual(self._output)
-            self._root = seeded(self._output, self.output_gradient)
-        self._output = None
+        if self.output_gradients is None:
+            self.output_gradients = Gradients.usual(self._output)
+        if any(self.output_gradients.layouts):
+            self._root = seeded(self._output, self.output_gradients)
+        self._output = ()
 
     def _release_input(self) -> None:
-        self._input = None
+        self._input = ()
 
     def _backward(self) -> None:
         if self._root is not None:
@@ -123,20 +125,13 @@ class StageProbe:
 
     def _forward_dropping(self) -> None:
         with dropping():
-            self._output = self.stage(self._incoming())
+            self._output = self.stage(self._incoming(), self.shared)
 
-    def _incoming(self) -> torch.Tensor:
-        assert self._input is not None
-        if not self._input_wants_gradient:
-            return self._input
-        return swallow(self._input, self._note_gradient)
+    def _incoming(self) -> State:
+        return swallow(self._input, self._note_gradients)
 
-    def _note_gradient(self, gradient: torch.Tensor) -> None:
-        self.input_gradient = MemoryLayout.of(gradient)
-
-
-def _size_of(layout: MemoryLayout | None) -> int:
-    return 0 if layout is None else layout.allocated_bytes
+    def _note_gradients(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        self.input_gradients = Gradients.of(gradients)
 
 
 def dropping() -> torch.autograd.graph.saved_tensors_hooks:
@@ -153,10 +148,10 @@ def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
     return packed
 
 
-def leaves_of(output: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Every leaf that `output`'s graph sends a gradient to, wherever the stage keeps it."""
+def leaves_of(outputs: State) -> tuple[torch.Tensor, ...]:
+    """Every leaf that the graph of `outputs` sends a gradient to, wherever the stage keeps it."""
     leaves: dict[int, torch.Tensor] = {}
-    seen, pending = set(), [output.grad_fn]
+    seen, pending = set(), [output.grad_fn for output in outputs]
     while pending:
         node = pending.pop()
         if node is None or node in seen:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch.autograd.graph import Node
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.aliasing import Source
@@ -30,8 +31,9 @@ from chainstay.runtime.handles import (
 from chainstay.runtime.liveness import ExecutionPlan, Step
 from chainstay.runtime.probe import dropping
 from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.states import State, detached, is_among
 
-__all__ = ["Run"]
+__all__ = ["Run", "Versioned"]
 
 
 @dataclass(slots=True)
@@ -42,9 +44,10 @@ class Run:
         stages: The chain.
         traits: Of each stage.
         plan: What to run.
+        device: Where it runs.
+        shared: What all stages may read.
         pending: The stage whose backward has not been prepared yet; all above have.
-        checkpoints: Activations that a later operation reads, by the stage that reads them.
-        versions: Of the checkpoints, as counted when they were stored.
+        checkpoints: States that a later operation reads, by the stage that reads them.
         environments: Of the first run of each stage that runs again.
         bindings: Likewise.
         handles: Per stage, the stand-ins for what it saved.
@@ -53,21 +56,22 @@ class Run:
     stages: tuple[ChainStage, ...]
     traits: tuple[Traits, ...]
     plan: ExecutionPlan
+    device: torch.device
+    shared: Versioned
     pending: int
-    checkpoints: dict[int, torch.Tensor] = field(default_factory=dict)
-    versions: dict[int, int] = field(default_factory=dict)
+    checkpoints: dict[int, Versioned] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     bindings: dict[int, Binding] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
 
-    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+    def forward(self, state: State) -> State:
         """The model's forward: first runs build the graph, any others go beside it."""
         for step in self.plan.forward:
             if step.is_first:
-                activation = self._first_run(step, activation)
+                state = self._first_run(step, state)
             else:
                 self._run_again(step)
-        return activation
+        return state
 
     def prepare_backward(self, stage: int) -> None:
         """Run all forwards that the plan has before the backward of `stage`."""
@@ -79,27 +83,28 @@ class Run:
             if following in self.plan.released:
                 self.handles[following].lay_over(self._take_checkpoint(following))
 
-    def _first_run(self, step: Step, activation: torch.Tensor) -> torch.Tensor:
+    def _first_run(self, step: Step, state: State) -> State:
         stage = self.stages[step.stage]
         if step.input_wanted:
-            self._store(step.stage, activation)
+            self._store(step.stage, state)
         if not step.is_last:
             traits = self.traits[step.stage]
-            self.environments[step.stage] = Environment.capture(traits, activation.device)
+            self.environments[step.stage] = Environment.capture(traits, self.device)
             self.bindings[step.stage] = Binding.of(stage, traits)
-        with self._hooked(step, activation):
-            output = stage(activation)
-        if self.plan.before_backward[step.stage] and output.grad_fn is not None:
-            output.grad_fn.register_prehook(lambda _: self.prepare_backward(step.stage))
+        with self._hooked(step, state):
+            output = stage(state, self.shared.state)
+        if self.plan.before_backward[step.stage]:
+            for node in _nodes_of(output, state):
+                node.register_prehook(lambda _: self.prepare_backward(step.stage))
         return output
 
     def _run_again(self, step: Step) -> None:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
-        activation, environment = self._take_start(step)
+        state, environment = self._take_start(step)
         capture = Capture(
             stage=step.stage,
             handles=self.handles[step.stage] if step.captures else Handles(),
-            released=Source.of(activation) if step.releases_input else None,
+            released=Source.of(state) if step.releases_input else None,
             stops_when_done=not step.output_wanted,
         )
         if capture.is_done and not step.output_wanted:
@@ -108,42 +113,47 @@ class Run:
         with torch.enable_grad(), environment.entered(for_last_time=step.is_last):
             try:
                 with hooks if step.captures else dropping():
-                    output = self.stages[step.stage](_non_leaf(activation))
+                    output = self.stages[step.stage](_non_leaves(state), self.shared.state)
             except CapturedEverythingError:
                 return
         capture.require_done()
         if step.output_wanted:
             self._store(step.stage + 1, output)
 
-    def _store(self, stage: int, activation: torch.Tensor) -> None:
+    def _store(self, stage: int, state: State) -> None:
         """Keep the input of `stage`: the same memory without the graph that made it."""
-        checkpoint = activation.detach().requires_grad_(activation.requires_grad)
-        self.checkpoints[stage], self.versions[stage] = checkpoint, version_of(checkpoint)
+        self.checkpoints[stage] = Versioned.of(detached(state))
 
-    def _take_start(self, step: Step) -> tuple[torch.Tensor, Environment]:
+    def _take_start(self, step: Step) -> tuple[State, Environment]:
         """What the stage starts from; kept only if another forward will start from it too."""
         stage = step.stage
-        activation = self._take_checkpoint(stage)
+        checkpoint = self.checkpoints[stage]
+        state = self._take_checkpoint(stage)
         if step.input_wanted:
-            self.checkpoints[stage] = activation
+            self.checkpoints[stage] = checkpoint
+        if not self.shared.is_unchanged:
+            raise PlanMismatchError(
+                "an argument of the model was changed in place between forward and backward, but "
+                f"stage {stage} needs it again; change a clone of it, or run the backward first"
+            )
         self.bindings[stage].require_unchanged(self.stages[stage], self.traits[stage])
         if step.is_last:
             del self.bindings[stage]
-            return activation, self.environments.pop(stage)
-        return activation, self.environments[stage]
+            return state, self.environments.pop(stage)
+        return state, self.environments[stage]
 
-    def _take_checkpoint(self, stage: int) -> torch.Tensor:
+    def _take_checkpoint(self, stage: int) -> State:
         """The input of `stage`, given away."""
-        activation = self.checkpoints.pop(stage)
-        if version_of(activation) != self.versions[stage]:
+        checkpoint = self.checkpoints.pop(stage)
+        if not checkpoint.is_unchanged:
             what = "the model's input" if stage == 0 else f"the input of stage {stage}"
             raise PlanMismatchError(
                 f"{what} was changed in place between forward and backward, but stage {stage} "
                 "needs it again; change a clone of it, or run the backward first"
             )
-        return activation
+        return checkpoint.state
 
-    def _hooked(self, step: Step, activation: torch.Tensor) -> AbstractContextManager[object]:
+    def _hooked(self, step: Step, state: State) -> AbstractContextManager[object]:
         """What the first run of a stage saves goes as planned; untouched where all of it stays."""
         if step.captures and not step.releases_input:
             return nullcontext()
@@ -151,11 +161,35 @@ class Run:
         handles = self.handles[stage] = Handles()
         prepare = partial(self.prepare_backward, stage)
         pack = (
-            Kept(stage, prepare, handles, Source.of(activation))
+            Kept(stage, prepare, handles, Source.of(state))
             if step.captures
             else Dropped(stage, prepare, handles)
         )
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """Tensors to be read again, and how often each had been changed in place by now."""
+
+    state: State
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, state: State) -> Versioned:
+        """`state` as it is."""
+        return cls(state, tuple(map(version_of, state)))
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing has been changed in place since."""
+        return self.versions == tuple(map(version_of, self.state))
+
+
+def _nodes_of(output: State, given: State) -> list[Node]:
+    """The nodes in the graph that made what in `output` did not pass through."""
+    made = (tensor.grad_fn for tensor in output if not is_among(tensor, given))
+    return [node for node in dict.fromkeys(made) if node is not None]
 
 
 def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
@@ -163,6 +197,6 @@ def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
     return packed
 
 
-def _non_leaf(activation: torch.Tensor) -> torch.Tensor:
+def _non_leaves(state: State) -> State:
     """A checkpoint as the stage got it: autocast caches its copies of leaves, as of weights."""
-    return activation.view_as(activation) if activation.requires_grad else activation
+    return tuple(tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in state)

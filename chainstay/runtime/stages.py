@@ -1,46 +1,120 @@
-"""A model as a chain of stages: each takes one tensor and gives one tensor."""
+"""A model as a chain of stages: each takes a state and gives the next."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.states import State
 
-__all__ = ["ChainStage", "Model", "children_of", "split_model"]
+__all__ = [
+    "ChainStage",
+    "Children",
+    "Model",
+    "Part",
+    "Place",
+    "TensorPart",
+    "split_model",
+]
 
 Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
-"""What can be run as a chain; of sequences, lists and tuples are taken."""
+"""What can be run as a chain as it is; of sequences, lists and tuples are taken."""
+
+Place = tuple[nn.Module, str]
+"""Where a stage reads a parameter or a buffer, whatever is there: a module and a name."""
+
+
+class Part(Protocol):
+    """What a stage runs."""
+
+    def __call__(self, state: State, shared: State) -> State:
+        """The next state.
+
+        Args:
+            state: What the part before gives.
+            shared: Tensors that all stages may read; none has a gradient.
+        """
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Modules whose training flags it obeys, in a fixed order."""
+        ...
+
+    def places(self) -> Iterator[Place]:
+        """Where it reads parameters and buffers, in a fixed order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """A callable of the user's: one tensor in, one tensor out.
+
+    Attributes:
+        function: A module, or anything that can be called.
+    """
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, state: State, shared: State) -> State:  # noqa: ARG002  # it knows none
+        """As `Part`."""
+        (activation,) = state
+        return (self.function(activation),)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Every module inside, each once."""
+        if isinstance(self.function, nn.Module):
+            yield from self.function.modules()
+
+    def places(self) -> Iterator[Place]:
+        """All parameters and buffers of its modules."""
+        for module in self.modules():
+            for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
+                yield module, name
+            for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
+                yield module, name
 
 
 @dataclass(frozen=True, slots=True)
 class ChainStage:
-    """One stage: the model's own callables, run one after another.
+    """One stage: parts that run one after another.
 
     Attributes:
         name: For people; the names of fused parts are joined by ``+``.
-        parts: One callable, or several that must not be cut apart.
+        parts: One, or several that must not be cut apart.
         is_loss: It is the loss behind the model's last stage.
     """
 
     name: str
-    parts: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
+    parts: tuple[Part, ...]
     is_loss: bool = False
 
-    def __call__(self, activation: torch.Tensor) -> torch.Tensor:
-        """The stage's output."""
+    def __call__(self, state: State, shared: State = ()) -> State:
+        """The next state; what passes through is the same object."""
         for part in self.parts:
-            activation = part(activation)
-        return activation
+            state = part(state, shared)
+        return state
 
     def modules(self) -> Iterator[nn.Module]:
-        """Every module inside, in a fixed order, each once per part that uses it."""
+        """Modules whose training flags it obeys, each once per part that uses it."""
         for part in self.parts:
-            if isinstance(part, nn.Module):
-                yield from part.modules()
+            yield from part.modules()
+
+    def places(self) -> Iterator[Place]:
+        """Where it reads parameters and buffers."""
+        for part in self.parts:
+            yield from part.places()
+
+    def tensors(self) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+        """What is at its places now, with the places."""
+        for module, name in self.places():
+            tensor = getattr(module, name)
+            if tensor is not None:
+                yield module, name, tensor
 
     def title(self, index: int) -> str:
         """What messages call this stage, stage `index` of its chain."""
@@ -75,6 +149,32 @@ def children_of(model: Model) -> tuple[tuple[str, nn.Module], ...]:
         return tuple(_named_children(model))
     named = ((str(index), part) for index, part in enumerate(model))
     return tuple((name, part) for name, part in named if isinstance(part, nn.Module))
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """A model's own modules, for a module that stands in its place.
+
+    Attributes:
+        named: Under the names they have in its ``state_dict``.
+        is_training: The model's own training flag, which its stages need not share.
+        has_functions: It has stages that are no modules, and may want gradients unseen.
+    """
+
+    named: tuple[tuple[str, nn.Module], ...]
+    is_training: bool
+    has_functions: bool
+
+    @classmethod
+    def of(cls, model: Model) -> Children:
+        """Those of `model`."""
+        if isinstance(model, nn.Sequential):
+            return cls(tuple(_named_children(model)), model.training, has_functions=False)
+        named = tuple(
+            (str(index), part) for index, part in enumerate(model) if isinstance(part, nn.Module)
+        )
+        is_training = any(module.training for _, part in named for module in part.modules())
+        return cls(named, is_training, has_functions=len(named) < len(model))
 
 
 def _refuse_own_forward(model: nn.Sequential) -> None:
@@ -118,7 +218,8 @@ def _name_stages(
                 f"stage {name} is a {type(part).__name__}, must be callable: tensor in, tensor out"
             )
         kind = getattr(part, "__name__", type(part).__name__)
-        stages.append(ChainStage(f"{kind}{name}" if name.isdigit() else name, (part,)))
+        title = f"{kind}{name}" if name.isdigit() else name
+        stages.append(ChainStage(title, (TensorPart(part),)))
     if not stages:
         raise UnsupportedModelError("the model has no stages; it needs at least one")
     return tuple(stages)

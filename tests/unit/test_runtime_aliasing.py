@@ -26,6 +26,9 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "empty": lambda x: x[:0],
 }
 
+OTHER = torch.arange(3)
+"""Another tensor of the same state."""
+
 
 def complex_numbers(seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -38,9 +41,9 @@ def test_a_view_is_laid_over_another_input(
     name: str, inner: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     first, second = inner(complex_numbers(1)), inner(complex_numbers(2))
-    alias = Source.of(first).alias(VIEWS[name](first))
+    alias = Source.of((OTHER, first)).alias(VIEWS[name](first))
     assert alias is not None
-    rebuilt, expected = alias.over(second), VIEWS[name](second)
+    rebuilt, expected = alias.over((OTHER, second)), VIEWS[name](second)
     assert torch.equal(rebuilt, expected)
     assert (rebuilt.stride(), rebuilt.dtype) == (expected.stride(), expected.dtype)
     assert (rebuilt.is_conj(), rebuilt.is_neg()) == (expected.is_conj(), expected.is_neg())
@@ -49,7 +52,7 @@ def test_a_view_is_laid_over_another_input(
 
 def test_copies_and_sparse_tensors_lie_elsewhere() -> None:
     activation = torch.eye(4)
-    source = Source.of(activation)
+    source = Source.of((OTHER, activation))
     assert source.alias(activation.clone()) is None
     assert source.alias(activation + 0) is None
     assert source.alias(activation.to_sparse()) is None
@@ -62,10 +65,10 @@ def test_an_input_that_lies_otherwise_is_refused(
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     activation = torch.ones(4, 4)
-    alias = Source.of(activation).alias(activation[0])
+    alias = Source.of((OTHER, activation)).alias(activation[0])
     assert alias is not None
     with pytest.raises(PlanMismatchError, match=r"an input \(4, 4\) torch.float32 .* is \("):
-        alias.over(change(torch.ones(4, 4)))
+        alias.over((OTHER, change(torch.ones(4, 4))))
 
 
 class Turning(nn.Module):

@@ -1,0 +1,89 @@
+"""A chain with a plan: from one state to the last, recomputing as the schedule says."""
+
+from __future__ import annotations
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.chain import Chain, TensorLayout
+from chainstay.runtime.environment import Traits
+from chainstay.runtime.liveness import plan_execution
+from chainstay.runtime.mode import Mode
+from chainstay.runtime.recompute import Run, Versioned
+from chainstay.runtime.states import State
+from chainstay.schedule import Schedule
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """Runs a chain by a schedule; what comes out hangs on an ordinary autograd graph.
+
+    It must not be traced by ``torch.compile``; those who call it see to that.
+
+    Args:
+        chain: What to run.
+        traits: Of each stage, as found when it was measured.
+        schedule: For the chain's stages and the loss, valid under free discards (so under
+            any). Operations on the loss are the user's: the plan assumes that the loss
+            follows the forward at once, and the loss's backward its forward.
+
+    Raises:
+        PlanMismatchError: The schedule is for another number of stages.
+        InvalidScheduleError: An operation lacks what it needs.
+    """
+
+    def __init__(self, chain: Chain, traits: tuple[Traits, ...], schedule: Schedule) -> None:
+        self._chain = chain
+        self._traits = traits
+        self._plan = plan_execution(_matching(schedule, chain), len(chain.stages))
+
+    def __call__(self, state: State, shared: State = ()) -> State:
+        """The last state.
+
+        Raises:
+            PlanMismatchError: Input or mode are not like those that the plan was measured
+                with, so that its memory is not known.
+        """
+        chain = self._chain
+        self._require_as_measured(state)
+        run = Run(
+            stages=chain.stages,
+            traits=self._traits,
+            plan=self._plan,
+            device=chain.device,
+            shared=Versioned.of(shared),
+            pending=len(chain.stages) - 1,
+        )
+        return run.forward(state)
+
+    def _require_as_measured(self, state: State) -> None:
+        chain = self._chain
+        for measured, tensor in zip(chain.layouts, state, strict=True):
+            layout = TensorLayout.of(tensor)
+            if layout != measured:
+                raise PlanMismatchError(
+                    f"the plan was measured for an input {measured}, got {layout}; "
+                    "measure and plan again with such a sample, or run it under torch.no_grad()"
+                )
+            if tensor.is_inference():
+                raise PlanMismatchError(
+                    "the input was made under torch.inference_mode(), so that autograd cannot "
+                    "save it; pass a clone of it made outside"
+                )
+        mode = Mode.now(chain.modules, chain.device)
+        if mode != chain.mode:
+            raise PlanMismatchError(
+                f"the plan was measured with {chain.mode.difference(mode, chain.modules)}; measure "
+                "and plan again in this mode, or run under torch.no_grad()"
+            )
+
+
+def _matching(schedule: Schedule, chain: Chain) -> Schedule:
+    """`schedule`, if it is for this chain and its loss."""
+    planned = 1 + max((op.stage for op in schedule), default=-1)
+    needed = len(chain.stages) + 1
+    if planned != needed:
+        raise PlanMismatchError(
+            f"the schedule is for {planned} stages, the model has {needed} "
+            f"({len(chain.stages)} and the loss); solve for the profile of this model"
+        )
+    return schedule
