@@ -34,6 +34,8 @@ clean:
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
+# torchvision's wheel fits one torch only; beside a system's own torch its models are not tested.
 .venv/ready-dev: .venv/ready
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --editable ".[dev,models]"
+	$(if $(SYSTEM_TORCH),,$(BIN)/pip install --quiet --no-deps torchvision==0.28.0 timm==1.0.31)
 	touch $@

@@ -1,0 +1,32 @@
+"""Any module as a chain of stages.
+
+==============  ==================================================================
+`extracting`    the front: a module and a sample call in, an `ExtractedChain` out
+`exporting`     torch.export, its failures told by name
+`flattening`    its graph as one list of operators
+`regions`       autocast and gradient modes inside a forward
+`sources`       where a graph's inputs come from
+`observing`     what each operator does to memory and gradients
+`sharing`       what can be made once, before the first stage
+`crossing`      what crosses each place between two operators
+`places`        where a cut is allowed, and what lies between
+`cutting`       where to cut
+`splitting`     stages that save much are split further
+`naming`        what people call a stage
+`compiling`     a range of operators as one function
+`stage`         one stage
+`values`        what stages pass on
+`calling`       what a call must be like, and how the output is put together
+`likeness`      what the model must stay like
+`listing`       a chain as a table
+`chain`         the stages and all around them
+`assembling`    from a graph and its cuts to a chain
+`referee`       whether the chain is the model
+`untouched`     attributes that the forward assigns are put back
+==============  ==================================================================
+"""
+
+from chainstay.runtime.extraction.chain import ExtractedChain
+from chainstay.runtime.extraction.extracting import extract
+
+__all__ = ["ExtractedChain", "extract"]

@@ -1,0 +1,68 @@
+"""torch.export, with its many ways to fail told by name."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from chainstay.errors import UnsupportedModelError
+
+__all__ = ["export_quietly"]
+
+
+def export_quietly(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ExportedProgram:
+    """The program of ``model(*args, **kwargs)``, in the mode that the model is in.
+
+    Raises:
+        UnsupportedModelError: torch.export cannot trace the model.
+    """
+    with _told_by_name(model), _quiet():
+        return torch.export.export(model, args, dict(kwargs), strict=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What tracing warns of is torch's own business; a failure tells all there is to know."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = log.level
+    try:
+        log.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
+def _told_by_name(model: nn.Module) -> Iterator[None]:
+    name = type(model).__name__
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise  # tells its own story
+    except GuardOnDataDependentSymNode as cause:
+        raise UnsupportedModelError(
+            f"the forward of {name} decides by the values of a tensor ({_first_line(cause)}); "
+            "write that with torch.where or torch.cond, or use intercept() on its blocks"
+        ) from cause
+    except Exception as cause:  # a model is the user's code and may raise anything
+        raise UnsupportedModelError(
+            f"torch.export cannot trace {name}: {type(cause).__name__}: {_first_line(cause)}; "
+            "check that the model runs on the sample, or use intercept() on its blocks"
+        ) from cause
+
+
+def _first_line(cause: Exception) -> str:
+    lines = str(cause).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else "no message"

@@ -1,0 +1,132 @@
+"""The front of extraction: any module and a sample call in, an `ExtractedChain` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.extraction.assembling import Parts, assemble
+from chainstay.runtime.extraction.calling import CallSignature
+from chainstay.runtime.extraction.chain import ExtractedChain
+from chainstay.runtime.extraction.crossing import find_crossings
+from chainstay.runtime.extraction.cutting import Granularity, choose_cuts
+from chainstay.runtime.extraction.exporting import export_quietly
+from chainstay.runtime.extraction.flattening import flatten
+from chainstay.runtime.extraction.likeness import hooks_of
+from chainstay.runtime.extraction.naming import repeated_blocks
+from chainstay.runtime.extraction.observing import observe
+from chainstay.runtime.extraction.referee import require_same
+from chainstay.runtime.extraction.sharing import movable_nodes
+from chainstay.runtime.extraction.untouched import attributes_kept
+from chainstay.runtime.preserve import undisturbed
+
+__all__ = ["extract"]
+
+
+def extract(
+    model: nn.Module,
+    sample_args: tuple[Any, ...],
+    sample_kwargs: Mapping[str, Any] | None = None,
+    *,
+    granularity: Granularity = "fine",
+) -> ExtractedChain:
+    """Cut the forward of `model` into stages.
+
+    The model is traced by torch.export in its present mode (training flags, autocast), then
+    model and chain are run once each and compared. It is left as it was: parameters,
+    buffers, training flags, attributes and random states, even when extraction fails.
+
+    Args:
+        model: Any module. Its forward may take and return nested tuples, lists, dicts.
+        sample_args: Positional arguments of a call like those to come. Numbers, strings and
+            ``None`` are part of the plan; tensors may change their values, not their shapes.
+        sample_kwargs: Keyword arguments, likewise.
+        granularity: ``"fine"`` cuts wherever little crosses, some two to four stages per
+            block; ``"blocks"`` only between the model's repeated blocks; a number sets the
+            most stages there may be. Finer chains leave more to choose, and take longer to
+            measure and to solve.
+
+    Raises:
+        UnsupportedModelError: The model cannot be traced, or does things that a chain of
+            stages would not do; the text says what to do instead.
+
+    Complexity:
+        Linear in the number of operators but for torch.export itself: seconds.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+        >>> chain = extract(model, (torch.zeros(2, 8),))
+        >>> [stage.name for stage in chain.stages]
+        ['0', '1', '2']
+    """
+    kwargs = dict(sample_kwargs or {})
+    _require_arguments(model, sample_args, granularity)
+    device = _device_of(model, sample_args, kwargs)
+    _refuse_hooks(model)
+    with undisturbed(model.modules(), device), attributes_kept(model), torch.enable_grad():
+        flat = flatten(export_quietly(model, sample_args, kwargs), model)
+        seen = observe(flat, tree_leaves((sample_args, kwargs)))
+    movable = movable_nodes(flat, seen)
+    crossings = find_crossings(flat, seen, movable)
+    cuts = choose_cuts(crossings, seen, granularity, repeated_blocks(model))
+    chain = assemble(
+        Parts(model=model, flat=flat, seen=seen, crossings=crossings, cuts=cuts),
+        CallSignature.of(sample_args, kwargs),
+    )
+    require_same(model, chain, sample_args, kwargs, device)
+    return chain
+
+
+def _require_arguments(model: object, sample_args: object, granularity: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"the model is a {type(model).__name__}, must be a torch.nn.Module; wrap a function "
+            "in a module that registers what it trains"
+        )
+    if not isinstance(sample_args, tuple):
+        raise UnsupportedModelError(
+            f"sample_args is a {type(sample_args).__name__}, must be a tuple of the model's "
+            "positional arguments; for one argument write (x,)"
+        )
+    is_count = isinstance(granularity, int) and granularity >= 1
+    if not is_count and granularity not in ("fine", "blocks"):
+        raise ValueError(
+            f"granularity is {granularity!r}, must be 'fine', 'blocks' or a number of stages, "
+            "at least 1"
+        )
+
+
+def _device_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Where the model is; the sample must be there, too.
+
+    Raises:
+        UnsupportedModelError: The sample is elsewhere, or there is no tensor at all.
+    """
+    held = [*model.parameters(), *model.buffers()]
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not given:
+        raise UnsupportedModelError(
+            "the sample call has no tensor; pass the arguments of one call of the model"
+        )
+    devices = dict.fromkeys(tensor.device for tensor in held) or {given[0].device: None}
+    for tensor in given:
+        if tensor.device not in devices and tensor.dim() > 0:
+            raise UnsupportedModelError(
+                f"the sample has a tensor on {tensor.device}, but the model is on "
+                f"{next(iter(devices))}; move both to one device"
+            )
+    return next(iter(devices))
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if hooks_of(module):
+            raise UnsupportedModelError(
+                f"{path or 'the model'} ({type(module).__name__}) has {hooks_of(module)}, which "
+                "its stages would skip; remove them, or use intercept(), which runs them"
+            )

@@ -1,0 +1,76 @@
+"""What people call a range of operators: the modules of the model that it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from torch import fx, nn
+
+__all__ = ["block_of", "module_paths", "name_ranges", "repeated_blocks"]
+
+_MOST_NAMES = 2
+
+
+def module_paths(node: fx.Node) -> tuple[str, ...]:
+    """Paths of the modules whose forward runs `node`, outermost first, the model left out."""
+    stack = node.meta.get("nn_module_stack") or {}
+    # a module that is called again has "@1" and so on behind its path
+    paths = (str(path).partition("@")[0] for path, _ in stack.values())
+    return tuple(path for path in paths if path)
+
+
+def name_ranges(ranges: Sequence[Sequence[fx.Node]]) -> tuple[str, ...]:
+    """A name for each range of a graph's operators.
+
+    A range is named after the largest modules that run in it and nowhere else; if there are
+    none, after the module that runs most of it, of which it is a part.
+    """
+    everywhere = Counter(path for nodes in ranges for node in nodes for path in module_paths(node))
+    names = [_name(nodes, everywhere) for nodes in ranges]
+    occurrences = Counter(names)
+    seen: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(f"{name} ({seen[name]})" if occurrences[name] > 1 else name)
+    return tuple(numbered)
+
+
+def _name(nodes: Sequence[fx.Node], everywhere: Counter[str]) -> str:
+    here = Counter(path for node in nodes for path in module_paths(node))
+    whole: dict[str, None] = {}
+    for node in nodes:
+        inside = (path for path in module_paths(node) if here[path] == everywhere[path])
+        largest = next(inside, None)
+        if largest is not None:
+            whole[largest] = None
+    names = list(whole)
+    if len(names) > _MOST_NAMES:
+        return f"{names[0]}..{names[-1]}"
+    if names:
+        return "+".join(names)
+    deepest = Counter(paths[-1] for paths in map(module_paths, nodes) if paths)
+    return f"part of {deepest.most_common(1)[0][0]}" if deepest else "model"
+
+
+def repeated_blocks(model: nn.Module) -> frozenset[str]:
+    """Paths of the modules in containers that hold modules of one class only."""
+    found: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            kinds = {type(child) for child in module.children()}
+            if len(kinds) == 1:
+                found.update(
+                    f"{path}.{name}" if path else name for name, _ in module.named_children()
+                )
+    return frozenset(found)
+
+
+def block_of(node: fx.Node, blocks: Iterable[str]) -> str | None:
+    """The innermost of `blocks` that runs `node`; outside of all, its innermost module."""
+    paths = module_paths(node)
+    inside = [path for path in paths if path in blocks]
+    if inside:
+        return inside[-1]
+    return paths[-1] if paths else None

@@ -1,0 +1,299 @@
+"""Real models in small, with random weights: what users train, fit for one core.
+
+torchvision, transformers and timm are wanted by tests only; where one is missing, its
+families are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["FAMILIES", "Sample", "TwoTowers", "UNet", "build", "loss_of"]
+
+
+# The wheel of torchvision on PyPI is built for CUDA and cannot load its operators beside a
+# torch for CPUs. No model here uses them, but torchvision, which transformers and timm import,
+# too, asks for the schemas of two of them.
+_OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
+for _name in ("nms", "qnms"):
+    if not hasattr(torch.ops.torchvision, _name):
+        _OPERATORS.define(f"{_name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model in training mode and a call of it."""
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Any:  # noqa: ANN401  # the model's own output
+        return self.model(*self.args, **self.kwargs)
+
+
+def build(family: str) -> Sample:
+    """The family's model, always with the same weights and the same sample."""
+    torch.manual_seed(0)
+    sample = FAMILIES[family]()
+    sample.model.train()
+    return sample
+
+
+def loss_of(output: object) -> torch.Tensor:
+    """A number that depends on every differentiable leaf of a model's output."""
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    total = torch.zeros(())
+    for leaf in leaves:
+        if leaf.requires_grad:
+            total = total + leaf.float().square().mean()
+    return total
+
+
+def _torchvision(name: str, size: int, batch: int = 2, **options: Any) -> Sample:  # noqa: ANN401
+    models = pytest.importorskip("torchvision.models")
+    model = models.get_model(name, weights=None, num_classes=10, **options)
+    return Sample(model, (torch.randn(batch, 3, size, size),))
+
+
+def _resnet50() -> Sample:
+    return _torchvision("resnet50", 64)
+
+
+def _resnet101() -> Sample:
+    return _torchvision("resnet101", 48)
+
+
+def _densenet121() -> Sample:
+    return _torchvision("densenet121", 64, drop_rate=0.1)
+
+
+def _inception_v3() -> Sample:
+    return _torchvision("inception_v3", 96, init_weights=False, aux_logits=False)
+
+
+def _vgg16() -> Sample:
+    return _torchvision("vgg16", 32, dropout=0.3)
+
+
+def _vit_b_16() -> Sample:
+    transformer = pytest.importorskip("torchvision.models.vision_transformer")
+    model = transformer.VisionTransformer(
+        image_size=64,
+        patch_size=16,
+        num_layers=4,
+        num_heads=4,
+        hidden_dim=64,
+        mlp_dim=256,
+        dropout=0.1,
+        attention_dropout=0.1,
+        num_classes=10,
+    )
+    return Sample(model, (torch.randn(2, 3, 64, 64),))
+
+
+def _transformers(kind: str, config: Any) -> nn.Module:  # noqa: ANN401  # a transformers config
+    model: nn.Module = getattr(pytest.importorskip("transformers"), kind)(config)
+    return model
+
+
+def _tokens(length: int = 24) -> torch.Tensor:
+    return torch.randint(0, 96, (2, length))
+
+
+def _gpt2() -> Sample:
+    config = pytest.importorskip("transformers").GPT2Config(
+        vocab_size=96,
+        n_positions=32,
+        n_embd=48,
+        n_layer=4,
+        n_head=4,
+        use_cache=False,
+        loss_type="ForCausalLM",
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    tokens = _tokens()
+    return Sample(_transformers("GPT2LMHeadModel", config), (tokens,), {"labels": tokens})
+
+
+def _llama() -> Sample:
+    config = pytest.importorskip("transformers").LlamaConfig(
+        vocab_size=96,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_dropout=0.1,
+        use_cache=False,
+    )
+    tokens = _tokens()
+    return Sample(_transformers("LlamaForCausalLM", config), (tokens,), {"labels": tokens})
+
+
+def _bert() -> Sample:
+    config = pytest.importorskip("transformers").BertConfig(
+        vocab_size=96,
+        hidden_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=96,
+    )
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[:, 20:] = 0
+    kwargs = {"attention_mask": mask, "labels": _tokens()}
+    return Sample(_transformers("BertForMaskedLM", config), (_tokens(),), kwargs)
+
+
+def _t5() -> Sample:
+    config = pytest.importorskip("transformers").T5Config(
+        vocab_size=96,
+        d_model=48,
+        d_kv=12,
+        d_ff=96,
+        num_layers=3,
+        num_heads=4,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    kwargs = {"input_ids": _tokens(), "labels": _tokens(16)}
+    return Sample(_transformers("T5ForConditionalGeneration", config), (), kwargs)
+
+
+def _clip() -> Sample:
+    tower = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "attention_dropout": 0.1,
+    }
+    config = pytest.importorskip("transformers").CLIPConfig(
+        text_config={**tower, "vocab_size": 96, "eos_token_id": 95, "max_position_embeddings": 24},
+        vision_config={**tower, "image_size": 32, "patch_size": 8},
+        projection_dim=32,
+    )
+    kwargs = {"pixel_values": torch.randn(2, 3, 32, 32), "return_loss": True}
+    return Sample(_transformers("CLIPModel", config), (_tokens(),), kwargs)
+
+
+def _vit() -> Sample:
+    config = pytest.importorskip("transformers").ViTConfig(
+        image_size=32,
+        patch_size=8,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        hidden_dropout_prob=0.1,
+    )
+    model = _transformers("ViTForImageClassification", config)
+    return Sample(model, (torch.randn(2, 3, 32, 32),))
+
+
+def _convnext() -> Sample:
+    model = pytest.importorskip("timm").create_model(
+        "convnext_atto", num_classes=10, drop_rate=0.1, drop_path_rate=0.1
+    )
+    return Sample(model, (torch.randn(2, 3, 64, 64),))
+
+
+class UNet(nn.Module):
+    """Down, up, and a skip connection at every level."""
+
+    def __init__(self, width: int = 8, levels: int = 3) -> None:
+        super().__init__()
+        widths = [width << level for level in range(levels + 1)]
+        self.stem = _double_convolution(3, width)
+        self.down = nn.ModuleList(map(_double_convolution, widths, widths[1:]))
+        self.rise = nn.ModuleList(
+            nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in pairwise(widths)
+        )
+        self.up = nn.ModuleList(_double_convolution(2 * narrow, narrow) for narrow in widths[:-1])
+        self.head = nn.Conv2d(width, 2, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        features = self.stem(image)
+        skips = []
+        for block in self.down:
+            skips.append(features)
+            features = block(functional.max_pool2d(features, 2))
+        for level in reversed(range(len(skips))):
+            raised = self.rise[level](features)
+            features = self.up[level](torch.cat([skips[level], raised], dim=1))
+        segments: torch.Tensor = self.head(features)
+        return segments
+
+
+def _double_convolution(wide: int, narrow: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(wide, narrow, 3, padding=1),
+        nn.BatchNorm2d(narrow),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(narrow, narrow, 3, padding=1),
+        nn.BatchNorm2d(narrow),
+        nn.ReLU(inplace=True),
+        nn.Dropout2d(0.1),
+    )
+
+
+class TwoTowers(nn.Module):
+    """Two encoders with one head for both, called with keywords, returning a dictionary."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.query = _perceptron(width)
+        self.item = _perceptron(width)
+        self.shared = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(
+        self, *, query: torch.Tensor, item: torch.Tensor, weight: torch.Tensor | None = None
+    ) -> dict[str, Any]:
+        left = functional.normalize(self.shared(self.query(query)), dim=-1)
+        right = functional.normalize(self.shared(self.item(item)), dim=-1)
+        scores = left @ right.T * self.scale.exp()
+        return {"scores": scores if weight is None else scores * weight, "towers": (left, right)}
+
+
+def _perceptron(width: int) -> nn.Sequential:
+    layers = [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, nn.Linear(width, width), nn.Tanh())
+
+
+def _unet() -> Sample:
+    return Sample(UNet(), (torch.randn(2, 3, 32, 32),))
+
+
+def _two_towers() -> Sample:
+    kwargs = {"query": torch.randn(6, 32), "item": torch.randn(6, 32), "weight": None}
+    return Sample(TwoTowers(), (), kwargs)
+
+
+FAMILIES: Mapping[str, Callable[[], Sample]] = {
+    "ResNet-50": _resnet50,
+    "ResNet-101": _resnet101,
+    "DenseNet-121": _densenet121,
+    "Inception v3": _inception_v3,
+    "VGG-16": _vgg16,
+    "ViT-B/16": _vit_b_16,
+    "U-Net": _unet,
+    "two towers": _two_towers,
+    "GPT-2": _gpt2,
+    "Llama": _llama,
+    "BERT": _bert,
+    "T5": _t5,
+    "CLIP": _clip,
+    "HF ViT": _vit,
+    "ConvNeXt": _convnext,
+}
