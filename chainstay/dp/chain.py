@@ -16,6 +16,7 @@ import numpy as np
 from chainstay.dp import detached, weak
 from chainstay.dp.engines import Engine, exact_engine, least_memory
 from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.jit import at_first_interpreted
 from chainstay.dp.recursion import Array, Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
@@ -26,6 +27,8 @@ from chainstay.solution import Claim, Family
 __all__ = ["DP", "BudgetCurve", "least_budget"]
 
 _PERSISTENCES: Final = ("strong", "weak")
+_SHORT: Final = 40
+"""Stages up to which the wider programs take about a second without compilation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +115,12 @@ class DP:
             for 300 stages, and with free discards for 100.
         """
         del hint
-        if self.discards == Discards.FREE:
-            return detached.solve_detached(profile, budget, floating=self.persistence == "weak")
-        if self.persistence == "weak":
-            claim = weak.solve_weak(profile, budget)
-        else:
-            claim = self._persistent(profile, budget)
+        floating = self.persistence == "weak"
+        with at_first_interpreted(when=bool(self._wider) and len(profile) <= _SHORT):
+            if self.discards == Discards.FREE:
+                return detached.solve_detached(profile, budget, floating=floating)
+            solve = weak.solve_weak if floating else self._persistent
+            claim = solve(profile, budget)
         # discards neither break these schedules nor make others of their families faster
         return replace(claim, discards=Discards.TAPE) if self.discards == Discards.TAPE else claim
 
@@ -242,11 +245,12 @@ def least_budget(
     Complexity:
         O(n^3) time in n array operations; weak: O(n^4).
     """
-    method = DP(persistence=persistence, discards=discards)
-    if method.discards == Discards.FREE:
-        return detached.detached_least_budget(profile, floating=method.persistence == "weak")
-    if method.persistence == "weak":
-        return weak.weak_least_budget(profile)
+    floating = DP(persistence=persistence, discards=discards).persistence == "weak"
+    with at_first_interpreted(when=len(profile) <= _SHORT):
+        if discards == Discards.FREE:
+            return detached.detached_least_budget(profile, floating=floating)
+        if floating:
+            return weak.weak_least_budget(profile)
     return least_memory(Recursion.of(profile)).root + profile.input_bytes
 
 
@@ -290,12 +294,14 @@ def _family(profile: ChainProfile, overhead: int) -> Family:
 
     Without overhead nothing can be faster. THEORY, domain C: when no gradient exceeds its
     activation, saved data contain the output, a forward never needs more than its backward
-    and activations do not grow along the chain, persistent schedules are as good as any.
+    and activations do not grow along the chain, persistent schedules are as good as any. With
+    skips nothing is known.
     """
     p = profile.arrays()
     no_large_gradient = bool((p.gradient <= p.activation).all())
     output_is_saved = bool((p.saved >= p.activation[1:]).all())
     backward_dominates = bool((p.forward_overhead <= p.backward_overhead + p.gradient[:-1]).all())
     shrinking = bool((np.diff(p.activation) <= 0).all())
-    unrestricted = no_large_gradient and output_is_saved and backward_dominates and shrinking
+    in_domain = no_large_gradient and output_is_saved and backward_dominates and shrinking
+    unrestricted = in_domain and not profile.skips
     return Family.ALL if overhead == 0 or unrestricted else Family.PERSISTENT

@@ -1,8 +1,11 @@
-"""Compilation of the long programs' inner loops, where numba is installed.
+"""Inner loops as kernels: Python functions that are compiled when that is worth the wait.
 
-Only the modules that hold such loops import this one, and `engines` imports those by name
-when a chain is long enough to earn the wait. Compiled code is cached on disk by numba:
-beside its source, or, where that is read-only, in the user's cache directory.
+Loading numba takes half a second, and the first time on a machine it compiles for ten more.
+So kernels run as they are written inside ``interpreted()``; the programs that have no other
+engine for short chains use ``at_first_interpreted()``, which ends once a process has spent
+about as long on it. Without numba all kernels always run as written: slow but right. Compiled
+code is cached on disk by numba: beside its source, or, where that is read-only, in the
+user's cache directory.
 
 Numba notices that a cached function is stale by the date of that function's own file. So
 whoever edits `steps` touches the files of its callers too.
@@ -10,14 +13,23 @@ whoever edits `steps` touches the files of its callers too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property, update_wrapper
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar, cast
+from types import FunctionType
+from typing import Any, Final, TypeVar, cast
 
-__all__ = ["is_available", "kernel"]
+__all__ = ["at_first_interpreted", "interpreted", "is_available", "kernel"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_INTERPRETED: Final = ContextVar("interpreted", default=False)
+_ALLOWANCE_S: Final = 2.0
+_spent_s: Final = [0.0]
 
 
 def is_available() -> bool:
@@ -26,11 +38,58 @@ def is_available() -> bool:
 
 
 def kernel(function: _Function) -> _Function:
-    """`function`, compiled when first called; without numba, `function` itself: slow but right."""
-    if not is_available():
-        return function
-    njit = import_module("numba").njit
+    """`function`, as something that can also be compiled; it may call other kernels."""
+    assert isinstance(function, FunctionType)
+    return cast("_Function", _Kernel(function)) if is_available() else function
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Run kernels as they are written for now."""
+    token = _INTERPRETED.set(True)
     try:
-        return cast("_Function", njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # nowhere to keep a cache: compile once a process
-        return cast("_Function", njit(nogil=True)(function))
+        yield
+    finally:
+        _INTERPRETED.reset(token)
+
+
+@contextmanager
+def at_first_interpreted(*, when: bool) -> Iterator[None]:
+    """The same, if `when`, while this process has not spent `_ALLOWANCE_S` on it."""
+    if not when or _spent_s[0] > _ALLOWANCE_S:
+        yield
+        return
+    start = time.perf_counter()
+    with interpreted():
+        yield
+    _spent_s[0] += time.perf_counter() - start
+
+
+class _Kernel:
+    """A function and its compiled double."""
+
+    def __init__(self, function: FunctionType) -> None:
+        self._function = function
+        update_wrapper(self, function)
+
+    def __call__(self, *arguments: object) -> object:
+        if _INTERPRETED.get():
+            return self._function(*arguments)
+        return self._compiled(*arguments)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., object]:
+        """Compiled code can call compiled code only: the double sees the doubles of others."""
+        function = self._function
+        seen = {
+            name: value._compiled if isinstance(value, _Kernel) else value  # noqa: SLF001  # ours
+            for name, value in function.__globals__.items()
+            if name in function.__code__.co_names
+        }
+        double = FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
+        update_wrapper(double, function)
+        njit = import_module("numba").njit
+        try:
+            return cast("Callable[..., object]", njit(cache=True, nogil=True)(double))
+        except RuntimeError:  # nowhere to keep a cache: compile once a process
+            return cast("Callable[..., object]", njit(nogil=True)(double))

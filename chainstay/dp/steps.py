@@ -108,6 +108,8 @@ def _first_gain(
         after_i = one.memory[far_i + 1] + one.shift if far_i < last_i else _BEYOND
         after_j = other.memory[far_j + 1] + other.shift if far_j < last_j else _BEYOND
         here = min(after_i, after_j)
+        if here > stop:
+            break
         i = far_i + 1 if after_i == here else far_i
         j = far_j + 1 if after_j == here else far_j
         while one.memory[i] + one.shift > here:

@@ -19,16 +19,16 @@ are counted above ``Σ u_f[s..l] + Σ u_b[t..l]``, so that moving costs nothing.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from chainstay.dp import jit
-from chainstay.dp.compiled import CompiledFronts, chain_of
+from chainstay.dp.compiled import chain_of
 from chainstay.dp.deepening import growing_limits
-from chainstay.dp.engines import least_memory
-from chainstay.dp.fronts import Fronts
+from chainstay.dp.engines import exact_engine, least_memory
 from chainstay.dp.priced_pruning import priced_limit
 from chainstay.dp.prices import PriceBound
-from chainstay.dp.recursion import KEEP, Recursion
+from chainstay.dp.recursion import KEEP, Recursion, require_no_skips
 from chainstay.dp.weak_kernels import (
     MOVE,
     choose_weak,
@@ -43,16 +43,20 @@ from chainstay.solution import Claim, Family
 
 __all__ = ["solve_weak", "weak_least_budget"]
 
+_SETTING: Final = "persistence='weak'"
+
 
 def solve_weak(profile: ChainProfile, budget: int) -> Claim:
     """The fastest weakly persistent schedule; `DP` documents it.
 
     Raises:
         InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
+        InvalidProfileError: The chain has skips.
 
     Complexity:
         O(n^4 p) time and O(n^3 p) memory for fronts of p corners, before pruning.
     """
+    require_no_skips(profile, _SETTING)
     recursion = Recursion.of(profile)
     memory = min(budget - profile.input_bytes, recursion.keep_all_need)
     weak = _WeakFronts(recursion, memory)
@@ -80,6 +84,7 @@ def weak_least_budget(profile: ChainProfile) -> int:
     Complexity:
         O(n^4) time, O(n^3) memory.
     """
+    require_no_skips(profile, _SETTING)
     return int(least_weak_memory(chain_of(Recursion.of(profile)))) + profile.input_bytes
 
 
@@ -101,7 +106,7 @@ class _WeakFronts:
         self._floating = floating_around(self._chain, self._bound.around, self._bound.restarted)
         least = least_memory(recursion)
         if memory >= least.root:  # the persistent optimum is a schedule of this class
-            engine = CompiledFronts if jit.is_available() else Fronts
+            engine = exact_engine(recursion.stages)
             self._fill(int(engine.solve(recursion, memory, least).root.overhead[-1]))
         elif memory >= least_weak_memory(self._chain):
             for limit in growing_limits(self._bound.root, recursion.rerun_time):

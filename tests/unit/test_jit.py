@@ -1,0 +1,62 @@
+"""Kernels: as they are written, and compiled, they say the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import chains
+
+from chainstay import DP, ChainProfile
+from chainstay.dp import jit, least_budget
+
+pytestmark = pytest.mark.skipif(not jit.is_available(), reason="needs numba")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    chains(max_stages=20),
+    st.integers(0, 300),
+    st.sampled_from(["strong", "weak"]),
+    st.sampled_from(["table1", "free"]),
+)
+def test_interpreted_is_compiled(
+    profile: ChainProfile, extra: int, persistence: str, discards: str
+) -> None:
+    method = DP(persistence=persistence, discards=discards)
+    budget = least_budget(profile, persistence=persistence, discards=discards) + extra
+    with jit.interpreted():
+        written = method(profile, budget)
+    assert method(profile, budget) == written
+
+
+@jit.kernel
+def _doubled(number: int) -> int:
+    return 2 * number
+
+
+@jit.kernel
+def _and_one(number: int) -> int:
+    return _doubled(number) + 1
+
+
+def test_kernels_call_kernels_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _and_one(3) == 7
+    with jit.interpreted():
+        assert _and_one(3) == 7
+        monkeypatch.setattr(f"{__name__}._doubled", lambda number: 100 * number)
+        assert _and_one(3) == 301
+    assert _and_one(3) == 7  # compiled before
+
+
+def test_interpretation_ends_when_it_has_cost_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "_spent_s", [0.0])
+    ran = []
+    times = iter([0.0, jit._ALLOWANCE_S + 1.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    for _ in range(2):
+        with jit.at_first_interpreted(when=True):
+            ran.append(jit._INTERPRETED.get())
+    with jit.at_first_interpreted(when=False):
+        ran.append(jit._INTERPRETED.get())
+    assert ran == [True, False, False]
