@@ -20,7 +20,7 @@ from chainstay.runtime.extraction.compiling import compile_program
 from chainstay.runtime.extraction.crossing import Crossings
 from chainstay.runtime.extraction.flattening import FlatGraph
 from chainstay.runtime.extraction.likeness import Likeness
-from chainstay.runtime.extraction.naming import name_ranges
+from chainstay.runtime.extraction.naming import module_paths, name_ranges
 from chainstay.runtime.extraction.observing import Observations
 from chainstay.runtime.extraction.sharing import with_makers
 from chainstay.runtime.extraction.sources import CallInput, ModelTensor
@@ -130,6 +130,7 @@ def _stages(
 ) -> list[GraphStage]:
     """One stage per range."""
     seen = parts.seen
+    modules = dict(parts.model.named_modules(remove_duplicate=False))
     stages = []
     for name, nodes, (before, after) in zip(
         name_ranges(ranges), ranges, pairwise(states), strict=True
@@ -140,6 +141,7 @@ def _stages(
             GraphStage(
                 name=name,
                 program=compile_program(parts.flat, nodes, before, shared, after),
+                runs=_modules_run(modules, nodes),
                 operators=len(nodes),
                 saved_bytes=seen.size_of(saved - given),
                 draws_random=any(seen[node].draws_random for node in nodes),
@@ -147,6 +149,14 @@ def _stages(
             )
         )
     return stages
+
+
+def _modules_run(
+    modules: Mapping[str, nn.Module], nodes: Sequence[fx.Node]
+) -> tuple[nn.Module, ...]:
+    """Modules of the model whose forwards `nodes` are from, each once, in order."""
+    paths = dict.fromkeys(path for node in nodes for path in module_paths(node))
+    return tuple(dict.fromkeys(modules[path] for path in paths if path in modules))
 
 
 def _changes(parts: Parts, nodes: Sequence[fx.Node]) -> tuple[ModelTensor, ...]:

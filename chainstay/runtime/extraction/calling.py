@@ -11,8 +11,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.chain import TensorLayout
-from chainstay.runtime.extraction.compiling import State
 from chainstay.runtime.extraction.sources import Constant, ModelTensor
+from chainstay.runtime.states import State
 
 __all__ = ["CallSignature", "OutputPlan", "SharedLeaf", "StateLeaf", "TensorPromise"]
 

@@ -10,11 +10,12 @@ from rich.table import Table
 from torch import nn
 
 from chainstay.runtime.extraction.calling import CallSignature, OutputPlan
-from chainstay.runtime.extraction.compiling import Program, State
+from chainstay.runtime.extraction.compiling import Program
 from chainstay.runtime.extraction.likeness import Likeness
 from chainstay.runtime.extraction.listing import StageRow, as_table, as_text
 from chainstay.runtime.extraction.stage import GraphStage
 from chainstay.runtime.extraction.values import SharedValue, Value, distinct_bytes
+from chainstay.runtime.states import State
 
 __all__ = ["ExtractedChain"]
 
@@ -98,7 +99,7 @@ class ExtractedChain:
             StageRow(
                 name=stage.name,
                 operators=stage.operators,
-                parameters=sum(parameter.numel() for _, parameter in stage.parameters()),
+                parameters=sum(parameter.numel() for parameter in stage.parameters()),
                 tensors=len(self.boundaries[index + 1]),
                 boundary_bytes=self.boundary_bytes(index + 1),
                 saved_bytes=stage.saved_bytes,

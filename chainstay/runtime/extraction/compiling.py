@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-import torch
 from torch import fx, nn
 
 from chainstay.runtime.extraction.flattening import FlatGraph
 from chainstay.runtime.extraction.regions import Region, RegionModule
 from chainstay.runtime.extraction.sources import CallInput, Constant, ModelTensor
+from chainstay.runtime.states import State
 
-__all__ = ["Program", "State", "compile_program"]
-
-State = tuple[torch.Tensor, ...]
+__all__ = ["Program", "compile_program"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

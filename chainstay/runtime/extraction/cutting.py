@@ -94,7 +94,7 @@ def _joined_weight(cuts: Sequence[int], count: int, saved: _Saved) -> Callable[[
     ends = [-1, *cuts, count - 1]
     weight = {
         cut: saved(before + 1, after + 1)
-        for before, cut, after in zip(ends, cuts, ends[2:], strict=True)
+        for before, cut, after in zip(ends[:-2], cuts, ends[2:], strict=True)
     }
     return weight.__getitem__
 

@@ -62,7 +62,7 @@ def extract(
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
         >>> chain = extract(model, (torch.zeros(2, 8),))
         >>> [stage.name for stage in chain.stages]
-        ['0', '1', '2']
+        ['0+1', '2']
     """
     kwargs = dict(sample_kwargs or {})
     _require_arguments(model, sample_args, granularity)
