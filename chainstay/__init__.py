@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         UnknownMethodError,
         UnsupportedModelError,
     )
+    from chainstay.fitting import fit, unfit
     from chainstay.formulations import CPSAT, MIP
     from chainstay.profiles import ChainProfile, Skip, Stage
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
@@ -62,6 +63,7 @@ _HOME: Final = MappingProxyType(
                 "UnknownMethodError",
                 "UnsupportedModelError",
             ),
+            "chainstay.fitting": ("fit", "unfit"),
             "chainstay.formulations": ("CPSAT", "MIP"),
             "chainstay.profiles": ("ChainProfile", "Skip", "Stage"),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
@@ -109,10 +111,12 @@ __all__ = [
     "UnknownMethodError",
     "UnsupportedModelError",
     "fastest_within",
+    "fit",
     "least_budget",
     "measure",
     "simulate",
     "solve_chain",
+    "unfit",
     "unrestricted_bound",
 ]
 

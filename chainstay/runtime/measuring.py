@@ -9,13 +9,11 @@ import torch
 from torch import nn
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
-from chainstay.profiles import ChainProfile
-from chainstay.runtime.chain import Chain
 from chainstay.runtime.costs import Subject
-from chainstay.runtime.environment import Traits
 from chainstay.runtime.execute import PlannedChain
 from chainstay.runtime.fusing import fuse_stages
 from chainstay.runtime.measurement import (
+    Measurement,
     measure_subject,
     measuring,
     require_loss,
@@ -32,20 +30,17 @@ __all__ = ["MeasuredChain", "measure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredChain:
+class MeasuredChain(Measurement):
     """A model and what it costs.
 
     Attributes:
         chain: The model as stages, some of its own fused.
-        children: The model's modules under their own names.
         profile: Costs of ``len(stages) + 1`` stages; the last one is the loss.
         traits: How each stage's forward touches the world, one per stage.
+        children: The model's modules under their own names.
     """
 
-    chain: Chain
     children: Children
-    profile: ChainProfile
-    traits: tuple[Traits, ...]
 
     @property
     def stages(self) -> tuple[ChainStage, ...]:

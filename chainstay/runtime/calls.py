@@ -1,0 +1,63 @@
+"""How a call of a model becomes a chain's first state, and its last state the output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.executor import Executor
+from chainstay.runtime.states import State
+from chainstay.solution import Solution
+
+__all__ = ["Ends", "PlannedCall", "TensorEnds"]
+
+
+class Ends(Protocol):
+    """The two ends of a chain; an `ExtractedChain` has them."""
+
+    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[State, State]:
+        """The first state, and what all stages may read."""
+        ...
+
+    def finish(self, state: State, shared: State) -> Any:  # noqa: ANN401  # the model's own
+        """The model's output from the last state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEnds:
+    """The ends of a chain with one tensor in and one tensor out."""
+
+    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[State, State]:
+        """As `Ends`."""
+        (activation,) = (*args, *kwargs.values())
+        return (activation,), ()
+
+    def finish(self, state: State, shared: State) -> Any:  # noqa: ANN401, ARG002  # as `Ends`
+        """As `Ends`."""
+        (activation,) = state
+        return activation
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A model's forward by a plan.
+
+    Attributes:
+        ends: Of its chain.
+        executor: Runs the chain.
+        solution: The plan, and how good it is.
+        profile: What the chain costs.
+    """
+
+    ends: Ends
+    executor: Executor
+    solution: Solution
+    profile: ChainProfile
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+        """What ``model(*args, **kwargs)`` gives."""
+        state, shared = self.ends.begin(args, kwargs)
+        return self.ends.finish(self.executor(state, shared), shared)

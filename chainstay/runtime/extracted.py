@@ -1,0 +1,114 @@
+"""An extracted chain as stages to be measured and planned like any others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from chainstay.runtime.costs import Subject
+from chainstay.runtime.extraction import ExtractedChain
+from chainstay.runtime.losses import loss_in
+from chainstay.runtime.measurement import (
+    Measurement,
+    measure_subject,
+    measuring,
+    require_loss,
+    require_repeats,
+)
+from chainstay.runtime.memory import require_measurable
+from chainstay.runtime.mode import titled_modules
+from chainstay.runtime.stages import ChainStage, Place
+from chainstay.runtime.states import State, detached
+
+__all__ = ["measure_extracted"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossPart:
+    """The loss behind an extracted chain.
+
+    Attributes:
+        chain: Which puts the output together.
+        function: From the output to one number.
+    """
+
+    chain: ExtractedChain
+    function: Callable[[Any], torch.Tensor | None]
+
+    def __call__(self, state: State, shared: State) -> State:
+        """As `Part`."""
+        loss = self.function(self.chain.finish(state, shared))
+        return (loss,)  # type: ignore[return-value]  # whoever runs it first looks what it is
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Those of the loss, if it is a module."""
+        if isinstance(self.function, nn.Module):
+            yield from self.function.modules()
+
+    def places(self) -> Iterator[Place]:
+        """None that matters: nobody runs a loss again."""
+        return iter(())
+
+
+def measure_extracted(
+    chain: ExtractedChain,
+    sample_args: tuple[Any, ...],
+    sample_kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    repeats: int = 5,
+) -> Measurement:
+    """Measure time and memory of every stage of `chain` on a call like its sample.
+
+    Everything is left as it was, as by `chainstay.measure`.
+
+    Args:
+        chain: See `chainstay.runtime.extraction.extract`.
+        sample_args: Positional arguments of the call.
+        sample_kwargs: Keyword arguments, likewise.
+        loss: From the model's output to a scalar; holds its targets itself. Without it, the
+            output's own ``loss`` counts if it has one; otherwise the last stage is free, and
+            gradients of all outputs are counted.
+        repeats: Timed runs of each stage, after one that warms up; the least time counts.
+
+    Raises:
+        UnsupportedModelError: A stage or the loss fails; the text names it.
+        PlanMismatchError: The call is not like the one that was extracted.
+        ValueError: `repeats` is no whole number or less than 1.
+    """
+    require_repeats(repeats)
+    require_loss(loss)
+    device = _device_of(chain.model, sample_args)
+    require_measurable(device)
+    modules = list(chain.model.modules())
+    if isinstance(loss, nn.Module):
+        modules += loss.modules()
+    with measuring(modules, device):
+        source, shared = chain.begin(sample_args, sample_kwargs or {})
+        stages = [ChainStage(each.name, (each,)) for each in chain.stages]
+        function = loss or _own_loss(chain, source, shared)
+        if function is not None:
+            stages.append(ChainStage("loss", (LossPart(chain, function),), is_loss=True))
+        subject = Subject(
+            stages=tuple(stages), source=detached(source), shared=shared, device=device
+        )
+        return measure_subject(subject, titled_modules(stages), repeats)
+
+
+def _own_loss(
+    chain: ExtractedChain, state: State, shared: State
+) -> Callable[[Any], torch.Tensor | None] | None:
+    """What finds the loss in the model's output, if there is one."""
+    with torch.no_grad():
+        for stage in chain.stages:
+            state = stage(state, shared)
+        return None if loss_in(chain.finish(state, shared)) is None else loss_in
+
+
+def _device_of(model: nn.Module, args: tuple[Any, ...]) -> torch.device:
+    tensors = [*model.parameters(), *model.buffers(), *args]
+    return next(each.device for each in tensors if isinstance(each, torch.Tensor))
