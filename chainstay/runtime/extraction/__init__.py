@@ -23,10 +23,15 @@
 `assembling`    from a graph and its cuts to a chain
 `referee`       whether the chain is the model
 `untouched`     attributes that the forward assigns are put back
+`calls`         checks of a sample call
+`intercepting`  where a model cannot be exported: its blocks found
+`blocks`        and run as stages, while the model goes on calling them
 ==============  ==================================================================
 """
 
+from chainstay.runtime.extraction.blocks import InterceptedChain
 from chainstay.runtime.extraction.chain import ExtractedChain
 from chainstay.runtime.extraction.extracting import extract
+from chainstay.runtime.extraction.intercepting import intercept
 
-__all__ = ["ExtractedChain", "extract"]
+__all__ = ["ExtractedChain", "InterceptedChain", "extract", "intercept"]

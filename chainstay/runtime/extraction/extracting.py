@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.extraction.assembling import Parts, assemble
 from chainstay.runtime.extraction.calling import CallSignature
+from chainstay.runtime.extraction.calls import device_of, require_module_and_tuple
 from chainstay.runtime.extraction.chain import ExtractedChain
 from chainstay.runtime.extraction.crossing import find_crossings
 from chainstay.runtime.extraction.cutting import Granularity, choose_cuts
@@ -65,8 +66,9 @@ def extract(
         ['0+1', '2']
     """
     kwargs = dict(sample_kwargs or {})
-    _require_arguments(model, sample_args, granularity)
-    device = _device_of(model, sample_args, kwargs)
+    require_module_and_tuple(model, sample_args)
+    _require_granularity(granularity)
+    device = device_of(model, sample_args, kwargs)
     _refuse_hooks(model)
     with undisturbed(model.modules(), device), attributes_kept(model), torch.enable_grad():
         flat = flatten(export_quietly(model, sample_args, kwargs), model)
@@ -82,45 +84,13 @@ def extract(
     return chain
 
 
-def _require_arguments(model: object, sample_args: object, granularity: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise UnsupportedModelError(
-            f"the model is a {type(model).__name__}, must be a torch.nn.Module; wrap a function "
-            "in a module that registers what it trains"
-        )
-    if not isinstance(sample_args, tuple):
-        raise UnsupportedModelError(
-            f"sample_args is a {type(sample_args).__name__}, must be a tuple of the model's "
-            "positional arguments; for one argument write (x,)"
-        )
+def _require_granularity(granularity: object) -> None:
     is_count = isinstance(granularity, int) and granularity >= 1
     if not is_count and granularity not in ("fine", "blocks"):
         raise ValueError(
             f"granularity is {granularity!r}, must be 'fine', 'blocks' or a number of stages, "
             "at least 1"
         )
-
-
-def _device_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """Where the model is; the sample must be there, too.
-
-    Raises:
-        UnsupportedModelError: The sample is elsewhere, or there is no tensor at all.
-    """
-    held = [*model.parameters(), *model.buffers()]
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if not given:
-        raise UnsupportedModelError(
-            "the sample call has no tensor; pass the arguments of one call of the model"
-        )
-    devices = dict.fromkeys(tensor.device for tensor in held) or {given[0].device: None}
-    for tensor in given:
-        if tensor.device not in devices and tensor.dim() > 0:
-            raise UnsupportedModelError(
-                f"the sample has a tensor on {tensor.device}, but the model is on "
-                f"{next(iter(devices))}; move both to one device"
-            )
-    return next(iter(devices))
 
 
 def _refuse_hooks(model: nn.Module) -> None:

@@ -25,19 +25,19 @@ class StageRow:
 
     Attributes:
         name: The modules that it runs.
-        operators: How many it has.
+        operators: How many it has, if known.
         parameters: Numbers in the parameters that it reads.
         tensors: How many it passes on.
         boundary_bytes: Of those.
-        saved_bytes: What autograd saves in it.
+        saved_bytes: What autograd saves in it, if known.
     """
 
     name: str
-    operators: int
+    operators: int | None
     parameters: int
     tensors: int
     boundary_bytes: int
-    saved_bytes: int
+    saved_bytes: int | None
 
 
 def as_table(model: str, rows: Sequence[StageRow]) -> Table:
@@ -52,10 +52,10 @@ def as_table(model: str, rows: Sequence[StageRow]) -> Table:
         table.add_row(
             str(index),
             row.name,
-            str(row.operators),
+            "" if row.operators is None else str(row.operators),
             f"{row.parameters:,}",
             passed,
-            format_bytes(row.saved_bytes),
+            "" if row.saved_bytes is None else format_bytes(row.saved_bytes),
         )
     return table
 
