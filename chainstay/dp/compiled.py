@@ -81,6 +81,9 @@ def chain_of(recursion: Recursion) -> Chain:
     return Chain(
         elapsed=recursion.elapsed,
         activation=recursion.activation,
+        fresh=recursion.fresh,
+        has_skips=recursion.has_skips,
+        nearest=recursion.nearest,
         saved=recursion.saved,
         gradient=recursion.gradient,
         keep_floor=recursion.keep_floor,

@@ -49,7 +49,7 @@ from chainstay.dp.detached_kernels import (
 from chainstay.dp.engines import least_memory
 from chainstay.dp.outside import Limit, OutsideBound
 from chainstay.dp.pruning import spared_around
-from chainstay.dp.recursion import KEEP, Recursion
+from chainstay.dp.recursion import KEEP, Recursion, require_no_skips
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
@@ -67,6 +67,7 @@ def solve_detached(profile: ChainProfile, budget: int, *, floating: bool) -> Cla
 
     Raises:
         InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
+        InvalidProfileError: The chain has skips.
 
     Complexity:
         O(n^3 p) time for fronts of p corners, floating O(n^4 p), before pruning.
@@ -105,6 +106,7 @@ class _Program:
     """The recursion of one profile, to be solved for one memory or another."""
 
     def __init__(self, profile: ChainProfile, *, floating: bool) -> None:
+        require_no_skips(profile, "discards='free'")
         arrays = profile.arrays()
         gradient, saved = arrays.gradient, arrays.saved
         self.recursion = Recursion.of(profile)

@@ -8,7 +8,6 @@ tells the exact program which sub-chains it need not look at.
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from chainstay.dp.recursion import KEEP, Array, Recursion
 
@@ -46,7 +45,7 @@ class LeastMemory:
         ):
             return KEEP
         restarts = np.arange(s + 1, t + 1)
-        needs = np.maximum(self.of[restarts, t] + recursion.activation[restarts], self.of[s, s:t])
+        needs = np.maximum(self.of[restarts, t] + recursion.fresh[s, restarts], self.of[s, s:t])
         return s + 1 + int(np.argmin(np.maximum(needs, recursion.restart_floor(s, t))))
 
 
@@ -57,12 +56,12 @@ def _least(recursion: Recursion) -> Array:
     from_start = np.zeros((n, n), dtype=np.int64)
     from_end = np.zeros((n, n), dtype=np.int64)
     transit, keep_floor = _by_distance(recursion.transit), _by_distance(recursion.keep_floor)
+    fresh = _by_distance(recursion.fresh[:, :n])
     from_start[:, 0] = from_end[:, 0] = keep_floor[:, 0]
     for d in range(1, n):
         rows = n - d
         kept = from_start[1 : rows + 1, d - 1] + recursion.saved[:rows]
-        restart_points = sliding_window_view(recursion.activation, d)[1 : rows + 1]
-        later = from_end[d:, :d][:, ::-1] + restart_points
+        later = from_end[d:, :d][:, ::-1] + fresh[:rows, 1 : d + 1]
         floor = recursion.gradient[d + 1 : n + 1, None] + transit[:rows, :d]
         restarted = np.maximum(np.maximum(later, from_start[:rows, :d]), floor).min(axis=1)
         least = np.minimum(np.maximum(keep_floor[:rows, d], kept), restarted)

@@ -59,6 +59,7 @@ class Fronts:
         self._least = least
         self._limit = limit
         n = recursion.stages
+        self._nearest, self._farther = recursion.nearest, recursion.farther
         self._shift = memory.bit_length()
         if (n + 1).bit_length() + self._shift > _KEY_BITS:
             raise InvalidProfileError(
@@ -96,7 +97,7 @@ class Fronts:
         for k in range(s + 1, t + 1):
             if m < floors[k - s - 1] or (earlier := self._rows[s].value(k - 1, m)) is None:
                 continue
-            later = self._rows[k].value(t, m - int(recursion.activation[k]))
+            later = self._rows[k].value(t, m - int(recursion.fresh[s, k]))
             if later is not None and int(rerun[k - s - 1]) + earlier + later == target:
                 return k
         raise AssertionError(f"no decision reaches O({s}, {t}, {m}) = {target}")
@@ -108,7 +109,7 @@ class Fronts:
         for s in range(t, -1, -1):
             front = self._front(s, t, front, column)
             self._rows[s].append(front)
-            memory = front.memory + recursion.activation[s]
+            memory = front.memory + self._nearest[s]
             fits = memory <= self._memory
             column.prepend(Front(memory[fits], front.overhead[fits] + recursion.elapsed[s]))
 
@@ -132,23 +133,23 @@ class Fronts:
 
     def _room(self, s: int, t: int) -> tuple[int, float]:
         """The most memory and the most overhead with which stages s..t can matter."""
-        recursion = self.recursion
         cap = self._memory
         if s > 0:  # the input of stage s is stored, by itself or inside the saved data before it
-            cap -= int(min(recursion.activation[s], recursion.saved[s - 1]))
+            cap -= int(min(self._nearest[s], self.recursion.saved[s - 1]))
         if self._limit is None:
             return cap, math.inf
         return min(cap, self._limit.largest_memory(s, t)), self._limit.largest_overhead(s, t)
 
     def _restarts(self, s: int, t: int, cap: int, slack: float, column: _Column) -> Front:
-        """Corners of ``rerun(s..k-1) + O(k, t, m - a[k]) + O(s, k-1, m)`` over all k."""
+        """Corners of ``rerun(s..k-1) + O(k, t, m - a[s, k]) + O(s, k-1, m)`` over all k."""
         recursion = self.recursion
         rerun = recursion.rerun(s, t)
         last = s + int(np.searchsorted(rerun, slack, side="right"))
         if last <= s:
             return _NOTHING
         # A corner of the sum is a corner of one term: evaluate each term at the other's.
-        keys, total = _sums(self._rows[s].until(last), column.until(last), self._shift)
+        later = column.until(last) if self._farther is None else self._moved(column, s, last)
+        keys, total = _sums(self._rows[s].until(last), later, self._shift)
         total -= recursion.elapsed[s]
         memory = self._rows[s].memory_of(keys)
         floors = (
@@ -157,6 +158,14 @@ class Fronts:
         memory = np.maximum(memory, floors)
         matters = (memory <= cap) & (total <= slack)
         return Front(memory[matters], total[matters])
+
+    def _moved(self, column: _Column, s: int, last: int) -> Array:
+        """Corners of the column with what each restart point stores besides ``a^s``."""
+        assert self._farther is not None, "without skips a column serves all stages as it is"
+        keys, overhead = column.until(last)
+        more = self._farther[s, column.restart_of(keys)]
+        fits = column.memory_of(keys) + more <= self._memory
+        return np.stack([(keys + more)[fits], overhead[fits]])
 
 
 class _Keyed:
@@ -212,7 +221,7 @@ class _Row(_Keyed):
 
 
 class _Column(_Keyed):
-    """Fronts of stages k..t for k = t, t-1, …, shifted by ``a[k]``; it grows to the left."""
+    """Fronts of stages k..t for k = t, t-1, …, shifted by ``a[k-1, k]``; it grows to the left."""
 
     def __init__(self, t: int, shift: int) -> None:
         super().__init__(shift)

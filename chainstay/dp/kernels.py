@@ -41,7 +41,8 @@ class Ends(NamedTuple):
     Attributes:
         least: Shape (n, n), at [s, t]: bytes.
         best: Shape (n, n), at [s, t]: ns.
-        stored_least: Shape (n,), at [k]: bytes of k..t and a^k together, for the t at hand.
+        stored_least: Shape (n,), at [k]: bytes of k..t and, at least, of a restart at k
+            together, for the t at hand.
         stored_best: Shape (n,), at [k]: ns of k..t.
     """
 
@@ -82,7 +83,7 @@ def _restarts(
     """
     s, t = span
     cap, ceiling = limits
-    least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
+    least, best, transit, fresh = ends.least[s], ends.best[s], chain.transit[s], chain.fresh[s]
     gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
     for k in range(s + 1, t + 1):
         rerun = chain.elapsed[k] - elapsed
@@ -96,8 +97,9 @@ def _restarts(
         if floor >= value_at(lowest, start, ceiling):
             continue
         earlier = _front(corners, s, k - 1, 0)
-        later = _front(corners, k, t, chain.activation[k])
-        lowest, spare = add_term(lowest, earlier, later, rerun, start, limits, spare)
+        later = _front(corners, k, t, fresh[k])
+        first = max(start, ends.stored_least[k] + fresh[k] - chain.nearest[k])
+        lowest, spare = add_term(lowest, earlier, later, rerun, first, limits, spare)
     return lowest, spare
 
 
@@ -139,7 +141,7 @@ def fill(chain: Chain, limit: PricedLimit) -> Corners:
             first[s, t], last[s, t] = used, used + size - 1
             if size:
                 least[s, t], best[s, t] = pool[0][used], pool[1][used + size - 1]
-                ends.stored_least[s] = least[s, t] + chain.activation[s]
+                ends.stored_least[s] = least[s, t] + chain.nearest[s]
                 ends.stored_best[s] = best[s, t]
             used += size
             here = (lowest.memory, lowest.overhead)
@@ -162,7 +164,7 @@ def choose(chain: Chain, corners: Corners, s: int, t: int, m: int) -> int:
             continue
         earlier = value_at(_front(corners, s, k - 1, 0), m, target + 1)
         if earlier <= rest:
-            later = value_at(_front(corners, k, t, chain.activation[k]), m, target + 1)
+            later = value_at(_front(corners, k, t, chain.fresh[s, k]), m, target + 1)
             if earlier + later == rest:
                 return k
     return -2

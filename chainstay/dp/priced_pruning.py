@@ -77,7 +77,7 @@ def room_within(
         return -1, 0
     cap = float(limit.memory)
     if s > 0:  # the input of stage s is stored, by itself or inside the saved data before it
-        cap -= min(chain.activation[s], chain.saved[s - 1])
+        cap -= min(chain.nearest[s], chain.saved[s - 1])
     for i in range(1, len(lines)):
         cap = min(cap, (limit.overhead - lines[i]) / (i * limit.step))
     return int(np.floor(cap)), int(np.floor(left)) + 1

@@ -89,7 +89,7 @@ class _Priced(NamedTuple):
         step: Between two prices, ns per byte.
         memory: As in `PriceBound`.
         least: As in `PriceBound`.
-        stored: Shape (n + 1, prices), at [k, i]: price of what restarting at k stores.
+        stored: Shape (n + 1, prices), at [k, i]: least price of what restarting at k stores.
         spared: Shape (n + 1, prices): at [k, i], the sum over stages before k of what each
             costs at least in a sub-chain: its saved data, or its forward a second time.
     """
@@ -102,7 +102,7 @@ class _Priced(NamedTuple):
 
 
 def _stored(chain: Chain, prices: _Floats, *, is_floating: bool) -> _Floats:
-    stored = chain.activation[:, None] * prices
+    stored = chain.nearest[:, None] * prices
     if is_floating:  # an earlier activation may stand in, and then has to come here again
         for k, time in enumerate(np.diff(chain.elapsed), start=1):
             stored[k] = np.minimum(stored[k], stored[k - 1] + time)

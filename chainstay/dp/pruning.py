@@ -22,10 +22,16 @@ spared_around = kernel(outside.spared_around)
 
 
 class Chain(NamedTuple):
-    """`Recursion` as compiled code takes it; shapes and meanings are the same."""
+    """`Recursion` as compiled code takes it; shapes and meanings are the same.
+
+    Code that reads `activation` is for chains without skips.
+    """
 
     elapsed: Array
     activation: Array
+    fresh: Array
+    has_skips: bool
+    nearest: Array
     saved: Array
     gradient: Array
     keep_floor: Array
@@ -47,17 +53,18 @@ def least_memory(chain: Chain) -> Array:
     """Table of `LeastMemory`, column by column."""
     n = len(chain.saved)
     least = np.zeros((n, n), dtype=np.int64)
-    stored = np.zeros(n, dtype=np.int64)
+    stored = np.zeros(n, dtype=np.int64)  # at [k]: of k..t and a restart there
     for t in range(n):
         for s in range(t, -1, -1):
             best = chain.keep_floor[s, t]
             if s < t:
                 best = max(best, least[s + 1, t] + chain.saved[s])
             row, transit, gradient = least[s], chain.transit[s], chain.gradient[t + 1]
+            later = stored + chain.fresh[s, :n] - chain.nearest[:n] if chain.has_skips else stored
             for k in range(s + 1, t + 1):
-                best = min(best, max(stored[k], row[k - 1], gradient + transit[k - 1]))
+                best = min(best, max(later[k], row[k - 1], gradient + transit[k - 1]))
             row[t] = best
-            stored[s] = best + chain.activation[s]
+            stored[s] = best + chain.nearest[s]
     return least
 
 

@@ -5,11 +5,12 @@ stages ``s..t`` and `m` bytes besides ``a^s``::
 
     C(s, t, m) = min(
         u_f[s] + C(s+1, t, m - ā[s]) + u_b[s]              if m >= keep_floor[s, t]
-        u_f[s] + .. + u_f[k-1] + C(k, t, m - a[k])         if m >= restart_floor[s, k, t]
+        u_f[s] + .. + u_f[k-1] + C(k, t, m - a[s, k])      if m >= restart_floor[s, k, t]
             + C(s, k-1, m)                                 for s < k <= t )
 
 The first line keeps all of stage s (``Fa``); the second runs on to stage k, keeps its
-input, and restarts at s later (``Fc``, ``Fn`` …). `Recursion` writes ``C`` as
+input, and restarts at s later (``Fc``, ``Fn`` …). ``a[s, k]`` is what ``a^k`` adds to memory
+that holds ``a^s``: ``a[k]`` less the skips in both. `Recursion` writes ``C`` as
 ``O + Σ (u_f + u_b)``: `O` is the *overhead*, the time spent on running forwards again.
 
 ============  =======================================
@@ -17,14 +18,16 @@ paper         here (stages from 0, so ``a^i`` is the input of stage i)
 ============  =======================================
 ``u_f``       ``forward_time``; prefix sums `elapsed`
 ``ω_ā``       ``saved``
-``ω_a``       ``activation``
+``ω_a``       ``activation``; with skips, ``fresh``
 ``m_all``     `keep_floor`
 ``m_∅``       `restart_floor`
 ============  =======================================
 
 Deviation: the paper tests ``m_∅`` over all stages up to t; here only over the stages
 ``s..k-1`` that run. That is the same when ``ω_ā >= ω_a`` (the rest is tested by the
-sub-chain) and right also when a measured ``ω_ā`` lies below ``ω_a``.
+sub-chain) and right also when a measured ``ω_ā`` lies below ``ω_a``. And skips, which
+the paper does not have: ``docs/derivations/skips.md`` shows why ``a^s`` alone says what of
+``a^k`` is there already, whatever else is kept.
 """
 
 from __future__ import annotations
@@ -36,10 +39,11 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["KEEP", "Array", "Decide", "Front", "Recursion", "assemble"]
+__all__ = ["KEEP", "Array", "Decide", "Front", "Recursion", "assemble", "require_no_skips"]
 
 Array = NDArray[np.int64]
 
@@ -71,6 +75,8 @@ class Recursion:
         stages: n.
         elapsed: Shape (n + 1,), ``elapsed[i]`` is the forward time of stages ``0..i-1``.
         activation: Shape (n + 1,), ``a^0 .. a^n``.
+        fresh: Shape (n, n + 1), at [s, k], s < k: bytes of ``a^k`` that are no part of ``a^s``.
+        has_skips: Whether `fresh` depends on s.
         saved: Shape (n,).
         keep_floor: Shape (n, n), at [s, t]: least m for ``Fa`` and ``B`` of stage s.
         gradient: Shape (n + 1,), ``δ^0 .. δ^n``.
@@ -81,6 +87,8 @@ class Recursion:
     stages: int
     elapsed: Array
     activation: Array
+    fresh: Array
+    has_skips: bool
     saved: Array
     gradient: Array
     keep_floor: Array
@@ -92,16 +100,18 @@ class Recursion:
         arrays = profile.arrays()
         gradient = arrays.gradient
         forward_need = arrays.saved + arrays.forward_overhead
-        backward_need = arrays.saved + arrays.backward_overhead + gradient[1:] + gradient[:-1]
+        backward_need = arrays.saved + arrays.backward_overhead + arrays.gradients
         keep_floor = np.maximum(gradient[None, 1:] + forward_need[:, None], backward_need[:, None])
         return cls(
             stages=len(profile),
             elapsed=np.concatenate([[0], np.cumsum(arrays.forward_time)]),
             activation=arrays.activation,
+            fresh=arrays.fresh,
+            has_skips=bool(profile.skips),
             saved=arrays.saved,
             gradient=gradient,
             keep_floor=keep_floor,
-            transit=_transit(arrays.activation, arrays.forward_overhead),
+            transit=_transit(arrays.fresh, arrays.forward_overhead),
         )
 
     def rounded(self, unit: int, *, up: bool) -> Self:
@@ -118,6 +128,8 @@ class Recursion:
             stages=self.stages,
             elapsed=self.elapsed,
             activation=scale(self.activation),
+            fresh=scale(self.fresh),
+            has_skips=self.has_skips,
             saved=scale(self.saved),
             gradient=scale(self.gradient),
             keep_floor=scale(self.keep_floor),
@@ -135,6 +147,24 @@ class Recursion:
         before = np.concatenate([[0], np.cumsum(self.saved)[:-1]])
         return int((before + self.keep_floor[:, -1]).max())
 
+    @property
+    def nearest(self) -> Array:
+        """Least that restarting at k stores, which it does from stage k - 1; shape (n + 1,).
+
+        The nearer two activations are, the more skips they share.
+        """
+        nearest = self.activation.copy()
+        nearest[1:] = np.diagonal(self.fresh, 1)
+        return nearest
+
+    @property
+    def farther(self) -> Array | None:
+        """At [s, k], s < k: what restarting at k stores more from stage s than from k - 1.
+
+        ``None`` without skips: no stage stores more.
+        """
+        return self.fresh - self.nearest if self.has_skips else None
+
     def restart_floor(self, s: int, t: int) -> Array:
         """Least m for restarting at k, for k = s+1 .. t; shape (t - s,)."""
         floor: Array = self.gradient[t + 1] + self.transit[s, s:t]
@@ -146,15 +176,26 @@ class Recursion:
         return time
 
 
-def _transit(activation: Array, overhead: Array) -> Array:
+def _transit(fresh: Array, overhead: Array) -> Array:
     """At [s, j]: the most that ``Fc s, Fn s+1 .. Fn j`` needs besides ``a^s`` and ``δ``."""
-    stages = len(overhead)
-    first = activation[1:] + overhead
-    moving = activation[:-1] + first
-    need = np.where(np.eye(stages, dtype=bool), first[None, :], moving[None, :])
-    need[np.tril_indices(stages, -1)] = 0
+    made = np.diagonal(fresh, 1) + overhead
+    need = np.triu(fresh[:, :-1] + made)
     running: Array = np.maximum.accumulate(need, axis=1)
     return running
+
+
+def require_no_skips(profile: ChainProfile, setting: str) -> None:
+    """Refuse a profile with skips to a program that cannot take them.
+
+    Raises:
+        InvalidProfileError: The text says which `setting` asked for that program.
+    """
+    if profile.skips:
+        raise InvalidProfileError(
+            f"this chain has {len(profile.skips)} skips, and DP({setting}) is exact only where "
+            "what an activation adds to memory does not depend on what else is kept. Use DP(), "
+            "which takes skips, or leave them out of the profile to count each one in full."
+        )
 
 
 def assemble(recursion: Recursion, memory: int, decide: Decide) -> Schedule:
@@ -177,5 +218,5 @@ def assemble(recursion: Recursion, memory: int, decide: Decide) -> Schedule:
             ops.append(Op(OpKind.FORWARD_KEEP_INPUT, s))
             ops.extend(Op(OpKind.FORWARD_DROP, j) for j in range(s + 1, k))
             pending.append((s, k - 1, m))
-            pending.append((k, t, m - int(recursion.activation[k])))
+            pending.append((k, t, m - int(recursion.fresh[s, k])))
     return Schedule(tuple(ops))

@@ -135,6 +135,11 @@ class Revolve:
 
 def _common_stage(profile: ChainProfile) -> Stage:
     """The stage that all stages are, once its name is left out."""
+    if profile.skips:
+        raise InvalidProfileError(
+            f"the chain has {len(profile.skips)} skips: not a homogeneous chain. "
+            "DP() takes any chain."
+        )
     stage = replace(profile.stages[0], name="")
     for position, other in enumerate(profile.stages):
         if replace(other, name="") != stage:

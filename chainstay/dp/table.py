@@ -40,7 +40,8 @@ class Table:
         """
         n = recursion.stages
         rows = tuple(np.full((n - s, slots + 1), INFEASIBLE, dtype=np.int64) for s in range(n))
-        # columns[t][k] is O(k, t, m - a[k]): what is left after the restart point is stored.
+        nearest, farther = recursion.nearest, recursion.farther
+        # columns[k] is O(k, t, m - a[k-1, k]): what is left after the restart point is stored.
         columns = np.full((n, slots + 1), INFEASIBLE, dtype=np.int64)
         for t in range(n):
             for s in range(t, -1, -1):
@@ -49,10 +50,13 @@ class Table:
                 best = rows[s][t - s]
                 _shift_into(best, kept, shift, floor=int(recursion.keep_floor[s, t]))
                 if s < t:
-                    restart = _restart(recursion, rows[s][: t - s], columns[s + 1 : t + 1], s, t)
+                    later = columns[s + 1 : t + 1]
+                    if farther is not None:
+                        later = _moved(later, farther[s, s + 1 : t + 1])
+                    restart = _restart(recursion, rows[s][: t - s], later, s, t)
                     np.minimum(best, restart, out=best)
                 columns[s] = INFEASIBLE
-                _shift_into(columns[s], best, int(recursion.activation[s]), floor=0)
+                _shift_into(columns[s], best, int(nearest[s]), floor=0)
         return cls(recursion, rows)
 
     @property
@@ -75,7 +79,7 @@ class Table:
             return KEEP
         floors, rerun = recursion.restart_floor(s, t), recursion.rerun(s, t)
         for k in range(s + 1, t + 1):
-            later = self.overhead(k, t, m - int(recursion.activation[k]))
+            later = self.overhead(k, t, m - int(recursion.fresh[s, k]))
             total = int(rerun[k - s - 1]) + later + self.overhead(s, k - 1, m)
             if m >= floors[k - s - 1] and total == target:
                 return k
@@ -89,10 +93,18 @@ def _shift_into(target: Array, source: Array, shift: int, *, floor: int) -> None
         target[start:] = source[start - shift : len(source) - shift]
 
 
+def _moved(columns: Array, more: Array) -> Array:
+    """Each column moved right by its number of slots."""
+    moved = np.full_like(columns, INFEASIBLE)
+    for target, source, shift in zip(moved, columns, more, strict=True):
+        _shift_into(target, source, int(shift), floor=0)
+    return moved
+
+
 def _restart(recursion: Recursion, earlier: Array, later: Array, s: int, t: int) -> Array:
     """Least overhead over all restart points, for every number of slots; shape (slots + 1,).
 
-    `earlier` [k-s-1, m] is O(s, k-1, m) and `later` [k-s-1, m] is O(k, t, m - a[k]).
+    `earlier` [k-s-1, m] is O(s, k-1, m) and `later` [k-s-1, m] is O(k, t, m - a[s, k]).
     """
     total = earlier + later
     total += recursion.rerun(s, t)[:, None]

@@ -36,10 +36,9 @@ def unrestricted_bound(profile: ChainProfile, budget: int) -> int:
         (14, 12)
     """
     arrays = profile.arrays()
-    gradient = arrays.gradient
-    backward = arrays.saved + arrays.backward_overhead + gradient[1:] + gradient[:-1]
-    made = np.minimum(arrays.saved, arrays.activation[1:])
-    need = np.maximum(backward, gradient[-1] + made + arrays.forward_overhead)
+    backward = arrays.saved + arrays.backward_overhead + arrays.gradients
+    made = np.minimum(arrays.saved, np.diagonal(arrays.fresh, 1))
+    need = np.maximum(backward, arrays.gradient[-1] + made + arrays.forward_overhead)
     # left[k] bytes are for saved data of stages up to k: stage k + 1 and later ones run, too
     left = np.minimum.accumulate((budget - profile.input_bytes - need)[:0:-1])[::-1]
     time, saved = arrays.forward_time[:-1], arrays.saved[:-1]
