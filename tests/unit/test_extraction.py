@@ -54,6 +54,11 @@ def counted(model: Any) -> Any:  # noqa: ANN401
     return model
 
 
+def watched(model: Any) -> Any:  # noqa: ANN401
+    model.first.register_forward_hook(lambda *_: None)
+    return model
+
+
 def scaled_without_gradient(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
     """torch 2.13 loses a no_grad inside autocast."""
     with torch.autocast("cpu", torch.bfloat16):
@@ -260,6 +265,7 @@ class TestItRefuses:
             (lambda self, x: doubled(self.first(x)), "the backward of DoubledBackward"),
             (lambda self, x: hooked(self.first(x)), "registers a hook on a tensor"),
             (lambda self, x: counted(self).first(x), "assigns count"),
+            (lambda self, x: watched(self).first(x), "assigns first._forward_hooks"),
             (scaled_without_gradient, "the gradient of first.weight"),
         ],
     )
@@ -269,6 +275,7 @@ class TestItRefuses:
         with pytest.raises(UnsupportedModelError, match=message):
             extract(model, (torch.randn(3, 4),))
         assert vars(model) == before
+        assert not model.first._forward_hooks
 
     @pytest.mark.parametrize(
         "register",

@@ -120,7 +120,7 @@ def test_nothing_stays_intercepted_even_after_an_error() -> None:
 def test_what_is_not_like_the_sample_is_refused() -> None:
     model = Stack()
     chain = intercept(model, (X,))
-    with pytest.raises(PlanMismatchError, match=r"blocks\.0 gets or returns 3.0, the plan is for 2"):
+    with pytest.raises(PlanMismatchError, match=r"blocks\.0 gets or returns 3.0, the plan"):
         chain(X, 3.0)
     model.changes_in_place = True
     with pytest.raises(PlanMismatchError, match="neither what the block before returned"):

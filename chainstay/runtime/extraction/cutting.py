@@ -30,6 +30,9 @@ _Saved = Callable[[int, int], int]
 
 _BIG: Final = 1 << 62
 
+_LEAST_NEWS: Final = 256
+"""A state that differs from the one before in less than this part is no state of its own."""
+
 
 def choose_cuts(
     crossings: Crossings,
@@ -50,7 +53,7 @@ def choose_cuts(
     places = allowed_places(crossings, seen)
     count = len(crossings.operators)
     saved = partial(saved_between, crossings, seen)
-    cuts = _without_idle_stages(_candidates(places), count, saved)
+    cuts = _without_idle_stages(_distinct(_candidates(places), seen), count, saved)
     if granularity == "blocks":
         return tuple(_between_blocks(cuts, crossings.operators, blocks))
     cuts = split_large_stages(cuts, places, crossings, seen)
@@ -59,17 +62,27 @@ def choose_cuts(
     return tuple(cuts)
 
 
-def _candidates(places: Sequence[Place]) -> list[int]:
+def _candidates(places: Sequence[Place]) -> list[Place]:
     """Places that one tensor alone crosses, and local minima."""
     runs = [
         list(run) for _, run in groupby(places, key=lambda place: (place.size, len(place.storages)))
     ]
     sizes = [_BIG, *(run[0].size for run in runs), _BIG]
-    cuts: list[int] = []
+    found: list[Place] = []
     for before, run, after in zip(sizes, runs, sizes[2:], strict=False):
         if len(run[0].storages) == 1 or before > run[0].size <= after:
-            cuts += [place.index for place in run if place.is_saved] or [run[-1].index]
-    return cuts
+            found += [place for place in run if place.is_saved] or [run[-1]]
+    return found
+
+
+def _distinct(places: Sequence[Place], seen: Observations) -> list[int]:
+    """Leave out places whose state is that of the place before and next to nothing else."""
+    kept: list[Place] = []
+    for place in places:
+        new = place.storages - kept[-1].storages if kept else place.storages
+        if seen.size_of(new) * _LEAST_NEWS >= place.size:
+            kept.append(place)
+    return [place.index for place in kept]
 
 
 def _without_idle_stages(cuts: Sequence[int], count: int, saved: _Saved) -> list[int]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import compiler, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -26,8 +26,32 @@ def export_quietly(
     Raises:
         UnsupportedModelError: torch.export cannot trace the model.
     """
-    with _told_by_name(model), _quiet():
+    with _told_by_name(model), _quiet(), _unaware(model):
         return torch.export.export(model, args, dict(kwargs), strict=False)
+
+
+@contextmanager
+def _unaware(model: nn.Module) -> Iterator[None]:
+    """Do not let the forward of `model` know that it is traced.
+
+    Models that ask take another way then, with other operators: Transformers' attention gets
+    a mask where it would get a flag. The chain shall do what the model does when it trains.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+        flags = compiler._is_compiling_flag, compiler._is_exporting_flag  # noqa: SLF001
+        compiler._is_compiling_flag = compiler._is_exporting_flag = False  # noqa: SLF001
+        try:
+            return model._call_impl(*args, **kwargs)  # noqa: SLF001
+        finally:
+            compiler._is_compiling_flag, compiler._is_exporting_flag = flags  # noqa: SLF001
+
+    compiled = model._compiled_call_impl  # noqa: SLF001  # where Module.__call__ looks first
+    model._compiled_call_impl = call  # noqa: SLF001
+    try:
+        yield
+    finally:
+        model._compiled_call_impl = compiled  # noqa: SLF001
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from torch import fx, nn
 
@@ -45,13 +46,20 @@ def _name(nodes: Sequence[fx.Node], everywhere: Counter[str]) -> str:
         largest = next(inside, None)
         if largest is not None:
             whole[largest] = None
-    names = list(whole)
-    if len(names) > _MOST_NAMES:
-        return f"{names[0]}..{names[-1]}"
-    if names:
-        return "+".join(names)
+    first, *others = whole or [""]
+    if len(others) >= _MOST_NAMES:
+        return f"{first}..{_beside(first, others[-1])}"
+    if first:
+        return "+".join([first, *(_beside(first, name) for name in others)])
     deepest = Counter(paths[-1] for paths in map(module_paths, nodes) if paths)
     return f"part of {deepest.most_common(1)[0][0]}" if deepest else "model"
+
+
+def _beside(first: str, path: str) -> str:
+    """`path` without the modules in which both it and `first` are."""
+    parts = path.split(".")
+    common = takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), parts, strict=False))
+    return ".".join(parts[len(list(common)) :])
 
 
 def repeated_blocks(model: nn.Module) -> frozenset[str]:
