@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard, TypeVar, get_args
 import torch
 from torch import nn
 
-from chainstay.errors import InvalidBudgetError, UnsupportedModelError
+from chainstay.errors import InvalidBudgetError, UnknownMethodError, UnsupportedModelError
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.runtime.calls import Ends, PlannedCall, TensorEnds
 from chainstay.runtime.device_memory import free_bytes
@@ -21,10 +21,11 @@ from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.fitted import Fitted, OnNewShape
 from chainstay.runtime.measurement import Measurement, require_loss, require_repeats
 from chainstay.runtime.measuring import measure
+from chainstay.runtime.remaking import remade_bytes
 from chainstay.schedule import Schedule
-from chainstay.solution import Method
+from chainstay.solution import Method, Solution
 from chainstay.solve import budget_bytes, solve_chain
-from chainstay.units import parse_bytes
+from chainstay.units import format_bytes, parse_bytes
 from chainstay.validation.simulate import simulate
 
 __all__ = ["Budget", "fit", "unfit"]
@@ -153,7 +154,7 @@ class _Planner:
         """Extract, measure, solve."""
         ends, measured = self._measured(args, kwargs)
         profile = measured.profile
-        solution = solve_chain(profile, self._budget_of(profile), self.method)
+        solution = self._solved(profile, self._budget_of(profile))
         executor = Executor(measured.chain, measured.traits, solution.schedule)
         return PlannedCall(ends, executor, solution, profile)
 
@@ -164,6 +165,19 @@ class _Planner:
             return TensorEnds(), measure(self.model, *args, loss=self.loss, repeats=self.repeats)
         chain = extract(self.model, args, kwargs, granularity=self.granularity)
         return chain, measure_extracted(chain, args, kwargs, loss=self.loss, repeats=self.repeats)
+
+    def _solved(self, profile: ChainProfile, budget: int) -> Solution:
+        """The plan, its peak that of the runtime."""
+        solution = solve_chain(profile, budget, self.method)
+        excess = remade_bytes(profile, solution.schedule)
+        if solution.peak_bytes + excess <= budget:
+            return solution
+        if self.method == "auto":
+            return solve_chain(profile, budget, "dp")  # persistent: makes nothing twice at a time
+        raise UnknownMethodError(
+            f"the plan of {solution.method} makes {format_bytes(excess)} of tensors again while it "
+            "holds them, which this runtime cannot do within the budget; use method='dp'"
+        )
 
     def _budget_of(self, profile: ChainProfile) -> int:
         """In bytes, rounded down."""

@@ -31,6 +31,7 @@
 `calls`          a call as a chain's first state, and its last state as an output
 `situation`      what a plan of a whole model holds for
 `fitted`         a model's forward while it is fitted
+`remaking`       tensors that a schedule makes again while it still holds them
 `device_memory`  what is free on a device
 ===============  ==================================================================
 """

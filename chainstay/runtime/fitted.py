@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -151,7 +152,9 @@ class Fitted:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """For a copy of the model, with plans for the copy."""
         copied = memo[id(self)] = type(self).__new__(type(self))
-        vars(copied).update(copy.deepcopy(vars(self), memo))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch copies its own TreeSpec
+            vars(copied).update(copy.deepcopy(vars(self), memo))
         return copied
 
     def __reduce__(self) -> NoReturn:

@@ -1,0 +1,437 @@
+"""What `fit` promises besides equal bits: one object, honest errors, nothing left half-changed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.errors import (
+    ChainstayError,
+    InfeasibleBudgetError,
+    InvalidBudgetError,
+    PlanMismatchError,
+    UnknownMethodError,
+    UnsupportedModelError,
+)
+from chainstay.runtime import trace_memory
+from chainstay.runtime.fitted import Fitted
+
+fit: Callable[..., Any] = partial(chainstay.fit, repeats=1)  # also called with wrong types
+unfit: Callable[[Any], Any] = chainstay.unfit
+
+
+class Branches(nn.Module):
+    """Skips, dropout, BatchNorm and keyword arguments; what it returns is up to the test."""
+
+    def __init__(self, returns: str = "tensor", width: int = 16) -> None:
+        super().__init__()
+        self.returns = returns
+        self.enter, self.leave = nn.Linear(width, width), nn.Linear(width, 4)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout())
+            for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None) -> Any:  # noqa: ANN401
+        first = x = self.enter(x).tanh()
+        for block in self.blocks:
+            x = x + block(x)
+        scores = self.leave(x * first if scale is None else x * first * scale)
+        match self.returns:
+            case "dict":
+                return {"scores": scores, "first": first}
+            case "tuple":
+                return scores, [first, None, 3]
+            case "loss":
+                return {"loss": scores.square().mean(), "scores": scores}
+        return scores
+
+
+def make_model(returns: str = "tensor") -> Branches:
+    torch.manual_seed(1)
+    return Branches(returns)
+
+
+def batch(rows: int = 128) -> torch.Tensor:
+    return torch.linspace(-9, 9, rows * 16).reshape(rows, 16).sin()
+
+
+def square(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
+def fitted(returns: str = "tensor", **settings: Any) -> Branches:  # noqa: ANN401
+    model = make_model(returns)
+    fit(model, (batch(),), **{"budget": "70%", **settings})
+    return model
+
+
+def shown(model: nn.Module) -> Fitted:
+    """What is behind ``model.chainstay``."""
+    there = model.chainstay
+    assert isinstance(there, Fitted)
+    return there
+
+
+def step(model: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """All that a step from a fixed seed leaves behind."""
+    torch.manual_seed(5)
+    model.zero_grad()
+    output = model(batch() if x is None else x)
+    output.square().mean().backward()
+    gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    buffers = [each.clone() for each in model.buffers()]
+    return [output.detach(), *gradients, *buffers, torch.get_rng_state()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def everything(model: nn.Module) -> dict[str, object]:
+    """The model's attributes by identity, its tensors by value, and the random state."""
+    found: dict[str, object] = {"random state": torch.get_rng_state().tolist()}
+    for path, module in model.named_modules():
+        found |= {f"{path} {name}": id(value) for name, value in vars(module).items()}
+    for name, tensor in model.state_dict().items():
+        found[name] = tensor.tolist()
+    found |= {f"gradient {name}": each.grad for name, each in model.named_parameters()}
+    return found
+
+
+def test_it_is_the_same_object_with_the_same_state() -> None:
+    model = make_model()
+    parameters, keys = list(model.parameters()), list(model.state_dict())
+    returned = fit(model, (batch(),), budget="70%")
+    assert returned is model
+    assert type(model) is Branches
+    assert all(map(lambda one, other: one is other, model.parameters(), parameters))
+    assert list(model.state_dict()) == keys
+    assert same(step(model), step(make_model()))
+    assert shown(model).solution.peak_bytes <= shown(model).solution.budget
+
+
+def test_the_plan_is_shown() -> None:
+    text = str(fitted().chainstay)
+    assert text.startswith("Branches in ")
+    assert "proved optimal" in text
+    assert "slower than plain training at a peak of " in text
+    assert text.endswith(" B0")
+
+
+@pytest.mark.parametrize("returns", ["dict", "tuple", "loss"])
+def test_outputs_keep_their_type(returns: str) -> None:
+    torch.manual_seed(5)
+    output = fitted(returns)(batch())
+    torch.manual_seed(5)
+    expected = make_model(returns)(batch())
+    assert type(output) is type(expected)
+    match returns:
+        case "tuple":
+            assert torch.equal(output[1][0], expected[1][0])
+            assert output[1][1:] == [None, 3]
+        case _:
+            assert list(output) == list(expected)
+            assert all(torch.equal(output[name], expected[name]) for name in expected)
+
+
+def test_a_loss_in_the_output_is_the_loss() -> None:
+    """Only its gradient enters the backward, so no gradient of the scores is counted."""
+    with_loss, without = fitted("loss"), fitted("dict")
+    last, other = (shown(each).plans[0].profile.stages for each in (with_loss, without))
+    assert last[-2].gradient_bytes == 4
+    assert other[-2].gradient_bytes == 128 * (4 + 16) * 4
+
+
+def test_unfit_restores_the_model() -> None:
+    model = make_model()
+    before = everything(model)
+    fit(model, (batch(),), budget="70%")
+    assert chainstay.unfit(model) is model
+    assert everything(model) == before
+    with pytest.raises(UnsupportedModelError, match="this Branches is not fitted; call"):
+        chainstay.unfit(model)
+
+
+def test_a_forward_of_the_objects_own_comes_back() -> None:
+    model = make_model()
+    own = partial(Branches.forward, model, scale=torch.ones(16))
+    model.forward = own  # type: ignore[method-assign]  # as some libraries do
+    fit(model, (batch(),), budget="70%")
+    assert shown(model).plain is own
+    chainstay.unfit(model)
+    assert model.forward is own
+
+
+def test_copies_are_independent_and_planned() -> None:
+    model = fitted()
+    copied = copy.deepcopy(model)
+    assert same(step(copied), step(make_model()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert shown(copied) is not shown(model)
+    chainstay.unfit(model)
+    assert shown(copied).plain.__self__ is copied  # type: ignore[attr-defined]
+
+
+def test_states_are_saved_as_ever_and_plans_are_not() -> None:
+    model, file = fitted(), io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    make_model().load_state_dict(torch.load(file))
+    with pytest.raises(PlanMismatchError, match="a fitted Branches cannot be pickled with its"):
+        pickle.dumps(model)
+
+
+def test_without_gradients_it_runs_plainly() -> None:
+    model, plain = fitted(on_new_shape="refuse"), make_model()
+    for each in (model, plain):
+        each.eval()
+    with torch.no_grad():
+        assert torch.equal(model(batch(3)), plain(batch(3)))
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    assert torch.equal(model(batch(3)), plain(batch(3)))
+
+
+def test_a_new_shape_is_planned_and_known_from_then_on() -> None:
+    model, plain = fitted(), make_model()
+    assert same(step(model, batch(100)), step(plain, batch(100)))
+    assert same(step(model), step(plain))
+    assert same(step(model, batch(100)), step(plain, batch(100)))
+    assert len(shown(model).plans) == 2
+
+
+def test_training_flags_autocast_and_frozen_parameters_make_new_plans() -> None:
+    model, plain = fitted(), make_model()
+    for each in (model, plain):
+        each.blocks[1].eval()
+    assert same(step(model), step(plain))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same(step(model), step(plain))
+    for each in (model, plain):
+        each.enter.requires_grad_(requires_grad=False)
+    assert same(step(model), step(plain))
+    assert len(shown(model).plans) == 4
+
+
+def test_the_plans_used_longest_ago_are_forgotten() -> None:
+    model = fitted(granularity=2, budget="100%")
+    for rows in range(2, 10):
+        model(batch(rows))
+    model(batch(2))
+    assert len(shown(model).plans) == 8
+    sizes = [planned.profile.stages[-2].output_bytes for planned in shown(model).plans]
+    assert sizes == [rows * 16 for rows in (3, 4, 5, 6, 7, 8, 9, 2)]
+
+
+def test_a_new_shape_is_refused_or_runs_plainly_on_request() -> None:
+    model = fitted(on_new_shape="refuse")
+    with pytest.raises(
+        PlanMismatchError, match=r"differs in its arguments \(\(100, 16\).*\(128, 16\)"
+    ):
+        model(batch(100))
+    model.blocks[1].eval()
+    with pytest.raises(PlanMismatchError, match="differs in training flags; call it like"):
+        model(batch())
+    model, plain = fitted(on_new_shape="run plainly"), make_model()
+    assert same(step(model, batch(100)), step(plain, batch(100)))
+    assert len(shown(model).plans) == 1
+
+
+def test_keywords_come_in_any_order() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, *, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                left = layer(left).tanh() + right
+            return left
+
+    model = Two()
+    sample = {"left": batch(), "right": batch().cos()}
+    fit(model, (), sample, budget="100%", on_new_shape="refuse")
+    model(right=sample["right"], left=sample["left"]).sum().backward()
+
+
+def test_a_sequential_is_cut_between_its_own_stages() -> None:
+    layers = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.Dropout(), nn.Tanh())]
+    model = nn.Sequential(*layers)
+    plain = copy.deepcopy(model)
+    fit(model, (batch(),), budget="80%")
+    names = [stage.name for stage in shown(model).plans[0].profile.stages]
+    assert names[:2] == ["Linear0", "Dropout1"]
+    assert same(step(model), step(plain))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: fit(3, (batch(),), budget="50%"), UnsupportedModelError, "the model is a int"),
+        (
+            lambda: fit([nn.Tanh()], (batch(),), budget="50%"),
+            UnsupportedModelError,
+            "the model is a list, .* put the stages into a torch.nn.Sequential",
+        ),
+        (
+            lambda: fit(make_model(), batch(), budget="50%"),
+            UnsupportedModelError,
+            r"sample_args is a Tensor, .* for one argument write \(x,\)",
+        ),
+        (
+            lambda: fit(make_model(), (batch().to("meta"),), budget="50%"),
+            UnsupportedModelError,
+            "on meta, but the model is on cpu; move both",
+        ),
+        (lambda: fitted(budget=0), InvalidBudgetError, "budget is 0; it must be more than 0"),
+        (lambda: fitted(budget=-5), InvalidBudgetError, "budget is -5; it must be more"),
+        (lambda: fitted(budget=1.5), InvalidBudgetError, "budget is 1.5; .* up to 1"),
+        (lambda: fitted(budget="8 apples"), InvalidBudgetError, "'8 apples'; write bytes, '8GiB'"),
+        (lambda: fitted(budget=None), InvalidBudgetError, "the model is on cpu, where nobody"),
+        (lambda: fitted(reserve="much"), InvalidBudgetError, "reserve is 'much'; write whole"),
+        (lambda: fitted(budget=100), InfeasibleBudgetError, "the least feasible budget is"),
+        (lambda: fitted(method="magic"), UnknownMethodError, "method is 'magic'; choose"),
+        (lambda: fitted(on_new_shape="ask"), ValueError, "on_new_shape is 'ask', must be 'plan'"),
+        (lambda: fitted(repeats=0), ValueError, "repeats is 0, must be a whole number"),
+        (lambda: fitted(granularity="dust"), ValueError, "granularity is 'dust'"),
+        (lambda: fitted(loss=nn.MSELoss), UnsupportedModelError, "the loss is the class MSELoss"),
+        (lambda: fitted(loss=lambda x: x), UnsupportedModelError, r"shape \(128, 4\) .* one real"),
+        (lambda: fitted(loss=lambda _: 3.0), UnsupportedModelError, "the loss returns a float"),
+        (lambda: fit(fitted(), (batch(),), budget="50%"), UnsupportedModelError, "fitted already"),
+        (lambda: chainstay.unfit(make_model()), UnsupportedModelError, "is not fitted; call"),
+        (lambda: unfit(3), UnsupportedModelError, "this int is not fitted"),
+    ],
+)
+def test_wrong_calls_get_named_errors(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+class Deciding(nn.Module):
+    """Its forward depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x.tanh() if bool(x.sum() > 0) else x.sin()
+
+
+def test_a_forward_that_depends_on_values_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="Deciding decides by the values of a tensor"):
+        fit(Deciding(), (batch(),), budget="50%")
+
+
+def fail(_output: object) -> torch.Tensor:
+    raise KeyError("on purpose")
+
+
+@pytest.mark.parametrize("settings", [{"budget": 100}, {"loss": fail}, {"method": "magic"}])
+def test_a_failed_fit_leaves_everything_as_it_was(settings: dict[str, Any]) -> None:
+    model = make_model()
+    model.blocks[2].eval()
+    before = everything(model)
+    with pytest.raises(ChainstayError):
+        fit(model, (batch(),), **{"budget": "70%", **settings})
+    assert everything(model) == before
+
+
+def test_a_new_shape_that_does_not_fit_leaves_everything_as_it_was() -> None:
+    least = fitted(budget="100%")
+    model = fit(make_model(), (batch(),), budget=shown(least).solution.peak_bytes)
+    before = everything(model)
+    with pytest.raises(InfeasibleBudgetError):
+        model(batch(2000))
+    assert everything(model) == before
+    assert same(step(model), step(make_model()))
+
+
+@pytest.mark.parametrize("error", [KeyError, torch.OutOfMemoryError])
+def test_an_exception_in_the_backward_leaves_nothing(error: type[Exception]) -> None:
+    model = fitted()
+
+    def interrupt(_gradient: torch.Tensor) -> None:
+        raise error("on purpose")
+
+    hook = model.get_parameter("blocks.1.0.weight").register_hook(interrupt)
+
+    def interrupted_step() -> None:
+        with pytest.raises(error, match="on purpose"):
+            model(batch()).square().mean().backward()
+
+    def step_and_collect() -> None:
+        interrupted_step()
+        gc.collect()  # an exception holds frames that hold it, in plain torch as well
+
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    interrupted_step()
+    assert trace_memory(step_and_collect, "cpu").end_bytes == 0
+    hook.remove()
+    model.load_state_dict(make_model().state_dict())
+    assert same(step(model), step(make_model()))
+
+
+class Interrupted(nn.Module):
+    """Fails when it is told to."""
+
+    is_armed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_armed:
+            raise torch.OutOfMemoryError("on purpose")
+        return x.tanh()
+
+
+def test_an_exception_in_the_forward_leaves_nothing() -> None:
+    torch.manual_seed(0)
+    middle = Interrupted()
+    front = [nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 16)]
+    model = nn.Sequential(*front, middle, nn.Linear(16, 16), nn.Tanh())
+    plain = copy.deepcopy(model)
+    fit(model, (batch(),), budget="75%")
+    middle.is_armed = True
+    with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
+        model(batch())
+    middle.is_armed = False
+    model.load_state_dict(plain.state_dict())
+    assert same(step(model), step(plain))
+
+
+def test_a_forward_without_backward_leaves_nothing() -> None:
+    model, x = fitted(), batch()
+    assert trace_memory(partial(model, x), "cpu").end_bytes > 0
+
+    def run_twice() -> None:
+        held = [model(x), model(x)]
+        assert len(held) == 2
+
+    assert trace_memory(run_twice, "cpu").end_bytes == 0
+
+
+def test_a_changed_argument_is_noticed() -> None:
+    model, x = fitted(), batch()
+    value = model(x, scale=None).square().mean()
+    x.zero_()
+    with pytest.raises(PlanMismatchError, match="was changed in place between forward and back"):
+        value.backward()
+
+
+def test_compiling_around_it_changes_nothing() -> None:
+    model, plain = fitted(), make_model()
+    assert same(step(torch.compile(model, backend="eager")), step(plain))  # type: ignore[arg-type]
