@@ -80,10 +80,8 @@ def chain_of(recursion: Recursion) -> Chain:
     """`recursion` for compiled code."""
     return Chain(
         elapsed=recursion.elapsed,
-        activation=recursion.activation,
-        fresh=recursion.fresh,
-        has_skips=recursion.has_skips,
-        nearest=recursion.nearest,
+        activation=recursion.nearest,
+        fresh=recursion.fresh if recursion.has_skips else np.empty((0, 0), dtype=np.int64),
         saved=recursion.saved,
         gradient=recursion.gradient,
         keep_floor=recursion.keep_floor,

@@ -9,7 +9,7 @@ import numpy as np
 
 from chainstay.dp.jit import kernel
 from chainstay.dp.priced_pruning import PricedLimit, keep_affordable, room_within
-from chainstay.dp.pruning import Chain
+from chainstay.dp.pruning import Chain, input_bytes, stored_at
 from chainstay.dp.recursion import KEEP, Array
 from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
 
@@ -83,7 +83,7 @@ def _restarts(
     """
     s, t = span
     cap, ceiling = limits
-    least, best, transit, fresh = ends.least[s], ends.best[s], chain.transit[s], chain.fresh[s]
+    least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
     gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
     for k in range(s + 1, t + 1):
         rerun = chain.elapsed[k] - elapsed
@@ -97,9 +97,10 @@ def _restarts(
         if floor >= value_at(lowest, start, ceiling):
             continue
         earlier = _front(corners, s, k - 1, 0)
-        later = _front(corners, k, t, fresh[k])
-        first = max(start, ends.stored_least[k] + fresh[k] - chain.nearest[k])
-        lowest, spare = add_term(lowest, earlier, later, rerun, first, limits, spare)
+        stored = stored_at(chain, s, k)
+        later = _front(corners, k, t, stored)
+        start = max(start, ends.stored_least[k] - chain.activation[k] + stored)
+        lowest, spare = add_term(lowest, earlier, later, rerun, start, limits, spare)
     return lowest, spare
 
 
@@ -116,7 +117,7 @@ def fill(chain: Chain, limit: PricedLimit) -> Corners:
         for s in range(t, -1, -1):
             # what can matter
             lines, needed = limit.around[s, t], limit.least[s, t]
-            cap, ceiling = room_within(chain, limit, s, lines, needed)
+            cap, ceiling = room_within(limit, lines, input_bytes(chain, s), needed)
             if cap < needed or ceiling <= 0:
                 continue
             # keep stage s, or restart it
@@ -141,7 +142,7 @@ def fill(chain: Chain, limit: PricedLimit) -> Corners:
             first[s, t], last[s, t] = used, used + size - 1
             if size:
                 least[s, t], best[s, t] = pool[0][used], pool[1][used + size - 1]
-                ends.stored_least[s] = least[s, t] + chain.nearest[s]
+                ends.stored_least[s] = least[s, t] + chain.activation[s]
                 ends.stored_best[s] = best[s, t]
             used += size
             here = (lowest.memory, lowest.overhead)
@@ -164,7 +165,7 @@ def choose(chain: Chain, corners: Corners, s: int, t: int, m: int) -> int:
             continue
         earlier = value_at(_front(corners, s, k - 1, 0), m, target + 1)
         if earlier <= rest:
-            later = value_at(_front(corners, k, t, chain.fresh[s, k]), m, target + 1)
+            later = value_at(_front(corners, k, t, stored_at(chain, s, k)), m, target + 1)
             if earlier + later == rest:
                 return k
     return -2

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from chainstay.dp.jit import kernel
 from chainstay.dp.prices import PriceBound
-from chainstay.dp.pruning import Chain
 from chainstay.dp.recursion import Array
 from chainstay.dp.steps import Steps
 
@@ -59,25 +58,20 @@ def _outside(limit: PricedLimit, lines: _Floats, m: int) -> float:
 
 
 @kernel
-def room_within(
-    chain: Chain, limit: PricedLimit, s: int, lines: _Floats, least: int
-) -> tuple[int, int]:
+def room_within(limit: PricedLimit, lines: _Floats, stored: int, least: int) -> tuple[int, int]:
     """The most bytes with which a sub-chain can matter, and the least ns that is too many.
 
     Args:
-        chain: As everywhere.
-        limit: Likewise.
-        s: First stage of the sub-chain.
+        limit: As everywhere.
         lines: Shape (prices,): a schedule that gives the sub-chain m bytes spends at least
             ``lines[i] + i * step * m`` outside of it, for each i.
+        stored: Bytes, at least, that its input takes; 0 for the network's.
         least: It needs as many bytes.
     """
     left = limit.overhead - _outside(limit, lines, least)
     if left < 0:
         return -1, 0
-    cap = float(limit.memory)
-    if s > 0:  # the input of stage s is stored, by itself or inside the saved data before it
-        cap -= min(chain.nearest[s], chain.saved[s - 1])
+    cap = float(limit.memory - stored)
     for i in range(1, len(lines)):
         cap = min(cap, (limit.overhead - lines[i]) / (i * limit.step))
     return int(np.floor(cap)), int(np.floor(left)) + 1

@@ -102,7 +102,7 @@ class _Priced(NamedTuple):
 
 
 def _stored(chain: Chain, prices: _Floats, *, is_floating: bool) -> _Floats:
-    stored = chain.nearest[:, None] * prices
+    stored = chain.activation[:, None] * prices
     if is_floating:  # an earlier activation may stand in, and then has to come here again
         for k, time in enumerate(np.diff(chain.elapsed), start=1):
             stored[k] = np.minimum(stored[k], stored[k - 1] + time)

@@ -16,22 +16,37 @@ from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
 from chainstay.dp.steps import Steps
 
-__all__ = ["Bounds", "Chain", "least_memory", "matters", "room", "spared_around"]
+__all__ = [
+    "Bounds",
+    "Chain",
+    "input_bytes",
+    "least_memory",
+    "matters",
+    "room",
+    "spared_around",
+    "stored_at",
+]
 
 spared_around = kernel(outside.spared_around)
 
 
 class Chain(NamedTuple):
-    """`Recursion` as compiled code takes it; shapes and meanings are the same.
+    """`Recursion` as compiled code takes it: every array costs each call a little.
 
-    Code that reads `activation` is for chains without skips.
+    Attributes:
+        elapsed: As in `Recursion`.
+        activation: Shape (n + 1,), at [k]: bytes that restarting at k stores; with skips, that
+            it stores at least, and `fresh` tells how much.
+        fresh: As in `Recursion`; of shape (0, 0) for chains without skips.
+        saved: As in `Recursion`.
+        gradient: Likewise.
+        keep_floor: Likewise.
+        transit: Likewise.
     """
 
     elapsed: Array
     activation: Array
     fresh: Array
-    has_skips: bool
-    nearest: Array
     saved: Array
     gradient: Array
     keep_floor: Array
@@ -49,22 +64,37 @@ class Bounds(NamedTuple):
 
 
 @kernel
+def stored_at(chain: Chain, s: int, k: int) -> int:
+    """Bytes that restarting at k stores besides ``a^s``."""
+    return chain.fresh[s, k] if len(chain.fresh) else chain.activation[k]
+
+
+@kernel
+def input_bytes(chain: Chain, s: int) -> int:
+    """Bytes, at least, that the input of stage s takes: by itself, or in saved data."""
+    return min(chain.activation[s], chain.saved[s - 1]) if s > 0 else 0
+
+
+@kernel
 def least_memory(chain: Chain) -> Array:
     """Table of `LeastMemory`, column by column."""
     n = len(chain.saved)
     least = np.zeros((n, n), dtype=np.int64)
-    stored = np.zeros(n, dtype=np.int64)  # at [k]: of k..t and a restart there
+    stored = np.zeros(n, dtype=np.int64)  # at [k]: of k..t and a restart there from s
+    has_skips = len(chain.fresh) > 0
     for t in range(n):
         for s in range(t, -1, -1):
             best = chain.keep_floor[s, t]
             if s < t:
                 best = max(best, least[s + 1, t] + chain.saved[s])
             row, transit, gradient = least[s], chain.transit[s], chain.gradient[t + 1]
-            later = stored + chain.fresh[s, :n] - chain.nearest[:n] if chain.has_skips else stored
+            if has_skips:  # from here a restart stores more than from s + 1
+                for k in range(s + 2, t + 1):
+                    stored[k] += chain.fresh[s, k] - chain.fresh[s + 1, k]
             for k in range(s + 1, t + 1):
-                best = min(best, max(later[k], row[k - 1], gradient + transit[k - 1]))
+                best = min(best, max(stored[k], row[k - 1], gradient + transit[k - 1]))
             row[t] = best
-            stored[s] = best + chain.nearest[s]
+            stored[s] = best + chain.activation[s]
     return least
 
 
@@ -89,8 +119,7 @@ def room(chain: Chain, bounds: Bounds, s: int, t: int, extra: int) -> tuple[int,
     `extra` ns are spent besides on stages s..t, outside of what is counted here.
     """
     cap = _largest_memory(bounds, s, chain.elapsed[s] + extra - _slack(chain, bounds, s, t))
-    if s > 0:  # the input of stage s is stored, by itself or inside the saved data before it
-        cap = min(cap, bounds.memory - min(chain.activation[s], chain.saved[s - 1]))
+    cap = min(cap, bounds.memory - input_bytes(chain, s))
     return cap, int(np.floor(bounds.limit - bounds.around[s, t])) + 1 - extra
 
 
@@ -121,6 +150,8 @@ def matters(
     cut, count = len(size) - 1, 0
     for i in range(corners.first, corners.last + 1):
         left = bounds.memory - corners.memory[i]
+        if left < 0:
+            break
         while size[cut] > left:
             cut -= 1
         spared = float(time[cut])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from chainstay.dp.jit import kernel
 from chainstay.dp.priced_pruning import PricedLimit, keep_affordable, room_within
-from chainstay.dp.pruning import Chain
+from chainstay.dp.pruning import Chain, input_bytes
 from chainstay.dp.recursion import KEEP, Array
 from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
 
@@ -297,7 +297,7 @@ def fill_weak(chain: Chain, limit: PricedLimit, floating: Floating) -> WeakCorne
                     lines = moving
                 else:
                     continue
-                cap, ceiling = room_within(chain, limit, s, lines, needed)
+                cap, ceiling = room_within(limit, lines, input_bytes(chain, s), needed)
                 if cap < needed or ceiling <= 0:
                     continue
                 corners = WeakCorners(pool[0], pool[1], row, first, count)
