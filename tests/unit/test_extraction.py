@@ -209,12 +209,23 @@ class TestItIsTheModel:
         assert all(len(boundary) <= 1 for boundary in chain.boundaries)
         require_equal(model, chain, x)
 
+    def test_random_values_are_drawn_where_the_model_draws_them(self) -> None:
+        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+            hidden = torch.dropout(self.first(x), 0.5, train=True)
+            noise = torch.rand(3, 4)
+            return self.first(self.second(hidden * noise).relu() * noise) * noise
+
+        model, x = Written(forward), torch.randn(3, 4)
+        chain = extract(model, (x,))
+        assert len(chain.stages) > 1
+        assert all(value.is_external for value in chain.shared)
+        require_equal(model, chain, x)
+
     def test_no_cut_before_a_change_in_place(self) -> None:
         def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
-            hidden = self.first(x)
-            other = self.second(hidden * 2)
+            hidden = self.second(self.first(x).relu())
             hidden += 1
-            return hidden * other
+            return self.first(hidden).relu()
 
         model, x = Written(forward), torch.randn(3, 4)
         chain = extract(model, (x,))

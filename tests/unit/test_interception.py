@@ -67,6 +67,12 @@ def test_the_blocks_are_the_stages() -> None:
     assert chain.table().row_count == 3
 
 
+def test_a_block_that_changes_its_input_cannot_run_again() -> None:
+    layers = [nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
+    chain = intercept(nn.Sequential(*layers), (X,))
+    assert [stage.name for stage in chain.stages] == ["2", "3", "4"]
+
+
 def test_running_them_as_stages_is_running_the_model() -> None:
     model = Stack()
     chain = intercept(model, (X,))
