@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,9 @@ from chainstay.errors import (
 from chainstay.runtime import trace_memory
 from chainstay.runtime.fitted import Fitted
 
-fit: Callable[..., Any] = partial(chainstay.fit, repeats=1)  # also called with wrong types
+fit: Callable[..., Any] = partial(
+    chainstay.fit, repeats=1, method="dp"
+)  # also called with wrong types
 unfit: Callable[[Any], Any] = chainstay.unfit
 
 
@@ -371,16 +374,17 @@ def test_an_exception_in_the_backward_leaves_nothing(error: type[Exception]) -> 
     hook = model.get_parameter("blocks.1.0.weight").register_hook(interrupt)
 
     def interrupted_step() -> None:
-        with pytest.raises(error, match="on purpose"):
+        with suppress(error):  # pytest.raises would hold the error, and the error its frames
             model(batch()).square().mean().backward()
+            pytest.fail("the hook raises")
 
     def step_and_collect() -> None:
         interrupted_step()
-        gc.collect()  # an exception holds frames that hold it, in plain torch as well
+        gc.collect()  # in plain torch, too, an error and its frames hold each other
 
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    interrupted_step()
+    trace_memory(step_and_collect, "cpu")  # torch itself holds on to the last step that failed
     assert trace_memory(step_and_collect, "cpu").end_bytes == 0
     hook.remove()
     model.load_state_dict(make_model().state_dict())
