@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from chainstay.formulations import CPSAT, MIP
     from chainstay.profiles import ChainProfile, Skip, Stage
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
+    from chainstay.runtime.extraction import ExtractedChain, extract
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
     from chainstay.solve import solve_chain
@@ -67,6 +68,7 @@ _HOME: Final = MappingProxyType(
             "chainstay.formulations": ("CPSAT", "MIP"),
             "chainstay.profiles": ("ChainProfile", "Skip", "Stage"),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
+            "chainstay.runtime.extraction": ("ExtractedChain", "extract"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
             "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
             "chainstay.solve": ("solve_chain",),
@@ -88,6 +90,7 @@ __all__ = [
     "ChainstayError",
     "Claim",
     "Discards",
+    "ExtractedChain",
     "Family",
     "InfeasibleBudgetError",
     "InvalidBudgetError",
@@ -110,6 +113,7 @@ __all__ = [
     "Status",
     "UnknownMethodError",
     "UnsupportedModelError",
+    "extract",
     "fastest_within",
     "fit",
     "least_budget",
