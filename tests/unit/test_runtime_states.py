@@ -1,0 +1,190 @@
+"""States of several tensors: what they share counts once, in memory and in gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from chainstay.profiles import ChainProfile, Skip, Stage
+from chainstay.runtime import trace_memory
+from chainstay.runtime.boundary import Gradients, seeded, swallow
+from chainstay.runtime.extracted import measure_extracted
+from chainstay.runtime.extraction import extract
+from chainstay.runtime.lineage import Lineage, shared_skips
+from chainstay.runtime.losses import loss_in
+from chainstay.runtime.remaking import remade_bytes
+from chainstay.runtime.states import State, copied, detached, state_bytes
+from chainstay.schedule import Schedule
+
+CPU = torch.device("cpu")
+
+
+def test_copies_share_memory_where_the_originals_do() -> None:
+    whole = torch.arange(12.0)
+    state = (
+        whole[2:8].view(2, 3).t(),
+        whole,
+        torch.ones(2, dtype=torch.int64),
+        whole[:1].expand(4),
+    )
+    one, two, three, four = copied(state, CPU)
+    assert all(map(torch.equal, (one, two, three, four), state))
+    assert one.stride() == state[0].stride()
+    two += 1
+    assert torch.equal(one, state[0] + 1)
+    assert torch.equal(four, state[3] + 1)
+    assert trace_memory(lambda: copied(state, CPU), "cpu").peak_bytes == 12 * 4 + 2 * 8
+    assert state_bytes(state) == 12 * 4 + 2 * 8
+
+
+def test_copies_want_gradients_and_read_as_the_originals() -> None:
+    imaginary = torch.tensor([1 + 2j, 3j]).conj().imag
+    state = (torch.ones(2, requires_grad=True), imaginary, torch.tensor([1 + 1j]).conj())
+    for each in (copied(state, CPU), detached(state)):
+        assert [tensor.requires_grad for tensor in each] == [True, False, False]
+        assert all(tensor.is_leaf for tensor in each)
+        assert all(map(torch.equal, each, state))
+
+
+def run_alone(
+    state: State, function: Callable[[State], State], gradients: Gradients | None = None
+) -> list[tuple[torch.Tensor | None, ...]]:
+    """What reaches the lower end of a stage."""
+    received: list[tuple[torch.Tensor | None, ...]] = []
+    output = function(swallow(state, received.append))
+    torch.autograd.backward(seeded(output, gradients or Gradients.usual(output)))
+    return received
+
+
+def test_every_tensor_gets_its_gradient_at_once() -> None:
+    state = (torch.ones(2, requires_grad=True), torch.ones(3), torch.ones(4, requires_grad=True))
+    (received,) = run_alone(state, lambda each: (each[0] * 2, each[1], each[2], each[0] + 1))
+    first, second, third = received
+    assert first is not None
+    assert torch.equal(first, torch.full((2,), 3.0))
+    assert second is None
+    assert third is not None
+    assert torch.equal(third, torch.ones(4))
+
+
+def test_what_gets_no_gradient_gets_no_memory() -> None:
+    state = (torch.ones(2, requires_grad=True), torch.ones(1000, requires_grad=True))
+    (received,) = run_alone(state, lambda each: (each[0] * 2,))
+    assert received[1] is None
+    layout = Gradients.of(received)
+    assert layout.sizes == (8, 0)
+    assert len(layout.allocate()) == 1
+
+
+def test_gradients_in_one_storage_are_made_in_one() -> None:
+    whole = torch.ones(10)
+    gradients = Gradients.of((whole[:4], None, whole[4:], torch.ones(3)))
+    assert (gradients.sizes, gradients.allocated_bytes) == ((40, 0, 0, 12), 52)
+    first, second, third = gradients.allocate()
+    assert (first.shape, second.shape, third.shape) == ((4,), (6,), (3,))
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert second.storage_offset() == 4
+    assert trace_memory(gradients.allocate, "cpu").peak_bytes == 52
+
+
+def test_lineage_tells_what_passes_through_from_what_is_new() -> None:
+    held = torch.ones(5)
+    lineage = Lineage.beside([held])
+    one, two = torch.ones(2), torch.ones(3)
+    lineage.add((one, two))
+    lineage.add((one, two[:1], torch.ones(4), held), (one, two))
+    first, second = lineage.states
+    assert (first.bytes, second.bytes) == (20, 20 + 16)
+    assert second.bytes_outside(first) == 16
+    assert first.tensors[0] == second.tensors[0]
+    assert len({*first.tensors, *second.tensors}) == 2 + 4 - 1
+
+
+def test_skips_are_joined_and_counted_at_their_least() -> None:
+    one, two, three = torch.ones(2), torch.ones(3), torch.ones(4)
+    states = ((one,), (one, two, three), (two, three), (two, three, torch.ones(5)))
+    lineage = Lineage.beside(())
+    lineage.add(states[0])
+    for before, state in pairwise(states):
+        lineage.add(state, before)
+    wide = torch.ones(9)
+    gradients = [
+        Gradients.of((torch.ones(2),)),
+        Gradients.of((torch.ones(2), torch.ones(3), torch.ones(4))),
+        Gradients.of((wide[:3], torch.ones(4))),
+        Gradients.of((None, torch.ones(4), torch.ones(5))),
+    ]
+    assert shared_skips(lineage.states, gradients) == (
+        Skip(first=0, last=1, bytes=8, gradient_bytes=8),
+        Skip(first=1, last=3, bytes=12 + 16, gradient_bytes=16),
+    )
+
+
+class Bridge(nn.Module):
+    """Its first activation is wanted again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.layers[0](x).tanh()
+        for layer in self.layers[1:]:
+            x = layer(x).tanh()
+        total: torch.Tensor = x * first
+        return total
+
+
+def test_a_bridge_is_one_skip_and_counts_where_it_is_made() -> None:
+    batch = torch.ones(32, 16)
+    chain = extract(Bridge(), (batch,))
+    profile = measure_extracted(chain, (batch,), loss=torch.Tensor.mean, repeats=1).profile
+    row = batch.nbytes
+    (skip,) = profile.skips
+    assert (skip.bytes, skip.gradient_bytes) == (row, row)
+    between = profile.stages[skip.first : skip.last - 1]
+    assert between
+    assert all(stage.output_bytes in (2 * row, row) for stage in between)
+    assert all(stage.saved_bytes == row for stage in between)
+    assert profile.input_bytes == 0, "an input without gradient stands through the whole step"
+    assert all(stage.forward_overhead_bytes >= row for stage in profile.stages)
+
+
+def test_what_is_made_again_while_it_is_held_is_counted_each_time() -> None:
+    stage = Stage(output_bytes=9, saved_bytes=9)
+    skips = (Skip(first=1, last=2, bytes=5), Skip(first=1, last=3, bytes=3))
+    chain = ChainProfile(input_bytes=9, input_gradient_bytes=0, stages=(stage,) * 4, skips=skips)
+    remade = {
+        text: remade_bytes(chain, Schedule.parse(text))
+        for text in (
+            "Fa0 Fa1 Fa2 Fa3 B3 B2 B1 B0",
+            "Fc0 Fn1 Fn2 Fa3 B3 Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0",
+            "Fc0 Fn1 Fc0 Da1 Fc2 Fa3 B3 Fa2 B2 Fc0 Fa1 B1 Fa0 B0",
+            "Fc0 Fn1 Fn2 Fc0 Fa3 B3 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0",
+            "Fa0 Fa1 Fa2 Fa3 B3 B2 Fa0 B1 B0",
+        )
+    }
+    assert list(remade.values()) == [0, 0, 8, 3, 8]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (torch.tensor(2.0), 2.0),
+        (torch.tensor([2.0]), 2.0),
+        ({"loss": torch.tensor(3.0)}, 3.0),
+        (torch.tensor(2), None),
+        (torch.ones(2), None),
+        ({"loss": torch.ones(2)}, None),
+        ({"scores": torch.tensor(2.0)}, None),
+        ((torch.tensor(2.0), torch.ones(3)), None),
+        (None, None),
+    ],
+)
+def test_the_loss_in_an_output_is_a_real_number(output: object, expected: float | None) -> None:
+    found = loss_in(output)
+    assert (None if found is None else found.item()) == expected
