@@ -27,6 +27,7 @@ FAMILIES: Final = (
     "homogeneous",  # all stages alike
     "weightless",  # some stages without memory or without time
     "measured",  # sizes in MiB and a few bytes, times in microseconds and a few ns
+    "skips",  # some tensors are part of several activations
 )
 _LENGTHS: Final = (1, 2, 3, 3, 4, 4, 4, 5, 5, 5, 6, 8, 12, 20)
 _LARGEST_SIZES: Final = (3, 10, 60)

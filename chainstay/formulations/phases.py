@@ -37,6 +37,7 @@ from chainstay.schedule import Discards
 
 __all__ = ["Phases", "Stored"]
 
+
 class Stored(NamedTuple):
     """Whether ``a^i`` and ``ā^i`` are in memory at some moment, by index."""
 

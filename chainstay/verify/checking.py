@@ -107,8 +107,7 @@ def _check_all(numbers: Sequence[int], seed: int, contestants: Sequence[Contesta
 
 def _check(number: int, seed: int, contestants: Sequence[Contestant]) -> Check:
     instance = random_chain(seed, number)
-    stages = len(instance.profile)
-    asked = [each for each in contestants if each.is_asked(number, stages)]
+    asked = [each for each in contestants if each.is_asked(number, instance.profile)]
     try:
         answers = tuple(ask(contestant, instance) for contestant in asked)
     except Exception as error:

@@ -45,6 +45,7 @@ class Contestant:
             all schedules, on chains where `is_complete` holds; the strictest rules first.
         most_stages: It gets chains of at most this length.
         every: Of those, one in so many.
+        takes_skips: Whether it gets chains with skips.
     """
 
     method: Method
@@ -53,6 +54,7 @@ class Contestant:
     complete_under: tuple[Discards, ...] = ()
     most_stages: int
     every: int = 1
+    takes_skips: bool = True
 
     @property
     def name(self) -> str:
@@ -63,16 +65,18 @@ class Contestant:
     def plan(self) -> str:
         """Which instances it is asked about, in words."""
         which = "all" if self.every == 1 else f"1 in {self.every}"
-        return f"{which}, n ≤ {self.most_stages}"
+        skips = "" if self.takes_skips else ", no skips"
+        return f"{which}, n ≤ {self.most_stages}{skips}"
 
     @property
     def found(self) -> Scope:
         """Where all its schedules lie."""
         return Scope(self.finds, self.discards)
 
-    def is_asked(self, number: int, stages: int) -> bool:
-        """Whether the plan has this method for instance `number`."""
-        return stages <= self.most_stages and number % self.every == 0
+    def is_asked(self, number: int, profile: ChainProfile) -> bool:
+        """Whether the plan has this method for instance `number`, which has this chain."""
+        can_take = len(profile) <= self.most_stages and (self.takes_skips or not profile.skips)
+        return can_take and number % self.every == 0
 
     def searched(self, profile: ChainProfile) -> Scope:
         """The schedules of which "nothing fits" speaks."""
@@ -88,12 +92,14 @@ CONTESTANTS: Final[tuple[Contestant, ...]] = (
         finds=Family.WEAKLY_PERSISTENT,
         complete_under=(Discards.TABLE1, Discards.TAPE),
         most_stages=20,
+        takes_skips=False,
     ),
     Contestant(
         method=DP(discards=Discards.FREE),
         finds=Family.PERSISTENT,
         discards=Discards.FREE,
         most_stages=20,
+        takes_skips=False,
     ),
     Contestant(
         method=DP(persistence="weak", discards=Discards.FREE),
@@ -101,6 +107,7 @@ CONTESTANTS: Final[tuple[Contestant, ...]] = (
         discards=Discards.FREE,
         most_stages=20,
         every=4,
+        takes_skips=False,
     ),
     *(
         contestant

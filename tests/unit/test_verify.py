@@ -8,13 +8,14 @@ import multiprocessing
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from chainstay.dp import DP, least_budget
 from chainstay.errors import BackendError, InfeasibleBudgetError, SolverLimitError
 from chainstay.evidence import Statement
 from chainstay.instances import FAMILIES, ChainInstance, random_chain, simpler
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
 from chainstay.validation import search
@@ -82,7 +83,7 @@ def contestant(method: Method, finds: Family = Family.ALL) -> Contestant:
 
 
 def first_contradiction(*contestants: Contestant) -> Check:
-    found = checks(range(400), seed=5, contestants=contestants)
+    found = checks(range(400), seed=8, contestants=contestants)
     return next(check for check in found if check.contradiction is not None)
 
 
@@ -103,20 +104,41 @@ def test_instances_are_of_all_families_and_mostly_feasible() -> None:
     assert 0.7 < len(fitting) / len(small) < 1
 
 
-def test_simpler_instances_are_simpler_and_end() -> None:
-    instance = random_chain(1, 2)
+SKIPPING = next(
+    instance
+    for instance in (random_chain(1, number) for number in range(1000))
+    if len(instance.profile) == 4 and len(instance.profile.skips) == 3
+)
+
+
+@pytest.mark.parametrize("instance", [random_chain(1, 2), SKIPPING], ids=["plain", "skips"])
+def test_simpler_instances_are_simpler_and_end(instance: ChainInstance) -> None:
     steps = 0
     while (step := next(simpler(instance), None)) is not None:
         assert weight(step) < weight(instance)
         instance, steps = step, steps + 1
-    assert weight(instance) == (1, 1)
+    assert weight(instance) == (1, 0, 1)
     assert steps > 0
 
 
-def weight(instance: ChainInstance) -> tuple[int, int]:
-    """Stages, and the sum of all numbers."""
-    arrays = instance.profile.arrays()
-    return len(instance.profile), instance.budget + sum(int(array.sum()) for array in arrays)
+def test_simpler_instances_of_skips_lose_them_one_by_one_or_by_a_number() -> None:
+    profiles = [step.profile for step in simpler(SKIPPING)]
+    assert [len(profile.skips) for profile in profiles].count(2) >= 3
+    reaches = {tuple((s.first, s.last) for s in profile.skips) for profile in profiles}
+    sizes = {
+        tuple(s.bytes for s in p.skips) for p in profiles if p.stages != SKIPPING.profile.stages
+    }
+    assert len(reaches) > 4
+    assert len(sizes) > 1
+
+
+def weight(instance: ChainInstance) -> tuple[int, int, int]:
+    """Stages, skips, and the sum of all numbers."""
+    profile = instance.profile
+    arrays = profile.arrays()._replace(fresh=np.array(0), gradients=np.array(0))
+    skips = sum(skip.first + skip.last + skip.bytes + skip.gradient_bytes for skip in profile.skips)
+    total = instance.budget + skips + sum(int(array.sum()) for array in arrays)
+    return len(profile), len(profile.skips), total
 
 
 def test_a_short_real_run_is_clean() -> None:
@@ -131,9 +153,15 @@ def test_the_plan_is_said_in_words() -> None:
     assert TRUTH.plan == "all, n ≤ 4"
     assert contestant(Search()).name == "search (table1)"
     assert dataclasses.replace(TRUTH, every=8).plan == "1 in 8, n ≤ 4"
-    assert not TRUTH.is_asked(0, 5)
-    assert dataclasses.replace(TRUTH, every=8).is_asked(16, 4)
-    assert not dataclasses.replace(TRUTH, every=8).is_asked(17, 4)
+    assert dataclasses.replace(TRUTH, takes_skips=False).plan == "all, n ≤ 4, no skips"
+    chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=(Stage(),) * 4)
+    longer = dataclasses.replace(chain, stages=(Stage(),) * 5)
+    skipping = dataclasses.replace(chain, skips=(Skip(first=0, last=1, bytes=0),))
+    assert not TRUTH.is_asked(0, longer)
+    assert dataclasses.replace(TRUTH, every=8).is_asked(16, chain)
+    assert not dataclasses.replace(TRUTH, every=8).is_asked(17, chain)
+    assert TRUTH.is_asked(0, skipping)
+    assert not dataclasses.replace(TRUTH, takes_skips=False).is_asked(0, skipping)
 
 
 def test_a_number_checked_alone_gives_the_same_answers() -> None:
