@@ -100,6 +100,8 @@ def small_chains(draw: st.DrawFn, *, max_stages: int = 5) -> ChainProfile:
     thin, scale = draw(st.sampled_from([0, 0, 1, 2])), draw(st.sampled_from([1, 1, 10**9 + 7]))
     is_tame = draw(st.booleans())
 
+    made = [sum(s.bytes for s in profile.skips if s.first == i + 1) for i in range(len(profile))]
+
     def stretched(i: int, stage: Stage) -> Stage:
         gradient = (
             min(stage.gradient_bytes, stage.output_bytes) if is_tame else stage.gradient_bytes
@@ -107,7 +109,7 @@ def small_chains(draw: st.DrawFn, *, max_stages: int = 5) -> ChainProfile:
         return dataclasses.replace(
             stage,
             output_bytes=scale * stage.output_bytes,
-            saved_bytes=scale * max(0, stage.saved_bytes - thin) + (scale > 1) * i,
+            saved_bytes=scale * max(made[i], stage.saved_bytes - thin) + (scale > 1) * i,
             gradient_bytes=scale * gradient,
             forward_overhead_bytes=scale * stage.forward_overhead_bytes,
             backward_overhead_bytes=scale * stage.backward_overhead_bytes,
@@ -117,6 +119,12 @@ def small_chains(draw: st.DrawFn, *, max_stages: int = 5) -> ChainProfile:
         input_bytes=scale * profile.input_bytes,
         input_gradient_bytes=scale * profile.input_gradient_bytes,
         stages=tuple(stretched(i, stage) for i, stage in enumerate(profile.stages)),
+        skips=tuple(
+            dataclasses.replace(
+                skip, bytes=scale * skip.bytes, gradient_bytes=scale * skip.gradient_bytes
+            )
+            for skip in profile.skips
+        ),
     )
 
 

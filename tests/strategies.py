@@ -26,7 +26,7 @@ FAMILIES = (
 
 @st.composite
 def chains(
-    draw: st.DrawFn, *, max_stages: int = 8, families: tuple[str, ...] = FAMILIES_WITHOUT_SKIPS
+    draw: st.DrawFn, *, max_stages: int = 8, families: tuple[str, ...] = FAMILIES
 ) -> ChainProfile:
     """A chain of 1 to `max_stages` stages of one of `families`."""
     family = draw(st.sampled_from(families))

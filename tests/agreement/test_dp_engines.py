@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import chains
+from tensors import Tensors
 
 from chainstay import DP, ChainProfile, simulate
 from chainstay.dp import engines, jit
@@ -173,18 +174,17 @@ def _decisions(
     profile: ChainProfile, s: int, t: int, m: int
 ) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
     """Time of the rerun, and parts, of each decision for (s, t, m) as in Theorem 4.8."""
-    stages = profile.stages
+    stages, tensors = profile.stages, Tensors(profile)
     gradient = stages[t].gradient_bytes
-    before = stages[s - 1].gradient_bytes if s else profile.input_gradient_bytes
     stage = stages[s]
-    backward = stage.gradient_bytes + before + stage.backward_overhead_bytes
+    backward = tensors.gradients(s) + stage.backward_overhead_bytes
     if m >= stage.saved_bytes + max(gradient + stage.forward_overhead_bytes, backward):
         yield 0, [(s + 1, t, m - stage.saved_bytes)]
-    rerun, floor, kept = 0, 0, 0
+    rerun, floor = 0, 0
     for k in range(s + 1, t + 1):
         stage = stages[k - 1]
         rerun += stage.forward_time
-        floor = max(floor, kept + stage.output_bytes + stage.forward_overhead_bytes)
-        kept = stage.output_bytes
+        running = tensors.added(k - 1, [s]) + tensors.added(k, [s, k - 1])
+        floor = max(floor, running + stage.forward_overhead_bytes)
         if m >= gradient + floor:
-            yield rerun, [(k, t, m - stage.output_bytes), (s, k - 1, m)]
+            yield rerun, [(k, t, m - tensors.added(k, [s])), (s, k - 1, m)]

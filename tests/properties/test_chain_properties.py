@@ -113,4 +113,8 @@ def _scaled(profile: ChainProfile, *, sizes: int, times: int) -> ChainProfile:
             )
             for stage in profile.stages
         ),
+        skips=tuple(
+            replace(skip, bytes=skip.bytes * sizes, gradient_bytes=skip.gradient_bytes * sizes)
+            for skip in profile.skips
+        ),
     )

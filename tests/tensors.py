@@ -1,0 +1,39 @@
+"""Activations as sets of named tensors: sizes of unions and differences, counted one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from chainstay.profiles import ChainProfile
+
+__all__ = ["Tensors"]
+
+
+class Tensors:
+    """Which tensors the activations and gradients of a chain are made of."""
+
+    def __init__(self, profile: ChainProfile) -> None:
+        states = range(len(profile) + 1)
+        skips = list(enumerate(profile.skips))
+        self._in = {
+            i: {f"own {i}"} | {f"skip {v}" for v, s in skips if i in s.states} for i in states
+        }
+        self._bytes = {f"skip {v}": skip.bytes for v, skip in skips}
+        self._gradient_bytes = {f"skip {v}": skip.gradient_bytes for v, skip in skips}
+        for i in states:
+            shared = self._in[i] - {f"own {i}"}
+            self._bytes[f"own {i}"] = profile.activation_bytes(i) - sum(
+                self._bytes[name] for name in shared
+            )
+            self._gradient_bytes[f"own {i}"] = profile.gradient_bytes(i) - sum(
+                self._gradient_bytes[name] for name in shared
+            )
+
+    def added(self, i: int, beside: Collection[int]) -> int:
+        """Bytes of ``a^i`` that no activation in `beside` has."""
+        there = set().union(*(self._in[j] for j in beside))
+        return sum(self._bytes[name] for name in self._in[i] - there)
+
+    def gradients(self, i: int) -> int:
+        """Bytes of ``δ^i`` and ``δ^{i+1}``, which are in memory while ``B`` of stage i runs."""
+        return sum(self._gradient_bytes[name] for name in self._in[i] | self._in[i + 1])
