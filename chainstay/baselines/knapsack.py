@@ -33,8 +33,7 @@ def knapsack_by_block(profile: ChainProfile, capacity: int) -> Schedule:
     """
     last = len(profile) - 1
     unit = max(1, capacity // _SLOTS)
-    extra = [max(0, stage.saved_bytes - stage.output_bytes) for stage in profile.stages[:last]]
-    slots = [-(-size // unit) for size in extra]
+    slots = [-(-size // unit) for size in _beyond_outputs(profile)[:last]]
     times = [stage.forward_time for stage in profile.stages[:last]]
     chosen = {*_knapsack(times, slots, capacity // unit), last}
     pieces = ((kept if i in chosen else recomputed)(i, i + 1) for i in range(len(profile)))
@@ -43,9 +42,16 @@ def knapsack_by_block(profile: ChainProfile, capacity: int) -> Schedule:
 
 def every_share(profile: ChainProfile) -> list[Schedule]:
     """The knapsack at 0 %, 5 %, … 100 % of all there is to keep: torch's knob, turned."""
-    total = sum(max(0, s.saved_bytes - s.output_bytes) for s in profile.stages)
+    total = sum(_beyond_outputs(profile))
     capacities = (total * share // _SHARES for share in range(_SHARES + 1))
     return list(dict.fromkeys(knapsack_by_block(profile, capacity) for capacity in capacities))
+
+
+def _beyond_outputs(profile: ChainProfile) -> list[int]:
+    """Bytes that each stage saves besides its output; what passes through is there anyway."""
+    arrays = profile.arrays()
+    beyond: list[int] = np.maximum(0, arrays.saved - np.diagonal(arrays.fresh, 1)).tolist()
+    return beyond
 
 
 def _knapsack(values: list[int], weights: list[int], capacity: int) -> list[int]:

@@ -10,7 +10,7 @@ s, and the forward time to be spent again. Fewer bytes and less time are never w
 labels that no other beats in both are kept (Pareto). From `held` bytes the next step is::
 
     keep s              if held + keep_need[s] <= budget:           held + saved[s]
-    recompute [s, k)    if held + recompute_need[s, k] <= budget:   held + activation[k]
+    recompute [s, k)    if held + recompute_need[s, k] <= budget:   held + fresh[s, k]
 
 Exact as long as no front has more labels than `width`; wider ones are thinned evenly.
 """
@@ -74,25 +74,25 @@ class _Costs:
         keep_need: Shape (n,), bytes to run and undo a stage that is kept.
         recompute_need: Shape (n, n), at [s, k-1]: bytes to run ``s..k-1``, again, and back.
         saved: Shape (n,), bytes.
-        activation: Shape (n + 1,), bytes of ``a^0 .. a^n``.
+        fresh: Shape (n, n + 1), at [s, k]: bytes of ``a^k`` that are no part of ``a^s``.
         elapsed: Shape (n + 1,), forward time of ``0..i-1`` in ns.
     """
 
     keep_need: Array
     recompute_need: Array
     saved: Array
-    activation: Array
+    fresh: Array
     elapsed: Array
 
     @classmethod
     def of(cls, profile: ChainProfile) -> Self:
         a = profile.arrays()
         loss_gradient = a.gradient[-1]
-        undo = a.gradient[1:] + a.gradient[:-1] + a.backward_overhead
+        undo = a.gradients + a.backward_overhead
+        made = np.diagonal(a.fresh, 1) + a.forward_overhead
         need = np.full((len(profile), len(profile)), _NEVER)
         for s in range(len(profile)):
-            running = loss_gradient + a.activation[s + 1 :] + a.forward_overhead[s:]
-            running[1:] += a.activation[s + 1 : -1]
+            running = loss_gradient + a.fresh[s, s:-1] + made[s:]
             saved = np.cumsum(a.saved[s:])
             again = np.maximum.accumulate(saved + a.forward_overhead[s:]) + a.gradient[s + 1 :]
             back = np.maximum.accumulate(saved + undo[s:])
@@ -101,7 +101,7 @@ class _Costs:
             keep_need=a.saved + np.maximum(loss_gradient + a.forward_overhead, undo),
             recompute_need=need,
             saved=a.saved,
-            activation=a.activation,
+            fresh=a.fresh,
             elapsed=np.concatenate([[0], np.cumsum(a.forward_time)]),
         )
 
@@ -124,7 +124,7 @@ class _Costs:
                 start=s,
                 stop=stop,
                 need=int(self.recompute_need[s, last]),
-                adds=int(self.activation[stop]),
+                adds=int(self.fresh[s, stop]),
                 time=int(self.elapsed[stop] - self.elapsed[s]),
                 is_kept=False,
             )
