@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         InvalidSolutionError,
         PlanMismatchError,
         SolverLimitError,
+        UnknownDeviceError,
         UnknownMethodError,
         UnsupportedModelError,
     )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from chainstay.formulations import CPSAT, MIP
     from chainstay.profiles import ChainProfile, Skip, Stage
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
+    from chainstay.runtime.estimating import DeviceModel, Estimated, estimate
     from chainstay.runtime.extraction import ExtractedChain, extract
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
@@ -61,6 +63,7 @@ _HOME: Final = MappingProxyType(
                 "InvalidSolutionError",
                 "PlanMismatchError",
                 "SolverLimitError",
+                "UnknownDeviceError",
                 "UnknownMethodError",
                 "UnsupportedModelError",
             ),
@@ -69,6 +72,7 @@ _HOME: Final = MappingProxyType(
             "chainstay.profiles": ("ChainProfile", "Skip", "Stage"),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
             "chainstay.runtime.extraction": ("ExtractedChain", "extract"),
+            "chainstay.runtime.estimating": ("DeviceModel", "Estimated", "estimate"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
             "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
             "chainstay.solve": ("solve_chain",),
@@ -89,7 +93,9 @@ __all__ = [
     "ChainProfile",
     "ChainstayError",
     "Claim",
+    "DeviceModel",
     "Discards",
+    "Estimated",
     "ExtractedChain",
     "Family",
     "InfeasibleBudgetError",
@@ -111,8 +117,10 @@ __all__ = [
     "SolverLimitError",
     "Stage",
     "Status",
+    "UnknownDeviceError",
     "UnknownMethodError",
     "UnsupportedModelError",
+    "estimate",
     "extract",
     "fastest_within",
     "fit",

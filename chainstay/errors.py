@@ -24,6 +24,7 @@ __all__ = [
     "InvalidSolutionError",
     "PlanMismatchError",
     "SolverLimitError",
+    "UnknownDeviceError",
     "UnknownMethodError",
     "UnsupportedModelError",
 ]
@@ -45,6 +46,10 @@ class InvalidProfileError(ChainstayError, ValueError):
 
 class InvalidBudgetError(ChainstayError, ValueError):
     """A memory budget that is not a positive whole number of bytes, nor text for one."""
+
+
+class UnknownDeviceError(ChainstayError, ValueError):
+    """A device whose speed chainstay does not know."""
 
 
 class UnknownMethodError(ChainstayError, ValueError):

@@ -33,6 +33,7 @@
 `fitted`         a model's forward while it is fitted
 `remaking`       tensors that a schedule makes again while it still holds them
 `device_memory`  what is free on a device
+`estimating`     costs of a model that is too large to be measured here
 ===============  ==================================================================
 """
 

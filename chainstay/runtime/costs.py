@@ -40,7 +40,15 @@ from chainstay.runtime.sharing import autocast_copies_bytes, tied_gradients_byte
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, copied, detached, is_among, state_bytes
 
-__all__ = ["ObservedStage", "Subject", "assemble_profile", "observe_chain", "trace_chain"]
+__all__ = [
+    "ObservedStage",
+    "Subject",
+    "assemble_profile",
+    "observe_chain",
+    "require_differentiable",
+    "require_number",
+    "trace_chain",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +102,14 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
         environment_bytes = environment.size_on(device)
         output = run_stage(stage, index, source, shared)
         if index == last:
-            _require_differentiable(output)
+            require_differentiable(output)
         lineage.add(output, source)
         leaves = tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source))
         following = detached(output)
         del output  # its graph would be alive beside the one being timed
         with blaming(stage, index, source):
             if stage.is_loss:
-                _require_number(following[0])
+                require_number(following[0])
             else:
                 _require_known(leaves, {id(tensor) for tensor in held}, stage)
                 require_repeatable(stage, (source, shared), following, environment)
@@ -235,7 +243,12 @@ def _standing_bytes(
     return total
 
 
-def _require_differentiable(output: State) -> None:
+def require_differentiable(output: State) -> None:
+    """Refuse a model's last state without any real or complex number.
+
+    Raises:
+        UnsupportedModelError: It is all integers.
+    """
     if not any(each.is_floating_point() or each.is_complex() for each in output):
         types = " and ".join(str(each.dtype) for each in output) or "no tensor's"
         raise UnsupportedModelError(
@@ -244,7 +257,12 @@ def _require_differentiable(output: State) -> None:
         )
 
 
-def _require_number(loss: torch.Tensor) -> None:
+def require_number(loss: torch.Tensor) -> None:
+    """Refuse a loss that is not one real number.
+
+    Raises:
+        UnsupportedModelError: It is something else.
+    """
     if loss.numel() != 1 or not loss.is_floating_point():
         raise UnsupportedModelError(
             f"the loss returns a tensor of shape {tuple(loss.shape)} and type {loss.dtype}, must "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from chainstay.runtime.layout import MemoryLayout
 from chainstay.runtime.memory import allocated_bytes
@@ -44,7 +45,11 @@ def state_bytes(state: Iterable[torch.Tensor]) -> int:
 
 def address_of(tensor: torch.Tensor) -> int:
     """Tells the storage of `tensor` from others, as long as somebody holds it."""
-    return tensor.untyped_storage().data_ptr()
+    storage = tensor.untyped_storage()
+    if not isinstance(tensor, FakeTensor):
+        return storage.data_ptr()
+    address: int = storage._cdata  # noqa: SLF001  # of the storage itself: it has no memory
+    return address
 
 
 def is_among(tensor: torch.Tensor, state: State) -> bool:

@@ -26,7 +26,7 @@ from chainstay.runtime.extraction.sharing import movable_nodes
 from chainstay.runtime.extraction.untouched import attributes_kept
 from chainstay.runtime.preserve import undisturbed
 
-__all__ = ["extract", "extract_unchecked"]
+__all__ = ["extract"]
 
 
 def extract(
@@ -67,24 +67,6 @@ def extract(
     """
     kwargs = dict(sample_kwargs or {})
     require_module_and_tuple(model, sample_args)
-    chain = extract_unchecked(model, sample_args, kwargs, granularity)
-    require_same(model, chain, sample_args, kwargs, device_of(model, sample_args, kwargs))
-    return chain
-
-
-def extract_unchecked(
-    model: nn.Module,
-    sample_args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    granularity: Granularity,
-) -> ExtractedChain:
-    """As `extract`, but model and chain are not compared: nothing is computed.
-
-    Good for tensors without values, and for chains that are never run for real.
-
-    Raises:
-        UnsupportedModelError: As `extract`.
-    """
     _require_granularity(granularity)
     device = device_of(model, sample_args, kwargs)
     _refuse_hooks(model)
@@ -94,10 +76,12 @@ def extract_unchecked(
     movable = movable_nodes(flat, seen)
     crossings = find_crossings(flat, seen, movable)
     cuts = choose_cuts(crossings, seen, granularity, repeated_blocks(model))
-    return assemble(
+    chain = assemble(
         Parts(model=model, flat=flat, seen=seen, crossings=crossings, cuts=cuts),
         CallSignature.of(sample_args, kwargs),
     )
+    require_same(model, chain, sample_args, kwargs, device)
+    return chain
 
 
 def _require_granularity(granularity: object) -> None:

@@ -1,0 +1,172 @@
+"""Every stage of a chain run alone on stand-ins: what it holds, what it takes.
+
+The definitions are those of `costs`: stages go through the same phases as when they are
+measured for real, and the profile is put together by the same code. Differences:
+
+* Stages that are alike (see `resemblance`) are run through the phases once.
+* Random states are in a GPU's host memory, so that saving them costs nothing.
+* Nothing has a value: that a stage gives the same when it runs again is taken on trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from chainstay.runtime.costs import (
+    ObservedStage,
+    Subject,
+    require_number,
+)
+from chainstay.runtime.environment import Traits
+from chainstay.runtime.estimating.pricing import Pricing
+from chainstay.runtime.estimating.resemblance import likeness_of
+from chainstay.runtime.estimating.watching import watch_phases
+from chainstay.runtime.extraction.stage import GraphStage
+from chainstay.runtime.fusing import blaming, run_stage
+from chainstay.runtime.lineage import Lineage
+from chainstay.runtime.probe import StageMemory, StageProbe, leaves_of
+from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.states import State, detached, is_among
+
+__all__ = ["estimate_stages"]
+
+_FORWARD, _BACKWARD = 2, 4
+"""Of the phases of a `StageProbe`, those that a training step consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """What a stage costs alone; times in ns."""
+
+    memory: StageMemory
+    forward_time: int
+    backward_time: int
+
+
+def estimate_stages(
+    subject: Subject, pricing: Pricing, mode: FakeTensorMode
+) -> tuple[list[ObservedStage], list[StageMemory]]:
+    """Costs of every stage; call it under `mode`, with gradients enabled.
+
+    Args:
+        subject: Stages and stand-ins.
+        pricing: Of operators.
+        mode: Of the stand-ins.
+
+    Raises:
+        UnsupportedModelError: The loss gives something else than one number, the model
+            integers, or a stage fails.
+    """
+    runs = _Runs.of(subject)
+    with _releasing(mode):
+        probed = _probe_all(subject, runs, pricing)
+    observed = [
+        ObservedStage(
+            stage=stage,
+            traits=_traits_of(stage),
+            leaves=runs.leaves[index],
+            forward_time=probed[index].forward_time,
+            backward_time=probed[index].backward_time,
+            given=runs.lineage.states[index],
+            result=runs.lineage.states[index + 1],
+            environment_bytes=_changed_bytes(_traits_of(stage)),
+        )
+        for index, stage in enumerate(subject.stages)
+    ]
+    return observed, [each.memory for each in probed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The chain run once, stage by stage.
+
+    Attributes:
+        states: The input of every stage.
+        leaves: What every stage sends a gradient to, outside the chain.
+        lineage: Which states share what.
+    """
+
+    states: list[State]
+    leaves: list[tuple[torch.Tensor, ...]]
+    lineage: Lineage
+
+    @classmethod
+    def of(cls, subject: Subject) -> _Runs:
+        """Run it."""
+        held = [tensor for stage in subject.stages for _, _, tensor in stage.tensors()]
+        runs = cls([subject.source], [], Lineage.beside((*held, *subject.shared)))
+        runs.lineage.add(subject.source)
+        for index, stage in enumerate(subject.stages):
+            runs.add(stage, run_stage(stage, index, runs.states[-1], subject.shared))
+        return runs
+
+    def add(self, stage: ChainStage, output: State) -> None:
+        """Take the next state, the output of `stage`."""
+        source = self.states[-1]
+        if stage.is_loss:
+            require_number(output[0])
+        self.lineage.add(output, source)
+        self.leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
+        self.states.append(detached(output))
+
+
+def _probe_all(subject: Subject, runs: _Runs, pricing: Pricing) -> list[_Probed]:
+    """The last stage first: its gradients lie as the one below gets them."""
+    known: dict[Hashable, _Probed] = {}
+    probed: list[_Probed] = []
+    gradients = None
+    for index, stage in reversed(list(enumerate(subject.stages))):
+        source = runs.states[index]
+        likeness = likeness_of(stage, source, subject.shared, gradients)
+        if likeness not in known:
+            probe = StageProbe(
+                stage=stage,
+                shared=subject.shared,
+                leaves=runs.leaves[index],
+                output_gradients=gradients,
+            )
+            with blaming(stage, index, source):
+                known[likeness] = _probe(probe, source, subject.device, pricing)
+        probed.append(known[likeness])
+        gradients = probed[-1].memory.input_gradients
+    return probed[::-1]
+
+
+def _probe(probe: StageProbe, source: State, device: torch.device, pricing: Pricing) -> _Probed:
+    phases = watch_phases(probe.phases(source, device), pricing)
+    memory = probe.memory(phase.memory for phase in phases)
+    seeds = sum(pricing.fill_ns(size) for size in memory.output_gradients.sizes if size)
+    backward_time = phases[_BACKWARD].nanoseconds - seeds  # which the stage behind makes
+    return _Probed(memory, phases[_FORWARD].nanoseconds, max(backward_time, 0))
+
+
+@contextmanager
+def _releasing(mode: FakeTensorMode) -> Iterator[None]:
+    """Storages are released as soon as nobody holds them: not so if the mode's cache does."""
+    was_enabled = mode.cache_enabled
+    mode.cache_enabled = False
+    try:
+        yield
+    finally:
+        mode.cache_enabled = was_enabled
+
+
+def _traits_of(stage: ChainStage) -> Traits:
+    """What the stage's graph says of itself."""
+    parts: Sequence[GraphStage] = [part for part in stage.parts if isinstance(part, GraphStage)]
+    return Traits(
+        draws_random=any(part.draws_random for part in parts),
+        changed_buffers=tuple(
+            (tensor.owner, tensor.name) for part in parts for tensor in part.changes
+        ),
+    )
+
+
+def _changed_bytes(traits: Traits) -> int:
+    """What holding copies of changed buffers takes."""
+    return sum(getattr(module, name).nbytes for module, name in traits.changed_buffers)

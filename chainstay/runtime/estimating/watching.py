@@ -1,0 +1,98 @@
+"""Memory and time of code that runs on fake tensors, operator by operator.
+
+Memory is that of live storages: what an operator returns counts from then until nobody holds
+it. What a kernel allocates and frees inside is out of sight: workspaces of convolutions and
+matrix products, copies that a kernel makes of a transposed argument.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from chainstay.runtime.estimating.pricing import Pricing, tensors_in
+from chainstay.runtime.memory import MemoryTrace
+from chainstay.runtime.states import address_of
+
+__all__ = ["WatchedPhase", "watch_phases"]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPhase:
+    """What one of several functions needs.
+
+    Attributes:
+        memory: Growth since the beginning of the first one.
+        nanoseconds: Sum over its operators.
+    """
+
+    memory: MemoryTrace
+    nanoseconds: int
+
+
+def watch_phases(phases: Iterable[Callable[[], None]], pricing: Pricing) -> list[WatchedPhase]:
+    """Run functions one after another and watch each; call it under a fake tensor mode.
+
+    Args:
+        phases: May be a generator that makes each phase when its turn has come.
+        pricing: Of operators.
+    """
+    watch = _Watch(pricing)
+    watched = []
+    with watch:
+        for phase in phases:
+            watch.peak, watch.nanoseconds = watch.level, 0
+            phase()
+            memory = MemoryTrace(peak_bytes=watch.peak, end_bytes=watch.level)
+            watched.append(WatchedPhase(memory, watch.nanoseconds))
+    return watched
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operator below autograd.
+
+    Attributes:
+        level: Bytes of storages made under this watch and alive.
+        peak: The most since somebody set it to `level`.
+        nanoseconds: Since somebody set it to 0.
+    """
+
+    def __init__(self, pricing: Pricing) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.level = self.peak = self.nanoseconds = 0
+        self._pricing = pricing
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what the operator returns
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = {address_of(tensor) for tensor in tensors_in((args, kwargs))}
+        for tensor in tensors_in(result):
+            if address_of(tensor) not in given:
+                self._count(tensor)
+        self.nanoseconds += self._pricing.nanoseconds(func, args, kwargs, result)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        address, storage = address_of(tensor), tensor.untyped_storage()
+        if address not in self._alive:
+            size = storage.nbytes()
+            self._alive[address] = weakref.ref(storage, partial(self._release, address, size))
+            self.level += size
+            self.peak = max(self.peak, self.level)
+
+    def _release(self, address: int, size: int, _: weakref.ref[torch.UntypedStorage]) -> None:
+        del self._alive[address]
+        self.level -= size
