@@ -152,6 +152,7 @@ class _Planner:
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall:
         """Extract, measure, solve."""
+        _refuse_accumulation_hooks(self.model)
         ends, measured = self._measured(args, kwargs)
         profile = measured.profile
         solution = self._solved(profile, self._budget_of(profile))
@@ -217,6 +218,16 @@ def _require_model(model: object) -> None:
             f"this {type(model).__name__} is fitted already, or has an attribute named chainstay; "
             "call chainstay.unfit(model) first"
         )
+
+
+def _refuse_accumulation_hooks(model: nn.Module) -> None:
+    """Measuring runs backwards, which must not step an optimizer or tell other processes."""
+    for name, parameter in model.named_parameters():
+        if parameter._post_accumulate_grad_hooks:  # type: ignore[attr-defined]  # noqa: SLF001
+            raise UnsupportedModelError(
+                f"parameter {name} has post-accumulate-grad hooks, which measuring would run; "
+                "fit before registering them, and with on_new_shape='refuse'"
+            )
 
 
 def _require_choice(on_new_shape: object) -> None:

@@ -11,8 +11,11 @@ from models import gpt2, resnet50
 from runtime_support import some_schedules, train
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from zoo import build, loss_of
 
+import chainstay
 from chainstay.runtime import measure, trace_memory
+from chainstay.runtime.device_memory import free_bytes
 from chainstay.validation.simulate import simulate
 
 pytestmark = [
@@ -72,3 +75,49 @@ def test_prediction_covers_the_allocators_peak(name: str) -> None:
         trace.peak_bytes + images.nbytes
         <= simulate(measured.profile, schedule, discards="free").peak_bytes
     )
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.5])
+@pytest.mark.parametrize("family", ["U-Net", "DenseNet-121", "GPT-2", "T5"])
+def test_fitted_models_are_equal_and_within_their_budget(family: str, share: float) -> None:
+    sample = build(family)
+    model, args = sample.model.cuda(), tuple(each.cuda() for each in sample.args)
+    kwargs = {name: each.cuda() for name, each in sample.kwargs.items()}
+
+    def step() -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        model.zero_grad(set_to_none=False)
+        output = model(*args, **kwargs)
+        loss = loss_of(output)
+        loss.backward()
+        return [
+            loss.detach(),
+            *(each.grad.clone() for each in model.parameters() if each.grad is not None),
+        ]
+
+    def quiet_step() -> None:
+        output = model(*args, **kwargs)
+        loss_of(output).backward()
+
+    step()
+    initial = {name: each.clone() for name, each in model.state_dict().items()}
+    expected = step()
+    model.load_state_dict(initial)
+    try:
+        chainstay.fit(model, args, kwargs, budget=share, loss=loss_of, repeats=1)
+    except chainstay.InfeasibleBudgetError as error:
+        chainstay.fit(model, args, kwargs, budget=error.required, loss=loss_of, repeats=1)
+    assert all(map(torch.equal, step(), expected))
+    inputs = sum(each.nbytes for each in (*args, *kwargs.values()))
+    peak = trace_memory(quiet_step, "cuda").peak_bytes + inputs
+    assert peak <= model.chainstay.solution.budget  # type: ignore[union-attr]
+
+
+def test_a_budget_of_what_is_free_leaves_a_margin() -> None:
+    model = torch.nn.Linear(1024, 1024).cuda()
+    free = torch.cuda.mem_get_info()[0]
+    assert 0.9 * free < free_bytes(model, 0) < free
+    assert free_bytes(model, 0) - free_bytes(model, 2**20) == pytest.approx(0.95 * 2**20, abs=2)
+    with pytest.raises(chainstay.InvalidBudgetError, match="nothing is left, so free some memory"):
+        free_bytes(model, 2**60)
