@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from chainstay import ChainProfile, InfeasibleBudgetError, InvalidProfileError, Stage, simulate
+from chainstay import (
+    ChainProfile,
+    InfeasibleBudgetError,
+    InvalidProfileError,
+    Skip,
+    Stage,
+    simulate,
+)
 from chainstay.dp.revolve import Revolve, binomial_schedule, least_forwards
 from chainstay.errors import UnknownMethodError
 
@@ -67,3 +74,9 @@ def test_other_chains_are_refused(chain: ChainProfile, text: str) -> None:
 def test_names_of_stages_do_not_matter() -> None:
     stages = tuple(replace(STAGE, name=str(number)) for number in range(3))
     assert Revolve()(replace(CHAIN, stages=stages), 90).makespan > 0
+
+
+def test_chains_with_skips_are_not_homogeneous() -> None:
+    chain = replace(CHAIN, skips=(Skip(first=1, last=3, bytes=2),))
+    with pytest.raises(InvalidProfileError, match=r"has 1 skips: not a homogeneous .* DP\(\)"):
+        Revolve()(chain, 1_000)
