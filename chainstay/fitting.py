@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, TypeGuard, TypeVar, get_args
 
@@ -21,6 +21,7 @@ from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.fitted import Fitted, OnNewShape
 from chainstay.runtime.measurement import Measurement, require_loss, require_repeats
 from chainstay.runtime.measuring import measure
+from chainstay.runtime.own_hooks import own_hooks_aside
 from chainstay.runtime.remaking import remade_bytes
 from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
@@ -153,7 +154,8 @@ class _Planner:
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall:
         """Extract, measure, solve."""
         _refuse_accumulation_hooks(self.model)
-        ends, measured = self._measured(args, kwargs)
+        with own_hooks_aside(self.model):
+            ends, measured = self._measured(args, kwargs)
         profile = measured.profile
         solution = self._solved(profile, self._budget_of(profile))
         executor = Executor(measured.chain, measured.traits, solution.schedule)
@@ -165,7 +167,11 @@ class _Planner:
         if _is_plain_chain(self.model, args, kwargs):
             return TensorEnds(), measure(self.model, *args, loss=self.loss, repeats=self.repeats)
         chain = extract(self.model, args, kwargs, granularity=self.granularity)
-        return chain, measure_extracted(chain, args, kwargs, loss=self.loss, repeats=self.repeats)
+        measured = measure_extracted(chain, args, kwargs, loss=self.loss, repeats=self.repeats)
+        # The plan looks at the model's own flag itself, and its own hooks run around the chain.
+        _, *inner = chain.likeness.training
+        likeness = replace(chain.likeness, training=tuple(inner))
+        return replace(chain, likeness=likeness), measured
 
     def _solved(self, profile: ChainProfile, budget: int) -> Solution:
         """The plan, its peak that of the runtime."""
@@ -223,7 +229,7 @@ def _require_model(model: object) -> None:
 def _refuse_accumulation_hooks(model: nn.Module) -> None:
     """Measuring runs backwards, which must not step an optimizer or tell other processes."""
     for name, parameter in model.named_parameters():
-        if parameter._post_accumulate_grad_hooks:  # type: ignore[attr-defined]  # noqa: SLF001
+        if parameter._post_accumulate_grad_hooks:  # noqa: SLF001  # no public way to see
             raise UnsupportedModelError(
                 f"parameter {name} has post-accumulate-grad hooks, which measuring would run; "
                 "fit before registering them, and with on_new_shape='refuse'"

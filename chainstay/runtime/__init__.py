@@ -32,6 +32,7 @@
 `situation`      what a plan of a whole model holds for
 `fitted`         a model's forward while it is fitted
 `remaking`       tensors that a schedule makes again while it still holds them
+`own_hooks`      hooks on a fitted model itself
 `device_memory`  what is free on a device
 `estimating`     costs of a model that is too large to be measured here
 ===============  ==================================================================

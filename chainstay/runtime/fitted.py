@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NoReturn, Self
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.calls import PlannedCall
@@ -93,7 +93,7 @@ class Fitted:
         kwargs = dict(sorted(kwargs.items()))
         situation = Situation.now(self._model, args, kwargs)
         with self._removed():  # tracing reads the code of the model's own forward
-            planned = self._planner(args, kwargs)
+            planned = self._planner(*_leaves_of(args, kwargs))
         self._made += 1
         self._plans[self._made] = (situation, planned)
         if len(self._plans) > _MOST_PLANS:
@@ -183,3 +183,17 @@ class Fitted:
             f"{known.difference(situation)}; call it like the sample, fit with "
             "on_new_shape='plan', or run it under torch.no_grad()"
         )
+
+
+def _leaves_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call outside of any graph: a model may be part of a larger one."""
+
+    def leaf(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_leaf else tensor.detach().requires_grad_()
+
+    leaves: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+        torch.Tensor, leaf, (args, dict(kwargs))
+    )
+    return leaves

@@ -268,6 +268,33 @@ def test_keywords_come_in_any_order() -> None:
     model(right=sample["right"], left=sample["left"]).sum().backward()
 
 
+def test_a_fitted_model_may_be_part_of_another() -> None:
+    def whole(inner: nn.Module, first: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        inner(first(batch())).square().mean().backward()
+        gradients = [each.grad for part in (first, inner) for each in part.parameters()]
+        return [each for each in gradients if each is not None]
+
+    torch.manual_seed(2)
+    first = nn.Linear(16, 16)
+    model = fit(make_model(), (first(batch()),), budget="70%", on_new_shape="refuse")
+    assert all(each.grad is None for each in first.parameters())
+    found, expected = whole(model, first), whole(make_model(), copy.deepcopy(first))
+    assert same(found, expected)
+
+
+def test_hooks_of_the_model_itself_run_around_the_plan() -> None:
+    model, seen = make_model(), list[str]()
+    model.register_forward_pre_hook(lambda *_: seen.append("before"))
+    model.register_forward_hook(lambda *_: seen.append("after"))
+    model.register_full_backward_hook(lambda *_: seen.append("backward"))
+    x = batch().requires_grad_()
+    fit(model, (x,), budget="100%", on_new_shape="refuse")
+    assert seen == []
+    assert same(step(model, x), step(make_model(), x))
+    assert seen == ["before", "after", "backward"]
+
+
 def test_a_sequential_is_cut_between_its_own_stages() -> None:
     layers = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.Dropout(), nn.Tanh())]
     model = nn.Sequential(*layers)
