@@ -14,6 +14,7 @@ import numpy as np
 from chainstay.dp.jit import kernel
 from chainstay.dp.pruning import Bounds, Chain, matters, room
 from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.resting import Resting, arrive, nothing_rests
 from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
 
 __all__ = ["DETACH", "MOVE", "RESTART", "Corners", "Needs", "Span", "choose", "fill"]
@@ -78,24 +79,6 @@ class Corners(NamedTuple):
     best: Array
 
 
-class Resting(NamedTuple):
-    """R(j, k, left, ·) for the j, end and held at hand, at index ``2 * k + left``.
-
-    Attributes:
-        memory: Shape (2 n + 2, capacity), bytes.
-        overhead: Likewise, ns.
-        size: Shape (2 n + 2,), corners.
-        least: From how many bytes on it holds: moving on may need more than its corners.
-        best: Last overhead.
-    """
-
-    memory: Array
-    overhead: Array
-    size: Array
-    least: Array
-    best: Array
-
-
 @kernel
 def _no_corners(n: int, reach: int) -> Corners:
     row, fronts = np.full((n, n + 1), -_BEYOND, dtype=np.int64), 0
@@ -133,52 +116,6 @@ def _front(corners: Corners, span: Span, shift: int) -> Steps:
 
 
 @kernel
-def _nothing_rests(n: int, memory: Array, overhead: Array) -> Resting:
-    size, best = np.zeros(2 * n + 2, dtype=np.int64), np.zeros(2 * n + 2, dtype=np.int64)
-    return Resting(memory, overhead, size, np.full(2 * n + 2, _BEYOND, dtype=np.int64), best)
-
-
-@kernel
-def _with_capacity(resting: Resting, size: int) -> Resting:
-    """`resting`, or a larger copy of it, with room for `size` corners each."""
-    capacity = resting.memory.shape[1]
-    if size <= capacity:
-        return resting
-    memory = np.empty((len(resting.size), 2 * size), dtype=np.int64)
-    overhead = np.empty_like(memory)
-    memory[:, :capacity] = resting.memory
-    overhead[:, :capacity] = resting.overhead
-    return Resting(memory, overhead, resting.size, resting.least, resting.best)
-
-
-@kernel
-def _arrive(
-    resting: Resting, index: int, here: Steps, cap: int, spare: Pair
-) -> tuple[Resting, Pair]:
-    """The lower of one R and `here`."""
-    count = resting.size[index]
-    size = count + here.last - here.first + 1
-    resting = _with_capacity(resting, size)
-    if 2 * size > len(spare[0]):
-        spare = buffers(4 * size)
-    half = len(spare[0]) // 2
-    above = (spare[0][half:], spare[1][half:])
-    moved = Steps(resting.memory[index], resting.overhead[index], 0, count - 1, 0)
-    if count:
-        nothing = Steps(above[0], above[1], 0, -1, 0)
-        floor = resting.least[index]
-        count = merge_moved(nothing, moved, 0, floor, cap, _BEYOND, above[0], above[1])
-    moved = Steps(above[0], above[1], 0, count - 1, 0)
-    count = merge_moved(moved, here, 0, 0, cap, _BEYOND, spare[0], spare[1])
-    resting.memory[index, :count] = spare[0][:count]
-    resting.overhead[index, :count] = spare[1][:count]
-    resting.size[index] = count
-    resting.least[index] = resting.memory[index, 0] if count else _BEYOND
-    resting.best[index] = resting.overhead[index, count - 1] if count else 0
-    return resting, spare
-
-
-@kernel
 def _all_rest(
     chain: Chain,
     needs: Needs,
@@ -198,7 +135,7 @@ def _all_rest(
             resting.least[index] = max(resting.least[index], floor)
             here = _front(corners, Span(j, k, end, held, left), chain.activation[j])
             if here.last >= here.first:
-                resting, spare = _arrive(resting, index, here, cap, spare)
+                resting, spare = arrive(resting, index, here, cap, spare)
     return resting, spare
 
 
@@ -346,7 +283,7 @@ def fill(chain: Chain, needs: Needs, bounds: Bounds, reach: int) -> Corners:
     for end in range(n):
         for held in range(1, -1, -1):
             last = end - held
-            resting = _nothing_rests(n, rests[0], rests[1])
+            resting = nothing_rests(rests)
             for s in range(end, -1, -1):
                 if last < n - 1 and chain.elapsed[last + 1] - chain.elapsed[s] > bounds.limit:
                     break

@@ -16,6 +16,7 @@ from chainstay.dp.jit import kernel
 from chainstay.dp.priced_pruning import PricedLimit, keep_affordable, room_within
 from chainstay.dp.pruning import Chain, input_bytes
 from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.resting import Resting, arrive, nothing_rests
 from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
 
 __all__ = [
@@ -51,16 +52,6 @@ class WeakCorners(NamedTuple):
     row: Array
     first: Array
     size: Array
-
-
-class Resting(NamedTuple):
-    """R(j, t', l, ·) for the j and l at hand, with its first memory and last overhead."""
-
-    memory: Array
-    overhead: Array
-    size: Array
-    least: Array
-    best: Array
 
 
 @kernel
@@ -120,34 +111,10 @@ def _rest_at(
     """R(j, ·, end, ·) from R(j+1, ·, end, ·): the floating activation rests at j or moves on."""
     floor = chain.gradient[end + 1] + chain.transit[j, j] + chain.activation[j]
     for t in range(j, end + 1):
+        resting.least[t] = max(resting.least[t], floor)
         here = _front(corners, j, t, end, chain.activation[j])
-        count = resting.size[t]
-        arriving = here.last >= here.first
-        if not arriving and (count == 0 or resting.memory[t, 0] >= floor):
-            continue
-        size = count + here.last - here.first + 1
-        if size > resting.memory.shape[1]:
-            memory = np.empty((len(resting.size), 2 * size), dtype=np.int64)
-            overhead = np.empty_like(memory)
-            memory[:, : resting.memory.shape[1]] = resting.memory
-            overhead[:, : resting.memory.shape[1]] = resting.overhead
-            resting = Resting(memory, overhead, resting.size, resting.least, resting.best)
-        if 2 * size > len(spare[0]):
-            spare = buffers(4 * size)
-        half = len(spare[0]) // 2
-        moved = Steps(resting.memory[t], resting.overhead[t], 0, count - 1, 0)
-        if count and resting.memory[t, 0] < floor:
-            nothing = Steps(spare[0], spare[1], 0, -1, 0)
-            count = merge_moved(
-                nothing, moved, 0, floor, cap, _BEYOND, spare[0][half:], spare[1][half:]
-            )
-            moved = Steps(spare[0][half:], spare[1][half:], 0, count - 1, 0)
-        count = merge_moved(moved, here, 0, 0, cap, _BEYOND, spare[0][:half], spare[1][:half])
-        resting.memory[t, :count] = spare[0][:count]
-        resting.overhead[t, :count] = spare[1][:count]
-        resting.size[t] = count
-        resting.least[t] = resting.memory[t, 0] if count else _BEYOND
-        resting.best[t] = resting.overhead[t, count - 1] if count else 0
+        if here.last >= here.first:
+            resting, spare = arrive(resting, t, here, cap, spare)
     return resting, spare
 
 
@@ -281,8 +248,7 @@ def fill_weak(chain: Chain, limit: PricedLimit, floating: Floating) -> WeakCorne
     rests = np.empty((n, 16), dtype=np.int64), np.empty((n, 16), dtype=np.int64)
     moving = np.zeros(limit.around.shape[2])
     for end in range(n):
-        sizes, nowhere = np.zeros(n, dtype=np.int64), np.full(n, _BEYOND, dtype=np.int64)
-        resting = Resting(rests[0], rests[1], sizes, nowhere, np.zeros(n, dtype=np.int64))
+        resting = nothing_rests(rests)
         for s in range(end, -1, -1):
             if end < n - 1 and chain.elapsed[end + 1] - chain.elapsed[s] > limit.overhead:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import chains
+from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 from chainstay import DP, ChainProfile
 from chainstay.dp import jit, least_budget
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not jit.is_available(), reason="needs numba")
 
 @settings(max_examples=60, deadline=None)
 @given(
-    chains(max_stages=20),
+    chains(max_stages=20, families=FAMILIES_WITHOUT_SKIPS),
     st.integers(0, 300),
     st.sampled_from(["strong", "weak"]),
     st.sampled_from(["table1", "free"]),
