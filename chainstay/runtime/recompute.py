@@ -187,7 +187,7 @@ class Versioned:
 
 
 def _nodes_of(output: State, given: State) -> list[Node]:
-    """The nodes in the graph that made what in `output` did not pass through."""
+    """The nodes that made `output`; a hook where something passed through would not be ours."""
     made = (tensor.grad_fn for tensor in output if not is_among(tensor, given))
     return [node for node in dict.fromkeys(made) if node is not None]
 
