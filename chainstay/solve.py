@@ -75,13 +75,7 @@ def solve_chain(
             "chain, pass measured.profile"
         )
     budget = budget_bytes(profile, budget)
-    solver = _METHODS[method] if isinstance(method, str) and method in _METHODS else method
-    if isinstance(solver, str | type) or not callable(solver):
-        known = ", ".join(map(repr, _METHODS))
-        raise UnknownMethodError(
-            f"method is {method!r}; choose {known}, a settings object such as DP(slots=500), "
-            "or a callable of the Method protocol"
-        )
+    solver = _solver(method)
     start = time.perf_counter()
     if isinstance(solver, CPSAT | MIP):
         claim = _started(solver, profile, budget)
@@ -93,14 +87,7 @@ def solve_chain(
             f"method {solver} returned a {type(claim).__name__}, must return a Claim"
         )
     solution = certify(profile, claim, budget=budget, method=str(solver), solve_seconds=seconds)
-    bound = unrestricted_bound(profile, budget)
-    if bound > solution.makespan:
-        reason = f"nothing is faster than {bound} ns, yet {solver} has {solution.makespan} ns"
-        statement = Statement(
-            method=str(solver), finds=claim.scope, covers=claim.scope, claim=claim
-        )
-        raise contradiction(reason, profile, budget, [statement])
-    return replace(solution, unrestricted_bound=bound)
+    return _bounded(profile, claim, solution)
 
 
 def budget_bytes(profile: ChainProfile, budget: int | str) -> int:
@@ -202,6 +189,35 @@ class Auto:
 _METHODS: Final[Mapping[str, Method]] = MappingProxyType(
     {"auto": Auto(), "cpsat": CPSAT(), "dp": DP(), "mip": MIP()}
 )
+
+
+def _solver(method: Method | str) -> Method:
+    """The method of that name, or `method` itself."""
+    if isinstance(method, str) and method in _METHODS:
+        return _METHODS[method]
+    if isinstance(method, str | type) or not callable(method):
+        known = ", ".join(map(repr, _METHODS))
+        raise UnknownMethodError(
+            f"method is {method!r}; choose {known}, a settings object such as DP(slots=500), "
+            "or a callable of the Method protocol"
+        )
+    return method
+
+
+def _bounded(profile: ChainProfile, claim: Claim, solution: Solution) -> Solution:
+    """`solution` with the bound on all schedules.
+
+    Raises:
+        CertificateError: It is faster than that.
+    """
+    bound = unrestricted_bound(profile, solution.budget)
+    if claim.scope == Scope(Family.ALL, Discards.FREE):
+        bound = max(bound, solution.lower_bound)
+    if bound > solution.makespan:
+        reason = f"nothing is faster than {bound} ns, yet {solution.method} has {claim.makespan} ns"
+        said = Statement(method=solution.method, finds=claim.scope, covers=claim.scope, claim=claim)
+        raise contradiction(reason, profile, solution.budget, [said])
+    return replace(solution, unrestricted_bound=bound)
 
 
 def _started(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:

@@ -66,7 +66,7 @@ class Bounds(NamedTuple):
 @kernel
 def stored_at(chain: Chain, s: int, k: int) -> int:
     """Bytes that restarting at k stores besides ``a^s``."""
-    return chain.fresh[s, k] if len(chain.fresh) else chain.activation[k]
+    return int(chain.fresh[s, k] if len(chain.fresh) else chain.activation[k])
 
 
 @kernel

@@ -36,6 +36,7 @@ from chainstay import (
     simulate,
     solve_chain,
 )
+from chainstay.solve import Auto
 
 STAGE = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
 CHAIN = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(STAGE,) * 4)
@@ -350,6 +351,35 @@ def test_a_solution_says_how_sure_it_is() -> None:
     assert loose.gap == pytest.approx(0.5)
     assert "at most 50.00% above the optimum" in loose.describe()
     assert "tape" in replace(SOLUTION, discards=Discards.TAPE, family=Family.ALL).describe()
+
+
+def test_a_solution_says_what_any_other_could_gain() -> None:
+    assert solve_chain(CHAIN, 90, method="dp").unrestricted_bound == 14
+    proved = solve_chain(CHAIN, 100, method=CPSAT(discards="free"))
+    assert (proved.unrestricted_bound, proved.unrestricted_gap) == (14, 0)
+    loose = replace(SOLUTION, unrestricted_bound=13, family=Family.PERSISTENT)
+    assert loose.unrestricted_gap == pytest.approx(1 / 14)
+    assert "no schedule at all saves more than 7.14% of that" in loose.describe()
+    with pytest.raises(InvalidSolutionError, match="unrestricted_bound is 15"):
+        replace(SOLUTION, unrestricted_bound=15)
+
+
+def test_a_schedule_faster_than_any_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chainstay.solve.unrestricted_bound", lambda _profile, _budget: 15)
+    with pytest.raises(CertificateError, match="nothing is faster than 15 ns, yet dp has 14 ns"):
+        solve_chain(CHAIN, 90, method="dp")
+
+
+@pytest.mark.parametrize("discards", list(Discards))
+def test_auto_keeps_to_its_rules(discards: Discards) -> None:
+    solution = solve_chain(CHAIN, 90, method=Auto(discards=discards))
+    assert solution.discards in {discards, Discards.TABLE1}
+    assert solution.makespan == 14
+
+
+def test_auto_refuses_rules_that_there_are_not() -> None:
+    with pytest.raises(UnknownMethodError, match="discards is 'none'"):
+        Auto(discards="none")
 
 
 def test_public_names_are_there() -> None:
