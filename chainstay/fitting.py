@@ -23,9 +23,9 @@ from chainstay.runtime.measurement import Measurement, require_loss, require_rep
 from chainstay.runtime.measuring import measure
 from chainstay.runtime.own_hooks import own_hooks_aside
 from chainstay.runtime.remaking import remade_bytes
-from chainstay.schedule import Schedule
+from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Method, Solution
-from chainstay.solve import budget_bytes, solve_chain
+from chainstay.solve import Auto, budget_bytes, solve_chain
 from chainstay.units import format_bytes, parse_bytes
 from chainstay.validation.simulate import simulate
 
@@ -33,6 +33,8 @@ __all__ = ["Budget", "fit", "unfit"]
 
 Budget = int | str | float | Fraction | None
 Module = TypeVar("Module", bound=nn.Module)
+
+_FREELY: Final = Auto(discards=Discards.FREE)
 
 _ANY_PROFILE: Final = ChainProfile(
     input_bytes=2**40, input_gradient_bytes=0, stages=(Stage(name="loss"),)
@@ -72,7 +74,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         loss: From the model's output to a scalar; holds its targets itself. Without it, the
             output's own ``loss`` counts, if it has one; otherwise gradients of all outputs
             are counted, and the loss's memory is yours to add.
-        method: As for `chainstay.solve_chain`.
+        method: As for `chainstay.solve_chain`; ``"auto"`` with free discards, which this
+            runtime can do.
         granularity: As for `chainstay.runtime.extraction.extract`.
         on_new_shape: A call unlike the sample (another shape, type, training flag, autocast)
             gets a plan of its own, up to 8 of them are kept; or is refused; or runs plainly.
@@ -175,7 +178,8 @@ class _Planner:
 
     def _solved(self, profile: ChainProfile, budget: int) -> Solution:
         """The plan, its peak that of the runtime."""
-        solution = solve_chain(profile, budget, self.method)
+        method = _FREELY if self.method == "auto" else self.method
+        solution = solve_chain(profile, budget, method)
         excess = remade_bytes(profile, solution.schedule)
         if solution.peak_bytes + excess <= budget:
             return solution

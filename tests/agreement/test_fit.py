@@ -23,7 +23,7 @@ from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.remaking import remade_bytes
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
-from chainstay.solve import solve_chain
+from chainstay.solve import Auto, solve_chain
 from chainstay.validation.simulate import simulate
 
 LARGE = ("ResNet-50", "ResNet-101", "DenseNet-121", "Inception v3", "VGG-16", "U-Net", "ConvNeXt")
@@ -47,7 +47,7 @@ class Case:
         """The optimum at a share of plain training's memory, or at the least that there is."""
         least = chainstay.least_budget(self.measured.profile)
         budget = max(least, int(share * self.keep_all_peak))
-        return solve_chain(self.measured.profile, budget, "dp")
+        return solve_chain(self.measured.profile, budget, Auto(discards="free"))
 
     @contextmanager
     def fitted(self, plan: Solution) -> Iterator[None]:
