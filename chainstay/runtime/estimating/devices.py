@@ -35,6 +35,8 @@ class DeviceModel:
         compute_efficiency: Share of the arithmetic that large matrix products reach.
         bandwidth_efficiency: Share of the bandwidth that other kernels reach.
         launch_ns: What every kernel takes besides, in ns.
+        fuses_attention: Its attention with dropout is one kernel that saves no weights, as on
+            GPUs; if not, the weights are made and saved, as on CPUs.
 
     Raises:
         ValueError: A figure is not a positive number, or an efficiency is above 1.
@@ -55,12 +57,13 @@ class DeviceModel:
     compute_efficiency: float = 0.7
     bandwidth_efficiency: float = 0.8
     launch_ns: int = 3000
+    fuses_attention: bool = True
 
     def __post_init__(self) -> None:
         for name in ("tf32", "float16", "bfloat16"):
             object.__setattr__(self, name, getattr(self, name) or self.float32)
         for field in fields(self):
-            if field.name != "name":
+            if field.name not in ("name", "fuses_attention"):
                 _require_figure(field.name, getattr(self, field.name))
 
     def kernel_ns(self, *, flops: float, throughput: float, moved_bytes: float) -> int:

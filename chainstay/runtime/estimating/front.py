@@ -11,11 +11,14 @@ from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.costs import Subject, assemble_profile
+from chainstay.runtime.estimating.attention import attention_as_on
 from chainstay.runtime.estimating.devices import DeviceModel, device_model
 from chainstay.runtime.estimating.estimated import Estimated
+from chainstay.runtime.estimating.faults import told_by_name
 from chainstay.runtime.estimating.pricing import Pricing
 from chainstay.runtime.estimating.probing import estimate_stages
 from chainstay.runtime.estimating.stand_ins import StandIns
+from chainstay.runtime.estimating.watching import Watching
 from chainstay.runtime.extracted import LossPart
 from chainstay.runtime.extraction.calls import require_module_and_tuple
 from chainstay.runtime.extraction.chain import ExtractedChain
@@ -46,8 +49,10 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
     arithmetic or memory traffic, whichever takes longer, plus a launch, operator by operator.
     The model is not touched.
 
-    What fake tensors cannot see is not counted: workspaces inside kernels, the allocator's
-    rounding (512 bytes per tensor on CUDA) and fragments. Leave a margin in the budget.
+    What fake tensors cannot see is not counted: workspaces inside kernels (convolutions have
+    large ones, on CPUs and in cuDNN), the allocator's rounding (512 bytes per tensor on CUDA)
+    and fragments; leave a margin in the budget. Operators that the CPU decomposes otherwise
+    than a GPU are counted as on the CPU, but for attention.
 
     Args:
         model: A module in the mode it trains in (training flags, autocast, gradients), on any
@@ -56,9 +61,9 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         sample_args: Positional arguments of a call, on any device; values do not matter.
         sample_kwargs: Keyword arguments, likewise.
         device: Name of a known device, ``"A100-80GB"`` for instance, or its figures.
-        loss: From the model's output to a scalar. Without it, the output's own ``loss``
-            counts if it has one; otherwise the last stage is free, and gradients of all
-            outputs are counted.
+        loss: From the model's output to a scalar; targets that it holds must be on the CPU.
+            Without it, the output's own ``loss`` counts if it has one; otherwise the last
+            stage is free, and gradients of all outputs are counted.
         granularity: As for `chainstay.runtime.extraction.extract`.
 
     Raises:
@@ -83,15 +88,17 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
     stand_ins = StandIns()
     likeness = stand_ins.model_like(built)
     args, kwargs = stand_ins.arguments_like((sample_args, dict(sample_kwargs or {})))
-    with _autocast_as_on_gpu(), torch.enable_grad(), stand_ins.mode:
+    name = type(built).__name__
+    with told_by_name(name), _autocast_as_on_gpu(), torch.enable_grad(), stand_ins.mode:
         chain = extract(likeness, args, kwargs, granularity=granularity)
-        subject = _subject_of(chain, args, kwargs, loss)
-        observed, memories = estimate_stages(subject, pricing, stand_ins.mode)
+        with attention_as_on(pricing.device):
+            subject = _subject_of(chain, args, kwargs, loss)
+            observed, memories = estimate_stages(subject, Watching(pricing, stand_ins.mode))
         autocast = Autocast.now(subject.device)
         profile = assemble_profile(observed, memories, subject, autocast)
     parameters = list(built.parameters())
     return Estimated(
-        model=type(built).__name__,
+        model=name,
         device=pricing.device,
         profile=profile,
         parameters=sum(each.numel() for each in parameters),

@@ -10,22 +10,20 @@ measured for real, and the profile is put together by the same code. Differences
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainstay.runtime.costs import (
     ObservedStage,
     Subject,
+    require_differentiable,
     require_number,
 )
 from chainstay.runtime.environment import Traits
-from chainstay.runtime.estimating.pricing import Pricing
 from chainstay.runtime.estimating.resemblance import likeness_of
-from chainstay.runtime.estimating.watching import watch_phases
+from chainstay.runtime.estimating.watching import Watching
 from chainstay.runtime.extraction.stage import GraphStage
 from chainstay.runtime.fusing import blaming, run_stage
 from chainstay.runtime.lineage import Lineage
@@ -49,22 +47,20 @@ class _Probed:
 
 
 def estimate_stages(
-    subject: Subject, pricing: Pricing, mode: FakeTensorMode
+    subject: Subject, watching: Watching
 ) -> tuple[list[ObservedStage], list[StageMemory]]:
-    """Costs of every stage; call it under `mode`, with gradients enabled.
+    """Costs of every stage; call it under the stand-ins' mode, with gradients enabled.
 
     Args:
         subject: Stages and stand-ins.
-        pricing: Of operators.
-        mode: Of the stand-ins.
+        watching: How they are watched.
 
     Raises:
         UnsupportedModelError: The loss gives something else than one number, the model
             integers, or a stage fails.
     """
     runs = _Runs.of(subject)
-    with _releasing(mode):
-        probed = _probe_all(subject, runs, pricing)
+    probed = _probe_all(subject, runs, watching)
     observed = [
         ObservedStage(
             stage=stage,
@@ -101,21 +97,25 @@ class _Runs:
         held = [tensor for stage in subject.stages for _, _, tensor in stage.tensors()]
         runs = cls([subject.source], [], Lineage.beside((*held, *subject.shared)))
         runs.lineage.add(subject.source)
+        last = max(index for index, stage in enumerate(subject.stages) if not stage.is_loss)
         for index, stage in enumerate(subject.stages):
-            runs.add(stage, run_stage(stage, index, runs.states[-1], subject.shared))
+            output = run_stage(stage, index, runs.states[-1], subject.shared)
+            if stage.is_loss:
+                require_number(output[0])
+            elif index == last:
+                require_differentiable(output)
+            runs.add(output)
         return runs
 
-    def add(self, stage: ChainStage, output: State) -> None:
-        """Take the next state, the output of `stage`."""
+    def add(self, output: State) -> None:
+        """Take the next state."""
         source = self.states[-1]
-        if stage.is_loss:
-            require_number(output[0])
         self.lineage.add(output, source)
         self.leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
         self.states.append(detached(output))
 
 
-def _probe_all(subject: Subject, runs: _Runs, pricing: Pricing) -> list[_Probed]:
+def _probe_all(subject: Subject, runs: _Runs, watching: Watching) -> list[_Probed]:
     """The last stage first: its gradients lie as the one below gets them."""
     known: dict[Hashable, _Probed] = {}
     probed: list[_Probed] = []
@@ -131,29 +131,19 @@ def _probe_all(subject: Subject, runs: _Runs, pricing: Pricing) -> list[_Probed]
                 output_gradients=gradients,
             )
             with blaming(stage, index, source):
-                known[likeness] = _probe(probe, source, subject.device, pricing)
+                known[likeness] = _probe(probe, source, subject.device, watching)
         probed.append(known[likeness])
         gradients = probed[-1].memory.input_gradients
     return probed[::-1]
 
 
-def _probe(probe: StageProbe, source: State, device: torch.device, pricing: Pricing) -> _Probed:
-    phases = watch_phases(probe.phases(source, device), pricing)
+def _probe(probe: StageProbe, source: State, device: torch.device, watching: Watching) -> _Probed:
+    phases = watching.watch(probe.phases(source, device))
     memory = probe.memory(phase.memory for phase in phases)
-    seeds = sum(pricing.fill_ns(size) for size in memory.output_gradients.sizes if size)
+    fill_ns = watching.pricing.fill_ns
+    seeds = sum(fill_ns(size) for size in memory.output_gradients.sizes if size)
     backward_time = phases[_BACKWARD].nanoseconds - seeds  # which the stage behind makes
     return _Probed(memory, phases[_FORWARD].nanoseconds, max(backward_time, 0))
-
-
-@contextmanager
-def _releasing(mode: FakeTensorMode) -> Iterator[None]:
-    """Storages are released as soon as nobody holds them: not so if the mode's cache does."""
-    was_enabled = mode.cache_enabled
-    mode.cache_enabled = False
-    try:
-        yield
-    finally:
-        mode.cache_enabled = was_enabled
 
 
 def _traits_of(stage: ChainStage) -> Traits:

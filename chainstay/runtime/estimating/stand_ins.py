@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +28,13 @@ class StandIns:
     """Makes stand-ins; what shared a storage still does.
 
     Attributes:
-        mode: Of the fake tensors.
+        mode: Of the fake tensors; of real ones that they meet (targets that a loss holds),
+            it makes more.
     """
 
-    mode: FakeTensorMode = field(default_factory=FakeTensorMode)
+    mode: FakeTensorMode = field(
+        default_factory=partial(FakeTensorMode, allow_non_fake_inputs=True)
+    )
     _storages: dict[int, torch.Tensor] = field(default_factory=dict)
     _held: list[torch.Tensor] = field(default_factory=list)
 

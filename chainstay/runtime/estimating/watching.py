@@ -8,19 +8,23 @@ matrix products, copies that a kernel makes of a transposed argument.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay.runtime.estimating.pricing import Pricing, tensors_in
 from chainstay.runtime.memory import MemoryTrace
 from chainstay.runtime.states import address_of
 
-__all__ = ["WatchedPhase", "watch_phases"]
+__all__ = ["WatchedPhase", "Watching"]
+
+_SET: Final = torch.ops.aten.set_
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +40,33 @@ class WatchedPhase:
     nanoseconds: int
 
 
-def watch_phases(phases: Iterable[Callable[[], None]], pricing: Pricing) -> list[WatchedPhase]:
-    """Run functions one after another and watch each; call it under a fake tensor mode.
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """How code is watched.
 
-    Args:
-        phases: May be a generator that makes each phase when its turn has come.
+    Attributes:
         pricing: Of operators.
+        mode: Of the fake tensors; everything is to be called under it.
     """
-    watch = _Watch(pricing)
-    watched = []
-    with watch:
-        for phase in phases:
-            watch.peak, watch.nanoseconds = watch.level, 0
-            phase()
-            memory = MemoryTrace(peak_bytes=watch.peak, end_bytes=watch.level)
-            watched.append(WatchedPhase(memory, watch.nanoseconds))
-    return watched
+
+    pricing: Pricing
+    mode: FakeTensorMode
+
+    def watch(self, phases: Iterable[Callable[[], None]]) -> list[WatchedPhase]:
+        """Run functions one after another and watch each.
+
+        Args:
+            phases: May be a generator that makes each phase when its turn has come.
+        """
+        watch = _Watch(self.pricing, self.mode)
+        watched = []
+        with watch:
+            for phase in phases:
+                watch.peak, watch.nanoseconds = watch.level, 0
+                phase()
+                memory = MemoryTrace(peak_bytes=watch.peak, end_bytes=watch.level)
+                watched.append(WatchedPhase(memory, watch.nanoseconds))
+        return watched
 
 
 class _Watch(TorchDispatchMode):
@@ -63,10 +78,11 @@ class _Watch(TorchDispatchMode):
         nanoseconds: Since somebody set it to 0.
     """
 
-    def __init__(self, pricing: Pricing) -> None:
+    def __init__(self, pricing: Pricing, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.level = self.peak = self.nanoseconds = 0
         self._pricing = pricing
+        self._mode = mode
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
@@ -77,13 +93,24 @@ class _Watch(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401  # what the operator returns
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        with self._letting_go(func):
+            result = func(*args, **kwargs)
         given = {address_of(tensor) for tensor in tensors_in((args, kwargs))}
         for tensor in tensors_in(result):
             if address_of(tensor) not in given:
                 self._count(tensor)
         self.nanoseconds += self._pricing.nanoseconds(func, args, kwargs, result)
         return result
+
+    @contextmanager
+    def _letting_go(self, operator: torch._ops.OpOverload) -> Iterator[None]:
+        """The mode's cache holds storages that it gets as arguments: so it gets none."""
+        was_enabled = self._mode.cache_enabled
+        self._mode.cache_enabled = was_enabled and operator.overloadpacket is not _SET
+        try:
+            yield
+        finally:
+            self._mode.cache_enabled = was_enabled
 
     def _count(self, tensor: torch.Tensor) -> None:
         address, storage = address_of(tensor), tensor.untyped_storage()

@@ -1,0 +1,73 @@
+"""What cannot be estimated, told by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from chainstay.errors import UnsupportedModelError
+
+__all__ = ["told_by_name"]
+
+_NO_FAKE_KERNEL: Final = re.compile(r"no fake impl registered for <?(?:CustomOpDef\()?([\w:.]+)")
+
+
+@contextmanager
+def told_by_name(model: str) -> Iterator[None]:
+    """Say of failures that stand-ins bring about which operator it was, and what to do.
+
+    Args:
+        model: Name of what is estimated.
+
+    Raises:
+        UnsupportedModelError: A value decided, or an operator says nothing of its results.
+    """
+    try:
+        yield
+    except Exception as error:
+        for cause in _causes(error):
+            text = _told(cause)
+            if text is not None:
+                raise UnsupportedModelError(f"{model} cannot be estimated: {text}") from error
+        raise
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _told(cause: BaseException) -> str | None:
+    """What it was, if it is of stand-ins' making."""
+    match cause:
+        case DataDependentOutputException() | DynamicOutputShapeException():
+            return (
+                f"what it does depends on values, which {cause.func} asks for; keep them tensors "
+                "(torch.where, torch.cond), or measure it where it can run"
+            )
+        case GuardOnDataDependentSymNode():
+            return (
+                "it decides by the values of a tensor; write that with torch.where or "
+                "torch.cond, or measure it where it can run"
+            )
+        case UnsupportedOperatorException():
+            return _without_fake_kernel(str(cause.func))
+    found = _NO_FAKE_KERNEL.search(str(cause))
+    return None if found is None else _without_fake_kernel(found[1])
+
+
+def _without_fake_kernel(operator: str) -> str:
+    return (
+        f"the operator {operator} has no fake kernel, which tells the shape of its result; "
+        "register one with torch.library.register_fake"
+    )
