@@ -207,6 +207,7 @@ def _is_plain_chain(
     return (
         isinstance(model, nn.Sequential)
         and type(model).forward is nn.Sequential.forward
+        and "forward" not in vars(model)  # libraries replace it, for mixed precision above all
         and len(args) == 1
         and isinstance(args[0], torch.Tensor)
         and not kwargs

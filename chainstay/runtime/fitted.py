@@ -113,15 +113,16 @@ class Fitted:
 
     @contextmanager
     def _removed(self) -> Iterator[None]:
-        """The model is its plain self inside."""
-        if vars(self._model).get("forward") is not self:
-            yield
-            return
-        self.remove()
+        """The model is its plain self inside, whoever wrapped its forward since."""
+        attributes = vars(self._model)
+        held = {name: attributes.pop(name, None) for name in ("forward", "chainstay")}
+        if self._replaced is not None:
+            attributes["forward"] = self._replaced
         try:
             yield
         finally:
-            self.install()
+            attributes.pop("forward", None)
+            attributes.update({name: value for name, value in held.items() if value is not None})
 
     @property
     def plans(self) -> tuple[PlannedCall, ...]:
