@@ -1,0 +1,53 @@
+"""Hugging Face's ``Trainer``: its model trains within a budget from the first batch on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from chainstay.integrations.first_call import FitSettings, fit_at_first_call, unfit_if_fitted
+
+__all__ = ["FitCallback"]
+
+
+class FitCallback(TrainerCallback):  # type: ignore[misc]  # the library's own types are not read
+    """Fits the model on the first batch; when training ends, the model is as it was.
+
+    Keep ``gradient_checkpointing`` off: that is what this replaces.
+
+    Args:
+        settings: As for `chainstay.fit`.
+
+    Example::
+
+        Trainer(model, args, callbacks=[FitCallback(FitSettings(budget="8GiB"))], ...).train()
+    """
+
+    def __init__(self, settings: FitSettings) -> None:
+        self.settings = settings
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,  # noqa: ARG002  # as Trainer calls it
+        state: TrainerState,  # noqa: ARG002  # likewise
+        control: TrainerControl,  # noqa: ARG002  # likewise
+        *,
+        model: nn.Module,
+        **others: Any,  # noqa: ANN401, ARG002  # likewise
+    ) -> None:
+        """From now on the model waits for its first batch."""
+        fit_at_first_call(model, self.settings)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002  # as Trainer calls it
+        state: TrainerState,  # noqa: ARG002  # likewise
+        control: TrainerControl,  # noqa: ARG002  # likewise
+        *,
+        model: nn.Module,
+        **others: Any,  # noqa: ANN401, ARG002  # likewise
+    ) -> None:
+        """The model is plain again, so that it can be saved and copied as ever."""
+        unfit_if_fitted(model)
