@@ -1,0 +1,163 @@
+"""Two processes over gloo train bit for bit as without a plan: DistributedDataParallel, FSDP2.
+
+Two processes train a plain and a fitted model in turn, under one condition after another, and
+report what differs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+from training_conditions import (
+    Record,
+    Sample,
+    differences,
+    fit_to,
+    pair,
+    plain_step,
+    recomputes,
+    trained,
+)
+
+import chainstay
+
+pytestmark = pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()), reason="needs gloo"
+)
+
+Reports = dict[str, list[str]]
+Trial = Callable[[int], list[str]]
+"""What a process does, given its rank; it reports what is wrong."""
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, list[str]]:
+    """All trials, run by one pair of processes; what is wrong with each in either."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [context.Process(target=_run_trials, args=(rank, port, queue)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    found: list[Reports] = [queue.get(timeout=300) for _ in processes]
+    for process in processes:
+        process.join()
+    return {name: [*found[0][name], *found[1][name]] for name in TRIALS}
+
+
+def _run_trials(rank: int, port: int, queue: Any) -> None:  # noqa: ANN401  # a multiprocessing queue
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    queue.put({name: _report(trial, rank) for name, trial in TRIALS.items()})
+    distributed.destroy_process_group()
+
+
+def _report(trial: Trial, rank: int) -> list[str]:
+    try:
+        return trial(rank)
+    except Exception:  # noqa: BLE001  # told to the process that runs the tests
+        return [traceback.format_exc()]
+
+
+def shard(sample: Sample, rank: int) -> Sample:
+    """Each process has its own batch."""
+    first = sample.args[0]
+    return Sample((first.roll(rank + 1, 0).contiguous(),), sample.kwargs)
+
+
+def accumulating(
+    model: nn.Module, sample: Sample, optimizer: torch.optim.Optimizer
+) -> torch.Tensor:
+    """Gradients are exchanged in the last of three backwards only."""
+    optimizer.zero_grad()
+    losses = []
+    for number in range(3):
+        is_last = number == 2
+        with nullcontext() if is_last else model.no_sync():  # type: ignore[operator]
+            losses.append(sample.loss(model))
+            losses[-1].backward()
+    optimizer.step()
+    return torch.stack(losses)
+
+
+class Partial(nn.Module):
+    """Some of its parameters get no gradient."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.unused = nn.Parameter(torch.zeros(3))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return self.model(*args, **kwargs)
+
+
+def data_parallel(
+    rank: int, subject: str, options: Mapping[str, Any], *, accumulates: bool = False
+) -> list[str]:
+    wrong = []
+    for share in ("60 %", "least"):
+        plain, planned, sample = pair(subject, share)
+        records: list[Record] = []
+        for model in (plain, planned):
+            inner = Partial(model) if options.get("find_unused_parameters") else model
+            wrapped = DistributedDataParallel(inner, bucket_cap_mb=0.01, **options)
+            step = accumulating if accumulates else plain_step
+            records.append(trained(wrapped, shard(sample, rank), step))
+        wrong += differences(*records)
+        if not recomputes(planned):
+            wrong.append(f"{share}: the plan recomputes nothing")
+    return wrong
+
+
+def data_parallel_around_first(rank: int) -> list[str]:
+    """The wrapper is there already when what is in it is fitted."""
+    plain, planned, sample = pair("layered", "least")
+    wrapped = DistributedDataParallel(chainstay.unfit(planned))
+    fit_to(planned, sample, "least")
+    reference = DistributedDataParallel(plain)
+    own = shard(sample, rank)
+    return differences(trained(wrapped, own), trained(reference, own))
+
+
+def data_parallel_with_a_new_shape(rank: int) -> list[str]:
+    """A plan is made inside the wrapper's forward."""
+    plain, planned, sample = pair("layered", "least")
+    half = Sample((shard(sample, rank).args[0][:128],))
+    wrapped, reference = DistributedDataParallel(planned), DistributedDataParallel(plain)
+    return differences(trained(wrapped, half), trained(reference, half))
+
+
+OPTIONS: dict[str, Mapping[str, Any]] = {
+    "plain": {},
+    "unused parameters": {"find_unused_parameters": True},
+    "static graph": {"static_graph": True},
+    "gradients in buckets": {"gradient_as_bucket_view": True},
+}
+TRIALS: dict[str, Trial] = {
+    f"{name}, {subject}": partial(data_parallel, subject=subject, options=options)
+    for name, options in OPTIONS.items()
+    for subject in ("transformer", "convolutional")
+} | {
+    "no_sync": partial(data_parallel, subject="layered", options={}, accumulates=True),
+    "around first": data_parallel_around_first,
+    "new shape": data_parallel_with_a_new_shape,
+}
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_it_trains_as_without_a_plan(name: str, reports: Reports) -> None:
+    assert reports[name] == []
