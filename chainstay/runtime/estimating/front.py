@@ -55,9 +55,9 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
     than a GPU are counted as on the CPU, but for attention.
 
     Args:
-        model: A module in the mode it trains in (training flags, autocast, gradients), on any
-            device: on ``meta`` it needs no memory. Or a function that builds one; it is
-            called with ``meta`` as torch's default device.
+        model: A module in the mode it trains in, on any device: on ``meta`` it needs no memory.
+            Or a function that builds one; it is called with ``meta`` as torch's default device.
+            The present autocast counts; where there is no GPU, enter that of ``"cpu"``.
         sample_args: Positional arguments of a call, on any device; values do not matter.
         sample_kwargs: Keyword arguments, likewise.
         device: Name of a known device, ``"A100-80GB"`` for instance, or its figures.

@@ -34,6 +34,9 @@ _COUNTED_LIKE: Final = {
 _UNINITIALISED: Final = frozenset(
     {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
 )
+_WRITE_ONLY: Final = frozenset(
+    {_aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.zero_, _aten.fill_}
+)
 _READ_IN_PART: Final = frozenset(
     {_aten.embedding, _aten.gather, _aten.index, _aten.index_select, _aten.take}
 )
@@ -102,6 +105,8 @@ def _moved_bytes(
     result: object,
 ) -> int:
     """Bytes read and written; 0 for a view."""
+    if torch.Tag.inplace_view in operator.tags:
+        return 0
     given = tensors_in((args, kwargs))
     sources = {address_of(tensor) for tensor in given}
     changes = operator._schema.is_mutable  # noqa: SLF001  # what an operator says of itself
@@ -110,8 +115,8 @@ def _moved_bytes(
         for tensor in tensors_in(result)
         if changes or address_of(tensor) not in sources
     )
-    if not written:
-        return 0
+    if not written or operator.overloadpacket in _WRITE_ONLY:
+        return written
     if operator.overloadpacket in _READ_IN_PART:
         given[0] = tensors_in(result)[0]
     return written + sum({address_of(tensor): _size(tensor) for tensor in given}.values())

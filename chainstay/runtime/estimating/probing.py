@@ -140,9 +140,9 @@ def _probe_all(subject: Subject, runs: _Runs, watching: Watching) -> list[_Probe
 def _probe(probe: StageProbe, source: State, device: torch.device, watching: Watching) -> _Probed:
     phases = watching.watch(probe.phases(source, device))
     memory = probe.memory(phase.memory for phase in phases)
-    fill_ns = watching.pricing.fill_ns
-    seeds = sum(fill_ns(size) for size in memory.output_gradients.sizes if size)
-    backward_time = phases[_BACKWARD].nanoseconds - seeds  # which the stage behind makes
+    # What makes the gradients that enter the backward, and their root, is the stage behind.
+    made = (0, *(size for size in memory.output_gradients.sizes if size))
+    backward_time = phases[_BACKWARD].nanoseconds - sum(map(watching.pricing.fill_ns, made))
     return _Probed(memory, phases[_FORWARD].nanoseconds, max(backward_time, 0))
 
 
