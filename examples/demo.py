@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import checkpoint
 
-from chainstay import ChainProfile, Schedule, measure, simulate, solve_chain
+from chainstay import DP, ChainProfile, Schedule, measure, simulate, solve_chain
 from chainstay.baselines import checkpoint_sequential
 from chainstay.report.plots import MemoryPanel, plot_memory
 from chainstay.report.tables import Outcome, comparison
@@ -106,7 +106,7 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
         measured = measure(task.model, task.sample, loss=task.loss, repeats=2)
     profile = measured.profile
     with console.status("solving …"):
-        solution = solve_chain(profile, budget, method="dp")
+        solution = solve_chain(profile, budget, method=DP(discards="free"))
     plain = Schedule.keep_all(len(profile))
     segments = best_segments(profile, solution.budget)
     planned = measured.planned(solution)
@@ -135,7 +135,7 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
     trace, _ = runs[-1]
     return MemoryPanel(
         title=f"{task.name}\n{solution.describe()}",
-        planned=simulate(profile, solution.schedule),
+        planned=simulate(profile, solution.schedule, discards="free"),
         plain_peak_bytes=simulate(profile, plain).peak_bytes,
         budget=solution.budget,
         measured_times=trace.times,
@@ -154,7 +154,7 @@ def best_segments(profile: ChainProfile, budget: int) -> int:
 
 
 def _outcome(profile: ChainProfile, way: Way, peak_bytes: int, elapsed: int) -> Outcome:
-    replay = simulate(profile, way.schedule)
+    replay = simulate(profile, way.schedule, discards="free")
     forward_time = sum(stage.forward_time for stage in profile.stages)
     return Outcome(
         name=way.name,
