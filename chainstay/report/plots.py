@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ from chainstay.validation.simulate import Replay
 __all__ = ["MemoryPanel", "plot_memory"]
 
 _MEBIBYTE = 2**20
+_TITLE_COLUMNS = 120
 _CATEGORIES = (
     ("activations", "#4477aa"),
     ("saved for backward", "#66ccee"),
@@ -88,7 +90,8 @@ def _draw(axes: Axes, panel: MemoryPanel) -> None:
         (panel.plain_peak_bytes, ":", "peak of plain training"),
     ):
         axes.axhline(size / _MEBIBYTE, color="#cc3311", linestyle=style, linewidth=1.4, label=name)
-    axes.set_title(panel.title, loc="left", fontsize=10)
+    title = "\n".join(fill(line, _TITLE_COLUMNS) for line in panel.title.splitlines())
+    axes.set_title(title, loc="left", fontsize=10)
     axes.set(xlim=(0, 100), xlabel="share of the training step [%]", ylabel="memory [MiB]")
     axes.set_ylim(0, 1.08 * max(panel.plain_peak_bytes, panel.budget) / _MEBIBYTE)
     axes.spines[["top", "right"]].set_visible(False)
