@@ -114,6 +114,13 @@ def test_prices_and_bytes_of_operators() -> None:
     assert watched(lambda x: x.expand(100, 6) + 0, (6,)) == (2400, 2400, 5 + 24 + 2400)
 
 
+def test_a_storage_that_was_set_is_released() -> None:
+    def laid_over(given: torch.Tensor) -> None:
+        torch.empty(0).set_(given.clone().untyped_storage(), 1, (2,), (1,))
+
+    assert watched(laid_over, (6,))[:2] == (24, 0)
+
+
 def test_times_of_a_stage_by_hand() -> None:
     """One product forward; backward another and its sum with the gradient that is there."""
     model, sample = nn.Linear(30, 30, bias=False), (torch.zeros(30, 30),)
