@@ -22,6 +22,7 @@ from chainstay.runtime.fitted import Fitted, OnNewShape
 from chainstay.runtime.measurement import Measurement, require_loss, require_repeats
 from chainstay.runtime.measuring import measure
 from chainstay.runtime.own_hooks import own_hooks_aside
+from chainstay.runtime.parameter_hooks import parameter_hooks_aside
 from chainstay.runtime.remaking import remade_bytes
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Method, Solution
@@ -156,7 +157,6 @@ class _Planner:
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall:
         """Extract, measure, solve."""
-        _refuse_accumulation_hooks(self.model)
         with own_hooks_aside(self.model):
             ends, measured = self._measured(args, kwargs)
         profile = measured.profile
@@ -167,10 +167,14 @@ class _Planner:
     def _measured(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Ends, Measurement]:
+        measured: Measurement
         if _is_plain_chain(self.model, args, kwargs):
-            return TensorEnds(), measure(self.model, *args, loss=self.loss, repeats=self.repeats)
+            with parameter_hooks_aside(self.model.modules()):
+                measured = measure(self.model, *args, loss=self.loss, repeats=self.repeats)
+            return TensorEnds(), measured
         chain = extract(self.model, args, kwargs, granularity=self.granularity)
-        measured = measure_extracted(chain, args, kwargs, loss=self.loss, repeats=self.repeats)
+        with parameter_hooks_aside(self.model.modules()):
+            measured = measure_extracted(chain, args, kwargs, loss=self.loss, repeats=self.repeats)
         # The plan looks at the model's own flag itself, and its own hooks run around the chain.
         _, *inner = chain.likeness.training
         likeness = replace(chain.likeness, training=tuple(inner))
@@ -229,16 +233,6 @@ def _require_model(model: object) -> None:
             f"this {type(model).__name__} is fitted already, or has an attribute named chainstay; "
             "call chainstay.unfit(model) first"
         )
-
-
-def _refuse_accumulation_hooks(model: nn.Module) -> None:
-    """Measuring runs backwards, which must not step an optimizer or tell other processes."""
-    for name, parameter in model.named_parameters():
-        if parameter._post_accumulate_grad_hooks:  # noqa: SLF001  # no public way to see
-            raise UnsupportedModelError(
-                f"parameter {name} has post-accumulate-grad hooks, which measuring would run; "
-                "fit before registering them, and with on_new_shape='refuse'"
-            )
 
 
 def _require_choice(on_new_shape: object) -> None:

@@ -1,4 +1,7 @@
-"""Hooks on a model itself: calling the model runs them around its forward, planned or not."""
+"""Hooks on a model itself: calling the model runs them around its forward, planned or not.
+
+So does what ``model.compile()`` made of its call.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,13 @@ _KINDS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 
 @contextmanager
 def own_hooks_aside(model: nn.Module) -> Iterator[None]:
-    """Inside, `model` has no hooks of its own; those of the modules in it stay."""
+    """Inside, calling `model` is calling its forward; hooks of the modules in it stay."""
     held = {kind: getattr(model, kind) for kind in _KINDS}
+    if "_compiled_call_impl" in vars(model):
+        held["_compiled_call_impl"] = model._compiled_call_impl  # noqa: SLF001  # none is public
     try:
-        for kind in _KINDS:
-            setattr(model, kind, OrderedDict())
+        for kind in held:
+            setattr(model, kind, OrderedDict() if kind in _KINDS else None)
         yield
     finally:
         for kind, hooks in held.items():

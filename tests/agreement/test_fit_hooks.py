@@ -1,0 +1,201 @@
+"""Hooks of the user's run as often and see the same as without a plan, or the plan is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from training_conditions import (
+    SHARES,
+    SUBJECTS,
+    Sample,
+    differences,
+    fit_to,
+    pair,
+    require_equal,
+    trained,
+)
+from zoo import loss_of
+
+import chainstay
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
+
+each_subject = pytest.mark.parametrize("subject", SUBJECTS)
+each_share = pytest.mark.parametrize("share", SHARES)
+
+
+@each_share
+@each_subject
+def test_hooks_on_gradients_of_parameters(subject: str, share: str) -> None:
+    seen: dict[int, list[torch.Tensor]] = {}
+
+    def watch(model: nn.Module) -> None:
+        calls = seen[id(model)] = []
+        for parameter in model.parameters():
+
+            def halve(gradient: torch.Tensor) -> torch.Tensor:
+                calls.append(gradient.clone())
+                return gradient / 2
+
+            parameter.register_hook(halve)
+
+    plain, planned, sample = pair(subject, share)
+    for model in (plain, planned):
+        watch(model)
+    assert differences(trained(planned, sample), trained(plain, sample)) == []
+    assert len(seen[id(plain)]) == 3 * len(list(plain.parameters()))
+    assert all(map(torch.equal, seen[id(plain)], seen[id(planned)])), "in the same order"
+
+
+@each_share
+@each_subject
+def test_an_optimizer_inside_the_backward(subject: str, share: str) -> None:
+    """Parameters change as soon as their gradients are there, which are freed then."""
+
+    def update(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=0.01, momentum=0.9)
+
+            def step(each: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+                optimizer.step()
+                each.grad = None
+
+            parameter.register_post_accumulate_grad_hook(step)
+
+    def without_step(model: nn.Module, sample: Sample, _: Optimizer) -> torch.Tensor:
+        loss = sample.loss(model)
+        loss.backward()
+        return loss
+
+    require_equal(subject, share, without_step, prepare=update)
+
+
+@each_share
+@each_subject
+def test_a_hook_on_the_output(subject: str, share: str) -> None:
+    def hooked(model: nn.Module, sample: Sample, optimizer: Optimizer) -> torch.Tensor:
+        optimizer.zero_grad()
+        output = model(*sample.args, **sample.kwargs)
+        first = next(each for each in _tensors(output) if each.requires_grad)
+        first.register_hook(lambda gradient: gradient * 3)
+        loss = loss_of(output)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    require_equal(subject, share, hooked)
+
+
+def _tensors(output: object) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(output)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@each_share
+@pytest.mark.parametrize("subject", ["convolutional", "layered"])
+def test_hooks_on_the_model_itself(subject: str, share: str) -> None:
+    """Registered after fitting, they are around the plan, as they are around the forward."""
+    plain, planned, sample = pair(subject, share)
+    image = sample.args[0].clone().requires_grad_()  # so that torch calls backward hooks
+    calls: dict[nn.Module, list[str]] = {}
+    for model in (plain, planned):
+        called = calls[model] = []
+        _watch(model, called)
+    records = [trained(model, Sample((image,))) for model in (plain, planned)]
+    assert differences(*records) == []
+    assert calls[plain] == calls[planned] == 3 * ["before", "after", "backward"]
+
+
+def _watch(model: nn.Module, called: list[str]) -> None:
+    model.register_forward_pre_hook(lambda *_: called.append("before"))
+    model.register_forward_hook(lambda *_: called.append("after"))
+    model.register_full_backward_hook(lambda *_: called.append("backward"))
+
+
+@each_share
+def test_hooks_on_the_stages_of_a_sequential(share: str) -> None:
+    """Forward hooks run as often as their module does; backward hooks once per step."""
+    plain, planned, sample = pair("layered", "all")
+    counts: dict[nn.Module, list[int]] = {plain: [0, 0], planned: [0, 0]}
+    for model, count in counts.items():
+        _count_and_change(model[3], count)  # type: ignore[index]  # a Sequential
+    chain = chainstay.unfit(planned)
+    fit_to(chain, sample, share)
+    for count in counts.values():
+        count[:] = [0, 0]
+    assert differences(trained(chain, sample), trained(plain, sample)) == []
+    assert counts[plain] == [3, 3]
+    assert counts[planned][0] >= 3
+    assert counts[planned][1] == 3
+
+
+def _count_and_change(module: nn.Module, count: list[int]) -> None:
+    def after(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        count[0] += 1
+        return output * 1.5
+
+    def behind(_module: nn.Module, gradients: Any, _: Any) -> Any:  # noqa: ANN401
+        count[1] += 1
+        return tuple(None if each is None else each * 0.5 for each in gradients)
+
+    module.register_forward_hook(after)
+    module.register_full_backward_hook(behind)
+
+
+@each_subject
+def test_fitting_calls_no_hooks_of_parameters(subject: str) -> None:
+    """An optimizer inside the backward would step by measured gradients."""
+    plain, planned, sample = pair(subject, "all")
+    model = chainstay.unfit(planned)
+    called = []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda _: called.append("gradient"))
+        parameter.register_post_accumulate_grad_hook(lambda _: called.append("accumulated"))
+    fit_to(model, sample, "60 %")
+    assert not called
+    assert differences(trained(model, sample), trained(plain, sample)) == []
+    assert called.count("gradient") == 3 * len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("subject", ["transformer", "layered"])
+def test_hooks_on_the_model_itself_are_there_before_fitting(subject: str) -> None:
+    """They see as many calls as without a plan, none of them while it is made."""
+    plain, planned, sample = pair(subject, "all")
+    model = chainstay.unfit(planned)
+    called: list[object] = []
+    model.register_forward_pre_hook(lambda *_: called.append("before"))
+    model.register_forward_hook(lambda *_: called.append("after"))
+    fit_to(model, sample, "60 %")
+    assert not called
+    assert differences(trained(model, sample), trained(plain, sample)) == []
+    assert called == 3 * ["before", "after"]
+
+
+Register = Callable[[nn.Module], object]
+KINDS: dict[str, Register] = {
+    "forward pre-hooks": lambda module: module.register_forward_pre_hook(lambda *_: None),
+    "forward hooks": lambda module: module.register_forward_hook(lambda *_: None),
+    "backward hooks": lambda module: module.register_full_backward_hook(lambda *_: None),
+    "backward pre-hooks": lambda module: module.register_full_backward_pre_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("subject", ["transformer", "convolutional"])
+def test_hooks_inside_an_extracted_model_are_refused(subject: str, kind: str) -> None:
+    """Its stages would skip them; never silently."""
+    _, planned, sample = pair(subject, "60 %")
+    handle: Any = KINDS[kind](planned.get_submodule("blocks.1"))
+    with pytest.raises(PlanMismatchError, match=rf"blocks\.1 has {kind}, registered after"):
+        sample.loss(planned)
+    chainless = chainstay.unfit(planned)
+    with pytest.raises(UnsupportedModelError, match=rf"blocks\.1 .* has {kind}"):
+        fit_to(chainless, sample, "60 %")
+    handle.remove()
+    plain, _, _ = pair(subject, "60 %")
+    fit_to(chainless, sample, "60 %")
+    assert differences(trained(chainless, sample), trained(plain, sample)) == []

@@ -1,0 +1,210 @@
+"""What users nest inside a fitted model, or nest it in: checkpoints of torch, torch.compile."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from training_conditions import (
+    SHARES,
+    SUBJECTS,
+    Sample,
+    differences,
+    fit_to,
+    pair,
+    recomputes,
+    trained,
+)
+
+import chainstay
+from chainstay.errors import UnsupportedModelError
+
+each_subject = pytest.mark.parametrize("subject", SUBJECTS)
+each_share = pytest.mark.parametrize("share", SHARES)
+# Dynamo looks at the gradient of whatever it is given, and tests turn warnings into errors.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+]
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+
+
+class Checkpointed(nn.Module):
+    """A part of a model behind torch's own checkpoint."""
+
+    def __init__(self, inner: nn.Module, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.inner = inner
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401  # as torch annotates it
+        return checkpoint(self.inner, x, use_reentrant=self.use_reentrant)
+
+
+def chain_of(wrap: Callable[[nn.Module], nn.Module]) -> nn.Sequential:
+    """Alternating plain and wrapped layers with dropout and BatchNorm."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(12, 24)]
+    for _ in range(3):
+        inner = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 24), nn.Dropout(0.3))
+        layers += [wrap(inner), nn.BatchNorm1d(24), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def blocks_of(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """The same, but no plain chain: to be extracted."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.chain = chain_of(wrap)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"scores": self.chain(x)}
+
+    return Model()
+
+
+def sample_of() -> Sample:
+    return Sample((torch.linspace(-3, 5, 256 * 12).sin().reshape(256, 12),))
+
+
+@each_share
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_inside_stages(share: str, *, use_reentrant: bool) -> None:
+    plain = chain_of(lambda inner: Checkpointed(inner, use_reentrant=use_reentrant))
+    planned = fit_to(copy.deepcopy(plain), sample_of(), share)
+    expected = trained(plain, sample_of())
+    assert differences(trained(planned, sample_of()), expected) == []
+    assert recomputes(planned) == (share != "all")
+
+
+@each_share
+def test_checkpoints_inside_an_extracted_model(share: str) -> None:
+    plain = blocks_of(lambda inner: Checkpointed(inner, use_reentrant=False))
+    planned = fit_to(copy.deepcopy(plain), sample_of(), share)
+    expected = trained(plain, sample_of())
+    assert differences(trained(planned, sample_of()), expected) == []
+
+
+def test_reentrant_checkpoints_inside_an_extracted_model_are_refused() -> None:
+    model = blocks_of(lambda inner: Checkpointed(inner, use_reentrant=True))
+    with pytest.raises(UnsupportedModelError, match="the backward of CheckpointFunctionBackward"):
+        fit_to(model, sample_of(), "60 %")
+
+
+@each_share
+@each_subject
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_around_it(subject: str, share: str, *, use_reentrant: bool) -> None:
+    """The fitted model itself runs twice, the second time inside the backward."""
+    plain, planned, sample = pair(subject, share)
+    if use_reentrant:
+        if subject == "transformer":
+            pytest.skip("reentrant checkpoints need an input that wants a gradient")
+        sample = Sample((sample.args[0].clone().requires_grad_(),))
+
+    class Outer(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            def first(*args: Any) -> Any:  # noqa: ANN401
+                return self.model(*args, **kwargs)
+
+            return checkpoint(first, *args, use_reentrant=use_reentrant)
+
+    expected = trained(Outer(plain), sample)
+    assert differences(trained(Outer(planned), sample), expected) == []
+
+
+@pytest.mark.parametrize("share", ["60 %", "least"])
+def test_compiled_stages(share: str) -> None:
+    def compiled(inner: nn.Module) -> Any:  # noqa: ANN401  # torch.compile gives a module
+        return torch.compile(inner, backend="aot_eager")
+
+    plain, planned = chain_of(compiled), fit_to(chain_of(compiled), sample_of(), share)
+    expected = trained(plain, sample_of())
+    assert differences(trained(planned, sample_of()), expected) == []
+    assert recomputes(planned)
+
+
+@needs_compiler
+def test_a_stage_compiled_to_machine_code() -> None:
+    torch.manual_seed(0)
+    inner: Any = torch.compile(nn.Sequential(nn.Linear(24, 24), nn.Tanh()))
+    layers = [nn.Linear(12, 24), inner, nn.Dropout(), nn.Linear(24, 24), nn.Tanh()]
+    plain = nn.Sequential(*layers)
+    planned = fit_to(copy.deepcopy(plain), sample_of(), "least")
+    assert differences(trained(planned, sample_of()), trained(plain, sample_of())) == []
+    assert recomputes(planned)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@each_subject
+@each_share
+def test_compiled_as_a_whole(subject: str, share: str, backend: str) -> None:
+    """A compiler leaves the plan alone: nothing of it is traced, so nothing can go wrong."""
+    plain, planned, sample = pair(subject, share)
+    whole: Any = torch.compile(planned, backend=backend)
+    expected = trained(plain, sample)
+    found = trained(whole, sample)
+    found = {name.replace("_orig_mod.", ""): each for name, each in found.items()}
+    assert differences(found, expected) == []
+
+
+@each_subject
+def test_compiled_in_place(subject: str) -> None:
+    """`Module.compile` replaces what calling the module does, the plan is still inside."""
+    plain, planned, sample = pair(subject, "least")
+    planned.compile(backend="aot_eager")
+    expected = trained(plain, sample)
+    assert differences(trained(planned, sample), expected) == []
+
+
+def test_compiled_in_place_and_called_with_another_shape() -> None:
+    """A plan is made inside the compiled call."""
+    plain, planned, sample = pair("transformer", "least")
+    half = Sample((sample.args[0][:2],), sample.kwargs)
+    planned.compile(backend="aot_eager")
+    assert differences(trained(planned, half), trained(plain, half)) == []
+
+
+@each_subject
+def test_a_training_step_compiled_around_it(subject: str) -> None:
+    plain, planned, sample = pair(subject, "least")
+
+    def step(model: nn.Module, sample: Sample, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        forward: Any = torch.compile(sample.loss, backend="aot_eager")
+        optimizer.zero_grad()
+        loss: torch.Tensor = forward(model)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    expected = trained(plain, sample)
+    assert differences(trained(planned, sample, step), expected) == []
+
+
+def test_a_graph_in_one_piece_is_refused() -> None:
+    """Who asks for no breaks is told that the plan is one."""
+    _, planned, sample = pair("layered", "least")
+    whole: Any = torch.compile(planned, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"found no compiled frames|torch\.compiler\.disable"):
+        sample.loss(whole)
+
+
+@pytest.mark.parametrize("subject", ["transformer", "convolutional"])
+def test_an_extracted_model_with_compiled_parts_is_refused(subject: str) -> None:
+    _, planned, sample = pair(subject, "all")
+    model: Any = chainstay.unfit(planned)
+    model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
+    with pytest.raises(UnsupportedModelError, match="dynamo-optimized"):
+        fit_to(model, sample, "least")
