@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from training_conditions import (
-    SHARES,
     SUBJECTS,
     Sample,
     differences,
@@ -186,7 +185,15 @@ def name_of(step: Callable[..., torch.Tensor]) -> str:
     return step.__name__
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("step", [plain_step, twice_backward, penalized], ids=name_of)
+def test_a_plan_that_keeps_all(
+    step: Callable[[nn.Module, Sample, Optimizer], torch.Tensor], subject: str
+) -> None:
+    require_equal(subject, "all", step)
+
+
+@pytest.mark.parametrize("share", ["60 %", "least"])
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("step", STEPS, ids=name_of)
 def test_any_loop_trains_as_it_did(
