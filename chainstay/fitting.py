@@ -132,7 +132,7 @@ def unfit(model: Module) -> Module:
         `model` itself.
 
     Raises:
-        UnsupportedModelError: The model is not fitted.
+        UnsupportedModelError: The model is not fitted, or its forward was replaced since.
     """
     fitted = getattr(model, "chainstay", None)
     if not isinstance(fitted, Fitted):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from chainstay.errors import PlanMismatchError
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.calls import PlannedCall
 from chainstay.runtime.situation import Situation
 from chainstay.solution import Solution
@@ -106,7 +106,17 @@ class Fitted:
         self._model.chainstay = self  # type: ignore[assignment]  # a plain attribute
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Leave the model as it was.
+
+        Raises:
+            UnsupportedModelError: Its forward was replaced since, so that this one's removal
+                would take the replacement along.
+        """
+        if vars(self._model).get("forward") is not self:
+            raise UnsupportedModelError(
+                f"the forward of this {type(self._model).__name__} was replaced or wrapped after "
+                "fitting; undo that first, then call chainstay.unfit(model)"
+            )
         del self._model.forward, self._model.chainstay
         if self._replaced is not None:
             self._model.forward = self._replaced

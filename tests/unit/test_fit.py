@@ -166,6 +166,21 @@ def test_unfit_restores_the_model() -> None:
         chainstay.unfit(model)
 
 
+def test_unfit_does_not_take_away_what_others_put_around_the_plan() -> None:
+    model = fit(make_model(), (batch(),), budget="70%")
+    plan = model.forward
+
+    def wrapped(x: torch.Tensor) -> object:
+        return plan(x)
+
+    model.forward = wrapped
+    with pytest.raises(UnsupportedModelError, match="forward of this Branches was replaced or"):
+        chainstay.unfit(model)
+    assert model.forward is wrapped
+    model.forward = plan
+    assert "forward" not in vars(chainstay.unfit(model))
+
+
 def test_a_forward_of_the_objects_own_comes_back() -> None:
     model = make_model()
     own = partial(Branches.forward, model, scale=torch.ones(16))
