@@ -25,8 +25,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from golden_chains import GOLDEN, GoldenChain
-
 from benchmarks.solver_speed import gpt_like, gpt_sub_blocks, resnet_like, share_of_plain_training
 from chainstay import (
     CPSAT,
@@ -44,6 +42,7 @@ from chainstay import (
 )
 from chainstay.formulations import claims
 from chainstay.formulations.cpsat import claims as cpsat_claims
+from golden_chains import GOLDEN, GoldenChain
 
 RESULTS: Final = Path(__file__).parent / "results" / "formulations.md"
 MIB: Final = 2**20

@@ -22,13 +22,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from golden_chains import GOLDEN
-
 from benchmarks.solver_speed import FAMILIES, share_of_plain_training
 from chainstay import DP, ChainProfile, InfeasibleBudgetError, simulate, unrestricted_bound
 from chainstay.instances import random_chain
 from chainstay.solution import Method
 from chainstay.validation import search
+from golden_chains import GOLDEN
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results" / "free_discards.md"

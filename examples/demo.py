@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from models import gpt2, resnet50
 from rich.console import Console
 from torch import nn
 from torch.nn import functional
@@ -29,6 +28,7 @@ from chainstay.baselines import checkpoint_sequential
 from chainstay.report.plots import MemoryPanel, plot_memory
 from chainstay.report.tables import Outcome, comparison
 from chainstay.runtime import MeasuredChain, MemoryTrace, trace_memory
+from models import gpt2, resnet50
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 SEED = 20

@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 from hypothesis import strategies as st
-from strategies import chains
 
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.formulations import CPSAT, MIP
@@ -17,6 +15,8 @@ from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
+from golden_chains import GOLDEN, GoldenChain
+from strategies import chains
 
 SHORT = [golden for golden in GOLDEN if golden.stages <= 8 and golden.has_small_gradients]
 RULES = st.sampled_from(Discards)

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from runtime_support import drop_everything, segments
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from training_conditions import Record, Sample, Transformer, differences, fit_to, trained
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.environment import Traits
@@ -25,6 +23,8 @@ from chainstay.runtime.recompute import Run, Versioned
 from chainstay.runtime.stages import ChainStage, Place
 from chainstay.runtime.states import State
 from chainstay.schedule import Schedule
+from runtime_support import drop_everything, segments
+from training_conditions import Record, Sample, Transformer, differences, fit_to, trained
 
 __all__ = ["intercepted_trials"]
 

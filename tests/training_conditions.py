@@ -16,7 +16,6 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 from torch.nn import functional
-from zoo import loss_of
 
 import chainstay
 from chainstay.dp import DP
@@ -24,6 +23,7 @@ from chainstay.profiles import ChainProfile
 from chainstay.runtime.fitted import Fitted
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim
+from zoo import loss_of
 
 __all__ = [
     "SHARES",

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chainstay.dp import DP
+from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations.cpsat.claims import minimum_budget
+from chainstay.profiles import ChainProfile, Stage
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Family
+from chainstay.validation.simulate import simulate
 from formulation_support import (
     RULES,
     SHORT,
@@ -16,16 +26,6 @@ from formulation_support import (
     small_chains,
 )
 from golden_chains import GoldenChain
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from chainstay.dp import DP
-from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.cpsat.claims import minimum_budget
-from chainstay.profiles import ChainProfile, Stage
-from chainstay.schedule import Discards, Schedule
-from chainstay.solution import Family
-from chainstay.validation.simulate import simulate
 
 
 @pytest.mark.parametrize("golden", SHORT, ids=lambda golden: golden.name)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, Stage, simulate
 from chainstay.dp import least_budget
@@ -16,6 +14,8 @@ from chainstay.dp.unrestricted import unrestricted_bound
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search
+from golden_chains import GOLDEN, GoldenChain
+from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 RESTING = DP(discards="free")
 FLOATING = DP(persistence="weak", discards="free")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import chains
 
 from chainstay import DP, ChainProfile, Family, InfeasibleBudgetError, least_budget, simulate
 from chainstay.validation import search
+from golden_chains import GOLDEN, GoldenChain
+from strategies import chains
 
 ONE_BYTE_SLOTS = DP(slots=10**6)
 by_name = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)

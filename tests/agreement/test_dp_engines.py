@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import chains
-from tensors import Tensors
 
 from chainstay import DP, ChainProfile, simulate
 from chainstay.dp import engines, jit
@@ -19,6 +17,8 @@ from chainstay.dp.feasibility import LeastMemory
 from chainstay.dp.fronts import Fronts
 from chainstay.dp.recursion import Recursion, assemble
 from chainstay.dp.table import Table
+from strategies import chains
+from tensors import Tensors
 
 numba = pytest.importorskip("numba")
 from chainstay.dp.compiled import (  # noqa: E402  # needs numba

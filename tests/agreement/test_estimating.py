@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-import runtime_support  # noqa: F401  # one thread
 import torch
-import zoo
 
+import runtime_support  # noqa: F401  # one thread
+import zoo
 from chainstay import DeviceModel, Estimated, Schedule, estimate, simulate, solve_chain
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.extracted import measure_extracted

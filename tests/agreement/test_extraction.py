@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import runtime_support  # noqa: F401  # one thread
 import torch
-import zoo
 from torch.utils._pytree import tree_flatten
 
+import runtime_support  # noqa: F401  # one thread
+import zoo
 from chainstay.runtime.extraction import ExtractedChain, extract
 from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.extraction.values import Value

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from runtime_support import random_free, random_persistent
 from torch.utils._pytree import tree_leaves
-from zoo import FAMILIES, Sample, build, loss_of
 
 import chainstay
 from chainstay.runtime import trace_memory
@@ -25,6 +23,8 @@ from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 from chainstay.solve import Auto, solve_chain
 from chainstay.validation.simulate import simulate
+from runtime_support import random_free, random_persistent
+from zoo import FAMILIES, Sample, build, loss_of
 
 LARGE = ("ResNet-50", "ResNet-101", "DenseNet-121", "Inception v3", "VGG-16", "U-Net", "ConvNeXt")
 """Where a random state or a scalar is nothing beside what a step needs."""

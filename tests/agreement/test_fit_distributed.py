@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from intercepted_training import intercepted_trials
 from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
+
+import chainstay
+from intercepted_training import intercepted_trials
 from training_conditions import (
     Record,
     Sample,
@@ -29,8 +31,6 @@ from training_conditions import (
     recomputes,
     trained,
 )
-
-import chainstay
 
 pytestmark = pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()), reason="needs gloo"

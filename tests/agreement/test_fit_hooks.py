@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
+import chainstay
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from training_conditions import (
     SHARES,
     SUBJECTS,
@@ -20,9 +23,6 @@ from training_conditions import (
     trained,
 )
 from zoo import loss_of
-
-import chainstay
-from chainstay.errors import PlanMismatchError, UnsupportedModelError
 
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", SHARES)

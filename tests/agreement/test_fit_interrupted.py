@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from training_conditions import SHARES, SUBJECTS, Sample, differences, fit_to, pair, trained
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime import trace_memory
+from training_conditions import SHARES, SUBJECTS, Sample, differences, fit_to, pair, trained
 
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", SHARES)

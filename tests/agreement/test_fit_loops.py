@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
 from training_conditions import (
     SUBJECTS,
     Sample,

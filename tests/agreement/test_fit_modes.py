@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
+import chainstay
 from training_conditions import (
     SHARES,
     SUBJECTS,
@@ -24,8 +26,6 @@ from training_conditions import (
     shown,
     trained,
 )
-
-import chainstay
 
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", SHARES)

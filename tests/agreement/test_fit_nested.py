@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+import chainstay
+from chainstay.errors import UnsupportedModelError
 from training_conditions import (
     SHARES,
     SUBJECTS,
@@ -21,9 +24,6 @@ from training_conditions import (
     recomputes,
     trained,
 )
-
-import chainstay
-from chainstay.errors import UnsupportedModelError
 
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", SHARES)

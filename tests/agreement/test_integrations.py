@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training_conditions import SUBJECTS, ShareOf, differences, pair, trained
-from zoo import loss_of
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
 from chainstay.integrations.first_call import FitSettings, fit_at_first_call, unfit_if_fitted
 from chainstay.runtime.fitted import Fitted
+from training_conditions import SUBJECTS, ShareOf, differences, pair, trained
+from zoo import loss_of
 
 LEAST = FitSettings(budget="100%", method=ShareOf(Fraction(0)), repeats=1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from chainstay.formulations import MIP
+from chainstay.formulations.claims import minimum_budget
+from chainstay.profiles import ChainProfile, Stage
+from chainstay.schedule import Discards
+from chainstay.validation import search
+from chainstay.validation.simulate import simulate
 from formulation_support import (
     RULES,
     SHORT,
@@ -15,15 +24,6 @@ from formulation_support import (
     small_chains,
 )
 from golden_chains import GoldenChain
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-
-from chainstay.formulations import MIP
-from chainstay.formulations.claims import minimum_budget
-from chainstay.profiles import ChainProfile, Stage
-from chainstay.schedule import Discards
-from chainstay.validation import search
-from chainstay.validation.simulate import simulate
 
 # Outputs larger than what is saved with them. Only Fc0 Fa1 Fn1 Fn2 Fa2 B2 Fa0 B1 B0 fits in
 # the least budget of 9: stage 2 runs to push a^2 out, then again. The model needs 10.

@@ -9,13 +9,13 @@ from functools import cache
 
 import pytest
 import torch
-from models import gpt2, resnet50
-from runtime_support import train
 from torch import nn
 from torch.nn import functional
 
 from chainstay import Schedule, Solution, least_budget, simulate, solve_chain
 from chainstay.runtime import MeasuredChain, measure, trace_memory
+from models import gpt2, resnet50
+from runtime_support import train
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 

@@ -6,7 +6,6 @@ import dataclasses
 from itertools import combinations
 
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from chainstay.solution import Method
 from chainstay.validation import search
 from chainstay.validation.reductions import partition_chain, partition_of, partition_schedule
 from chainstay.validation.simulate import simulate
+from golden_chains import GOLDEN, GoldenChain
 
 GADGETS = [golden for golden in GOLDEN if golden.name.startswith("partition_")]
 METHODS: tuple[Method, ...] = (DP(), MIP(), CPSAT(), CPSAT(discards="tape"), CPSAT(discards="free"))

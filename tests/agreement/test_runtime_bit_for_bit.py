@@ -9,13 +9,13 @@ from functools import cache
 
 import pytest
 import torch
-from models import gpt2, resnet50
-from runtime_support import StepRecord, some_schedules, train
 from torch import nn
 from torch.nn import functional
 
 from chainstay.runtime import MeasuredChain, measure
 from chainstay.schedule import Schedule
+from models import gpt2, resnet50
+from runtime_support import StepRecord, some_schedules, train
 
 SCHEDULES = (
     "keep all",

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from models import gpt2, resnet50
-from runtime_support import some_schedules, train
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from zoo import build, loss_of
 
 import chainstay
 from chainstay.runtime import measure, trace_memory
 from chainstay.runtime.device_memory import free_bytes
 from chainstay.validation.simulate import simulate
+from models import gpt2, resnet50
+from runtime_support import some_schedules, train
+from zoo import build, loss_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,6 @@ from functools import cache, partial
 
 import pytest
 import torch
-from golden_chains import GOLDEN
-from runtime_support import StepRecord, random_free, train
 from torch import nn
 from torch.nn import functional
 
@@ -24,6 +22,8 @@ from chainstay.runtime import MeasuredChain, measure, trace_memory
 from chainstay.schedule import OpKind, Schedule
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
+from golden_chains import GOLDEN
+from runtime_support import StepRecord, random_free, train
 
 
 class Attention(nn.Module):

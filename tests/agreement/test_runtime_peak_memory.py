@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from models import gpt2, resnet50
-from runtime_support import random_free, random_persistent, some_schedules
 from torch import nn
 from torch.nn import functional
 
 from chainstay.runtime import MeasuredChain, measure, trace_memory
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
+from models import gpt2, resnet50
+from runtime_support import random_free, random_persistent, some_schedules
 
 SCHEDULES = (
     "keep all",

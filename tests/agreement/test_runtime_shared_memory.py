@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 import torch
-from runtime_support import some_schedules
 from torch import nn
 from torch.nn import functional
 
 import chainstay
 from chainstay.runtime import PlannedChain, measure, trace_memory
 from chainstay.validation.simulate import simulate
+from runtime_support import some_schedules
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 Case = tuple[nn.Sequential, torch.Tensor, Loss]

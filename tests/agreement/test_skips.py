@@ -8,8 +8,6 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import chains
-from tensors import Tensors
 
 from chainstay import (
     CPSAT,
@@ -31,6 +29,8 @@ from chainstay.schedule import Discards, OpKind
 from chainstay.solution import Family
 from chainstay.solve import Auto
 from chainstay.validation import search
+from strategies import chains
+from tensors import Tensors
 
 SKIPPING = chains(max_stages=7, families=("skips",))
 SHORT = chains(max_stages=4, families=("skips",))

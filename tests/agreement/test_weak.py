@@ -10,10 +10,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, simulate
 from chainstay.dp import least_budget
@@ -24,6 +22,8 @@ from chainstay.dp.weak_kernels import floating_around
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search
+from golden_chains import GOLDEN, GoldenChain
+from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 WEAK = DP(persistence="weak")
 MANY = settings(max_examples=1_000, deadline=None)

@@ -7,7 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 
 from benchmarks.paper_figure4 import (
     BUDGET,
@@ -19,6 +18,7 @@ from benchmarks.paper_figure4 import (
 )
 from chainstay import DP, Family, simulate, solve_chain
 from chainstay.validation import search
+from golden_chains import GOLDEN, GoldenChain
 
 FIGURE4 = [golden for golden in GOLDEN if golden.name.startswith("figure4")]
 

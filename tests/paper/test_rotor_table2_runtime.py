@@ -14,12 +14,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from golden_chains import GOLDEN
 from torch import nn
 
 from chainstay import ChainProfile, Schedule, simulate
 from chainstay.runtime import MeasuredChain, measure, trace_memory
 from chainstay.schedule import OpKind
+from golden_chains import GOLDEN
 
 (TOY,) = (chain for chain in GOLDEN if chain.name == "table2@9000")
 WIDTHS = (2_000, 2_500, 2_800, 2_900, 2_800, 2_500, 2_000)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import chains
 
 from chainstay import DP, ChainProfile, InfeasibleBudgetError, Schedule, least_budget, simulate
+from strategies import chains
 
 MANY = settings(max_examples=10_000)
 ONE_BYTE_SLOTS = DP(slots=10**6)

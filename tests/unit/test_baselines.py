@@ -8,7 +8,6 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import chains
 
 from chainstay import DP, ChainProfile, InfeasibleBudgetError, Schedule, Stage, simulate
 from chainstay.baselines import (
@@ -25,6 +24,7 @@ from chainstay.baselines.greedy import keep_stages
 from chainstay.baselines.pieces import kept, nest, recomputed
 from chainstay.baselines.revolve import equal_slots
 from chainstay.errors import UnknownMethodError
+from strategies import chains
 
 STAGE = Stage(forward_time=3, backward_time=5, output_bytes=10, saved_bytes=35, gradient_bytes=10)
 CHAIN = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(STAGE,) * 9)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 
 from chainstay.errors import (
     BackendError,
@@ -30,6 +29,7 @@ from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
 from chainstay.validation.simulate import simulate
+from golden_chains import GOLDEN, GoldenChain
 
 BY_NAME = {golden.name: golden for golden in GOLDEN}
 STAGE = Stage(forward_time=10, backward_time=7, output_bytes=3, saved_bytes=5, gradient_bytes=3)

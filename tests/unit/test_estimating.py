@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import runtime_support  # noqa: F401  # one thread
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+import runtime_support  # noqa: F401  # one thread
 from chainstay import (
     DeviceModel,
     UnknownDeviceError,

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 
 from chainstay.formulations import backends
 from chainstay.formulations.algebra import pyo
@@ -18,6 +17,7 @@ from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
+from golden_chains import GOLDEN, GoldenChain
 
 MINUTE = Limits(time_s=60.0)
 PLENTY = 10**6

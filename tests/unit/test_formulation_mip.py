@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from golden_chains import GOLDEN
 
 from chainstay.errors import (
     CertificateError,
@@ -22,6 +21,7 @@ from chainstay.formulations.settings import Limits, Verdict
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
+from golden_chains import GOLDEN
 
 BY_NAME = {golden.name: golden for golden in GOLDEN}
 STAGE = Stage(forward_time=10, backward_time=7, output_bytes=3, saved_bytes=5, gradient_bytes=3)

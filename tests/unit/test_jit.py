@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 from chainstay import DP, ChainProfile
 from chainstay.dp import jit, least_budget
+from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 pytestmark = pytest.mark.skipif(not jit.is_available(), reason="needs numba")
 

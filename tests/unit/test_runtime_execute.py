@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 import torch
-from runtime_support import drop_everything, random_persistent, segments, train, without_inputs
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime import PlannedChain, measure, trace_memory
 from chainstay.schedule import Schedule
+from runtime_support import drop_everything, random_persistent, segments, train, without_inputs
 
 SCHEDULES = {
     "keep all": Schedule.keep_all(7),

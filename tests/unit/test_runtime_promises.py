@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from runtime_support import drop_everything
 from torch import nn
 from torch.func import functional_call
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime import PlannedChain, measure
 from chainstay.schedule import Schedule
+from runtime_support import drop_everything
 
 
 def make_model() -> nn.Sequential:

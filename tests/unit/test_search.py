@@ -8,10 +8,8 @@ from contextlib import suppress
 from itertools import product
 
 import pytest
-from golden_chains import GOLDEN, GoldenChain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import FAMILIES, chains
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.instances import with_skip
@@ -22,6 +20,8 @@ from chainstay.validation import search
 from chainstay.validation import simulate as simulator
 from chainstay.validation.search import LARGEST_CHAIN, least_budget, optimum
 from chainstay.validation.simulate import simulate
+from golden_chains import GOLDEN, GoldenChain
+from strategies import FAMILIES, chains
 
 RULES = list(Discards)
 

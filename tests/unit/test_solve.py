@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from golden_chains import GOLDEN
 
 import chainstay
 from chainstay import (
@@ -37,6 +36,7 @@ from chainstay import (
     solve_chain,
 )
 from chainstay.solve import Auto
+from golden_chains import GOLDEN
 
 STAGE = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
 CHAIN = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=(STAGE,) * 4)
