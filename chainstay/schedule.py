@@ -1,7 +1,10 @@
 """The language of schedules: what to do, in which order, and nothing about what it costs.
 
 A schedule is a sequence of operations on the stages of a chain, written
-``Fa0 Fc1 Fn2 Fa3 B3 …``. Simulator, executor and plots are its interpreters.
+``Fa0 Fc1 Fn2 Fa3 B3 …``. Simulator, executor and plots are its interpreters. In a join,
+operations on branch ``j`` are written ``j:Fa0``, those on the tail without a prefix, and
+the turn, where forward becomes backward, ``T``. Operations that move data to the host and
+back stand where they are issued, and run beside computation.
 
 ====== ============== ==========================================================
 text   [BEHJS24]      meaning (stage ``i`` has input ``a^i`` and output ``a^{i+1}``)
@@ -12,6 +15,11 @@ text   [BEHJS24]      meaning (stage ``i`` has input ``a^i`` and output ``a^{i+1
 ``B``  ``B``          backward
 ``Da`` --             drop activation ``a^i``
 ``Db`` --             drop what ``Fa`` of stage ``i`` saved
+``Oa`` --             offload: send activation ``a^i`` to the host, then drop it here
+``Ob`` --             offload what ``Fa`` of stage ``i`` saved
+``Pa`` --             prefetch: bring activation ``a^i`` back from the host
+``Pb`` --             prefetch what ``Fa`` of stage ``i`` saved
+``T``  --             the turn of a join: all branches' outputs in, their gradients out
 ====== ============== ==========================================================
 """
 
@@ -30,7 +38,10 @@ __all__ = ["Discards", "Op", "OpKind", "Schedule"]
 
 _KIND: Final = "schedule"
 _VERSION: Final = 1
-_WORD: Final = re.compile(r"(Fn|Fc|Fa|B|Da|Db)(0|[1-9][0-9]{0,8})")
+_WORD: Final = re.compile(
+    r"(?:(?P<branch>0|[1-9][0-9]{0,8}):)?"
+    r"(?P<kind>Fn|Fc|Fa|B|Da|Db|Oa|Ob|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})|T"
+)
 
 
 class OpKind(StrEnum):
@@ -42,20 +53,38 @@ class OpKind(StrEnum):
     BACKWARD = "B"
     DISCARD_ACTIVATION = "Da"
     DISCARD_SAVED = "Db"
+    OFFLOAD_ACTIVATION = "Oa"
+    OFFLOAD_SAVED = "Ob"
+    PREFETCH_ACTIVATION = "Pa"
+    PREFETCH_SAVED = "Pb"
+    TURN = "T"
 
     @property
     def is_forward(self) -> bool:
         """Whether the operation runs a stage forward."""
         return self in _FORWARDS
 
+    @property
+    def is_transfer(self) -> bool:
+        """Whether the operation moves data over the link to the host."""
+        return self in _TRANSFERS
+
 
 _FORWARDS: Final = frozenset(
     {OpKind.FORWARD_DROP, OpKind.FORWARD_KEEP_INPUT, OpKind.FORWARD_KEEP_ALL}
 )
+_TRANSFERS: Final = frozenset(
+    {
+        OpKind.OFFLOAD_ACTIVATION,
+        OpKind.OFFLOAD_SAVED,
+        OpKind.PREFETCH_ACTIVATION,
+        OpKind.PREFETCH_SAVED,
+    }
+)
 
 
 _KINDS: Final = frozenset(OpKind)
-_STAGES: Final = range(10**9)
+_NUMBERS: Final = range(10**9)
 
 
 class Discards(StrEnum):
@@ -76,28 +105,46 @@ class Discards(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation on one stage (``Da``: on the input of that stage).
+    """One operation on one stage (``Da``, ``Oa``, ``Pa``: on the input of that stage).
+
+    Attributes:
+        kind: What it does.
+        stage: Counted from 0 in its branch; 0 for the turn, which has none.
+        branch: In a join, the branch, counted from 0; None for the tail and the turn, and
+            wherever there are no branches.
 
     Raises:
-        InvalidScheduleError: An unknown kind, or a stage that is no number from 0 to
-            999,999,999.
+        InvalidScheduleError: An unknown kind, a stage or branch that is no number from 0 to
+            999,999,999, or a turn of one stage or branch.
 
     Example:
-        >>> str(Op(OpKind.FORWARD_KEEP_INPUT, 3))
-        'Fc3'
+        >>> str(Op(OpKind.FORWARD_KEEP_INPUT, 3)), str(Op(OpKind.BACKWARD, 3, branch=1))
+        ('Fc3', '1:B3')
     """
 
     kind: OpKind
-    stage: int
+    stage: int = 0
+    branch: int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise InvalidScheduleError(f"kind is {self.kind!r}, must be one of {', '.join(OpKind)}")
-        if self.stage not in _STAGES:
-            raise InvalidScheduleError(f"stage is {self.stage!r}, must be from 0 to {_STAGES[-1]}")
+        for name, number in (("stage", self.stage), ("branch", self.branch or 0)):
+            if number not in _NUMBERS:
+                raise InvalidScheduleError(
+                    f"{name} is {number!r}, must be from 0 to {_NUMBERS[-1]}"
+                )
+        if self.kind is OpKind.TURN and (self.stage or self.branch is not None):
+            raise InvalidScheduleError(
+                f"a turn has stage {self.stage!r} and branch {self.branch!r}; it joins all "
+                "branches, so leave both out"
+            )
 
     def __str__(self) -> str:
-        return f"{self.kind}{self.stage}"
+        if self.kind is OpKind.TURN:
+            return str(self.kind)
+        prefix = "" if self.branch is None else f"{self.branch}:"
+        return f"{prefix}{self.kind}{self.stage}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +177,13 @@ class Schedule:
         for index, (word, match) in enumerate(zip(words, matches, strict=True)):
             if match is None:
                 raise InvalidScheduleError(
-                    f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da or Db and a "
-                    "stage number, as in 'Fa0'",
+                    f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Pa "
+                    "or Pb and a stage number, as in 'Fa0', after a branch and a colon in a join, "
+                    "as in '1:Fa0', or T for its turn",
                     index=index,
                     ops=[word[:20] for word in words],
                 )
-        return cls(tuple(Op(OpKind(match[1]), int(match[2])) for match in matches if match))
+        return cls(tuple(map(_op, filter(None, matches))))
 
     @classmethod
     def keep_all(cls, stages: int) -> Self:
@@ -178,3 +226,10 @@ class Schedule:
         """
         document = documents.parse(text, _KIND, _VERSION, InvalidScheduleError)
         return cls.parse(document.string("ops"))
+
+
+def _op(word: re.Match[str]) -> Op:
+    if word["kind"] is None:
+        return Op(OpKind.TURN)
+    branch = None if word["branch"] is None else int(word["branch"])
+    return Op(OpKind(word["kind"]), int(word["stage"]), branch)

@@ -187,6 +187,8 @@ class _Stored:
 
     def refuse(self, op: Op) -> str | None:
         """Why `op` cannot run, if so."""
+        if op.branch is not None:
+            return "names a branch, and this chain has none"
         match op.kind:
             case OpKind.DISCARD_ACTIVATION:
                 held, what = op.stage in self.activations and op.stage > 0, f"a{op.stage}"
@@ -201,6 +203,15 @@ class _Stored:
             case OpKind.BACKWARD:
                 held = op.stage in self.saved and self.has_input(op.stage)
                 what = f"its input and what Fa{op.stage} saves"
+            case OpKind.TURN:
+                return "is an operation of joins, and this is a single chain"
+            case (
+                OpKind.OFFLOAD_ACTIVATION
+                | OpKind.OFFLOAD_SAVED
+                | OpKind.PREFETCH_ACTIVATION
+                | OpKind.PREFETCH_SAVED
+            ):
+                return "moves data to or from the host, and this runtime has no link to it"
             case _:
                 assert_never(op.kind)
         return None if held else f"needs {what}, which is not stored"
@@ -222,5 +233,13 @@ class _Stored:
                 self.gradient = op.stage
                 self.saved.discard(op.stage)
                 self.activations.discard(op.stage)
+            case (
+                OpKind.TURN
+                | OpKind.OFFLOAD_ACTIVATION
+                | OpKind.OFFLOAD_SAVED
+                | OpKind.PREFETCH_ACTIVATION
+                | OpKind.PREFETCH_SAVED
+            ):
+                raise AssertionError(f"{op} was refused")
             case _:
                 assert_never(op.kind)

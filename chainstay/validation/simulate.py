@@ -181,6 +181,8 @@ class _Memory:
 
     def apply(self, op: Op) -> int:
         """Run `op`; bytes in use while it runs."""
+        if op.branch is not None:
+            raise _RefusedError(f"{op} names a branch, and this chain has none")
         if op.stage >= len(self.profile):
             raise _RefusedError(
                 f"{op} names stage {op.stage}, the last one is {len(self.profile) - 1}"
@@ -192,6 +194,15 @@ class _Memory:
                 during_bytes = self._backward(op)
             case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
                 during_bytes = self._discard(op)
+            case OpKind.TURN:
+                raise _RefusedError(f"{op} is an operation of joins, and this is a single chain")
+            case (
+                OpKind.OFFLOAD_ACTIVATION
+                | OpKind.OFFLOAD_SAVED
+                | OpKind.PREFETCH_ACTIVATION
+                | OpKind.PREFETCH_SAVED
+            ):
+                raise _RefusedError(f"{op} moves data over a link, and here there is none")
             case _:
                 assert_never(op.kind)
         if self.discards is Discards.TAPE:

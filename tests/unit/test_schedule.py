@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from chainstay.errors import InvalidScheduleError
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 
-OPS = st.builds(Op, st.sampled_from(OpKind), st.integers(0, 999_999_999))
+NUMBERS = st.integers(0, 999_999_999)
+STAGE_KINDS = [kind for kind in OpKind if kind is not OpKind.TURN]
+OPS = st.just(Op(OpKind.TURN)) | st.builds(
+    Op, st.sampled_from(STAGE_KINDS), NUMBERS, st.none() | NUMBERS
+)
 SCHEDULES = st.lists(OPS, max_size=30).map(lambda ops: Schedule(tuple(ops)))
 
-NOT_AN_OPERATION = "is not an operation; write Fn, Fc, Fa, B, Da or Db and a stage number"
+NOT_AN_OPERATION = "is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Pa or Pb and a"
 
 
 @pytest.mark.parametrize(
@@ -29,16 +33,34 @@ NOT_AN_OPERATION = "is not an operation; write Fn, Fc, Fa, B, Da or Db and a sta
         (OpKind.BACKWARD, "B7", False),
         (OpKind.DISCARD_ACTIVATION, "Da7", False),
         (OpKind.DISCARD_SAVED, "Db7", False),
+        (OpKind.OFFLOAD_ACTIVATION, "Oa7", False),
+        (OpKind.OFFLOAD_SAVED, "Ob7", False),
+        (OpKind.PREFETCH_ACTIVATION, "Pa7", False),
+        (OpKind.PREFETCH_SAVED, "Pb7", False),
     ],
 )
 def test_spelling(kind: OpKind, text: str, is_forward: bool) -> None:  # noqa: FBT001
     assert str(Op(kind, 7)) == text
     assert Schedule.parse(text).ops == (Op(kind, 7),)
     assert kind.is_forward is is_forward
+    assert kind.is_transfer is (text[0] in "OP")
+
+
+def test_branches_and_the_turn() -> None:
+    ops = (Op(OpKind.FORWARD_KEEP_ALL, 3, branch=12), Op(OpKind.TURN), Op(OpKind.BACKWARD, 3, 12))
+    assert Schedule.parse("12:Fa3 T 12:B3").ops == ops
+    assert str(Schedule(ops)) == "12:Fa3 T 12:B3"
+    for wrong in ({"stage": 1}, {"branch": 0}):
+        with pytest.raises(InvalidScheduleError, match="leave both out"):
+            Op(OpKind.TURN, **wrong)
+    with pytest.raises(InvalidScheduleError, match="branch is -1, must be from 0"):
+        Op(OpKind.BACKWARD, 0, -1)
 
 
 def test_every_kind_has_a_spelling() -> None:
-    assert [kind.value for kind in OpKind] == ["Fn", "Fc", "Fa", "B", "Da", "Db"]
+    assert [kind.value for kind in OpKind] == (
+        ["Fn", "Fc", "Fa", "B", "Da", "Db", "Oa", "Ob", "Pa", "Pb", "T"]
+    )
     assert [rules.value for rules in Discards] == ["table1", "tape", "free"]
 
 
@@ -70,8 +92,12 @@ def test_stage_number(text: str) -> None:
         "Fa٣",
         "Fa1000000000",
         "D0",
-        "T",
-        "1:Fa0",
+        "T0",
+        "1:T",
+        ":Fa0",
+        "01:Fa0",
+        "-1:Fa0",
+        "1000000000:Fa0",
     ],
 )
 def test_word_that_is_not_an_operation(word: str) -> None:
@@ -85,8 +111,9 @@ def test_listing_points_at_the_word() -> None:
     with pytest.raises(InvalidScheduleError) as caught:
         Schedule.parse("Fa0 Fa1 Fa2 Fa3 Fa4 Fa5 soup B4 B3 B2 B1 B0")
     assert str(caught.value) == (
-        "step 7: 'soup' is not an operation; write Fn, Fc, Fa, B, Da or Db and a stage number, "
-        "as in 'Fa0'\n"
+        "step 7: 'soup' is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Pa or Pb and a "
+        "stage number, as in 'Fa0', after a branch and a colon in a join, as in '1:Fa0', or T for "
+        "its turn\n"
         "         3  Fa2\n"
         "         4  Fa3\n"
         "         5  Fa4\n"

@@ -20,23 +20,21 @@ symbol in [BEHJS24]     name here
 
 from __future__ import annotations
 
-import operator
 from dataclasses import asdict, dataclass, fields
-from typing import Final, NamedTuple, Self, SupportsIndex
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
+from chainstay.profiles.quantities import all_of, whole
 
 __all__ = ["ChainArrays", "ChainProfile", "Skip", "Stage"]
 
 _KIND: Final = "chain-profile"
 _VERSION: Final = 2
 _VERSION_WITHOUT_SKIPS: Final = 1
-_LARGEST: Final = 2**48
-"""Largest size or time: 256 TiB, or 78 hours. Sums over a long chain still fit in int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ class Stage:
         if not isinstance(self.name, str):
             raise InvalidProfileError(f"a stage's name is {self.name!r}, must be a string")
         for field in _QUANTITIES:
-            value = _whole(getattr(self, field), f"stage {self.name!r}: {field}")
+            value = whole(getattr(self, field), f"stage {self.name!r}: {field}")
             object.__setattr__(self, field, value)
 
 
@@ -113,7 +111,7 @@ class Skip:
 
     def __post_init__(self) -> None:
         for field in _SKIP_FIELDS:
-            object.__setattr__(self, field, _whole(getattr(self, field), f"skip: {field}"))
+            object.__setattr__(self, field, whole(getattr(self, field), f"skip: {field}"))
         if self.first >= self.last:
             raise InvalidProfileError(
                 f"a skip goes from a{self.first} to a{self.last}; it must be part of at least two "
@@ -180,9 +178,9 @@ class ChainProfile:
 
     def __post_init__(self) -> None:
         for field in ("input_bytes", "input_gradient_bytes"):
-            object.__setattr__(self, field, _whole(getattr(self, field), field))
-        object.__setattr__(self, "stages", _all(self.stages, Stage, "stages"))
-        object.__setattr__(self, "skips", _all(self.skips, Skip, "skips"))
+            object.__setattr__(self, field, whole(getattr(self, field), field))
+        object.__setattr__(self, "stages", all_of(self.stages, Stage, "stages"))
+        object.__setattr__(self, "skips", all_of(self.skips, Skip, "skips"))
         if not self.stages:
             raise InvalidProfileError("a chain needs at least one stage (the loss), got none")
         if self.skips:
@@ -267,16 +265,6 @@ class ChainProfile:
         )
 
 
-def _all(value: object, kind: type, what: str) -> tuple[object, ...]:
-    """`value` as a tuple, all of one kind."""
-    if not isinstance(value, tuple | list):
-        raise InvalidProfileError(f"{what} is {value!r}, must be a tuple of {kind.__name__}")
-    for position, item in enumerate(value):
-        if not isinstance(item, kind):
-            raise InvalidProfileError(f"{what}[{position}] is {item!r}, must be a {kind.__name__}")
-    return tuple(value)
-
-
 def _require_room(profile: ChainProfile) -> None:
     """Refuse skips that are larger than what they are part of, or that reach the loss's output."""
     last = len(profile) - 1
@@ -290,7 +278,7 @@ def _require_room(profile: ChainProfile) -> None:
         here = [skip for skip in profile.skips if i in skip.states]
         made = [skip for skip in here if skip.first == i]
         saved = profile.stages[i - 1].saved_bytes if i else profile.input_bytes
-        for what, whole, part in (
+        for what, size, part in (
             (f"a{i}", profile.activation_bytes(i), sum(skip.bytes for skip in here)),
             (
                 f"the gradient of a{i}",
@@ -299,23 +287,8 @@ def _require_room(profile: ChainProfile) -> None:
             ),
             (f"what stage {i - 1} saves", saved, sum(skip.bytes for skip in made)),
         ):
-            if part > whole:
+            if part > size:
                 raise InvalidProfileError(
-                    f"{what} has {whole} bytes, and skips in it have {part}; its size must count "
+                    f"{what} has {size} bytes, and skips in it have {part}; its size must count "
                     "them, each once"
                 )
-
-
-def _whole(value: SupportsIndex, what: str) -> int:
-    """`value` as an int (numpy integers are welcome, floats and bools are not)."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise InvalidProfileError(f"{what} is {value!r}, must be a whole number (bytes or ns)")
-    if not 0 <= number <= _LARGEST:
-        bits = number.bit_length()
-        shown = number if bits < 200 else f"a number of {bits} bits"
-        raise InvalidProfileError(f"{what} is {shown}, must be from 0 to 2**48")
-    return number

@@ -1,0 +1,38 @@
+"""What every profile checks: whole numbers in range, and tuples of one kind."""
+
+from __future__ import annotations
+
+import operator
+from typing import Final, SupportsIndex
+
+from chainstay.errors import InvalidProfileError
+
+__all__ = ["all_of", "whole"]
+
+_LARGEST: Final = 2**48
+"""Largest size or time: 256 TiB, or 78 hours. Sums over a long chain still fit in int64."""
+
+
+def all_of(value: object, kind: type, what: str) -> tuple[object, ...]:
+    """`value` as a tuple, all of one kind."""
+    if not isinstance(value, tuple | list):
+        raise InvalidProfileError(f"{what} is {value!r}, must be a tuple of {kind.__name__}")
+    for position, item in enumerate(value):
+        if not isinstance(item, kind):
+            raise InvalidProfileError(f"{what}[{position}] is {item!r}, must be a {kind.__name__}")
+    return tuple(value)
+
+
+def whole(value: SupportsIndex, what: str) -> int:
+    """`value` as an int (numpy integers are welcome, floats and bools are not)."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise InvalidProfileError(f"{what} is {value!r}, must be a whole number (bytes or ns)")
+    if not 0 <= number <= _LARGEST:
+        bits = number.bit_length()
+        shown = number if bits < 200 else f"a number of {bits} bits"
+        raise InvalidProfileError(f"{what} is {shown}, must be from 0 to 2**48")
+    return number
