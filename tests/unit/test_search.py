@@ -23,6 +23,7 @@ from chainstay.validation.simulate import simulate
 from golden_chains import GOLDEN, GoldenChain
 from strategies import FAMILIES, chains
 
+STAGE_KINDS = [kind for kind in OpKind if kind is not OpKind.TURN]
 RULES = list(Discards)
 
 # One stage, hence one schedule, Fa0 B0: the peak is in B0, 3 + 600 + 7_000+40 + 100_000.
@@ -311,7 +312,7 @@ def accepted_by_simulator(
     profile: ChainProfile, state: search._State, rules: Discards
 ) -> Iterator[tuple[str, search._State, int, int]]:
     """All operations that the simulator accepts in `state`."""
-    for kind, stage in product(OpKind, range(len(profile))):
+    for kind, stage in product(STAGE_KINDS, range(len(profile))):
         op = Op(kind, stage)
         memory = simulator._Memory(
             profile, rules, _indices(state.activations), _indices(state.saved)
@@ -341,8 +342,7 @@ def test_agrees_with_a_search_on_the_simulator_itself(profile: ChainProfile, sla
 
 def fastest_by_replay(profile: ChainProfile, budget: int, rules: Discards) -> int | None:
     """Least makespan over everything the simulator itself accepts, state by state."""
-    kinds = [kind for kind in OpKind if kind is not OpKind.TURN]
-    ops = [Op(kind, stage) for kind in kinds for stage in range(len(profile))]
+    ops = [Op(kind, stage) for kind in STAGE_KINDS for stage in range(len(profile))]
     memory = simulator._Memory(profile, rules)
     best = {_key(memory): 0}
     frontier = [(0, _key(memory))]
