@@ -365,7 +365,7 @@ def test_a_solution_says_what_any_other_could_gain() -> None:
 
 
 def test_a_schedule_faster_than_any_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chainstay.solve.unrestricted_bound", lambda _profile, _budget: 15)
+    monkeypatch.setattr("chainstay.solve.chain.unrestricted_bound", lambda _profile, _budget: 15)
     with pytest.raises(CertificateError, match="nothing is faster than 15 ns, yet dp has 14 ns"):
         solve_chain(CHAIN, 90, method="dp")
 

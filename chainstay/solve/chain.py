@@ -1,9 +1,8 @@
-"""The front door of the solvers: choose a method, ask it, certify its answer."""
+"""The front door of the solvers of chains: choose a method, ask it, certify its answer."""
 
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from chainstay.dp import DP, unrestricted_bound
 from chainstay.errors import (
     BackendError,
     InfeasibleBudgetError,
-    InvalidBudgetError,
     InvalidProfileError,
     SolverLimitError,
     UnknownMethodError,
@@ -24,7 +22,7 @@ from chainstay.formulations import CPSAT, MIP
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
-from chainstay.units import parse_bytes, parse_percentage
+from chainstay.solve.budgets import size_of
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
 
@@ -96,23 +94,7 @@ def budget_bytes(profile: ChainProfile, budget: int | str) -> int:
     Raises:
         InvalidBudgetError: Not a positive whole number of bytes, nor text for one.
     """
-    if isinstance(budget, str):
-        share = parse_percentage(budget)
-        size = parse_bytes(budget) if share is None else int(share * _keep_all_peak(profile))
-        if size is None:
-            raise InvalidBudgetError(
-                f"budget is {budget!r}; write bytes, '8GiB', '500MB', or '50%' of plain training"
-            )
-    elif isinstance(budget, bool) or not hasattr(budget, "__index__"):
-        raise InvalidBudgetError(f"budget is {budget!r}; write whole bytes, '8GiB' or '50%'")
-    else:
-        size = operator.index(budget)
-    if size <= 0:
-        raise InvalidBudgetError(
-            f"budget is {budget!r}; it must be more than 0 bytes (a share of plain training "
-            "is written '50%')"
-        )
-    return size
+    return size_of(budget, lambda: _keep_all_peak(profile))
 
 
 @dataclass(frozen=True, slots=True)
