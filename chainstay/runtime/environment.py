@@ -7,15 +7,16 @@ settings of its first run, and must leave the present ones alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.memory import allocated_bytes
-from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.stages import ChainStage, put_at
 from chainstay.runtime.states import State
 
 __all__ = [
@@ -28,6 +29,10 @@ __all__ = [
 ]
 
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
+AutocastSetting = tuple[str, bool, torch.dtype, bool]
+"""Type of device, whether autocast is on there, its low precision, whether it has its cache."""
+
+_NOTHING: Final = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Environment:
 
     random: RandomStates
     buffers: list[tuple[nn.Module, str, torch.Tensor]]
-    autocast: tuple[tuple[str, bool, torch.dtype, bool], ...]
+    autocast: tuple[AutocastSetting, ...]
 
     @classmethod
     def capture(cls, traits: Traits, device: torch.device) -> Environment:
@@ -87,23 +92,29 @@ class Environment:
         tensors += [value for _, _, value in self.buffers]
         return sum(allocated_bytes(tensor) for tensor in tensors if tensor.device == device)
 
-    @contextmanager
-    def entered(self, *, for_last_time: bool) -> Iterator[None]:
+    def entered(self, *, for_last_time: bool) -> AbstractContextManager[None]:
         """Run the body in these surroundings; afterwards the present ones are back.
 
         Args:
             for_last_time: Give the saved buffers away instead of copying them once more.
         """
+        differing = [each for each in self.autocast if each != _autocast_setting(each[0])]
+        if not (differing or self.random or self.buffers):
+            return _NOTHING
+        return self._entered(differing, for_last_time=for_last_time)
+
+    @contextmanager
+    def _entered(self, autocast: list[AutocastSetting], *, for_last_time: bool) -> Iterator[None]:
         present = random_states_like(self.random)
-        real = [(module, name, getattr(module, name)) for module, name, _ in self.buffers]
+        real = [((module, name), getattr(module, name)) for module, name, _ in self.buffers]
         try:
             restore_random_states(self.random)
             for module, name, value in self.buffers:
-                setattr(module, name, value if for_last_time else value.clone())
+                put_at((module, name), value if for_last_time else value.clone())
             if for_last_time:
                 self.buffers = []
             with ExitStack() as stack:
-                for device_type, enabled, dtype, cached in self.autocast:
+                for device_type, enabled, dtype, cached in autocast:
                     stack.enter_context(
                         torch.autocast(
                             device_type, dtype=dtype, enabled=enabled, cache_enabled=cached
@@ -111,8 +122,8 @@ class Environment:
                     )
                 yield
         finally:
-            for module, name, buffer in real:
-                setattr(module, name, buffer)
+            for place, buffer in real:
+                put_at(place, buffer)
             restore_random_states(present)
 
 
@@ -177,14 +188,16 @@ def _buffers(stage: ChainStage) -> Iterator[tuple[nn.Module, str, torch.Tensor]]
             yield module, name, tensor
 
 
-def _autocast_settings(device: torch.device) -> tuple[tuple[str, bool, torch.dtype, bool], ...]:
+def _autocast_settings(device: torch.device) -> tuple[AutocastSetting, ...]:
     """Autocast is thread-local and off inside backward, so it is saved and entered again."""
-    return tuple(
-        (
-            kind,
-            torch.is_autocast_enabled(kind),
-            torch.get_autocast_dtype(kind),
-            torch.is_autocast_cache_enabled(),
-        )
-        for kind in dict.fromkeys(("cpu", device.type))
+    kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
+    return tuple([_autocast_setting(kind) for kind in kinds])
+
+
+def _autocast_setting(kind: str) -> AutocastSetting:
+    return (
+        kind,
+        torch.is_autocast_enabled(kind),
+        torch.get_autocast_dtype(kind),
+        torch.is_autocast_cache_enabled(),
     )

@@ -92,7 +92,7 @@ class Dropped:
 
     def __call__(self, tensor: torch.Tensor) -> object:
         """A handle; parameters stay."""
-        if isinstance(tensor, nn.Parameter):
+        if _is_parameter(tensor):
             return tensor
         return self.handles.add(Handle(self.stage, self.prepare, tensor))
 
@@ -148,7 +148,7 @@ class Capture:
         Raises:
             CapturedEverythingError: Every handle is filled, and nobody needs the rest.
         """
-        if isinstance(tensor, nn.Parameter):
+        if _is_parameter(tensor):
             return tensor
         if not self.is_done:
             handle = self.handles[self.packed]
@@ -177,6 +177,11 @@ class Capture:
         handle.alias = self.released.alias(tensor) if self.released is not None else None
         if handle.alias is None:
             handle.tensor = tensor.detach()
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    """As ``isinstance(tensor, nn.Parameter)``, which is slow for what is none."""
+    return type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)

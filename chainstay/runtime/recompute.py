@@ -136,7 +136,7 @@ class Run:
                 "an argument of the model was changed in place between forward and backward, but "
                 f"stage {stage} needs it again; change a clone of it, or run the backward first"
             )
-        self.bindings[stage].require_unchanged(self.stages[stage], self.traits[stage])
+        self.bindings[stage].require_unchanged(self.stages[stage])
         if step.is_last:
             del self.bindings[stage]
             return state, self.environments.pop(stage)

@@ -19,7 +19,9 @@ __all__ = [
     "Part",
     "Place",
     "TensorPart",
+    "put_at",
     "split_model",
+    "tensor_at",
 ]
 
 Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
@@ -27,6 +29,29 @@ Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
 
 Place = tuple[nn.Module, str]
 """Where a stage reads a parameter or a buffer, whatever is there: a module and a name."""
+
+
+def tensor_at(place: Place) -> torch.Tensor | None:
+    """What is at `place` now; ``None`` if nothing is.
+
+    It is asked several times for each stage of a step, and a module's own way to an attribute
+    is slow.
+    """
+    module, name = place
+    parameters = module._parameters  # noqa: SLF001  # no public way is fast
+    if name in parameters:
+        return parameters[name]
+    buffers = module._buffers  # noqa: SLF001  # likewise
+    return buffers[name] if name in buffers else getattr(module, name, None)
+
+
+def put_at(place: Place, buffer: torch.Tensor) -> None:
+    """Make `buffer` what is at `place`."""
+    module, name = place
+    if name in module._buffers:  # noqa: SLF001  # no public way is fast
+        module._buffers[name] = buffer  # noqa: SLF001  # likewise
+    else:
+        setattr(module, name, buffer)
 
 
 class Part(Protocol):
@@ -73,9 +98,8 @@ class TensorPart:
     def places(self) -> Iterator[Place]:
         """All parameters and buffers of its modules."""
         for module in self.modules():
-            for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
-                yield module, name
-            for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
+            names = (*module._parameters.keys(), *module._buffers.keys())  # noqa: SLF001  # fast
+            for name in names:
                 yield module, name
 
 
@@ -112,7 +136,7 @@ class ChainStage:
     def tensors(self) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
         """What is at its places now, with the places."""
         for module, name in self.places():
-            tensor = getattr(module, name)
+            tensor = tensor_at((module, name))
             if tensor is not None:
                 yield module, name, tensor
 
