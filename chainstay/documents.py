@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 from chainstay.errors import ChainstayError
@@ -17,6 +19,7 @@ from chainstay.errors import ChainstayError
 __all__ = ["Fields", "dump", "parse"]
 
 _LARGEST_DOCUMENT: Final = 64 * 1024**2
+_RATIONAL: Final = re.compile(r"-?[0-9]{1,40}(?:/[1-9][0-9]{0,39})?")
 
 
 def dump(kind: str, version: int, body: Mapping[str, object]) -> str:
@@ -107,6 +110,25 @@ class Fields:
         if value not in known:
             raise self._wrong(name, value, f"one of {', '.join(known)}")
         return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """Field `name`, a list of whole numbers."""
+        value = self._value(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list of whole numbers")
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, int):
+                raise self._wrong(name, item, "a list of whole numbers")
+        return tuple(value)
+
+    def rational(self, name: str) -> Fraction:
+        """Field `name`, an exact rational: a whole number, or text such as ``"25/2"``."""
+        value = self._value(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Fraction(value)
+        if isinstance(value, str) and _RATIONAL.fullmatch(value):
+            return Fraction(value)
+        raise self._wrong(name, value, "a whole number or a fraction such as '25/2'")
 
     def children(self, name: str) -> list[Fields]:
         """Field `name`, a list of objects."""

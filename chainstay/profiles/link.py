@@ -1,0 +1,139 @@
+"""The link between a device and its host's memory: how long a transfer takes, exactly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from numbers import Rational
+from typing import Final, Self, SupportsIndex
+
+from chainstay import documents
+from chainstay.errors import InvalidProfileError
+
+__all__ = ["Duplex", "Link"]
+
+_KIND: Final = "link"
+_VERSION: Final = 1
+_LARGEST: Final = 2**64
+
+
+class Duplex(StrEnum):
+    """Whether the two directions share the link.
+
+    Attributes:
+        HALF: One transfer at a time, in either direction.
+        FULL: One transfer at a time in each direction.
+    """
+
+    HALF = "half"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A link that moves whole tensors, one at a time.
+
+    Attributes:
+        bandwidth: Bytes per time unit of the profile (per ns for measured ones), an exact
+            rational; a float is refused because it seldom is what was meant.
+        latency: Of every transfer, in time units, before its first byte; an exact rational.
+        duplex: ``"half"`` or ``"full"``.
+
+    Raises:
+        InvalidProfileError: A bandwidth that is not a positive rational, a latency that is
+            negative or no rational, or an unknown `duplex`.
+
+    Example:
+        >>> Link(bandwidth=Fraction(25, 2)).transfer_time(100)
+        Fraction(8, 1)
+    """
+
+    bandwidth: Fraction | int
+    latency: Fraction | int = 0
+    duplex: Duplex | str = Duplex.HALF
+
+    def __post_init__(self) -> None:
+        bandwidth, latency = (
+            _rational(self.bandwidth, "bandwidth"),
+            _rational(self.latency, "latency"),
+        )
+        if bandwidth == 0:
+            raise InvalidProfileError("bandwidth is 0, must be positive (bytes per time unit)")
+        if self.duplex not in tuple(Duplex):
+            raise InvalidProfileError(f"duplex is {self.duplex!r}, must be 'half' or 'full'")
+        object.__setattr__(self, "bandwidth", bandwidth)
+        object.__setattr__(self, "latency", latency)
+        object.__setattr__(self, "duplex", Duplex(self.duplex))
+
+    @classmethod
+    def from_bytes_per_second(
+        cls,
+        bytes_per_second: SupportsIndex | Fraction,
+        *,
+        latency_ns: int = 0,
+        duplex: Duplex | str = Duplex.HALF,
+    ) -> Self:
+        """The link of a real machine, for profiles with times in ns.
+
+        Example:
+            >>> Link.from_bytes_per_second(12_500_000_000).bandwidth
+            Fraction(25, 2)
+        """
+        bandwidth = _rational(bytes_per_second, "bytes_per_second")
+        return cls(bandwidth=bandwidth / 10**9, latency=latency_ns, duplex=duplex)
+
+    @property
+    def is_full_duplex(self) -> bool:
+        """Whether transfers in opposite directions run side by side."""
+        return self.duplex == Duplex.FULL
+
+    @property
+    def ticks(self) -> int:
+        """How many ticks a time unit has: in ticks, every transfer takes a whole number."""
+        return math.lcm(Fraction(self.bandwidth).numerator, Fraction(self.latency).denominator)
+
+    def transfer_time(self, size: int) -> Fraction:
+        """Time units that moving `size` bytes takes, in either direction."""
+        return Fraction(self.latency) + Fraction(size) / self.bandwidth
+
+    def transfer_ticks(self, size: int) -> int:
+        """The same in `ticks`."""
+        return int(self.transfer_time(size) * self.ticks)
+
+    def to_json(self) -> str:
+        """The link as a JSON document; `from_json` gives an equal link back."""
+        body = {
+            "bandwidth": str(self.bandwidth),
+            "latency": str(self.latency),
+            "duplex": str(self.duplex),
+        }
+        return documents.dump(_KIND, _VERSION, body)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json`'s document.
+
+        Raises:
+            InvalidProfileError: Malformed, of another kind or version, or not a link.
+        """
+        document = documents.parse(text, _KIND, _VERSION, InvalidProfileError)
+        return cls(
+            bandwidth=document.rational("bandwidth"),
+            latency=document.rational("latency"),
+            duplex=document.choice("duplex", Duplex),
+        )
+
+
+def _rational(value: object, what: str) -> Fraction:
+    if hasattr(value, "__index__") and not isinstance(value, bool):
+        value = int(value)
+    if not isinstance(value, Rational) or isinstance(value, bool):
+        raise InvalidProfileError(
+            f"{what} is {value!r}, must be an exact rational: an int or a fractions.Fraction"
+        )
+    number = Fraction(value)
+    if not 0 <= number <= _LARGEST or number.denominator > _LARGEST:
+        raise InvalidProfileError(f"{what} is {number}, must be from 0 to 2**64, in terms below it")
+    return number

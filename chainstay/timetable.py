@@ -1,0 +1,116 @@
+"""When things happen: starts of computations, and what moves over the link from when to when.
+
+A program list (`chainstay.schedule`) says in which order things are issued; under whole,
+uninterrupted transfers the times follow. Where transfers may be broken off and resumed, or
+move a part of an activation only, the times are part of the plan: a `Timetable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import TypeAlias
+
+from chainstay.schedule import Op, OpKind, Schedule
+
+__all__ = ["Move", "Time", "Timetable", "Transfers", "computations", "exact"]
+
+Time: TypeAlias = int | Fraction
+"""An exact time: never a float."""
+
+
+class Transfers(StrEnum):
+    """How freely activations may move: three models, each containing the one before.
+
+    Attributes:
+        INTEGRAL: Whole activations, each in one uninterrupted transfer; memory is free when
+            an offload ends and taken when a prefetch starts ([BES20], Problem 1).
+        INTERRUPTIBLE: Whole activations, but transfers may be interrupted, and memory is
+            freed and taken byte by byte (Problem 2).
+        FRACTIONAL: A part of an activation may stay (the relaxation).
+    """
+
+    INTEGRAL = "integral"
+    INTERRUPTIBLE = "interruptible"
+    FRACTIONAL = "fractional"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bytes of one activation on the link without a break.
+
+    Attributes:
+        op: ``Oa`` or ``Pa`` of the activation.
+        start: When.
+        end: When.
+    """
+
+    op: Op
+    start: Time
+    end: Time
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """A plan in time.
+
+    Attributes:
+        starts: Shape (2n,), of forwards 0 .. n-1 and backwards n-1 .. 0.
+        moves: Over the link, ascending in time.
+    """
+
+    starts: tuple[Time, ...]
+    moves: tuple[Move, ...]
+
+    def program(self) -> Schedule:
+        """The operations in the order in which they start, each transfer once.
+
+        Example:
+            >>> offload = Move(Op(OpKind.OFFLOAD_ACTIVATION, 0), 0, 1)
+            >>> prefetch = Move(Op(OpKind.PREFETCH_ACTIVATION, 0), 2, 3)
+            >>> str(Timetable((0, 1, 2, 3), (offload, prefetch)).program())
+            'Oa0 Fa0 Fa1 B1 Pa0 B0'
+        """
+        first: dict[Op, Time] = {}
+        for move in self.moves:
+            first.setdefault(move.op, move.start)
+        return Schedule(in_order(self.starts, first))
+
+
+def computations(stages: int) -> tuple[Op, ...]:
+    """Forwards 0 .. n-1, then backwards n-1 .. 0."""
+    return Schedule.keep_all(stages).ops
+
+
+def in_order(starts: tuple[Time, ...], transfers: Mapping[Op, Time]) -> tuple[Op, ...]:
+    """Computations and transfers by their starts.
+
+    Among equals offloads come first, since they take no memory, unless they move what the
+    computation makes; then computations, then prefetches.
+    """
+    timed = [
+        (start, 1, position, op)
+        for position, (start, op) in enumerate(
+            zip(starts, computations(len(starts) // 2), strict=True)
+        )
+    ]
+    for position, (op, start) in enumerate(transfers.items()):
+        timed.append((start, 0 if op.kind is OpKind.OFFLOAD_ACTIVATION else 2, position, op))
+    ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
+    for op in [op for op in ordered if op.kind is OpKind.OFFLOAD_ACTIVATION and op.stage]:
+        maker = ordered.index(Op(OpKind.FORWARD_KEEP_ALL, op.stage - 1))
+        if (place := ordered.index(op)) < maker:  # the maker takes no time
+            ordered.insert(maker, ordered.pop(place))
+    return tuple(ordered)
+
+
+def exact(value: Time) -> Time:
+    """`value`, as an int where it is whole.
+
+    Example:
+        >>> exact(Fraction(4, 2)), exact(Fraction(1, 2))
+        (2, Fraction(1, 2))
+    """
+    return value.numerator if value.denominator == 1 else value

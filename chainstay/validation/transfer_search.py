@@ -1,0 +1,154 @@
+"""The optimum of a small offloading instance by looking at every program list. A referee.
+
+A* on the referee's own machine (`transfers.Machine`): a state is what has been issued and
+what is under way, a step issues one more operation. No structure of optimal schedules is
+assumed but that offloading what B runs on next, or what has no bytes, helps nobody.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import count
+from typing import NamedTuple, TypeAlias
+
+from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
+from chainstay.profiles import Link, OffloadProfile
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.timetable import Time, computations, exact
+from chainstay.validation.transfers import Machine, RefusedError
+
+__all__ = ["Optimum", "optimal_program", "proposition3_bound"]
+
+_Key: TypeAlias = tuple[object, ...]
+
+
+class Optimum(NamedTuple):
+    """A fastest program list and its makespan."""
+
+    schedule: Schedule
+    makespan: Time
+
+
+def proposition3_bound(profile: OffloadProfile, *, budget: int, link: Link) -> Time:
+    """Proposition 3 of [BES20]: no schedule, whatever its transfers, is faster.
+
+    Every computation runs once, and what the peak has above the budget moves away and back:
+    with one direction at a time, both on the same link.
+    """
+    excess = _peak(profile) - budget
+    if excess <= 0:
+        return profile.least_time
+    moving = link.transfer_time(excess)
+    return exact(max(Fraction(profile.least_time), moving if link.is_full_duplex else 2 * moving))
+
+
+def _peak(profile: OffloadProfile) -> int:
+    """By running it: no cost is shared with the solvers."""
+    machine = Machine(profile, budget=1 << 62, link=Link(bandwidth=1))
+    for op in computations(len(profile)):
+        machine.issue(op)
+    return machine.peak
+
+
+def optimal_program(profile: OffloadProfile, *, budget: int, link: Link) -> Optimum:
+    """The fastest program list, by exhaustive search; for up to about six stages.
+
+    Raises:
+        InfeasibleBudgetError: No program list fits in `budget` bytes.
+    """
+    if (required := _least_budget(profile, link)) > budget:
+        raise InfeasibleBudgetError(
+            budget=budget, required=required, stages=len(profile), family="all"
+        )
+    order = count()
+    start = Machine(profile, budget, link)
+    open_states: list[tuple[int, int, Machine, tuple[Op, ...]]] = [
+        (_bound(start), next(order), start, ())
+    ]
+    seen: dict[_Key, list[tuple[int, ...]]] = {}
+    while open_states:
+        bound, _, machine, ops = heapq.heappop(open_states)
+        if machine.issued == 2 * len(profile):
+            return Optimum(Schedule(ops), exact(Fraction(bound, link.ticks)))
+        for op in _steps(machine):
+            following = machine.copy()
+            try:
+                following.issue(op)
+            except RefusedError:
+                continue
+            if _is_new(seen, following):
+                heapq.heappush(open_states, (_bound(following), next(order), following, (*ops, op)))
+    raise InvalidScheduleError("no program list ends, although all old activations can be away")
+
+
+def _least_budget(profile: OffloadProfile, link: Link) -> int:
+    """Of the slowest program: each activation leaves at once and comes back at the last moment."""
+    stages, ops = len(profile), []
+    for i in range(stages):
+        ops += [Op(OpKind.FORWARD_KEEP_ALL, i), Op(OpKind.OFFLOAD_ACTIVATION, i)]
+    ops.pop()
+    for i in reversed(range(stages)):
+        if i < stages - 1:
+            ops.append(Op(OpKind.PREFETCH_ACTIVATION, i))
+        ops.append(Op(OpKind.BACKWARD, i))
+    low, high = 0, _peak(profile)
+    while low < high:
+        middle = (low + high) // 2
+        if _ends_within(profile, middle, link, ops):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _ends_within(profile: OffloadProfile, budget: int, link: Link, ops: list[Op]) -> bool:
+    try:
+        machine = Machine(profile, budget, link)
+        for op in ops:
+            machine.issue(op)
+    except RefusedError:
+        return False
+    return True
+
+
+def _bound(machine: Machine) -> int:
+    """Ticks that no continuation is faster than: the computation under way and all others."""
+    ending = [time for time, _, op in machine.events if not op.kind.is_transfer]
+    times = (*machine.profile.forward_times, *reversed(machine.profile.backward_times))
+    return max([machine.now, *ending]) + machine.link.ticks * sum(times[machine.issued :])
+
+
+def _steps(machine: Machine) -> Iterator[Op]:
+    stages = len(machine.profile)
+    yield computations(stages)[machine.issued]
+    for j in range(stages - 1):
+        if not machine.profile.activations[j]:
+            continue
+        if j in machine.offloads:
+            if j not in machine.prefetches:
+                yield Op(OpKind.PREFETCH_ACTIVATION, j)
+        elif j <= machine.issued < 2 * stages - 1 - j:
+            yield Op(OpKind.OFFLOAD_ACTIVATION, j)
+
+
+def _is_new(seen: dict[_Key, list[tuple[int, ...]]], machine: Machine) -> bool:
+    """Whether no state seen has got as far with everything at least as early."""
+    pending = sorted(machine.events, key=lambda event: (event[1], event[2].stage))
+    key: _Key = (
+        machine.issued,
+        frozenset(machine.offloads),
+        frozenset(machine.prefetches),
+        tuple(machine.queue),
+        tuple(op for *_, op in pending),
+    )
+    times = (machine.now, *(time for time, *_ in pending))
+    better = seen.setdefault(key, [])
+    if any(all(a <= b for a, b in zip(known, times, strict=True)) for known in better):
+        return False
+    better[:] = [
+        known for known in better if not all(b <= a for a, b in zip(known, times, strict=True))
+    ]
+    better.append(times)
+    return True
