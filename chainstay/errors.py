@@ -89,15 +89,27 @@ class InfeasibleBudgetError(ChainstayError):
         required: As the attribute.
         stages: Length of the chain.
         family: Which schedules were searched; ``"all"`` for every valid one.
+        network: What it is a schedule of.
+        unit: ``"bytes"``, or what else budgets count, such as ``"slots"``.
     """
 
-    def __init__(self, *, budget: int, required: int, stages: int, family: str) -> None:
+    def __init__(  # noqa: PLR0913 - all by name, each a part of the message
+        self,
+        *,
+        budget: int,
+        required: int,
+        stages: int,
+        family: str,
+        network: str = "chain",
+        unit: str = "bytes",
+    ) -> None:
         self.budget = budget
         self.required = required
         which = "" if family == "all" else f"{family} "
+        amounts = [_exact(n) if unit == "bytes" else f"{n} {unit}" for n in (budget, required)]
         super().__init__(
-            f"no {which}schedule of this {stages}-stage chain fits in {_exact(budget)}; "
-            f"the least feasible budget is {_exact(required)}. Raise the budget, "
+            f"no {which}schedule of this {stages}-stage {network} fits in {amounts[0]}; "
+            f"the least feasible budget is {amounts[1]}. Raise the budget, "
             "shrink the batch, or cut the model into finer stages."
         )
 

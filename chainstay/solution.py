@@ -25,17 +25,29 @@ class Family(StrEnum):
         PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1).
         WEAKLY_PERSISTENT: Saved data stay until their backward, plain activations may float.
         SINGLE_SWEEP: Between two backwards, forwards run in increasing stage order.
+        CANONICAL_PERSISTENT: Of a join: persistent on every branch and the tail, and the
+            branches' backwards in the reverse order of their last checkpoints.
+        SINGLE_TURN: Of a homogeneous join: every schedule that runs the turn once.
         ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
 
     PERSISTENT = "persistent"
     WEAKLY_PERSISTENT = "weakly persistent"
     SINGLE_SWEEP = "single-sweep"
+    CANONICAL_PERSISTENT = "canonical persistent"
+    SINGLE_TURN = "single-turn"
     ALL = "all"
 
 
-_BREADTH: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT, Family.SINGLE_SWEEP, Family.ALL)
-"""Families, each within the next."""
+_BREADTH: Final = (
+    Family.CANONICAL_PERSISTENT,
+    Family.PERSISTENT,
+    Family.WEAKLY_PERSISTENT,
+    Family.SINGLE_SWEEP,
+    Family.SINGLE_TURN,
+    Family.ALL,
+)
+"""Families, each within the next, as far as they speak about the same networks."""
 _PERSISTENT: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT)
 """Families in which what is kept lasts until its backward, or moves on by ``Fn``.
 
