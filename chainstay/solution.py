@@ -10,6 +10,7 @@ from chainstay import documents
 from chainstay.errors import InvalidSolutionError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
+from chainstay.timetable import Time
 from chainstay.units import format_bytes, format_time
 
 __all__ = ["Claim", "Family", "Method", "Scope", "Solution", "Status"]
@@ -28,6 +29,7 @@ class Family(StrEnum):
         CANONICAL_PERSISTENT: Of a join: persistent on every branch and the tail, and the
             branches' backwards in the reverse order of their last checkpoints.
         SINGLE_TURN: Of a homogeneous join: every schedule that runs the turn once.
+        OFFLOAD_FIRST: Of offloading: all offloads end before the first prefetch starts.
         ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
 
@@ -36,6 +38,7 @@ class Family(StrEnum):
     SINGLE_SWEEP = "single-sweep"
     CANONICAL_PERSISTENT = "canonical persistent"
     SINGLE_TURN = "single-turn"
+    OFFLOAD_FIRST = "offload-before-prefetch"
     ALL = "all"
 
 
@@ -45,6 +48,7 @@ _BREADTH: Final = (
     Family.WEAKLY_PERSISTENT,
     Family.SINGLE_SWEEP,
     Family.SINGLE_TURN,
+    Family.OFFLOAD_FIRST,
     Family.ALL,
 )
 """Families, each within the next, as far as they speak about the same networks."""
@@ -127,15 +131,15 @@ class Solution:
     """
 
     schedule: Schedule
-    makespan: int
+    makespan: Time
     peak_bytes: int
     budget: int
-    lower_bound: int
+    lower_bound: Time
     family: Family
     method: str
     solve_seconds: float
     discards: Discards = Discards.TABLE1
-    unrestricted_bound: int = 0
+    unrestricted_bound: Time = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.peak_bytes <= self.budget:
@@ -168,8 +172,8 @@ class Solution:
         """How much time any schedule at all could save at most, as a share of the makespan."""
         return self._excess(self.unrestricted_bound)
 
-    def _excess(self, bound: int) -> float:
-        return (self.makespan - bound) / self.makespan if self.makespan else 0.0
+    def _excess(self, bound: Time) -> float:
+        return float((self.makespan - bound) / self.makespan) if self.makespan else 0.0
 
     def describe(self) -> str:
         """One sentence for people: how good, how sure, among what.

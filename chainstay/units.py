@@ -62,13 +62,14 @@ def format_bytes(size: int) -> str:
     return f"{amount:.2f} {unit}"
 
 
-def format_time(nanoseconds: float) -> str:
+def format_time(time: float | Fraction) -> str:
     """A duration for people, to three digits.
 
     Example:
         >>> format_time(47_420_000), format_time(950)
         ('47.4 ms', '950 ns')
     """
+    nanoseconds = float(time)
     rounded = float(f"{nanoseconds:.3g}")
     if abs(rounded) >= 1e12:
         return f"{nanoseconds / 1e9:.0f} s"

@@ -23,6 +23,7 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
 from chainstay.solve.budgets import size_of
+from chainstay.timetable import Time
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
 
@@ -192,7 +193,7 @@ def _bounded(profile: ChainProfile, claim: Claim, solution: Solution) -> Solutio
     Raises:
         CertificateError: It is faster than that.
     """
-    bound = unrestricted_bound(profile, solution.budget)
+    bound: Time = unrestricted_bound(profile, solution.budget)
     if claim.scope == Scope(Family.ALL, Discards.FREE):
         bound = max(bound, solution.lower_bound)
     if bound > solution.makespan:

@@ -1,0 +1,150 @@
+"""Greedy and Algorithm 1 as methods: from amounts to a claim with its times and bound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+
+from chainstay.dp.offload.fluid import FluidPlan, fluid_plan, greedy_amounts
+from chainstay.dp.offload.slots import subsets_on_slots
+from chainstay.dp.offload.subsets import best_subset
+from chainstay.errors import InvalidProfileError, UnknownMethodError
+from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.solution import Family
+from chainstay.timetable import Time, Transfers, exact
+
+__all__ = ["Algorithm1", "Greedy", "fractional_optimum", "greedy_set"]
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """The optimum when a part of an activation may stay: [BES20], Greedy.
+
+    From the first activation on, offload exactly what the peak has above the budget.
+
+    Example:
+        >>> str(Greedy())
+        'greedy'
+    """
+
+    def __str__(self) -> str:
+        return "greedy"
+
+    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        """As `OffloadMethod`, for fractional transfers.
+
+        Raises:
+            InfeasibleBudgetError: Not one stage at a time fits.
+            InvalidProfileError: Other transfers, or a link with latency or two directions.
+        """
+        if problem.transfers is not Transfers.FRACTIONAL:
+            raise InvalidProfileError(
+                f"greedy moves parts of activations, and transfers are {problem.transfers}; use "
+                "transfers='fractional', or method='auto'"
+            )
+        problem.require_feasible()
+        plan = fluid_plan(problem, greedy_amounts(problem))
+        assert plan is not None, "what is feasible is feasible with the oldest activations away"
+        return _claim(plan, plan.makespan, Family.ALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm1:
+    """Whole activations, interruptible transfers: [BES20], Algorithm 1, corrected.
+
+    Attributes:
+        slots: ``None`` is exact. A number treats states alike that differ by less than that
+            part of the peak: a plan that fits, and the fractional optimum as the bound.
+
+    Raises:
+        UnknownMethodError: `slots` is neither None nor positive.
+
+    Example:
+        >>> str(Algorithm1(slots=500))
+        'dp, 500 slots'
+    """
+
+    slots: int | None = None
+
+    def __post_init__(self) -> None:
+        is_count = isinstance(self.slots, int) and not isinstance(self.slots, bool)
+        if self.slots is not None and not (is_count and self.slots > 0):
+            raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive integer or None")
+
+    def __str__(self) -> str:
+        return "dp" if self.slots is None else f"dp, {self.slots} slots"
+
+    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        """As `OffloadMethod`, for interruptible transfers.
+
+        Returns:
+            The best plan whose offloads all precede all prefetches, and what proves it: the
+            program itself, or that not even parts of activations are faster.
+
+        Raises:
+            InfeasibleBudgetError: Not one stage at a time fits.
+            InvalidProfileError: Other transfers, or a link with latency or two directions.
+            SolverLimitError: Too many states without slots.
+        """
+        if problem.transfers is not Transfers.INTERRUPTIBLE:
+            raise InvalidProfileError(
+                f"Algorithm 1 is about interruptible transfers, not {problem.transfers} ones; use "
+                "transfers='interruptible', or method='auto'"
+            )
+        problem.require_feasible()
+        bound = fractional_optimum(problem)
+        plan = _plan(problem, greedy_set(problem))
+        if plan.makespan == bound:
+            return _claim(plan, bound, Family.ALL)
+        idle = _idle_ticks(problem, plan.makespan)
+        if self.slots is None:
+            best = best_subset(problem, below=idle)
+            if best is not None:
+                plan = _plan(problem, best.chosen)
+                expected = problem.profile.least_time + Fraction(best.idle, problem.link.ticks)
+                plan = plan._replace(makespan=exact(expected))
+            is_tight = plan.makespan == bound
+            return _claim(plan, plan.makespan, Family.ALL if is_tight else Family.OFFLOAD_FIRST)
+        for chosen in subsets_on_slots(problem, self.slots, below=float(idle)):
+            plan = min(plan, _plan(problem, chosen), key=lambda plan: plan.makespan)
+        return _claim(plan, bound, Family.ALL)
+
+
+def greedy_set(problem: OffloadProblem) -> frozenset[int]:
+    """The activations that Greedy moves, whole."""
+    return frozenset(j for j, amount in enumerate(greedy_amounts(problem)) if amount)
+
+
+def fractional_optimum(problem: OffloadProblem) -> Time:
+    """The least makespan if parts may move: no other plan is faster, whatever its transfers.
+
+    Raises:
+        InfeasibleBudgetError: Not one stage at a time fits.
+        InvalidProfileError: The link has latency or two directions.
+    """
+    problem.require_feasible()
+    plan = fluid_plan(problem, greedy_amounts(problem))
+    assert plan is not None, "what is feasible is feasible with the oldest activations away"
+    return plan.makespan
+
+
+def _plan(problem: OffloadProblem, chosen: Collection[int]) -> FluidPlan:
+    sizes = problem.profile.activations[:-1]
+    plan = fluid_plan(problem, [size * (j in chosen) for j, size in enumerate(sizes)])
+    assert plan is not None, "programs choose sets that leave enough memory"
+    return plan
+
+
+def _idle_ticks(problem: OffloadProblem, makespan: Time) -> int:
+    return int((makespan - problem.profile.least_time) * problem.link.ticks)
+
+
+def _claim(plan: FluidPlan, lower_bound: Time, family: Family) -> OffloadClaim:
+    return OffloadClaim(
+        schedule=plan.timetable.program(),
+        makespan=plan.makespan,
+        lower_bound=lower_bound,
+        family=family,
+        timetable=plan.timetable,
+    )

@@ -1,0 +1,173 @@
+"""Offloading as a question and its answers: what solvers get, claim, and what a referee says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Protocol, Self
+
+from chainstay import documents
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, InvalidSolutionError
+from chainstay.profiles import Link, OffloadProfile
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.solution import Family, Solution
+from chainstay.timetable import Move, Time, Timetable, Transfers, exact
+
+__all__ = ["OffloadClaim", "OffloadMethod", "OffloadProblem", "OffloadSolution"]
+
+_KIND: Final = "offload-solution"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadProblem:
+    """A chain on a device of limited memory beside a host.
+
+    Attributes:
+        profile: Costs of n stages.
+        budget: Bytes on the device.
+        link: To the host.
+        transfers: How freely activations may move.
+
+    Raises:
+        InvalidProfileError: Transfers that there are not, or interruptible or fractional ones
+            over a link with latency.
+    """
+
+    profile: OffloadProfile
+    budget: int
+    link: Link
+    transfers: Transfers = Transfers.INTEGRAL
+
+    def __post_init__(self) -> None:
+        if self.transfers not in tuple(Transfers):
+            known = ", ".join(map(repr, map(str, Transfers)))
+            raise InvalidProfileError(f"transfers is {self.transfers!r}, must be one of {known}")
+        object.__setattr__(self, "transfers", Transfers(self.transfers))
+        if self.transfers is not Transfers.INTEGRAL and self.link.latency:
+            raise InvalidProfileError(
+                f"the link's latency is {self.link.latency}, and {self.transfers} transfers have "
+                "none; use latency=0, or transfers='integral'"
+            )
+
+    def require_feasible(self) -> None:
+        """Refuse a budget in which not even one stage fits at a time.
+
+        Raises:
+            InfeasibleBudgetError: ``error.required`` is the least feasible budget.
+        """
+        if self.budget < (required := self.profile.required_bytes):
+            raise InfeasibleBudgetError(
+                budget=self.budget, required=required, stages=len(self.profile), family="all"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadClaim:
+    """A solver's word.
+
+    Attributes:
+        schedule: The program list: computations, offloads and prefetches as issued.
+        makespan: Its total time, as the solver counted it.
+        lower_bound: No schedule of `family` within the budget is faster.
+        family: The schedules that `lower_bound` covers: all of the problem's transfers
+            (`Family.ALL`), or those whose offloads precede all prefetches.
+        timetable: When what moves; needed where transfers are not integral.
+    """
+
+    schedule: Schedule
+    makespan: Time
+    lower_bound: Time
+    family: Family = Family.ALL
+    timetable: Timetable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadSolution(Solution):
+    """A `Solution` whose schedule is a program list, with the times that follow from it.
+
+    Attributes:
+        link: To the host.
+        transfers: How freely activations move.
+        timetable: When everything starts, and what moves when, as the referee counted it.
+    """
+
+    link: Link
+    transfers: Transfers
+    timetable: Timetable
+
+    def describe(self) -> str:
+        """One sentence for people; `Solution.describe`, and what moves."""
+        moved = sum(op.kind is OpKind.OFFLOAD_ACTIVATION for op in self.schedule)
+        return f"{Solution.describe(self)}; {moved} activations move, {self.transfers} transfers"
+
+    def to_json(self) -> str:
+        """The solution as a JSON document; `from_json` gives an equal solution back."""
+        body = {
+            "schedule": str(self.schedule),
+            "makespan": str(self.makespan),
+            "peak_bytes": self.peak_bytes,
+            "budget": self.budget,
+            "lower_bound": str(self.lower_bound),
+            "unrestricted_bound": str(self.unrestricted_bound),
+            "family": self.family,
+            "method": self.method,
+            "solve_seconds": self.solve_seconds,
+            "link": self.link.to_json(),
+            "transfers": self.transfers,
+            "starts": [{"at": str(start)} for start in self.timetable.starts],
+            "moves": [
+                {"op": str(move.op), "start": str(move.start), "end": str(move.end)}
+                for move in self.timetable.moves
+            ],
+        }
+        return documents.dump(_KIND, _VERSION, body)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read `to_json`'s document. Nothing in it is believed: replay it before use.
+
+        Raises:
+            InvalidSolutionError: Malformed, of another kind or version, or contradictory.
+            InvalidScheduleError: Its schedule does not parse.
+            InvalidProfileError: Its link is none.
+        """
+        document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
+        return cls(
+            schedule=Schedule.parse(document.string("schedule")),
+            makespan=exact(document.rational("makespan")),
+            peak_bytes=document.integer("peak_bytes"),
+            budget=document.integer("budget"),
+            lower_bound=exact(document.rational("lower_bound")),
+            unrestricted_bound=exact(document.rational("unrestricted_bound")),
+            family=Family(document.choice("family", Family)),
+            method=document.string("method"),
+            solve_seconds=document.number("solve_seconds"),
+            link=Link.from_json(document.string("link")),
+            transfers=Transfers(document.choice("transfers", Transfers)),
+            timetable=Timetable(
+                tuple(exact(start.rational("at")) for start in document.children("starts")),
+                tuple(_move(move) for move in document.children("moves")),
+            ),
+        )
+
+
+def _move(fields: documents.Fields) -> Move:
+    ops: tuple[Op, ...] = Schedule.parse(fields.string("op")).ops
+    if len(ops) != 1:
+        raise InvalidSolutionError(f"{fields.path}: field 'op' has {len(ops)} operations, not one")
+    start, end = (Fraction(fields.rational(name)) for name in ("start", "end"))
+    return Move(ops[0], exact(start), exact(end))
+
+
+class OffloadMethod(Protocol):
+    """A way to solve an offloading problem: ours, or your own callable, judged like ours.
+
+    Raises:
+        InfeasibleBudgetError: When called: nothing fits in the budget.
+        SolverLimitError: When called: its limit was reached with nothing to show.
+    """
+
+    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        """Claim a schedule of `problem`."""
+        ...
