@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from chainstay import documents
 from chainstay.errors import CertificateError
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, HomogeneousJoin, JoinProfile, OffloadProfile
 from chainstay.solution import Claim, Scope
 
 __all__ = [
+    "Profile",
     "Statement",
     "confront",
     "contradiction",
@@ -26,10 +29,22 @@ __all__ = [
     "statement_fields",
 ]
 
+Profile: TypeAlias = ChainProfile | HomogeneousJoin | JoinProfile | OffloadProfile
+"""What a problem is about."""
+
+_PROBLEMS: Final = MappingProxyType(
+    {
+        ChainProfile: "chain",
+        HomogeneousJoin: "join",
+        JoinProfile: "join",
+        OffloadProfile: "offload",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What a method said about a chain within a budget.
+    """What a method said about a network within a budget.
 
     Attributes:
         method: The method and its settings.
@@ -71,7 +86,7 @@ def disproof(one: Statement, other: Statement) -> str:
     return ""
 
 
-def confront(profile: ChainProfile, budget: int, statements: Sequence[Statement]) -> None:
+def confront(profile: Profile, budget: int, statements: Sequence[Statement]) -> None:
     """Hold certified `statements` about one problem against each other.
 
     Raises:
@@ -83,7 +98,7 @@ def confront(profile: ChainProfile, budget: int, statements: Sequence[Statement]
 
 
 def contradiction(
-    reason: str, profile: ChainProfile, budget: int, statements: Sequence[Statement]
+    reason: str, profile: Profile, budget: int, statements: Sequence[Statement]
 ) -> CertificateError:
     """The error that says `reason` and carries the problem and all that was said about it."""
     said = [statement_fields(statement) for statement in statements]
@@ -102,22 +117,22 @@ def contradiction(
 
 def counter_example(
     reason: str,
-    profile: ChainProfile,
+    profile: Profile,
     budget: int,
     answers: Sequence[Mapping[str, object]],
     **source: int,
 ) -> str:
-    """A JSON document of a contradiction: the chain, the budget and all that was said.
+    """A JSON document of a contradiction: the network, the budget and all that was said.
 
     Args:
         reason: Why the answers cannot all be right.
-        profile: The chain.
+        profile: The network.
         budget: Bytes.
         answers: As `statement_fields`.
         source: Where the instance comes from, such as its seed and number.
     """
     body = {
-        "problem": "chain",
+        "problem": _PROBLEMS[type(profile)],
         "reason": reason,
         **source,
         "budget": budget,

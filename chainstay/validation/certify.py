@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from chainstay.errors import InvalidScheduleError
-from chainstay.evidence import Statement, contradiction
-from chainstay.profiles import ChainProfile
-from chainstay.solution import Claim, Solution
-from chainstay.validation.simulate import simulate
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
-__all__ = ["certify"]
+from chainstay.errors import InvalidScheduleError
+from chainstay.evidence import Profile, Statement, contradiction
+from chainstay.profiles import ChainProfile, Join
+from chainstay.schedule import Schedule
+from chainstay.solution import Claim, Solution
+from chainstay.validation.join import simulate_join
+from chainstay.validation.simulate import Replay, simulate
+
+__all__ = ["certify", "certify_join"]
 
 
 def certify(
@@ -27,8 +33,41 @@ def certify(
         CertificateError: The schedule is invalid, exceeds the budget, has another makespan
             than claimed, or is faster than its own lower bound.
     """
+    solution = _certified(
+        profile, claim, partial(simulate, profile, discards=claim.discards), budget, method
+    )
+    return replace(solution, solve_seconds=solve_seconds)
+
+
+def certify_join(  # noqa: PLR0913 - one solve has so many facts
+    profile: Join,
+    claim: Claim,
+    *,
+    keep: Sequence[bool],
+    budget: int,
+    method: str,
+    solve_seconds: float,
+) -> Solution:
+    """The same for a join, with the gradients of inputs that it is to keep.
+
+    Raises:
+        CertificateError: As `certify`.
+    """
+    solution = _certified(
+        profile, claim, partial(simulate_join, profile, keep=keep), budget, method
+    )
+    return replace(solution, solve_seconds=solve_seconds)
+
+
+def _certified(
+    profile: ChainProfile | Join,
+    claim: Claim,
+    replayed: Callable[[Schedule], Replay],
+    budget: int,
+    method: str,
+) -> Solution:
     try:
-        replay = simulate(profile, claim.schedule, discards=claim.discards)
+        replay = replayed(claim.schedule)
     except InvalidScheduleError as invalid:
         raise _refused(profile, claim, budget, method, str(invalid)) from invalid
     if refusal := _difference(claim, replay.makespan, replay.peak_bytes, budget):
@@ -42,7 +81,7 @@ def certify(
         family=claim.family,
         discards=claim.discards,
         method=method,
-        solve_seconds=solve_seconds,
+        solve_seconds=0.0,
     )
 
 
@@ -63,8 +102,6 @@ def _difference(claim: Claim, makespan: int, peak_bytes: int, budget: int) -> st
     return ""
 
 
-def _refused(
-    profile: ChainProfile, claim: Claim, budget: int, method: str, refusal: str
-) -> Exception:
+def _refused(profile: Profile, claim: Claim, budget: int, method: str, refusal: str) -> Exception:
     statement = Statement(method=method, finds=claim.scope, covers=claim.scope, claim=claim)
     return contradiction(f"{method}: {refusal}", profile, budget, [statement])
