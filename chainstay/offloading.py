@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Protocol, Self
 
 from chainstay import documents
-from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, InvalidSolutionError
+from chainstay.errors import (
+    CertificateError,
+    InfeasibleBudgetError,
+    InvalidProfileError,
+    InvalidSolutionError,
+)
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.timetable import Move, Time, Timetable, Transfers, exact
 
-__all__ = ["OffloadClaim", "OffloadMethod", "OffloadProblem", "OffloadSolution"]
+__all__ = [
+    "OffloadClaim",
+    "OffloadMethod",
+    "OffloadProblem",
+    "OffloadSolution",
+    "contradiction",
+    "counter_example",
+]
 
 _KIND: Final = "offload-solution"
 _VERSION: Final = 1
@@ -158,6 +171,63 @@ def _move(fields: documents.Fields) -> Move:
         raise InvalidSolutionError(f"{fields.path}: field 'op' has {len(ops)} operations, not one")
     start, end = (Fraction(fields.rational(name)) for name in ("start", "end"))
     return Move(ops[0], exact(start), exact(end))
+
+
+def contradiction(
+    reason: str, problem: OffloadProblem, said: Mapping[str, OffloadClaim | None]
+) -> CertificateError:
+    """The error that says `reason` and carries the problem and what each method said.
+
+    Args:
+        reason: Why not all of it can be right.
+        problem: What was asked.
+        said: By method; ``None`` for "nothing fits".
+    """
+    report = counter_example(reason, problem, said)
+    error = CertificateError(
+        f"{reason}\nThis is a bug in chainstay: please report it with error.report, the document "
+        "that holds the problem and all that was said. Meanwhile, try another method.",
+        profile=problem.profile,
+        budget=problem.budget,
+        statements=tuple(said.items()),
+        report=report,
+    )
+    error.add_note(report)
+    return error
+
+
+def counter_example(
+    reason: str,
+    problem: OffloadProblem,
+    said: Mapping[str, OffloadClaim | None],
+    **source: int,
+) -> str:
+    """The same as a JSON document; `source` is where the instance comes from."""
+    answers = [
+        {"method": method, "claim": None if claim is None else _claim_fields(claim)}
+        for method, claim in said.items()
+    ]
+    body = {
+        "problem": "offload",
+        "reason": reason,
+        **source,
+        "budget": problem.budget,
+        "transfers": problem.transfers,
+        "link": problem.link.to_json(),
+        "profile": problem.profile.to_json(),
+        "answers": answers,
+    }
+    return documents.dump("counter-example", 1, body)
+
+
+def _claim_fields(claim: OffloadClaim) -> dict[str, str]:
+    return {
+        "schedule": str(claim.schedule),
+        "makespan": str(claim.makespan),
+        "lower_bound": str(claim.lower_bound),
+        "family": claim.family,
+        "timetable": str(claim.timetable),
+    }
 
 
 class OffloadMethod(Protocol):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Final
 
 from chainstay.dp.offload.fluid import FluidPlan, fluid_plan, greedy_amounts
 from chainstay.dp.offload.slots import subsets_on_slots
 from chainstay.dp.offload.subsets import best_subset
 from chainstay.errors import InvalidProfileError, UnknownMethodError
 from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.profiles import Link
 from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers, exact
 
-__all__ = ["Algorithm1", "Greedy", "fractional_optimum", "greedy_set"]
+__all__ = ["Algorithm1", "Greedy", "fractional_optimum", "greedy_set", "promising_sets", "relaxed"]
+
+_ANSWERS: Final = 32
+"""Of the program on slots, for `promising_sets`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +121,36 @@ def greedy_set(problem: OffloadProblem) -> frozenset[int]:
     return frozenset(j for j, amount in enumerate(greedy_amounts(problem)) if amount)
 
 
+def relaxed(problem: OffloadProblem) -> OffloadProblem:
+    """`problem` with a half-duplex link that is at least as good, and without latency.
+
+    One direction at a time at twice the bandwidth does whatever two directions do.
+    """
+    link = problem.link
+    bandwidth = link.bandwidth * (2 if link.is_full_duplex else 1)
+    return replace(problem, link=Link(bandwidth=bandwidth))
+
+
 def fractional_optimum(problem: OffloadProblem) -> Time:
-    """The least makespan if parts may move: no other plan is faster, whatever its transfers.
+    """No plan is faster, whatever its transfers; exact for fractional ones over `relaxed` links.
 
     Raises:
         InfeasibleBudgetError: Not one stage at a time fits.
-        InvalidProfileError: The link has latency or two directions.
     """
     problem.require_feasible()
+    problem = relaxed(problem)
     plan = fluid_plan(problem, greedy_amounts(problem))
     assert plan is not None, "what is feasible is feasible with the oldest activations away"
     return plan.makespan
+
+
+def promising_sets(problem: OffloadProblem, slots: int = 500) -> list[frozenset[int]]:
+    """Sets of activations that Greedy and Algorithm 1 would move, for other models to try."""
+    problem = relaxed(problem)
+    greedy = greedy_set(problem)
+    idle = _idle_ticks(problem, _plan(problem, greedy).makespan)
+    found = subsets_on_slots(problem, slots, below=float(idle) + 1, answers=_ANSWERS)
+    return [greedy, *found]
 
 
 def _plan(problem: OffloadProblem, chosen: Collection[int]) -> FluidPlan:

@@ -1,0 +1,62 @@
+"""What people use to offload, as program lists for the same judge; and ordered no-wait.
+
+`OFFLOAD_BASELINES` maps a name to a function from a problem to the best plan that a user of
+that tool would find by turning its knobs, or ``None`` where all of them run out of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from chainstay.baselines.offload.ordered import OrderedNoWait, OrderedPlan
+from chainstay.baselines.offload.sets import autoswap_sets, first_sets, vdnn_sets
+from chainstay.baselines.offload.tflms import tflms, tflms_plan
+from chainstay.offloading import OffloadProblem
+from chainstay.schedule import Schedule
+
+__all__ = [
+    "OFFLOAD_BASELINES",
+    "OrderedNoWait",
+    "OrderedPlan",
+    "autoswap_sets",
+    "best_ordered",
+    "first_sets",
+    "tflms",
+    "tflms_plan",
+    "vdnn_sets",
+]
+
+
+def best_ordered(
+    ordered: OrderedNoWait, sets: Iterable[frozenset[int]]
+) -> tuple[int, frozenset[int]] | None:
+    """The fastest of `sets` by ordered no-wait and its makespan in ticks, if any fits."""
+    judged = ((ordered.makespan_ticks(chosen), chosen) for chosen in dict.fromkeys(sets))
+    fitting = ((ticks, chosen) for ticks, chosen in judged if ticks is not None)
+    return min(fitting, key=lambda pair: pair[0], default=None)
+
+
+def _by_sets(
+    sets: Callable[[OrderedNoWait], Iterable[frozenset[int]]],
+) -> Callable[[OffloadProblem], Schedule | None]:
+    def plan(problem: OffloadProblem) -> Schedule | None:
+        ordered = OrderedNoWait.of(problem)
+        best = best_ordered(ordered, sets(ordered))
+        found = None if best is None else ordered.plan(best[1])
+        return None if found is None else found.schedule
+
+    return plan
+
+
+def _tflms(problem: OffloadProblem) -> Schedule | None:
+    found = tflms(OrderedNoWait.of(problem))
+    return None if found is None else found.schedule
+
+
+OFFLOAD_BASELINES: Final[Mapping[str, Callable[[OffloadProblem], Schedule | None]]] = (
+    MappingProxyType(
+        {"vdnn": _by_sets(vdnn_sets), "tflms": _tflms, "autoswap": _by_sets(autoswap_sets)}
+    )
+)
