@@ -23,26 +23,31 @@ class Situation:
         arguments: How they nest; shape, type, device and ``requires_grad`` of tensors.
         training: Training flag of every module.
         autocast: ``None`` where it is off.
-        parameters: Type, device and ``requires_grad`` of each.
+        parameters: Type, device and ``requires_grad`` of each, one behind the other: a tuple for
+            each would wake the garbage collector in every step. Shared ones count each time.
     """
 
     arguments: CallSignature
     training: tuple[bool, ...]
     autocast: Autocast | None
-    parameters: tuple[tuple[torch.dtype, torch.device, bool], ...]
+    parameters: tuple[torch.dtype | torch.device | bool, ...]
 
     @classmethod
     def now(cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Situation:
         """That of the call ``model(*args, **kwargs)`` at present."""
-        parameters = tuple(
-            (each.dtype, each.device, each.requires_grad) for each in model.parameters()
-        )
-        device = parameters[0][1] if parameters else torch.device("cpu")
+        modules = _modules_of(model)
+        parameters: list[torch.dtype | torch.device | bool] = []
+        for module in modules:
+            for each in module._parameters.values():  # noqa: SLF001  # see `_modules_of`
+                if each is not None:
+                    parameters += (each.dtype, each.device, each.requires_grad)
+        device = parameters[1] if parameters else torch.device("cpu")
+        assert isinstance(device, torch.device)
         return cls(
             arguments=CallSignature.of(args, kwargs),
-            training=tuple(module.training for module in model.modules()),
+            training=tuple([module.training for module in modules]),
             autocast=Autocast.now(device),
-            parameters=parameters,
+            parameters=tuple(parameters),
         )
 
     def difference(self, present: Situation) -> str:
@@ -57,6 +62,19 @@ class Situation:
         pairs = zip(self.arguments.leaves, present.arguments.leaves, strict=False)
         shown = (f"{new} instead of {old}" for old, new in pairs if old != new)
         return f"{changed[0]} ({next(shown, 'another number or nesting')})"
+
+
+def _modules_of(model: nn.Module) -> list[nn.Module]:
+    """As ``model.modules()``, which takes longer than a small model's whole step."""
+    found: dict[int, nn.Module] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            children = [each for each in module._modules.values() if each is not None]  # noqa: SLF001
+            waiting += reversed(children)
+    return list(found.values())
 
 
 _WORDS = {

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from chainstay.runtime.stages import tensor_at
+
 __all__ = ["CallInput", "Constant", "ModelTensor", "Source"]
 
 
@@ -26,7 +28,8 @@ class ModelTensor:
 
     def read(self) -> torch.Tensor:
         """The tensor that the model holds now."""
-        tensor: torch.Tensor = getattr(self.owner, self.name)
+        tensor = tensor_at((self.owner, self.name))
+        assert tensor is not None, f"{self.path} is gone"
         return tensor
 
 
