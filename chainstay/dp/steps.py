@@ -10,7 +10,17 @@ import numpy as np
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
 
-__all__ = ["Pair", "Steps", "add_term", "buffers", "merge_moved", "value_at", "with_room"]
+__all__ = [
+    "Pair",
+    "Steps",
+    "add_term",
+    "buffers",
+    "gain_within",
+    "merge_moved",
+    "part_within",
+    "value_at",
+    "with_room",
+]
 
 _BEYOND: Final = 2**62
 
@@ -93,7 +103,7 @@ def _first_gain(
     last_i, last_j = _corner_at(one, stop), _corner_at(other, stop)
     here, leap = start, 15
     while here <= stop:
-        while p < lowest.last and lowest.memory[p + 1] <= here:
+        while p < lowest.last and lowest.memory[p + 1] + lowest.shift <= here:
             p += 1
         target = lowest.overhead[p] if p >= lowest.first else ceiling
         if constant + one.overhead[i] + other.overhead[j] < target:
@@ -207,6 +217,21 @@ def merge_moved(
 
 
 @kernel
+def part_within(steps: Steps, limits: tuple[int, int]) -> Steps:
+    """The corners up to some bytes and below some ns, where they stand."""
+    cap, ceiling = limits
+    low, high = steps.first, _corner_at(steps, cap) + 1
+    last = high - 1
+    while low < high:
+        middle = (low + high) >> 1
+        if steps.overhead[middle] < ceiling:
+            high = middle
+        else:
+            low = middle + 1
+    return Steps(steps.memory, steps.overhead, low, last, steps.shift)
+
+
+@kernel
 def _memory_until(steps: Steps, overhead: int) -> int:
     """The most memory at which the steps lie above `overhead`."""
     low, high = steps.first, steps.last + 1
@@ -216,7 +241,30 @@ def _memory_until(steps: Steps, overhead: int) -> int:
             high = middle
         else:
             low = middle + 1
-    return steps.memory[low] - 1 if low <= steps.last else _BEYOND
+    return steps.memory[low] + steps.shift - 1 if low <= steps.last else _BEYOND
+
+
+@kernel
+def gain_within(
+    lowest: Steps,
+    one: Steps,
+    other: Steps,
+    constant: int,
+    start: int,
+    limits: tuple[int, int],
+) -> tuple[int, int]:
+    """From and up to how many bytes a sum may lie below `lowest`; -1 and 0 if nowhere.
+
+    Args: as `add_term`, but `lowest` may start anywhere and be shifted.
+    """
+    cap, ceiling = limits
+    stop = min(cap, _memory_until(lowest, constant))  # where the constant alone is too much
+    if start > stop:
+        return -1, 0
+    floor = constant + value_at(one, stop, 0) + value_at(other, stop, 0)
+    if floor >= value_at(lowest, start, ceiling):
+        return -1, 0
+    return _first_gain(lowest, one, other, constant, start, stop, ceiling), stop
 
 
 @kernel
@@ -232,7 +280,7 @@ def add_term(
     """The lower of `lowest` and a sum from `start` bytes on; buffers change places if needed.
 
     Args:
-        lowest: Starts at index 0.
+        lowest: Starts at index 0, not shifted.
         one: First term.
         other: Second term; corners of both hold at `start`.
         constant: Third term.
@@ -243,18 +291,12 @@ def add_term(
     Returns:
         The result, in one of the two buffers, and the other one.
     """
-    cap, ceiling = limits
-    stop = min(cap, _memory_until(lowest, constant))  # where the constant alone is too much
-    if start > stop:
-        return lowest, spare
-    floor = constant + value_at(one, stop, 0) + value_at(other, stop, 0)
-    if floor >= value_at(lowest, start, ceiling):
-        return lowest, spare
-    start = _first_gain(lowest, one, other, constant, start, stop, ceiling)
+    start, stop = gain_within(lowest, one, other, constant, start, limits)
     if start < 0:
         return lowest, spare
     size = lowest.last + one.last - one.first + other.last - other.first + 3
     if size > len(spare[0]):
         spare = buffers(2 * size)
+    ceiling = limits[1]
     size = _merge_sum(lowest, one, other, constant, start, stop, ceiling, spare[0], spare[1])
     return Steps(spare[0], spare[1], 0, size - 1, 0), (lowest.memory, lowest.overhead)

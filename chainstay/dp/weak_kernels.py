@@ -17,7 +17,17 @@ from chainstay.dp.priced_pruning import PricedLimit, keep_affordable, room_withi
 from chainstay.dp.pruning import Chain, input_bytes
 from chainstay.dp.recursion import KEEP, Array
 from chainstay.dp.resting import Resting, arrive, nothing_rests
-from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
+from chainstay.dp.steps import (
+    Pair,
+    Steps,
+    add_term,
+    buffers,
+    gain_within,
+    merge_moved,
+    part_within,
+    value_at,
+    with_room,
+)
 
 __all__ = [
     "MOVE",
@@ -45,6 +55,8 @@ class WeakCorners(NamedTuple):
         row: Shape (n, n): the number of the front of (s, t, l) is ``row[s, t] + l``.
         first: Shape (fronts,): where a front starts in both …
         size: … and how many corners it has.
+        origin: Shape (fronts,): the front of (s, t, l) is that of (origin, t, l), as the
+            floating activation has nothing better to do than to move on to there.
     """
 
     memory: Array
@@ -52,6 +64,7 @@ class WeakCorners(NamedTuple):
     row: Array
     first: Array
     size: Array
+    origin: Array
 
 
 @kernel
@@ -64,11 +77,28 @@ def _rows(n: int) -> Array:
     return row
 
 
+class Draft(NamedTuple):
+    """A front in the making.
+
+    Attributes:
+        lowest: The front; without shift and from index 0, unless it is that of another state.
+        origin: The stage s of the state among whose corners it stands.
+        here: Where it stands if it is not that of another state; to write to if it is.
+        spare: To write to.
+    """
+
+    lowest: Steps
+    origin: int
+    here: Pair
+    spare: Pair
+
+
 @kernel
-def _front(corners: WeakCorners, s: int, t: int, end: int, shift: int) -> Steps:
+def _front(chain: Chain, corners: WeakCorners, s: int, t: int, end: int, shift: int) -> Steps:
     number = corners.row[s, t] + end
     first = corners.first[number]
     last = first + corners.size[number] - 1
+    shift += chain.activation[corners.origin[number]] - chain.activation[s]
     return Steps(corners.memory, corners.overhead, first, last, shift)
 
 
@@ -112,8 +142,9 @@ def _rest_at(
     floor = chain.gradient[end + 1] + chain.transit[j, j] + chain.activation[j]
     for t in range(j, end + 1):
         resting.least[t] = max(resting.least[t], floor)
-        here = _front(corners, j, t, end, chain.activation[j])
-        if here.last >= here.first:
+        here = _front(chain, corners, j, t, end, chain.activation[j])
+        # what moves on at once is known from where it goes
+        if here.last >= here.first and corners.origin[corners.row[j, t] + end] == j:
             resting, spare = arrive(resting, t, here, cap, spare)
     return resting, spare
 
@@ -125,24 +156,46 @@ def _first_case(
     span: tuple[int, int, int],
     limits: tuple[int, int],
     here: Pair,
-) -> tuple[Steps, Pair]:
+    spare: Pair,
+) -> Draft:
     """Keep stage s (s = t), or move the floating activation from s to s+1 (s < t)."""
     s, t, end = span
     cap, ceiling = limits
     if s == end:
         here[0][0], here[1][0] = chain.keep_floor[s, s], 0
-        return Steps(here[0], here[1], 0, 0, 0), here
+        return Draft(Steps(here[0], here[1], 0, 0, 0), s, here, spare)
     if s == t:
-        after = _front(corners, s + 1, s + 1, end, chain.saved[s])
+        after = _front(chain, corners, s + 1, s + 1, end, chain.saved[s])
         floor = chain.keep_floor[s, end]
     else:
-        after = _front(corners, s + 1, t, end, chain.activation[s + 1] - chain.activation[s])
+        shift = chain.activation[s + 1] - chain.activation[s]
+        after = _front(chain, corners, s + 1, t, end, shift)
         floor = chain.gradient[end + 1] + chain.transit[s, s]
-    if after.last - after.first >= len(here[0]):
-        here = buffers(2 * (after.last - after.first + 1))
+        after = part_within(after, limits)
+        if after.first <= after.last and after.memory[after.first] + after.shift >= floor:
+            origin = int(corners.origin[corners.row[s + 1, t] + end])
+            return Draft(after, origin, here, spare)
+    here = _with_size(here, after.last - after.first + 1)
     nothing = Steps(here[0], here[1], 0, -1, 0)
     size = merge_moved(nothing, after, 0, floor, cap, ceiling, here[0], here[1])
-    return Steps(here[0], here[1], 0, size - 1, 0), here
+    return Draft(Steps(here[0], here[1], 0, size - 1, 0), s, here, spare)
+
+
+@kernel
+def _with_size(buffer: Pair, size: int) -> Pair:
+    """`buffer`, or a larger one, with room for so many corners."""
+    return buffer if size <= len(buffer[0]) else buffers(2 * size)
+
+
+@kernel
+def _own(draft: Draft, s: int) -> Draft:
+    """A copy for the state of stage s itself."""
+    lowest = draft.lowest
+    size = lowest.last - lowest.first + 1
+    here = _with_size(draft.here, size)
+    here[0][:size] = lowest.memory[lowest.first : lowest.last + 1] + lowest.shift
+    here[1][:size] = lowest.overhead[lowest.first : lowest.last + 1]
+    return Draft(Steps(here[0], here[1], 0, size - 1, 0), s, here, draft.spare)
 
 
 @kernel
@@ -153,10 +206,9 @@ def _restarts(
     limits: tuple[int, int],
     ends: Pair,
     resting: Resting,
-    lowest: Steps,
-    spare: Pair,
-) -> tuple[Steps, Pair]:
-    """The lower of `lowest` and, for all k, ``R(s+1, k, l, ·) + W(s, t, k-1, ·)``.
+    draft: Draft,
+) -> Draft:
+    """The lower of `draft` and, for all k, ``R(s+1, k, l, ·) + W(s, t, k-1, ·)``.
 
     `ends` are first memory and last overhead of every front; all else as in `add_term`.
     """
@@ -171,12 +223,18 @@ def _restarts(
         # cheap: nowhere does the sum exist and lie below all of `lowest`
         start = max(floor, least[k - 1], resting.least[k])
         lower = rerun + best[k - 1] + resting.best[k]
-        if start > cap or lower >= ceiling or lower >= value_at(lowest, start, ceiling):
+        if start > cap or lower >= ceiling or lower >= value_at(draft.lowest, start, ceiling):
             continue
-        earlier = _front(corners, s, t, k - 1, 0)
+        earlier = _front(chain, corners, s, t, k - 1, 0)
         later = Steps(resting.memory[k], resting.overhead[k], 0, resting.size[k] - 1, 0)
-        lowest, spare = add_term(lowest, earlier, later, rerun, start, limits, spare)
-    return lowest, spare
+        if draft.origin > s:
+            start = gain_within(draft.lowest, earlier, later, rerun, start, limits)[0]
+            if start < 0:
+                continue
+            draft = _own(draft, s)
+        lowest, spare = add_term(draft.lowest, earlier, later, rerun, start, limits, draft.spare)
+        draft = Draft(lowest, s, (lowest.memory, lowest.overhead), spare)
+    return draft
 
 
 class Floating(NamedTuple):
@@ -236,12 +294,25 @@ def _floating_lines(
 
 
 @kernel
+def _stored(
+    limit: PricedLimit, lines: NDArray[np.float64], draft: Draft, s: int, pool: Pair, used: int
+) -> tuple[Pair, int, int]:
+    """Where `draft` stands in the pool, and its size: for a new one, of what can matter of it."""
+    size = draft.lowest.last - draft.lowest.first + 1
+    if draft.origin > s:
+        return pool, draft.lowest.first, size
+    pool = with_room(pool, used, size)
+    return pool, used, keep_affordable(limit, lines, draft.lowest, pool[0][used:], pool[1][used:])
+
+
+@kernel
 def fill_weak(chain: Chain, limit: PricedLimit, floating: Floating) -> WeakCorners:
     """Fronts of all W(s, t, l, ·) within the limit: l ascending, s descending."""
     n = len(chain.saved)
     row = _rows(n)
     fronts = row[n - 1, n - 1] + n
     first, count = np.zeros(fronts, dtype=np.int64), np.zeros(fronts, dtype=np.int32)
+    origin = np.zeros(fronts, dtype=np.int64)
     ends = np.full(fronts, _BEYOND, dtype=np.int64), np.zeros(fronts, dtype=np.int64)
     pool, used = buffers(_FIRST_CAPACITY), 0
     here, spare = buffers(_FIRST_CAPACITY), buffers(_FIRST_CAPACITY)
@@ -252,7 +323,7 @@ def fill_weak(chain: Chain, limit: PricedLimit, floating: Floating) -> WeakCorne
         for s in range(end, -1, -1):
             if end < n - 1 and chain.elapsed[end + 1] - chain.elapsed[s] > limit.overhead:
                 break
-            corners = WeakCorners(pool[0], pool[1], row, first, count)
+            corners = WeakCorners(pool[0], pool[1], row, first, count, origin)
             if s < end:
                 resting, spare = _rest_at(chain, corners, s + 1, end, resting, spare, limit.memory)
             for t in range(s, end + 1):
@@ -266,22 +337,18 @@ def fill_weak(chain: Chain, limit: PricedLimit, floating: Floating) -> WeakCorne
                 cap, ceiling = room_within(limit, lines, input_bytes(chain, s), needed)
                 if cap < needed or ceiling <= 0:
                     continue
-                corners = WeakCorners(pool[0], pool[1], row, first, count)
-                lowest, here = _first_case(chain, corners, (s, t, end), (cap, ceiling), here)
-                lowest, spare = _restarts(
-                    chain, corners, (s, t, end), (cap, ceiling), ends, resting, lowest, spare
-                )
-                # store what can be part of a whole schedule
-                pool = with_room(pool, used, lowest.last + 1)
-                size = keep_affordable(limit, lines, lowest, pool[0][used:], pool[1][used:])
-                number = row[s, t] + end
-                first[number], count[number] = used, size
+                corners = WeakCorners(pool[0], pool[1], row, first, count, origin)
+                draft = _first_case(chain, corners, (s, t, end), (cap, ceiling), here, spare)
+                draft = _restarts(chain, corners, (s, t, end), (cap, ceiling), ends, resting, draft)
+                pool, start, size = _stored(limit, lines, draft, s, pool, used)
+                here, spare, number = draft.here, draft.spare, row[s, t] + end
+                first[number], count[number], origin[number] = start, size, draft.origin
+                used = max(used, start + size)
                 if size:
-                    ends[0][number], ends[1][number] = pool[0][used], pool[1][used + size - 1]
-                used += size
-                here = (lowest.memory, lowest.overhead)
+                    ends[0][number] = pool[0][start] + draft.lowest.shift
+                    ends[1][number] = pool[1][start + size - 1]
         rests = (resting.memory, resting.overhead)
-    return WeakCorners(pool[0][:used], pool[1][:used], row, first, count)
+    return WeakCorners(pool[0][:used], pool[1][:used], row, first, count, origin)
 
 
 @kernel
@@ -294,12 +361,12 @@ def _choose_restart(
         rest = target - (chain.elapsed[k] - chain.elapsed[s])
         if rest < 0:
             break
-        rest -= value_at(_front(corners, s, t, k - 1, 0), m, target + 1)
+        rest -= value_at(_front(chain, corners, s, t, k - 1, 0), m, target + 1)
         if rest < 0:
             continue
         for j in range(k, s, -1):
             if m >= gradient + chain.transit[s, j - 1]:
-                later = _front(corners, j, k, end, chain.activation[j])
+                later = _front(chain, corners, j, k, end, chain.activation[j])
                 if value_at(later, m, -1) == rest:
                     return k, j
     return -2, 0
@@ -315,16 +382,16 @@ def choose_weak(
         ``(k, j)`` for restarting at k with the floating activation resting at j; or
         `KEEP` or -3 (move) and 0; or (-2, 0) where there is none.
     """
-    target = value_at(_front(corners, s, t, end, 0), m, -1)
+    target = value_at(_front(chain, corners, s, t, end, 0), m, -1)
     if s == t and m >= chain.keep_floor[s, end]:
         after = 0
         if s < end:
-            after = value_at(_front(corners, s + 1, s + 1, end, chain.saved[s]), m, -1)
+            after = value_at(_front(chain, corners, s + 1, s + 1, end, chain.saved[s]), m, -1)
         if after == target:
             return KEEP, 0
     gradient = chain.gradient[end + 1]
     if s < t and m >= gradient + chain.transit[s, s]:
         shift = chain.activation[s + 1] - chain.activation[s]
-        if value_at(_front(corners, s + 1, t, end, shift), m, -1) == target:
+        if value_at(_front(chain, corners, s + 1, t, end, shift), m, -1) == target:
             return MOVE, 0
     return _choose_restart(chain, corners, (s, t, end), m, target)
