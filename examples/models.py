@@ -43,28 +43,30 @@ class Bottleneck(nn.Module):
         return total
 
 
-def resnet50(num_classes: int = 1000) -> nn.Sequential:
+def resnet50(num_classes: int = 1000, width: int = 64) -> nn.Sequential:
     """ResNet-50 as 18 stages: stem, 16 bottlenecks, head.
 
     Args:
         num_classes: Size of the output's last dimension.
+        width: Channels of the stem; all others are multiples of it.
 
     Returns:
         A model from images (batch, 3, height, width) to scores (batch, num_classes).
     """
     stages = OrderedDict[str, nn.Module]()
     stages["stem"] = nn.Sequential(
-        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
-        nn.BatchNorm2d(64),
+        nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(width),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, stride=2, padding=1),
     )
-    channels = 64
-    for group, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=1):
+    channels = width
+    for group, blocks in enumerate((3, 4, 6, 3)):
+        inner = width << group
         for block in range(blocks):
-            stride = 2 if group > 1 and block == 0 else 1
-            stages[f"group{group}_block{block}"] = Bottleneck(channels, width, stride)
-            channels = 4 * width
+            stride = 2 if group and block == 0 else 1
+            stages[f"group{group + 1}_block{block}"] = Bottleneck(channels, inner, stride)
+            channels = 4 * inner
     stages["head"] = nn.Sequential(
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes)
     )

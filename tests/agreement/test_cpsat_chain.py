@@ -40,7 +40,7 @@ def test_golden_least_budgets(golden: GoldenChain, discards: Discards) -> None:
     assert minimum_budget(golden.profile, discards) == golden.min_budget[discards]
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(small_chains(), RULES, st.integers(0, 8), st.sampled_from(["hinted", "alone"]))
 def test_optimum_of_small_chains_is_that_of_exhaustive_search(
     profile: ChainProfile, discards: Discards, eighths: int, start: str
@@ -49,7 +49,7 @@ def test_optimum_of_small_chains_is_that_of_exhaustive_search(
     agrees_with_search(CPSAT(discards=discards), profile, budget, hinted=start == "hinted")
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(small_chains(), RULES)
 def test_least_budget_of_small_chains_is_that_of_exhaustive_search(
     profile: ChainProfile, discards: Discards
@@ -57,7 +57,7 @@ def test_least_budget_of_small_chains_is_that_of_exhaustive_search(
     has_exact_least_budget(CPSAT(discards=discards), minimum_budget, profile)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(small_chains(max_stages=6), RULES, st.integers(-1, 8))
 def test_the_two_models_agree_on_every_chain(
     profile: ChainProfile, discards: Discards, eighths: int
@@ -93,7 +93,7 @@ def test_twenty_stages_are_proved_in_seconds(seed: int) -> None:
     assert claim.family is Family.ALL
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(huge_chains(largest_bits=46), RULES)
 def test_least_budget_of_huge_chains_is_exact_to_the_byte(
     profile: ChainProfile, discards: Discards

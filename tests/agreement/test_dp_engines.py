@@ -28,7 +28,7 @@ from chainstay.dp.compiled import (  # noqa: E402  # needs numba
 )
 from chainstay.dp.prices import PriceBound  # noqa: E402  # needs numba
 
-MANY = settings(max_examples=2_000)
+MANY = settings(max_examples=500)
 
 
 @MANY
@@ -67,7 +67,7 @@ def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
     assert (compiled_least_memory(recursion).of == LeastMemory(recursion).of).all()
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(chains(max_stages=7), st.integers(0, 150))
 def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     profile: ChainProfile, extra: int
@@ -104,7 +104,7 @@ def test_long_chains_get_compiled_code_and_short_ones_or_lack_of_numba_do_not(
     assert engines.exact_engine(1000) is Fronts
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(chains(), st.integers(0, 150))
 def test_the_front_door_gives_one_answer_by_either_engine(
     profile: ChainProfile, extra: int

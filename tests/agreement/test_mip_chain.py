@@ -69,7 +69,7 @@ def test_golden_least_budgets(golden: GoldenChain, discards: Discards) -> None:
     assert minimum_budget(golden.profile, discards) == golden.min_budget[discards]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(small_chains(max_stages=4), RULES, st.integers(0, 8))
 @example(THIN, Discards.TABLE1, 0)
 @example(HUNGRY, Discards.TABLE1, 0)
@@ -81,7 +81,7 @@ def test_optimum_of_small_chains_is_that_of_exhaustive_search(
     agrees_with_search(MIP(discards=discards), profile, budget)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(small_chains(max_stages=4), RULES)
 def test_least_budget_of_small_chains_is_that_of_exhaustive_search(
     profile: ChainProfile, discards: Discards
@@ -118,7 +118,7 @@ def test_byte_and_nanosecond_sizes_of_real_models_are_exact(times: int) -> None:
         assert certified(profile, budget, MIP()(profile, budget)) == expected
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(huge_chains(largest_bits=48), RULES)
 def test_least_budget_of_huge_chains_is_exact_to_the_byte(
     profile: ChainProfile, discards: Discards

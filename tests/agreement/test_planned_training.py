@@ -41,15 +41,19 @@ class Case:
 def resnet_case() -> Case:
     torch.manual_seed(0)
     images, classes = torch.randn(4, 3, 64, 64), torch.randint(0, 1000, (4,))
-    return _case(resnet50(), images, lambda scores: functional.cross_entropy(scores, classes))
+    return _case(
+        resnet50(width=16), images, lambda scores: functional.cross_entropy(scores, classes)
+    )
 
 
 @cache
 def gpt_case() -> Case:
     torch.manual_seed(0)
-    tokens, following = torch.randint(0, 50257, (1, 64)), torch.randint(0, 50257, (64,))
+    tokens, following = torch.randint(0, 8000, (1, 64)), torch.randint(0, 8000, (64,))
     return _case(
-        gpt2(), tokens, lambda scores: functional.cross_entropy(scores.flatten(0, 1), following)
+        gpt2(width=192, vocabulary=8000, context=64),
+        tokens,
+        lambda scores: functional.cross_entropy(scores.flatten(0, 1), following),
     )
 
 

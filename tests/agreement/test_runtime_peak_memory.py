@@ -51,7 +51,9 @@ def make_case(
 def resnet_case() -> Case:
     torch.manual_seed(0)
     images, classes = torch.randn(4, 3, 64, 64), torch.randint(0, 1000, (4,))
-    return make_case(resnet50(), images, lambda scores: functional.cross_entropy(scores, classes))
+    return make_case(
+        resnet50(width=16), images, lambda scores: functional.cross_entropy(scores, classes)
+    )
 
 
 @cache

@@ -26,7 +26,7 @@ from golden_chains import GOLDEN, GoldenChain
 from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 WEAK = DP(persistence="weak")
-MANY = settings(max_examples=1_000, deadline=None)
+MANY = settings(max_examples=300, deadline=None)
 by_name = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
 
 
@@ -86,7 +86,7 @@ def test_claims_about_all_schedules_hold_in_exhaustive_search(
         assert claim.makespan >= optimum
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(chains(max_stages=6, families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 60))
 def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     profile: ChainProfile, extra: int

@@ -83,7 +83,7 @@ def contestant(method: Method, finds: Family = Family.ALL) -> Contestant:
 
 
 def first_contradiction(*contestants: Contestant) -> Check:
-    found = checks(range(400), seed=8, contestants=contestants)
+    found = checks(range(400), seed=26, contestants=contestants)
     return next(check for check in found if check.contradiction is not None)
 
 
