@@ -34,14 +34,18 @@ if TYPE_CHECKING:
     )
     from chainstay.fitting import fit, unfit
     from chainstay.formulations import CPSAT, MIP
-    from chainstay.profiles import ChainProfile, Skip, Stage
+    from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution
+    from chainstay.profiles import ChainProfile, Link, OffloadProfile, Skip, Stage
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
     from chainstay.runtime.estimating import DeviceModel, Estimated, estimate
     from chainstay.runtime.extraction import ExtractedChain, extract
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
     from chainstay.solve import solve_chain
+    from chainstay.solve.offload import solve_offload
+    from chainstay.timetable import Timetable, Transfers
     from chainstay.validation.simulate import Replay, simulate
+    from chainstay.validation.transfers import simulate_offload
 
 __version__ = "0.1.0.dev0"
 
@@ -69,14 +73,18 @@ _HOME: Final = MappingProxyType(
             ),
             "chainstay.fitting": ("fit", "unfit"),
             "chainstay.formulations": ("CPSAT", "MIP"),
-            "chainstay.profiles": ("ChainProfile", "Skip", "Stage"),
+            "chainstay.offloading": ("OffloadClaim", "OffloadProblem", "OffloadSolution"),
+            "chainstay.profiles": ("ChainProfile", "Link", "OffloadProfile", "Skip", "Stage"),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
             "chainstay.runtime.extraction": ("ExtractedChain", "extract"),
             "chainstay.runtime.estimating": ("DeviceModel", "Estimated", "estimate"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
             "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
             "chainstay.solve": ("solve_chain",),
+            "chainstay.solve.offload": ("solve_offload",),
+            "chainstay.timetable": ("Timetable", "Transfers"),
             "chainstay.validation.simulate": ("Replay", "simulate"),
+            "chainstay.validation.transfers": ("simulate_offload",),
         }.items()
         for name in names
     }
@@ -103,8 +111,13 @@ __all__ = [
     "InvalidProfileError",
     "InvalidScheduleError",
     "InvalidSolutionError",
+    "Link",
     "MeasuredChain",
     "Method",
+    "OffloadClaim",
+    "OffloadProblem",
+    "OffloadProfile",
+    "OffloadSolution",
     "Op",
     "OpKind",
     "PlanMismatchError",
@@ -117,6 +130,8 @@ __all__ = [
     "SolverLimitError",
     "Stage",
     "Status",
+    "Timetable",
+    "Transfers",
     "UnknownDeviceError",
     "UnknownMethodError",
     "UnsupportedModelError",
@@ -127,7 +142,9 @@ __all__ = [
     "least_budget",
     "measure",
     "simulate",
+    "simulate_offload",
     "solve_chain",
+    "solve_offload",
     "unfit",
     "unrestricted_bound",
 ]

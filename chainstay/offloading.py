@@ -40,7 +40,7 @@ class OffloadProblem:
         profile: Costs of n stages.
         budget: Bytes on the device.
         link: To the host.
-        transfers: How freely activations may move.
+        transfers: How freely activations may move; its name will do.
 
     Raises:
         InvalidProfileError: Transfers that there are not, or interruptible or fractional ones

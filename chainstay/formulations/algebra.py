@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import pyomo.environ
@@ -9,7 +10,7 @@ import pyomo.repn
 
 from chainstay.errors import BackendError
 
-__all__ = ["Constraint", "Expression", "Linear", "Model", "Relation", "linear", "pyo"]
+__all__ = ["Constraint", "Expression", "Linear", "Model", "Relation", "linear", "listed", "pyo"]
 
 pyo: Any = pyomo.environ
 """Pyomo re-exports its names in a way that type checkers do not follow."""
@@ -31,6 +32,12 @@ class Linear(NamedTuple):
 
     terms: tuple[tuple[float, Expression], ...]
     constant: float
+
+
+def listed(rows: Iterable[Relation]) -> Constraint:
+    """One constraint component of many rows, numbered from 0."""
+    relations = list(rows)
+    return pyo.Constraint(range(len(relations)), rule=lambda _, row: relations[row])
 
 
 def linear(expression: Expression) -> Linear:

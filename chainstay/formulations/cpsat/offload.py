@@ -1,0 +1,314 @@
+"""Offloading whole activations as a constraint program: intervals on a link and in memory.
+
+Every activation that can move has an optional offload and prefetch; those on one link (or in
+one direction of it) do not overlap, and memory is a cumulative resource: ``x_j`` is there
+from the start of ``F_{j-1}`` until it has left, and from the start of its prefetch until
+``B_{j-1}`` ends. Exact for the integral problem ([BES20], Problem 1).
+
+An interval without length takes no memory, so a computation that takes no time states its
+need by itself: enough is away when it starts.
+
+Times are whole steps: ticks of the link, or so many of them that all times fit CP-SAT's exact
+range. Durations round up then, which keeps program lists valid and adds at most a step per
+operation to the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final, TypeAlias
+
+from chainstay.errors import InvalidProfileError, SolverLimitError
+from chainstay.formulations.cpsat.binding import Literal, Model, Outcome, new_model, solve
+from chainstay.formulations.cpsat.method import CPSAT
+from chainstay.formulations.settings import Limits, Verdict
+from chainstay.offloading import OffloadClaim, OffloadProblem, contradiction
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.solution import Family
+from chainstay.timetable import Time, Timetable, exact, in_order
+from chainstay.units import format_bytes
+
+__all__ = ["OffloadProgram", "build", "claim"]
+
+Steps: TypeAlias = Any
+"""A whole number of steps: a variable of CP-SAT, an expression, or a number."""
+
+_LARGEST_BYTES: Final = 2**53
+_LONGEST: Final = 2**45
+"""Steps; sums of a few of them stay exact in floats, in which CP-SAT reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """An activation that can move: whether, and when; zero where it does not."""
+
+    moves: Literal
+    offload: Steps
+    released: Steps
+    prefetch: Steps
+
+
+@dataclass(slots=True)
+class OffloadProgram:
+    """The model and the meaning of its variables.
+
+    Attributes:
+        problem: What it states.
+        model: Of CP-SAT.
+        horizon: Steps that no answer exceeds.
+        ticks_per_step: How many ticks of the link a step has.
+    """
+
+    problem: OffloadProblem
+    model: Model
+    horizon: int
+    ticks_per_step: int
+    starts: list[Steps] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    moving: dict[int, _Moving] = field(default_factory=dict)
+    intervals: list[Any] = field(default_factory=list)
+    demands: list[int] = field(default_factory=list)
+
+    def steps(self, ticks: int) -> int:
+        """Steps that cover `ticks`."""
+        return -(-ticks // self.ticks_per_step)
+
+    def transfer_steps(self, j: int) -> int:
+        """Steps that activation j takes on the link."""
+        return self.steps(self.problem.link.transfer_ticks(self.problem.profile.activations[j]))
+
+    def end(self, number: int) -> Steps:
+        """When computation `number` ends."""
+        return self.starts[number] + self.times[number]
+
+    def number(self, op: Op) -> int:
+        """Of a computation, forwards 0 .. n-1 and backwards n-1 .. 0."""
+        last = 2 * len(self.problem.profile) - 1
+        return last - op.stage if op.kind is OpKind.BACKWARD else op.stage
+
+    def store(self, start: Steps, end: Steps, size: int, only_if: Literal | None = None) -> None:
+        """`size` bytes from `start` to `end`."""
+        if not size:
+            return
+        length = self.model.new_int_var(0, self.horizon, "")
+        if only_if is None:
+            interval = self.model.new_interval_var(start, length, end, "")
+        else:
+            interval = self.model.new_optional_interval_var(start, length, end, only_if, "")
+        self.intervals.append(interval)
+        self.demands.append(size)
+
+    def start_from(self, timetable: Timetable) -> None:
+        """Hint the times of a known answer."""
+        scale = Fraction(self.problem.link.ticks, self.ticks_per_step)
+        for variable, start in zip(self.starts, timetable.starts, strict=True):
+            self.model.add_hint(variable, math.ceil(start * scale))
+        first = {move.op: math.ceil(move.start * scale) for move in reversed(timetable.moves)}
+        for j, moving in self.moving.items():
+            offload = first.get(Op(OpKind.OFFLOAD_ACTIVATION, j))
+            prefetch = first.get(Op(OpKind.PREFETCH_ACTIVATION, j))
+            self.model.add_hint(moving.moves, offload is not None)
+            self.model.add_hint(moving.offload, offload or 0)
+            self.model.add_hint(moving.prefetch, prefetch or 0)
+
+    def decode(self, outcome: Outcome) -> Schedule:
+        """The program list that the solver found."""
+        assert outcome.values is not None, "there is nothing to decode"
+        values = outcome.values
+        transfers: dict[Op, Time] = {}
+        for j, moving in self.moving.items():
+            if outcome.is_on(moving.moves):
+                transfers[Op(OpKind.OFFLOAD_ACTIVATION, j)] = values[moving.offload.index]
+                transfers[Op(OpKind.PREFETCH_ACTIVATION, j)] = values[moving.prefetch.index]
+        return Schedule(in_order(tuple(values[start.index] for start in self.starts), transfers))
+
+
+def build(problem: OffloadProblem, *, known: Time | None = None, least: Time = 0) -> OffloadProgram:
+    """State `problem`, whose transfers are integral.
+
+    Args:
+        problem: Feasible.
+        known: A makespan that can be reached; no slower answer is looked for.
+        least: A makespan that no answer is below.
+
+    Raises:
+        InvalidProfileError: The sizes add up to more than 2**53.
+        BackendError: OR-Tools is missing.
+    """
+    profile, link = problem.profile, problem.link
+    if (largest := profile.peak_bytes) >= _LARGEST_BYTES:
+        raise InvalidProfileError(
+            f"sizes add up to {largest} bytes, and CP-SAT is exact up to 2**53; measure in "
+            "coarser units"
+        )
+    movable = [j for j, size in enumerate(profile.activations[: len(profile) - 1]) if size]
+    longest = profile.least_time * link.ticks
+    longest += 2 * sum(link.transfer_ticks(profile.activations[j]) for j in movable)
+    ticks_per_step = -(-longest // _LONGEST)
+    operations = 2 * (len(profile) + len(movable))
+    horizon = longest // ticks_per_step + operations
+    if known is not None:
+        rounding = 0 if ticks_per_step == 1 else operations
+        horizon = min(horizon, math.ceil(known * link.ticks / Fraction(ticks_per_step)) + rounding)
+    program = OffloadProgram(problem, new_model(), horizon, ticks_per_step)
+    _compute_in_order(program)
+    _move_one_at_a_time(program, movable)
+    _store_activations(program)
+    _store_the_rest(program)
+    _free_enough(program)
+    program.model.add_cumulative(program.intervals, program.demands, problem.budget)
+    makespan = program.end(2 * len(profile) - 1)
+    program.model.add(makespan >= math.ceil(least * link.ticks / Fraction(ticks_per_step)))
+    program.model.minimize(makespan)
+    return program
+
+
+def claim(
+    problem: OffloadProblem,
+    method: CPSAT,
+    *,
+    known: Timetable | None = None,
+    makespan: Time | None = None,
+    least: Time = 0,
+) -> OffloadClaim:
+    """The fastest program list that CP-SAT finds, and its bound.
+
+    Args:
+        problem: Feasible; its transfers are integral.
+        method: Limits.
+        known: An answer to start from, of that `makespan`.
+        makespan: Of `known`.
+        least: A makespan that no answer is below.
+
+    Raises:
+        SolverLimitError: Time ran out with nothing to show.
+        BackendError: OR-Tools is missing, or CP-SAT failed.
+        CertificateError: CP-SAT says that nothing fits.
+        InvalidProfileError: The sizes add up to more than 2**53.
+    """
+    program = build(problem, known=makespan, least=least)
+    if known is not None:
+        program.start_from(known)
+    limits = Limits(time_s=method.time_limit_s, threads=method.workers, seed=method.seed)
+    outcome = solve(program.model, limits)
+    if outcome.verdict is Verdict.INFEASIBLE:
+        raise contradiction(f"{method} says that nothing fits", problem, {str(method): None})
+    step = Fraction(program.ticks_per_step, problem.link.ticks)
+    slack = 0 if program.ticks_per_step == 1 else 2 * (len(problem.profile) + len(program.moving))
+    bound = max(least, exact(step * ((outcome.bound or 0) - slack)))
+    if outcome.values is None:
+        if known is None or makespan is None:
+            raise SolverLimitError(
+                f"{method} found no schedule of this {len(problem.profile)}-stage chain in "
+                f"{format_bytes(problem.budget)} in time; raise time_limit_s, or use "
+                "method='heuristics'",
+                best_bound=math.ceil(bound),
+            )
+        return OffloadClaim(
+            schedule=known.program(), makespan=makespan, lower_bound=min(bound, makespan)
+        )
+    found = exact(step * outcome.objective)
+    is_proved = outcome.verdict is Verdict.OPTIMAL and not slack
+    return OffloadClaim(
+        schedule=program.decode(outcome),
+        makespan=found,
+        lower_bound=found if is_proved else min(bound, found),
+        family=Family.ALL,
+    )
+
+
+def _compute_in_order(of: OffloadProgram) -> None:
+    """One computation at a time, in their order."""
+    profile, ticks = of.problem.profile, of.problem.link.ticks
+    of.times = [
+        of.steps(u * ticks) for u in (*profile.forward_times, *reversed(profile.backward_times))
+    ]
+    of.starts = [of.model.new_int_var(0, of.horizon, f"start {k}") for k in range(len(of.times))]
+    for number in range(len(of.times) - 1):
+        of.model.add(of.starts[number + 1] >= of.end(number))
+    of.model.add(of.end(len(of.times) - 1) <= of.horizon)
+
+
+def _move_one_at_a_time(of: OffloadProgram, movable: list[int]) -> None:
+    """Made, offloaded, released when read by its forward too, prefetched, read by its backward."""
+    model, links = of.model, ([], [])  # type: tuple[Any, tuple[list[Any], list[Any]]]
+    last = len(of.times) - 1
+    for j in movable:
+        steps, moves = of.transfer_steps(j), model.new_bool_var(f"moves {j}")
+        offload, released, prefetch = (
+            model.new_int_var(0, of.horizon, f"{name} {j}")
+            for name in ("offload", "released", "prefetch")
+        )
+        for link, start in zip(links, (offload, prefetch), strict=True):
+            link.append(
+                model.new_optional_interval_var(start, steps, start + steps, moves, f"link {j}")
+            )
+        if j:
+            model.add(offload >= of.end(j - 1)).only_enforce_if(moves)
+        model.add(released >= offload + steps).only_enforce_if(moves)
+        model.add(released >= of.end(j)).only_enforce_if(moves)
+        model.add(prefetch >= released).only_enforce_if(moves)
+        model.add(prefetch + steps <= of.starts[last - j]).only_enforce_if(moves)
+        for time in (offload, prefetch):
+            model.add(time == 0).only_enforce_if(~moves)
+        of.moving[j] = _Moving(moves, offload, released, prefetch)
+    if of.problem.link.is_full_duplex:
+        for link in links:
+            model.add_no_overlap(link)
+    else:
+        model.add_no_overlap([*links[0], *links[1]])
+
+
+def _store_activations(of: OffloadProgram) -> None:
+    """Each from when it is made to the end of the backward that frees it, but while it is away."""
+    last = len(of.times) - 1
+    for j, size in enumerate(of.problem.profile.activations):
+        made = of.starts[j - 1] if j else 0
+        freed = of.end(last - j + 1) if j else of.end(last)
+        if j not in of.moving:
+            of.store(made, freed, size)
+            continue
+        moving = of.moving[j]
+        of.model.add(moving.released == freed).only_enforce_if(~moving.moves)
+        of.store(made, moving.released, size)
+        of.store(moving.prefetch, freed, size, moving.moves)
+
+
+def _store_the_rest(of: OffloadProgram) -> None:
+    """Gradients between the backwards that make and use them; overheads."""
+    profile, last = of.problem.profile, len(of.times) - 1
+    for j, size in enumerate(profile.gradients):
+        made = of.starts[last - min(j, len(profile) - 1)]
+        of.store(made, of.end(last - j + 1) if j else of.end(last), size)
+    overheads = (*profile.forward_overheads, *reversed(profile.backward_overheads))
+    for number, size in enumerate(overheads):
+        of.store(of.starts[number], of.end(number), size)
+
+
+def _free_enough(of: OffloadProgram) -> None:
+    """What a computation has above the budget must move; of those without time, be away."""
+    profile, budget = of.problem.profile, of.problem.budget
+    loads = (*profile.forward_loads, *reversed(profile.backward_loads))
+    for number, load in enumerate(loads):
+        stage = min(number, len(loads) - 1 - number)
+        older = {j: moving for j, moving in of.moving.items() if j < stage}
+        if load <= budget:
+            continue
+        terms = [(profile.activations[j], moving.moves) for j, moving in older.items()]
+        if not of.times[number]:
+            terms = [
+                (profile.activations[j], _is_away(of, moving, number))
+                for j, moving in older.items()
+            ]
+        of.model.add(sum(size * literal for size, literal in terms) >= load - budget)
+
+
+def _is_away(of: OffloadProgram, moving: _Moving, number: int) -> Literal:
+    """Implies that an activation is on the host when computation `number` starts."""
+    away = of.model.new_bool_var("")
+    of.model.add_implication(away, moving.moves)
+    of.model.add(moving.released <= of.starts[number]).only_enforce_if(away)
+    of.model.add(moving.prefetch >= of.starts[number]).only_enforce_if(away)
+    return away

@@ -1,0 +1,364 @@
+r"""Offloading whole activations as a public Pyomo model, for whole transfers.
+
+Binaries say what moves, in which order the link serves transfers, in which slot of the
+course of computations a prefetch starts, and what is away when something takes memory; times
+follow from them by rows with a large constant (the horizon). Slot ``2k`` is while
+computation k runs, ``2k + 1`` between it and the next. Practical to about eight stages;
+`chainstay.formulations.cpsat.offload` states the same for CP-SAT, which goes much further.
+
+==============  ======================================================================
+variable        meaning
+==============  ======================================================================
+``start[k]``    when computation k starts (forwards 0 .. n-1, backwards n-1 .. 0)
+``moves[j]``    activation j is offloaded and prefetched
+``leaves[j]``   when its offload starts; ``gone[j]``: when its memory is free
+``returns[j]``  when its prefetch starts, and takes memory
+``slot[j,q]``   its prefetch starts in slot q
+``away[j,k]``   it is on the host when computation k starts
+``out[i,j]``    activation i is on the host when the prefetch of j starts
+``first[a,b]``  transfer a has the link before transfer b; transfers are (direction, j)
+==============  ======================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from typing import Final, TypeAlias
+
+from chainstay.formulations.algebra import Constraint, Expression, Model, Relation, listed, pyo
+from chainstay.offloading import OffloadProblem
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.timetable import computations
+
+__all__ = ["GROUPS", "OffloadFormulation", "build"]
+
+_OUT: Final = OpKind.OFFLOAD_ACTIVATION
+_BACK: Final = OpKind.PREFETCH_ACTIVATION
+_Transfer: TypeAlias = tuple[OpKind, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadFormulation:
+    """A Pyomo model and the meaning of its variables.
+
+    Attributes:
+        model: Minimises ``model.makespan``. Yours to write out or hand to any solver.
+        problem: What it states.
+        unit: Ticks of the link in a unit of the model's times.
+        size_unit: Bytes in a unit of the model's sizes.
+        horizon: No answer takes longer, in units of time.
+    """
+
+    model: Model
+    problem: OffloadProblem
+    unit: int
+    size_unit: int
+    horizon: float
+
+    @property
+    def stages(self) -> int:
+        """The paper's L + 1."""
+        return len(self.problem.profile)
+
+    @property
+    def times(self) -> list[int]:
+        """Of the computations, in units."""
+        profile, ticks = self.problem.profile, self.problem.link.ticks
+        both = (*profile.forward_times, *reversed(profile.backward_times))
+        return [u * ticks // self.unit for u in both]
+
+    @property
+    def loads(self) -> list[float]:
+        """In use during each computation when nothing is away, in units of size."""
+        profile = self.problem.profile
+        both = (*profile.forward_loads, *reversed(profile.backward_loads))
+        return [load / self.size_unit for load in both]
+
+    @property
+    def rests(self) -> list[float]:
+        """The same after each computation."""
+        x, y, n = self.problem.profile.activations, self.problem.profile.gradients, self.stages
+        forward = [sum(x[: i + 2]) for i in range(n)]
+        backward = [sum(x[: i + 1]) + y[i] for i in reversed(range(n))]
+        return [size / self.size_unit for size in forward + backward]
+
+    @property
+    def movable(self) -> list[int]:
+        """Activations that it can make sense to move."""
+        return [j for j in range(self.stages - 1) if self.problem.profile.activations[j]]
+
+    @property
+    def transfers(self) -> list[_Transfer]:
+        """Offloads and prefetches of `movable`."""
+        return [(kind, j) for kind in (_OUT, _BACK) for j in self.movable]
+
+    def size(self, j: int) -> float:
+        """Of activation j, in units."""
+        return self.problem.profile.activations[j] / self.size_unit
+
+    def moving(self, j: int) -> int:
+        """How long activation j is on the link, in units of time."""
+        size = self.problem.profile.activations[j]
+        return self.problem.link.transfer_ticks(size) // self.unit
+
+    def backward(self, j: int) -> int:
+        """Number of computation ``B_j``."""
+        return 2 * self.stages - 1 - j
+
+    def end(self, k: int) -> Expression:
+        """When computation k ends."""
+        return self.model.start[k] + self.times[k]
+
+    def begin(self, transfer: _Transfer) -> Expression:
+        """When a transfer starts."""
+        kind, j = transfer
+        return self.model.leaves[j] if kind is _OUT else self.model.returns[j]
+
+    def slots(self, j: int) -> range:
+        """Slots in which the prefetch of j can start."""
+        return range(2 * j + 1, 2 * self.backward(j))
+
+    def decode(self) -> Schedule:
+        """The program list that the variables describe.
+
+        Computations and prefetches by slots; an offload as early as the link's order allows.
+        """
+        model = self.model
+        moved = [j for j in self.movable if _is_on(model.moves[j])]
+        returns = sorted(moved, key=lambda j: pyo.value(model.returns[j]))
+        ops: list[Op] = []
+        for k, op in enumerate(computations(self.stages)):
+            ops.append(op)
+            for q in (2 * k, 2 * k + 1):
+                ops += [
+                    Op(_BACK, j) for j in returns if q in self.slots(j) and _is_on(model.slot[j, q])
+                ]
+        served = sorted(
+            (transfer for transfer in self.transfers if transfer[1] in moved),
+            key=lambda transfer: pyo.value(self.begin(transfer)),
+        )
+        before: list[Op] = []
+        for kind, j in served:
+            op = Op(kind, j)
+            if kind is _OUT:
+                maker = [Op(OpKind.FORWARD_KEEP_ALL, j - 1)] if j else []
+                ops.insert(max((ops.index(other) for other in maker + before), default=-1) + 1, op)
+            if kind is _OUT or not self.problem.link.is_full_duplex:
+                before = [op]
+        return Schedule(tuple(ops))
+
+
+def build(problem: OffloadProblem, *, known: Fraction | int | None = None) -> OffloadFormulation:
+    """State `problem`, whose transfers are integral.
+
+    Args:
+        problem: Feasible.
+        known: A makespan that can be reached; no slower answer is in the model.
+    """
+    profile, link = problem.profile, problem.link
+    sizes = (*profile.activations, *profile.gradients)
+    overheads = (*profile.forward_overheads, *profile.backward_overheads)
+    moving = [link.transfer_ticks(x) for x in profile.activations[: len(profile) - 1] if x]
+    times = [u * link.ticks for u in (*profile.forward_times, *profile.backward_times)]
+    unit = math.gcd(*times, *moving) or 1
+    longest = Fraction(sum(times) + 2 * sum(moving))
+    if known is not None:
+        longest = min(longest, Fraction(known * link.ticks))
+    model = pyo.ConcreteModel(name="offload")
+    of = OffloadFormulation(
+        model=model,
+        problem=problem,
+        unit=unit,
+        size_unit=math.gcd(*sizes, *overheads, problem.budget) or 1,
+        horizon=float(longest / unit),
+    )
+    _add_variables(of)
+    for group in GROUPS:
+        model.add_component(group.__name__, group(of))
+    model.makespan = pyo.Objective(expr=of.end(2 * of.stages - 1))
+    return of
+
+
+def _add_variables(of: OffloadFormulation) -> None:
+    model, numbers = of.model, range(2 * of.stages)
+    until = (0, of.horizon)
+    model.start = pyo.Var(numbers, bounds=until)
+    for name in ("leaves", "gone", "returns"):
+        model.add_component(name, pyo.Var(of.movable, bounds=until))
+    model.moves = pyo.Var(of.movable, domain=pyo.Binary)
+    model.slot = pyo.Var([(j, q) for j in of.movable for q in of.slots(j)], domain=pyo.Binary)
+    needy = [k for k in numbers if of.loads[k] * of.size_unit > of.problem.budget]
+    model.away = pyo.Var(
+        [(j, k) for k in needy for j in of.movable if j < k < of.backward(j)], domain=pyo.Binary
+    )
+    model.out = pyo.Var(
+        [(i, j) for i in of.movable for j in of.movable if i != j], domain=pyo.Binary
+    )
+    apart = [
+        (a, b)
+        for a, b in combinations(of.transfers, 2)
+        if a[1] != b[1] and (a[0] is b[0] or not of.problem.link.is_full_duplex)
+    ]
+    model.pairs = pyo.Set(initialize=range(len(apart)))
+    model.first = pyo.Var(model.pairs, domain=pyo.Binary)
+    model.transfers_of_pairs = apart
+
+
+def computations_in_order(of: OffloadFormulation) -> Constraint:
+    """``start[k+1] >= end[k]``."""
+    return listed(of.model.start[k + 1] >= of.end(k) for k in range(2 * of.stages - 1))
+
+
+def made_before_it_leaves(of: OffloadFormulation) -> Constraint:
+    """``leaves[j] >= end[j-1]``."""
+    return listed(of.model.leaves[j] >= of.end(j - 1) for j in of.movable if j)
+
+
+def gone_when_moved_and_read(of: OffloadFormulation) -> Constraint:
+    """``gone[j] >= leaves[j] + moving[j] moves[j]`` and ``gone[j] >= end[j]``."""
+    model = of.model
+    return listed(
+        model.gone[j] >= earliest
+        for j in of.movable
+        for earliest in (model.leaves[j] + of.moving(j) * model.moves[j], of.end(j))
+    )
+
+
+def returns_after_it_is_gone(of: OffloadFormulation) -> Constraint:
+    """``returns[j] >= gone[j]`` if it moves."""
+    model = of.model
+    return listed(
+        model.returns[j] >= model.gone[j] - of.horizon * (1 - model.moves[j]) for j in of.movable
+    )
+
+
+def back_before_its_backward(of: OffloadFormulation) -> Constraint:
+    """``returns[j] + moving[j] <= start[B_j]`` if it moves."""
+    model = of.model
+    late = 2 * of.horizon
+    return listed(
+        model.returns[j] + of.moving(j) <= model.start[of.backward(j)] + late * (1 - model.moves[j])
+        for j in of.movable
+    )
+
+
+def one_transfer_at_a_time(of: OffloadFormulation) -> Constraint:
+    """Of two transfers that use the link, one ends before the other starts."""
+    model, late = of.model, 2 * of.horizon
+
+    def rows() -> Iterator[Relation]:
+        for pair, (a, b) in enumerate(model.transfers_of_pairs):
+            unused = 2 - model.moves[a[1]] - model.moves[b[1]]
+            yield of.begin(b) + late * (1 - model.first[pair] + unused) >= of.begin(a) + of.moving(
+                a[1]
+            )
+            yield of.begin(a) + late * (model.first[pair] + unused) >= of.begin(b) + of.moving(b[1])
+
+    return listed(rows())
+
+
+def one_slot_each(of: OffloadFormulation) -> Constraint:
+    """``Σ_q slot[j,q] = moves[j]``."""
+    model = of.model
+    return listed(sum(model.slot[j, q] for q in of.slots(j)) == model.moves[j] for j in of.movable)
+
+
+def slots_are_in_time(of: OffloadFormulation) -> Constraint:
+    """A prefetch starts while its slot lasts."""
+    model = of.model
+
+    def rows() -> Iterator[Relation]:
+        for j in of.movable:
+            for q in of.slots(j):
+                elsewhere = of.horizon * (1 - model.slot[j, q])
+                k, is_between = divmod(q, 2)
+                begin = of.end(k) if is_between else model.start[k]
+                end = model.start[k + 1] if is_between else of.end(k)
+                yield model.returns[j] >= begin - elsewhere
+                yield model.returns[j] <= end + elsewhere
+
+    return listed(rows())
+
+
+def away_is_gone_and_not_back(of: OffloadFormulation) -> Constraint:
+    """``away[j,k]`` only if j is gone by then, and comes back in slot 2k or a later one."""
+    model = of.model
+
+    def rows() -> Iterator[Relation]:
+        for j, k in model.away:
+            yield model.gone[j] <= model.start[k] + of.horizon * (1 - model.away[j, k])
+            yield model.away[j, k] <= sum(
+                (model.slot[j, q] for q in of.slots(j) if q >= 2 * k), start=0 * model.moves[j]
+            )
+
+    return listed(rows())
+
+
+def out_is_gone_and_later_back(of: OffloadFormulation) -> Constraint:
+    """``out[i,j]`` only if i is gone when j returns, and the link serves j's return first."""
+    model = of.model
+    order: dict[tuple[int, int], Expression] = {}
+    for pair, (a, b) in enumerate(model.transfers_of_pairs):
+        if a[0] is _BACK and b[0] is _BACK:
+            order[a[1], b[1]] = model.first[pair]
+            order[b[1], a[1]] = 1 - model.first[pair]
+
+    def rows() -> Iterator[Relation]:
+        for i, j in model.out:
+            yield model.out[i, j] <= model.moves[i]
+            yield model.out[i, j] <= order[j, i]
+            yield model.gone[i] <= model.returns[j] + of.horizon * (1 - model.out[i, j])
+
+    return listed(rows())
+
+
+def memory_of_computations(of: OffloadFormulation) -> Constraint:
+    """``load[k] - Σ_j size[j] away[j,k] <= budget``."""
+    model, budget = of.model, of.problem.budget / of.size_unit
+    needy = sorted({k for _, k in model.away})
+    return listed(
+        of.loads[k] - sum(of.size(j) * model.away[j, k] for j in of.movable if (j, k) in model.away)
+        <= budget
+        for k in needy
+    )
+
+
+def memory_of_prefetches(of: OffloadFormulation) -> Constraint:
+    """What is in use in its slot, less what is out, is at most the budget."""
+    model, budget = of.model, of.problem.budget / of.size_unit
+
+    def rows() -> Iterator[Relation]:
+        for j in of.movable:
+            used = sum(
+                (of.rests[q // 2] if q % 2 else of.loads[q // 2]) * model.slot[j, q]
+                for q in of.slots(j)
+            )
+            out = sum(of.size(i) * model.out[i, j] for i in of.movable if i != j)
+            yield used - out <= budget
+
+    return listed(rows())
+
+
+def _is_on(variable: Expression) -> bool:
+    return bool(round(pyo.value(variable)) == 1)
+
+
+GROUPS: Final = (
+    computations_in_order,
+    made_before_it_leaves,
+    gone_when_moved_and_read,
+    returns_after_it_is_gone,
+    back_before_its_backward,
+    one_transfer_at_a_time,
+    one_slot_each,
+    slots_are_in_time,
+    away_is_gone_and_not_back,
+    out_is_gone_and_later_back,
+    memory_of_computations,
+    memory_of_prefetches,
+)
+"""The sentences of the model; leave one out, and some instance has too fast an answer."""

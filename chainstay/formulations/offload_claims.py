@@ -1,0 +1,149 @@
+"""From the Pyomo models of offloading to claims: solve, decode, say how sure the answer is."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Final
+
+from chainstay.errors import InvalidProfileError, SolverLimitError
+from chainstay.formulations import backends, interruptible, offload
+from chainstay.formulations.algebra import Model, pyo
+from chainstay.formulations.backends import Outcome
+from chainstay.formulations.mip import MIP
+from chainstay.formulations.settings import Limits, Verdict
+from chainstay.offloading import OffloadClaim, OffloadProblem, contradiction
+from chainstay.solution import Family
+from chainstay.timetable import Time, Timetable, Transfers, exact
+
+__all__ = ["claim"]
+
+_GAP: Final = 0.5
+"""Of a unit, when objectives are whole units: below it, nothing is left to find."""
+_FLUID_GAP: Final = 1e-6
+"""Of a unit otherwise. Two vertices of these models differ by more than that."""
+_RELATIVE_ERROR: Final = 1e-7
+"""Of a bound, taken off before it is believed."""
+
+
+def claim(
+    problem: OffloadProblem,
+    method: MIP,
+    *,
+    known: Timetable | None = None,
+    makespan: Time | None = None,
+    least: Time = 0,
+) -> OffloadClaim:
+    """The fastest schedule that the problem's model has.
+
+    Args:
+        problem: Feasible; if its transfers are not integral, over a half-duplex link without
+            latency.
+        method: Limits.
+        known: An answer to return if time runs out with nothing, of that `makespan`.
+        makespan: Of `known`; slower answers are not looked for.
+        least: A makespan that no answer is below.
+
+    Returns:
+        For integral transfers proved in whole units; for others to a millionth of a unit.
+
+    Raises:
+        SolverLimitError: Time ran out with nothing to show, or the solver's numbers are no
+            fractions of a moderate denominator.
+        BackendError: The solver is missing or failed.
+        CertificateError: The solver says that nothing fits.
+        InvalidProfileError: Other transfers than integral ones over another link.
+    """
+    limits = Limits(time_s=method.time_limit_s, threads=method.threads, seed=method.seed)
+    _require_ours(problem)
+    if problem.transfers is Transfers.INTEGRAL:
+        found, bound = _integral(problem, limits, makespan)
+    else:
+        found, bound = _fluid(problem, limits, makespan)
+    bound = max(least, bound)
+    if found is None and known is not None and makespan is not None:
+        found = OffloadClaim(
+            schedule=known.program(), makespan=makespan, lower_bound=0, timetable=known
+        )
+    if found is None:
+        raise SolverLimitError(
+            f"{method} found no schedule of this {len(problem.profile)}-stage chain in time; "
+            "raise time_limit_s, or use method='cpsat' or 'auto'",
+            best_bound=math.ceil(bound),
+        )
+    if found.lower_bound != found.makespan:
+        bound = min(bound, found.makespan)
+        found = OffloadClaim(
+            schedule=found.schedule,
+            makespan=found.makespan,
+            lower_bound=bound,
+            timetable=found.timetable,
+        )
+    return found
+
+
+def _require_ours(problem: OffloadProblem) -> None:
+    if problem.transfers is not Transfers.INTEGRAL and problem.link.is_full_duplex:
+        raise InvalidProfileError(
+            f"the model of {problem.transfers} transfers has one link for both directions, and "
+            "this link is full-duplex; use transfers='integral'"
+        )
+
+
+def _solved(problem: OffloadProblem, model: Model, limits: Limits, gap: float) -> Outcome:
+    outcome = backends.solve(model, limits, gap=gap)
+    if outcome.verdict is Verdict.INFEASIBLE:
+        raise contradiction("the MIP says that nothing fits", problem, {"mip": None})
+    return outcome
+
+
+def _integral(
+    problem: OffloadProblem, limits: Limits, makespan: Time | None
+) -> tuple[OffloadClaim | None, Time]:
+    """The answer and bound for whole transfers."""
+    formulation = offload.build(problem, known=makespan)
+    outcome = _solved(problem, formulation.model, limits, _GAP)
+    unit = Fraction(formulation.unit, problem.link.ticks)
+    units = math.ceil(outcome.bound - _error(outcome)) if math.isfinite(outcome.bound) else 0
+    if not outcome.has_values:
+        return None, exact(unit * units)
+    found = exact(unit * round(pyo.value(formulation.model.makespan)))
+    is_proved = outcome.verdict is Verdict.OPTIMAL
+    schedule = formulation.decode()
+    bound = found if is_proved else exact(unit * units)
+    return (
+        OffloadClaim(schedule=schedule, makespan=found, lower_bound=bound, family=Family.ALL),
+        bound,
+    )
+
+
+def _fluid(
+    problem: OffloadProblem, limits: Limits, makespan: Time | None
+) -> tuple[OffloadClaim | None, Time]:
+    """The answer and bound for transfers that may be interrupted, or move parts."""
+    parts = problem.transfers is Transfers.FRACTIONAL
+    formulation = interruptible.build(problem, parts=parts, known=makespan)
+    outcome = _solved(problem, formulation.model, limits, _FLUID_GAP)
+    unit, least = Fraction(formulation.unit, problem.link.ticks), problem.profile.least_time
+    idle = max(0.0, outcome.bound - _error(outcome)) if math.isfinite(outcome.bound) else 0.0
+    bound = least + Fraction(idle) * unit
+    timetable = formulation.decode() if outcome.has_values else None
+    if timetable is None:
+        return None, bound
+    found = exact(Fraction(timetable.starts[-1] + problem.profile.backward_times[0]))
+    is_close = abs(float((found - least) / unit) - pyo.value(formulation.model.idle)) < 1e-3
+    is_proved = outcome.verdict is Verdict.OPTIMAL and is_close
+    return (
+        OffloadClaim(
+            schedule=timetable.program(),
+            makespan=found,
+            lower_bound=found if is_proved else min(bound, found),
+            family=Family.ALL,
+            timetable=timetable,
+        ),
+        bound,
+    )
+
+
+def _error(outcome: Outcome) -> float:
+    return _RELATIVE_ERROR * max(1.0, abs(outcome.bound))

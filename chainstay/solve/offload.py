@@ -1,0 +1,304 @@
+"""Offloading: choose a method, ask it, certify its answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, cast
+
+from chainstay.baselines.offload import OrderedNoWait, best_ordered
+from chainstay.dp import DP
+from chainstay.dp.offload import (
+    Algorithm1,
+    Greedy,
+    fractional_optimum,
+    greedy_set,
+    promising_sets,
+)
+from chainstay.errors import (
+    BackendError,
+    InvalidProfileError,
+    SolverLimitError,
+    UnknownMethodError,
+)
+from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations.cpsat import offload as cpsat
+from chainstay.offloading import (
+    OffloadClaim,
+    OffloadMethod,
+    OffloadProblem,
+    OffloadSolution,
+    contradiction,
+)
+from chainstay.profiles import Link, OffloadProfile
+from chainstay.schedule import Discards
+from chainstay.solution import Family
+from chainstay.solve.budgets import size_of
+from chainstay.solve.offload_heuristics import Heuristics
+from chainstay.timetable import Time, Timetable, Transfers
+from chainstay.validation.certify_offload import certify_offload, replay
+
+__all__ = ["AutoOffload", "solve_offload"]
+
+_log = logging.getLogger(__name__)
+
+
+def solve_offload(
+    profile: OffloadProfile,
+    budget: int | str,
+    *,
+    link: Link,
+    method: OffloadMethod | DP | MIP | CPSAT | str = "auto",
+    transfers: Transfers | str = Transfers.INTEGRAL,
+) -> OffloadSolution:
+    """The fastest way to train a chain in a memory budget by offloading whole activations.
+
+    Args:
+        profile: What the chain costs.
+        budget: Bytes on the device for activations, gradients of activations and overheads:
+            an int, text such as ``"8GiB"``, or a share of what plain training needs, ``"50%"``.
+        link: To the host, whose memory is not limited here.
+        method: ``"auto"``, ``"heuristics"``, ``"greedy"``, ``"dp"``, ``"cpsat"``, ``"mip"``; the
+            settings objects `DP`, `CPSAT` and `MIP`; or a callable of `OffloadMethod`.
+        transfers: ``"integral"`` (what runs on machines), ``"interruptible"``, or
+            ``"fractional"``.
+
+    Returns:
+        The program list with its makespan (an exact int or Fraction), peak, times, and how
+        sure it is to be optimal among schedules of these transfers.
+
+    Raises:
+        InvalidProfileError: `profile`, `link` or `transfers` are none, or the method does not
+            know such links or transfers.
+        InvalidBudgetError: `budget` is not a positive number of bytes.
+        UnknownMethodError: There is no such method.
+        InfeasibleBudgetError: Not one stage at a time fits; ``error.required`` is the least
+            budget for which all of them do.
+        SolverLimitError: The method ran out of time or room with nothing to show.
+        BackendError: The method's solver is not installed, or failed.
+        CertificateError: The method's claim is false: a bug, with all that is needed to report
+            it in ``error.report``.
+
+    Example:
+        >>> profile = OffloadProfile(activations=(2, 3, 4), gradients=(0, 0, 0),
+        ...     forward_overheads=(0, 1), backward_overheads=(0, 0),
+        ...     forward_times=(1, 2), backward_times=(2, 3))
+        >>> solution = solve_offload(profile, 8, link=Link(bandwidth=2), method="heuristics")
+        >>> str(solution.schedule), solution.makespan, solution.peak_bytes, solution.is_optimal
+        ('Oa0 Fa0 Fa1 B1 Pa0 B0', 9, 8, True)
+    """
+    if not isinstance(profile, OffloadProfile):
+        raise InvalidProfileError(
+            f"profile is a {type(profile).__name__}, must be an OffloadProfile; of a chain, pass "
+            "OffloadProfile.from_chain(chain)"
+        )
+    if not isinstance(link, Link):
+        raise InvalidProfileError(f"link is {link!r}, must be a Link, as in Link(bandwidth=16)")
+    size = size_of(budget, lambda: profile.peak_bytes)
+    problem = OffloadProblem(profile, size, link, cast("Transfers", transfers))
+    solver = _solver(method, problem.transfers)
+    problem.require_feasible()
+    start = time.perf_counter()
+    claim = solver(problem)
+    seconds = time.perf_counter() - start
+    if not isinstance(claim, OffloadClaim):
+        raise UnknownMethodError(
+            f"method {solver} returned a {type(claim).__name__}, must return an OffloadClaim"
+        )
+    return certify_offload(
+        problem,
+        claim,
+        bound=fractional_optimum(problem),
+        method=str(solver),
+        solve_seconds=seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """The activations that a rule moves, whole, by ordered no-wait: what [BES20] evaluates."""
+
+    name: str
+    sets: Callable[[OffloadProblem], list[frozenset[int]]]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        ordered = OrderedNoWait.of(problem)
+        best = best_ordered(ordered, self.sets(problem))
+        plan = None if best is None else ordered.plan(best[1])
+        assert plan is not None, "the rules choose sets that leave enough memory"
+        return OffloadClaim(
+            schedule=plan.schedule,
+            makespan=plan.makespan,
+            lower_bound=fractional_optimum(problem),
+            family=Family.ALL,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Exact:
+    """`MIP` or `CPSAT` from the best of the heuristics, or of Algorithm 1."""
+
+    settings: MIP | CPSAT
+
+    def __str__(self) -> str:
+        return str(self.settings).removesuffix(f", {self.settings.discards})") + ")"
+
+    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        return self.after(problem, _quick(problem))
+
+    def after(self, problem: OffloadProblem, known: OffloadClaim) -> OffloadClaim:
+        """Improve or prove `known`."""
+        replayed = replay(problem, known)
+        makespan, least = replayed.makespan, fractional_optimum(problem)
+        if makespan == least:
+            return replace(known, makespan=makespan, lower_bound=least, family=Family.ALL)
+        claim = self._ask(problem, replayed.timetable, makespan, least)
+        if claim.lower_bound > makespan:
+            reason = (
+                f"{self} says that nothing is faster than {claim.lower_bound}, yet {makespan} is"
+            )
+            raise contradiction(reason, problem, {str(self): claim, "known": known})
+        return claim
+
+    def _ask(
+        self, problem: OffloadProblem, known: Timetable, makespan: Time, least: Time
+    ) -> OffloadClaim:
+        if isinstance(self.settings, CPSAT):
+            return cpsat.claim(problem, self.settings, known=known, makespan=makespan, least=least)
+        try:
+            # Pyomo takes a second to import, and only those who solve with it need it.
+            from chainstay.formulations import offload_claims  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise BackendError(
+                f"method {str(self)!r} needs {error.name}, which is not installed; "
+                "install it with: pip install pyomo"
+            ) from error
+        return offload_claims.claim(
+            problem, self.settings, known=known, makespan=makespan, least=least
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoOffload:
+    """Quick methods first, an exact solver after them where something is left to gain.
+
+    Attributes:
+        exact_stages: Longest chain that an exact solver is asked about.
+        time_limit_s: For it, in seconds.
+    """
+
+    exact_stages: int = 40
+    time_limit_s: float = 10.0
+
+    def __str__(self) -> str:
+        return "auto"
+
+    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        """As `OffloadMethod`, for all transfers."""
+        if problem.transfers is Transfers.FRACTIONAL:
+            return Greedy()(problem)
+        claim = _quick(problem)
+        is_proved = claim.family is Family.ALL and claim.makespan == claim.lower_bound
+        stages = len(problem.profile)
+        if is_proved or stages > self.exact_stages:
+            return claim
+        settings: MIP | CPSAT = CPSAT(time_limit_s=self.time_limit_s)
+        if problem.transfers is Transfers.INTERRUPTIBLE:
+            settings = MIP(time_limit_s=self.time_limit_s)
+        try:
+            return _Exact(settings).after(problem, claim)
+        except (BackendError, InvalidProfileError, SolverLimitError) as reason:
+            _log.info("without %s: %s", settings, reason)
+            return claim
+
+
+_SHORT: Final = 16
+"""Stages up to which Algorithm 1 without slots has few states."""
+
+
+def _quick(problem: OffloadProblem) -> OffloadClaim:
+    """A good answer in at most about a second."""
+    if problem.transfers is Transfers.INTEGRAL:
+        return Heuristics()(problem)
+    if problem.transfers is Transfers.FRACTIONAL:
+        return Greedy()(problem)
+    if len(problem.profile) <= _SHORT:
+        return Algorithm1()(problem)
+    return Algorithm1(slots=500)(problem)
+
+
+def _greedy_sets(problem: OffloadProblem) -> list[frozenset[int]]:
+    return [greedy_set(problem)]
+
+
+_METHODS: Final[Mapping[Transfers, Mapping[str, OffloadMethod]]] = MappingProxyType(
+    {
+        Transfers.INTEGRAL: {
+            "auto": AutoOffload(),
+            "heuristics": Heuristics(),
+            "greedy": _Rule(name="greedy", sets=_greedy_sets),
+            "dp": _Rule(name="dp, 500 slots", sets=promising_sets),
+            "cpsat": _Exact(CPSAT()),
+            "mip": _Exact(MIP()),
+        },
+        Transfers.INTERRUPTIBLE: {
+            "auto": AutoOffload(),
+            "dp": Algorithm1(),
+            "mip": _Exact(MIP()),
+        },
+        Transfers.FRACTIONAL: {
+            "auto": AutoOffload(),
+            "greedy": Greedy(),
+            "dp": Greedy(),
+            "mip": _Exact(MIP()),
+        },
+    }
+)
+
+
+def _solver(method: OffloadMethod | DP | MIP | CPSAT | str, transfers: Transfers) -> OffloadMethod:
+    """The method of that name or these settings, or `method` itself."""
+    known = _METHODS[transfers]
+    if isinstance(method, str) and method in known:
+        return known[method]
+    if isinstance(method, DP | MIP | CPSAT):
+        return _with_settings(method, transfers)
+    if isinstance(method, str | type) or not callable(method):
+        choices = ", ".join(map(repr, known))
+        raise UnknownMethodError(
+            f"method is {method!r}; for {transfers} transfers choose {choices}, a settings object "
+            "such as CPSAT(time_limit_s=10), or a callable of the OffloadMethod protocol"
+        )
+    return method
+
+
+def _with_settings(method: DP | MIP | CPSAT, transfers: Transfers) -> OffloadMethod:
+    if method.discards != Discards.TABLE1:
+        raise UnknownMethodError(
+            f"discards is {str(method.discards)!r}, and offloading recomputes nothing; leave it out"
+        )
+    if isinstance(method, MIP):
+        return _Exact(method)
+    if isinstance(method, CPSAT):
+        if transfers is not Transfers.INTEGRAL:
+            raise UnknownMethodError(
+                f"CPSAT is for integral transfers, not {transfers} ones; use MIP"
+            )
+        return _Exact(method)
+    if method.persistence != "strong":
+        raise UnknownMethodError(
+            f"persistence is {method.persistence!r}, and offloading recomputes nothing; leave it "
+            "out"
+        )
+    if transfers is Transfers.FRACTIONAL:
+        return Greedy()
+    if transfers is Transfers.INTERRUPTIBLE:
+        return Algorithm1(slots=method.slots)
+    slots = method.slots or 500
+    return _Rule(name=f"dp, {slots} slots", sets=lambda problem: promising_sets(problem, slots))

@@ -1,0 +1,143 @@
+"""Good program lists fast: every rule's set of activations through ordered no-wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+
+from chainstay.baselines.offload import (
+    OrderedNoWait,
+    autoswap_sets,
+    best_ordered,
+    first_sets,
+    tflms,
+    vdnn_sets,
+)
+from chainstay.dp.offload import fractional_optimum, promising_sets
+from chainstay.errors import InvalidProfileError
+from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.schedule import Schedule
+from chainstay.solution import Family
+from chainstay.timetable import Time, Transfers
+from chainstay.validation.transfers import simulate_offload
+
+__all__ = ["Heuristics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heuristics:
+    """The best of Greedy, Algorithm 1, vDNN, AutoSwap-like and TFLMS-like, then improved.
+
+    The activations that each would move go through ordered no-wait; the best set is improved
+    by moving one more, one less or another one, until that helps no more.
+
+    Attributes:
+        every_set_of: Up to so many activations that can move, all sets are tried instead.
+        effort: Sets tried in improving, times 1,000 computations.
+
+    Example:
+        >>> str(Heuristics())
+        'heuristics'
+    """
+
+    every_set_of: int = 8
+    effort: int = 400
+
+    def __str__(self) -> str:
+        return "heuristics"
+
+    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        """As `OffloadMethod`, for integral transfers.
+
+        Returns:
+            A program list, and as the bound that of moving parts of activations.
+
+        Raises:
+            InfeasibleBudgetError: Not one stage at a time fits.
+            InvalidProfileError: Other transfers.
+        """
+        if problem.transfers is not Transfers.INTEGRAL:
+            raise InvalidProfileError(
+                f"heuristics find program lists for integral transfers, not {problem.transfers} "
+                "ones; use method='auto'"
+            )
+        problem.require_feasible()
+        ordered, bound = OrderedNoWait.of(problem), fractional_optimum(problem)
+        schedules = list(self._schedules(ordered, bound))
+        judged = [(self._makespan(problem, schedule), schedule) for schedule in schedules]
+        makespan, schedule = min(judged, key=lambda pair: pair[0])
+        return OffloadClaim(
+            schedule=schedule, makespan=makespan, lower_bound=bound, family=Family.ALL
+        )
+
+    @staticmethod
+    def _makespan(problem: OffloadProblem, schedule: Schedule) -> Time:
+        return simulate_offload(
+            problem.profile, schedule, budget=problem.budget, link=problem.link
+        ).makespan
+
+    def _schedules(self, ordered: OrderedNoWait, bound: Time) -> Iterator[Schedule]:
+        """The best by sets, and the best TFLMS-like one, if any of those fits."""
+        problem, movable = ordered.problem, ordered.movable
+        # All older activations away is what a feasible budget means.
+        sets: Iterator[frozenset[int]] = iter([frozenset(movable)])
+        if len(movable) <= self.every_set_of:
+            sets = chain(sets, _all_sets(movable))
+        else:
+            fluid = replace(problem, link=replace(problem.link, latency=0))
+            fluid = replace(fluid, transfers=Transfers.INTERRUPTIBLE)
+            sets = chain(
+                sets,
+                promising_sets(fluid),
+                first_sets(ordered),
+                vdnn_sets(ordered),
+                autoswap_sets(ordered),
+            )
+        best = best_ordered(ordered, sets)
+        assert best is not None, "with all older activations away, everything fits"
+        ticks, chosen = best
+        least = bound * problem.link.ticks
+        if len(movable) > self.every_set_of and ticks > least:
+            tries = 1000 * self.effort // (2 * len(problem.profile))
+            ticks, chosen = _improved(ordered, ticks, chosen, tries)
+        plan = ordered.plan(chosen)
+        assert plan is not None, "it has a makespan"
+        yield plan.schedule
+        if ticks > least and (other := tflms(ordered)) is not None:
+            yield other.schedule
+
+
+def _all_sets(movable: list[int]) -> Iterator[frozenset[int]]:
+    for size in range(len(movable) + 1):
+        yield from map(frozenset, combinations(movable, size))
+
+
+def _improved(
+    ordered: OrderedNoWait, ticks: int, chosen: frozenset[int], tries: int
+) -> tuple[int, frozenset[int]]:
+    """A local optimum near `chosen`, or what was found after so many `tries`."""
+    is_better = True
+    while is_better:
+        is_better = False
+        for other in _neighbours(ordered, chosen):
+            tries -= 1
+            found = ordered.makespan_ticks(other)
+            if found is not None and found < ticks:
+                ticks, chosen, is_better = found, other, True
+                break
+            if tries <= 0:
+                return ticks, chosen
+    return ticks, chosen
+
+
+def _neighbours(ordered: OrderedNoWait, chosen: frozenset[int]) -> Iterator[frozenset[int]]:
+    """One activation less, one more, one exchanged for one of the nearest."""
+    for j in sorted(chosen):
+        yield chosen - {j}
+    others = [j for j in ordered.movable if j not in chosen]
+    for j in others:
+        yield chosen | {j}
+    for j in sorted(chosen):
+        for other in sorted(others, key=lambda other: abs(other - j))[:4]:
+            yield chosen - {j} | {other}
