@@ -198,10 +198,20 @@ def require_no_skips(profile: ChainProfile, setting: str) -> None:
         )
 
 
-def assemble(recursion: Recursion, memory: int, decide: Decide) -> Schedule:
-    """The schedule that `decide` describes, from the root with `memory` bytes down."""
+def assemble(
+    recursion: Recursion, memory: int, decide: Decide, span: tuple[int, int] | None = None
+) -> Schedule:
+    """The schedule that `decide` describes, from the root with `memory` bytes down.
+
+    Args:
+        recursion: Sizes in the units of `memory`.
+        memory: Besides the input of the first stage.
+        decide: What to do with any part of the chain.
+        span: First and last stage; None for the whole chain.
+    """
     ops: list[Op] = []
-    pending: list[Op | tuple[int, int, int]] = [(0, recursion.stages - 1, memory)]
+    first, last = span or (0, recursion.stages - 1)
+    pending: list[Op | tuple[int, int, int]] = [(first, last, memory)]
     while pending:
         item = pending.pop()
         if isinstance(item, Op):

@@ -1,0 +1,147 @@
+"""What people would do with a join instead: keep everything, or treat it as one chain.
+
+Joins have a `tail` or end with a turn; each function gives a schedule for the same judge,
+`chainstay.validation.join.simulate_join`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from math import comb
+from typing import Final
+
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.profiles import HomogeneousJoin, JoinProfile
+from chainstay.schedule import Op, OpKind, Schedule
+
+__all__ = ["equivalent_chain", "keep_all_join"]
+
+_NEVER: Final = 2**60
+"""Forwards of what cannot be done."""
+
+
+def keep_all_join(profile: JoinProfile) -> Schedule:
+    """Plain training: every forward once, everything kept; the last branch goes back first.
+
+    Example:
+        >>> from chainstay.profiles import ChainProfile, Stage
+        >>> tower = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(Stage(),))
+        >>> str(keep_all_join(JoinProfile(branches=(tower, tower))))
+        '0:Fa0 1:Fa0 T 1:B0 0:B0'
+    """
+    forwards: list[Op] = []
+    backwards: list[Op] = []
+    for j, branch in enumerate(profile.branches):
+        forwards += [Op(OpKind.FORWARD_KEEP_ALL, i, j) for i in range(len(branch))]
+        backwards += [Op(OpKind.BACKWARD, i, j) for i in range(len(branch))]
+    tail = Schedule.keep_all(len(profile.tail)) if profile.tail else [Op(OpKind.TURN)]
+    return Schedule((*forwards, *tail, *reversed(backwards)))
+
+
+def equivalent_chain(profile: HomogeneousJoin, slots: int) -> Schedule:
+    """EQUIV-CHAIN of [BHPS20], Section 6: the join as one chain, reversed optimally (REV).
+
+    Step i of that chain is step i of every branch, counted back from the join where they
+    differ in length. Its values take k slots each, so there are ``slots // k`` of them.
+    Ignores that branches need not be at the same step.
+
+    Raises:
+        InvalidProfileError: There is a tail, which that chain does not have.
+        InfeasibleBudgetError: Not even the equivalent chain fits.
+
+    Example:
+        >>> from chainstay.profiles import JoinProfile
+        >>> join = JoinProfile.homogeneous((1, 1), forward_time=1, backward_time=1, turn_time=1)
+        >>> str(equivalent_chain(join, 6))
+        '0:Fc0 1:Fc0 T 0:B0 1:B0'
+    """
+    if profile.tail_length:
+        raise InvalidProfileError(
+            f"the join has {profile.tail_length} tail steps; EQUIV-CHAIN takes joins that turn "
+            "where the branches meet"
+        )
+    k, steps = len(profile.lengths), max(profile.lengths)
+    required = k * (1 if steps == 0 else min(steps + 1, 3))
+    if slots < required:
+        raise InfeasibleBudgetError(
+            budget=slots,
+            required=required,
+            stages=profile.stages,
+            family="grouped",
+            network="join",
+            unit="slots",
+        )
+    grouped = _rev(steps, slots // k)
+    return Schedule(tuple(op for step in grouped for op in _each(profile, step, steps)))
+
+
+def _rev(steps: int, slots: int) -> Iterator[Op]:
+    """The optimal schedule of one homogeneous chain with a turn: REV of [BHPS20]."""
+    start = 0
+    cuts: list[tuple[int, int, int]] = []
+    for stride in _strides(steps, slots):
+        yield Op(OpKind.FORWARD_KEEP_INPUT, start)
+        yield from (Op(OpKind.FORWARD_DROP, i) for i in range(start + 1, start + stride))
+        cuts.append((start, stride, slots - len(cuts)))
+        start += stride
+    yield Op(OpKind.TURN)
+    for first, stride, free in reversed(cuts):
+        yield from _reversed(first, stride, free)
+
+
+def _strides(steps: int, slots: int) -> Iterator[int]:
+    """How far to run from each checkpoint to the next, the last one being the turn."""
+    enough = min(slots, steps + 1)
+    least = [[0] + [_NEVER] * steps]  # [c - 1][n]: forwards to turn n steps with c slots
+    for c in range(2, enough + 1):
+        row = [0]
+        for n in range(1, steps + 1):
+            cuts = (i + least[-1][n - i] + _forwards(i, c) for i in range(1, n + 1))
+            row.append(min(*cuts, _NEVER))
+        least.append(row)
+    c, left = enough, steps
+    while left:
+        stride = min(range(1, left + 1), key=lambda i: i + least[c - 2][left - i] + _forwards(i, c))
+        yield stride
+        c, left = c - 1, left - stride
+
+
+def _forwards(steps: int, slots: int) -> int:
+    """Forwards to run `steps` steps backward with the last gradient in one of the slots."""
+    checkpoints = slots - 2
+    if checkpoints < 0 or (checkpoints == 0 and steps > 1):
+        return _NEVER
+    if steps == 1:
+        return 0
+    repeats = _repeats(steps, checkpoints)
+    return repeats * steps - comb(checkpoints + repeats, checkpoints + 1)
+
+
+def _reversed(start: int, steps: int, slots: int) -> Iterator[Op]:
+    """The schedule behind `_forwards`."""
+    if steps == 1:
+        yield Op(OpKind.BACKWARD, start)
+        return
+    stride = min(
+        range(1, steps), key=lambda i: i + _forwards(steps - i, slots - 1) + _forwards(i, slots)
+    )
+    yield Op(OpKind.FORWARD_KEEP_INPUT, start)
+    yield from (Op(OpKind.FORWARD_DROP, i) for i in range(start + 1, start + stride))
+    yield from _reversed(start + stride, steps - stride, slots - 1)
+    yield from _reversed(start, stride, slots)
+
+
+def _repeats(steps: int, checkpoints: int) -> int:
+    return next(r for r in count() if comb(checkpoints + r, checkpoints) >= steps)
+
+
+def _each(profile: HomogeneousJoin, grouped: Op, steps: int) -> Iterator[Op]:
+    """One operation of the equivalent chain, branch by branch."""
+    if grouped.kind is OpKind.TURN:
+        yield grouped
+        return
+    for j, length in enumerate(profile.lengths):
+        step = grouped.stage - (steps - length)
+        if step >= 0:
+            yield Op(grouped.kind, step, j)

@@ -1,0 +1,335 @@
+r"""Joins of any stages: the canonical persistent program (THEORY, Join; after [BHPS20]).
+
+A schedule is *canonical persistent* if it is made as follows. Each branch has a checkpoint,
+at first its input. Time and again, one branch moves on: it records its next stage (``Fa``),
+or runs to a stage s' and keeps ``a^{s'}`` as its new checkpoint. Once all are at their ends,
+the tail runs, forward and backward; then what the branches moved over is run backward, the
+last move first: a recorded stage by its ``B``, a part from a checkpoint by the persistent
+program for chains (`chainstay.dp.recursion`). With J for what remains,
+m the memory besides the checkpoints, and positions as in `sizes`::
+
+    J(q, m) = min over branches j at stage s of
+        J(q: s+1, inside ā_s; m - ā_s)                             if Fa and B of s fit
+        u_f[s..s'-1] + J(q: s', m - a_{s'}) + C_j(s, s'-1, m + Σ_{i≠j} (start_i - keep_i))
+    J(all at their ends, m) = C_tail(m)
+
+where ``start_i`` is the checkpoint of branch i, gone by the time its moves are undone, and
+``keep_i`` the gradient, and saved data that contains the checkpoint, which are not. *With a
+tail of several stages* the program may also cut it: all branches run to their ends and the
+tail to its stage i with nothing kept, the tail from there is solved at once, and all starts
+again with the tail prefix. As in `recursion`, overheads replace times.
+
+It is exact among canonical persistent schedules, not among all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.join.kernels import (
+    NEVER,
+    Overheads,
+    fill_least,
+    fill_overheads,
+    way_to_the_join,
+)
+from chainstay.dp.join.sizes import join_sizes, positions_of, recursions_of, states_of
+from chainstay.dp.recursion import Array, Decide, assemble
+from chainstay.dp.table import Table
+from chainstay.profiles import JoinProfile
+from chainstay.schedule import Op, OpKind, Schedule
+
+__all__ = ["LeastProgram", "OverheadProgram"]
+
+_NARROW: Final = 2**29
+"""Infeasible, in 32 bits: three of it still fit."""
+_WIDE: Final = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Stages s..t of a chain (None: the tail) to be solved with m bytes besides its input."""
+
+    chain: int | None
+    s: int
+    t: int
+    m: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """What remains of the join: a state, stages of the tail, and m besides checkpoints."""
+
+    state: int
+    tail: int
+    m: int
+
+
+_Item: TypeAlias = Op | _Part | _Rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One way to go on: it needs `floor` bytes itself and takes `cost` more than the rest."""
+
+    floor: int
+    cost: int
+    items: tuple[_Item, ...]
+
+
+class _Program:
+    """Moves, and the schedule of those that a subclass chooses."""
+
+    def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
+        self.profile = profile
+        self.sizes = join_sizes(profile, keep)
+        self.recursions = recursions_of(profile)
+        self.inputs = sum(branch.input_bytes for branch in profile.branches)
+
+    def schedule(self, m: int) -> Schedule:
+        """The schedule from the start, with m besides the branches' inputs."""
+        return Schedule(tuple(self._walk(_Rest(0, len(self.profile.closing), m))))
+
+    def is_chosen(self, rest: _Rest, move: _Move) -> bool:
+        """Whether this move is what the tables mean."""
+        raise NotImplementedError
+
+    def decide(self, chain: int) -> Decide:
+        """Decisions within a chain; the last one is the tail."""
+        raise NotImplementedError
+
+    def _walk(self, start: _Rest) -> Iterator[Op]:
+        pending: list[_Item] = [start]
+        while pending:
+            item = pending.pop()
+            match item:
+                case Op():
+                    yield item
+                case _Part():
+                    yield from self._solved(item)
+                case _Rest():
+                    moves = self._moves(item)
+                    chosen = next(move for move in moves if self.is_chosen(item, move))
+                    pending += reversed(chosen.items)
+
+    def _solved(self, part: _Part) -> Iterator[Op]:
+        chain = len(self.profile.branches) if part.chain is None else part.chain
+        decided = assemble(self.recursions[chain], part.m, self.decide(chain), (part.s, part.t))
+        for op in decided:
+            if part.chain is not None or self.profile.tail is not None:
+                yield Op(op.kind, op.stage, part.chain)
+            elif op.kind is OpKind.BACKWARD:
+                yield Op(OpKind.TURN)
+
+    def _moves(self, rest: _Rest) -> Iterator[_Move]:
+        sizes, k = self.sizes, len(self.profile.branches)
+        positions = positions_of(rest.state, sizes)
+        stored = [int(sizes.stored[j, positions[j]]) for j in range(k)]
+        freed = [stored[j] - int(sizes.held[j, positions[j]]) for j in range(k)]
+        if all(positions[j] >= 2 * sizes.lengths[j] - 1 for j in range(k)):
+            yield _Move(0, 0, (_Part(None, 0, rest.tail - 1, rest.m),))
+        for j in range(k):
+            if positions[j] < 2 * sizes.lengths[j] - 1:
+                yield from self._moves_of(rest, j, positions[j], sum(freed) - freed[j])
+        yield from self._tail_cuts(rest, positions)
+
+    def _moves_of(self, rest: _Rest, j: int, place: int, beside: int) -> Iterator[_Move]:
+        sizes, m = self.sizes, rest.m
+        gradient = int(sizes.tail_gradient[rest.tail])
+        s, stride = (place + 1) // 2, int(sizes.strides[j])
+        floor = max(gradient + sizes.keep_forward[j, s], sizes.keep_backward[j, s] - beside)
+        recorded = _Rest(
+            rest.state + (2 * s + 2 - place) * stride, rest.tail, m - int(sizes.saved[j, s])
+        )
+        forward, backward = (Op(kind, s, j) for kind in (OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD))
+        yield _Move(int(floor), 0, (forward, recorded, backward))
+        for e in range(s, int(sizes.lengths[j])):
+            cut = _Rest(
+                rest.state + (2 * e + 1 - place) * stride,
+                rest.tail,
+                m - int(sizes.activation[j, e + 1]),
+            )
+            yield _Move(
+                gradient + int(sizes.transit[j, s, e]),
+                int(sizes.elapsed[j, e + 1] - sizes.elapsed[j, s]),
+                (*_run(j, s, e + 1), cut, _Part(j, s, e, m + beside)),
+            )
+
+    def _tail_cuts(self, rest: _Rest, positions: list[int]) -> Iterator[_Move]:
+        sizes, p = self.sizes, rest.tail
+        order = np.zeros(len(positions), dtype=np.int64)
+        need = int(way_to_the_join(sizes, np.array(positions), order))
+        ends = {
+            j: int(sizes.lengths[j])
+            for j in order.tolist()
+            if positions[j] < 2 * sizes.lengths[j] - 1
+        }
+        to_join = [op for j, end in ends.items() for op in _run(j, (positions[j] + 1) // 2, end)]
+        to_join.append(Op(OpKind.FORWARD_KEEP_INPUT, 0))
+        to_join += [Op(OpKind.DISCARD_ACTIVATION, end, j) for j, end in ends.items()]
+        cost = self.ahead_of(positions)
+        for i in range(1, p):
+            if i > 1:
+                need = max(need, int(sizes.tail_transit[i - 1]))
+                to_join.append(Op(OpKind.FORWARD_DROP, i - 1))
+            behind = _Part(None, i, p - 1, rest.m - int(sizes.tail_activation[i]))
+            yield _Move(
+                int(sizes.tail_gradient[p]) + need,
+                cost + int(sizes.tail_elapsed[i]),
+                (*to_join, behind, _Rest(rest.state, i, rest.m)),
+            )
+
+    def ahead_of(self, positions: list[int]) -> int:
+        """Forward time of all branches from there on."""
+        sizes = self.sizes
+        return sum(
+            int(sizes.elapsed[j, sizes.lengths[j]] - sizes.elapsed[j, (place + 1) // 2])
+            for j, place in enumerate(positions)
+        )
+
+
+class LeastProgram(_Program):
+    """The least memory in which the join can run at all, and a schedule for it.
+
+    Attributes:
+        root: Besides the branches' inputs.
+
+    Complexity:
+        O(states k n t) time, with states = Π (2 n_j + 1).
+    """
+
+    def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
+        super().__init__(profile, keep)
+        self._of_chain = [LeastMemory(recursion) for recursion in self.recursions]
+        tails = len(profile.closing)
+        k, n = len(profile.branches), max(map(len, profile.branches))
+        parts = np.zeros((k, n, n), dtype=np.int64)
+        for j, branch in enumerate(profile.branches):
+            parts[j, : len(branch), : len(branch)] = self._of_chain[j].of
+        self._least = np.full((tails, states_of(profile)), NEVER, dtype=np.int64)
+        fill_least(self._least, self.sizes, parts, self._of_chain[-1].of)
+        self.root = int(self._least[-1, 0])
+
+    def is_chosen(self, rest: _Rest, move: _Move) -> bool:
+        """Whether everything in the move fits."""
+        return rest.m >= move.floor and all(map(self._fits, move.items))
+
+    def decide(self, chain: int) -> Decide:
+        """As `LeastMemory`."""
+        return self._of_chain[chain].decide
+
+    def _fits(self, item: _Item) -> bool:
+        match item:
+            case _Part():
+                chain = -1 if item.chain is None else item.chain
+                return item.m >= int(self._of_chain[chain].of[item.s, item.t])
+            case _Rest():
+                return item.m >= int(self._least[item.tail - 1, item.state])
+            case Op():
+                return True
+
+
+class OverheadProgram(_Program):
+    """Least overheads for every memory up to `memory`, inputs of the branches included.
+
+    Args:
+        profile: Sizes in the unit of `memory`.
+        keep: Whose input's gradient stays.
+        memory: Including the inputs of the branches.
+        attained: An overhead that some schedule within `memory` is known to have, in ns.
+            Where it is not too large, half of the table's memory is enough.
+
+    Complexity:
+        O(states Σ n memory t) time, O(states memory t) memory.
+    """
+
+    def __init__(
+        self,
+        profile: JoinProfile,
+        keep: tuple[bool, ...],
+        memory: int,
+        *,
+        attained: int | None = None,
+    ) -> None:
+        super().__init__(profile, keep)
+        wide, tails = memory + 1, len(profile.closing)
+        total = sum(int(recursion.elapsed[-1]) for recursion in self.recursions)
+        # No forward runs more often than there are stages.
+        largest = total * (profile.stages + 1) if attained is None else max(total, attained)
+        is_narrow = largest < _NARROW
+        self._never = _NARROW if is_narrow else _WIDE
+        dtype: type[np.signedinteger] = np.int32 if is_narrow else np.int64
+        self._tables = [Table.fill(recursion, memory) for recursion in self.recursions]
+        parts, part_of = self._parts(dtype, wide)
+        tail_parts = np.full((tails, tails, wide), self._never, dtype=dtype)
+        for s, rows in enumerate(self._tables[-1].rows):
+            tail_parts[s, s:] = np.minimum(rows, self._never)
+        self._values: Overheads = np.full(
+            (tails, states_of(profile), wide), self._never, dtype=dtype
+        )
+        ahead = self._ahead() if tails > 1 else np.zeros(0, dtype=np.int64)
+        fill_overheads(self._values, self.sizes, parts, part_of, tail_parts, ahead)
+
+    def overhead(self, m: int) -> int | None:
+        """Of the whole join with m besides the inputs; None if nothing fits."""
+        return self._of_rest(_Rest(0, len(self.profile.closing), m))
+
+    def is_chosen(self, rest: _Rest, move: _Move) -> bool:
+        """Whether the move attains the overhead in the table."""
+        if rest.m < move.floor:
+            return False
+        total = move.cost
+        for item in move.items:
+            match item:
+                case _Part():
+                    table = self._tables[-1 if item.chain is None else item.chain]
+                    total += table.overhead(item.s, item.t, item.m)
+                case _Rest():
+                    found = self._of_rest(item)
+                    if found is None:
+                        return False
+                    total += found
+        return total == self._of_rest(rest)
+
+    def decide(self, chain: int) -> Decide:
+        """As `Table`."""
+        decide: Callable[[int, int, int], int] = self._tables[chain].decide
+        return decide
+
+    def _of_rest(self, rest: _Rest) -> int | None:
+        if rest.m < 0:
+            return None
+        found = int(self._values[rest.tail - 1, rest.state, rest.m])
+        return None if found >= self._never else found
+
+    def _parts(self, dtype: type[np.signedinteger], wide: int) -> tuple[Overheads, Array]:
+        """Overheads of parts of all branches as rows, and where each part is."""
+        k, n = len(self.profile.branches), max(map(len, self.profile.branches))
+        part_of = np.zeros((k, n, n), dtype=np.int64)
+        blocks: list[Overheads] = [np.zeros((1, wide), dtype=dtype)]
+        count = 1
+        for j, table in enumerate(self._tables[:k]):
+            for s, rows in enumerate(table.rows):
+                part_of[j, s, s : s + len(rows)] = count + np.arange(len(rows))
+                blocks.append(np.minimum(rows, self._never).astype(dtype))
+                count += len(rows)
+        return np.concatenate(blocks), part_of
+
+    def _ahead(self) -> Array:
+        sizes = self.sizes
+        ahead = np.zeros((), dtype=np.int64)
+        for j, length in enumerate(sizes.lengths):
+            stages = (np.arange(2 * length + 1) + 1) // 2
+            ahead = np.add.outer(ahead, sizes.elapsed[j, length] - sizes.elapsed[j, stages])
+        return ahead.reshape(-1)
+
+
+def _run(branch: int, start: int, stop: int) -> tuple[Op, ...]:
+    """Run a branch from a checkpoint, which stays, to stage `stop`."""
+    drops = (Op(OpKind.FORWARD_DROP, stage, branch) for stage in range(start + 1, stop))
+    return (Op(OpKind.FORWARD_KEEP_INPUT, start, branch), *drops)

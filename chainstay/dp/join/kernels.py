@@ -1,0 +1,244 @@
+"""The inner loops of the canonical program for joins; `canonical` says what they compute."""
+# ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay.dp import jit
+from chainstay.dp.jit import kernel
+from chainstay.dp.join.sizes import JoinSizes
+from chainstay.dp.recursion import Array
+
+__all__ = ["NEVER", "Overheads", "fill_least", "fill_overheads", "way_to_the_join"]
+
+Overheads = NDArray[np.signedinteger]
+"""int32 where that is enough, else int64."""
+
+NEVER: Final = 2**60
+"""Least memory of what has no schedule."""
+
+
+def relax_by_slices(
+    row: Overheads, behind: Overheads, aside: Overheads, cost: int, low: int, high: int
+) -> None:
+    """``row[m] = min(row[m], behind[m] + aside[m] + cost)`` for m from `low` below `high`.
+
+    `behind` starts at `low`, and so does `aside`.
+    """
+    if low < high:
+        total = behind[: high - low] + aside[: high - low]
+        total += total.dtype.type(cost)
+        np.minimum(row[low:high], total, out=row[low:high])
+
+
+def relax_by_loop(
+    row: Overheads, behind: Overheads, aside: Overheads, cost: int, low: int, high: int
+) -> None:
+    """The same; compiled, it is several times faster."""
+    target, narrow = row[low:high], row.dtype.type
+    more = narrow(cost)
+    for m in range(high - low):
+        target[m] = min(target[m], narrow(behind[m] + aside[m] + more))
+
+
+relax = kernel(relax_by_loop) if jit.is_available() else relax_by_slices
+
+
+@kernel
+def locate(sizes: JoinSizes, state: int, positions: Array) -> tuple[int, int, bool]:
+    """Write the positions of `state`.
+
+    Returns:
+        What checkpoints store, what of that stays once all branches are back there, and
+        whether all branches are at their ends.
+    """
+    stored, held, are_done = 0, 0, True
+    for j in range(len(positions)):
+        place = state // sizes.strides[j] % (2 * sizes.lengths[j] + 1)
+        positions[j] = place
+        stored += sizes.stored[j, place]
+        held += sizes.held[j, place]
+        are_done = are_done and place >= 2 * sizes.lengths[j] - 1
+    return stored, held, are_done
+
+
+@kernel
+def way_to_the_join(sizes: JoinSizes, positions: Array, order: Array) -> int:
+    """Most memory needed while all branches run to their ends and the join stage after them.
+
+    A branch that needs much more on its way than at its end goes first. The order is written
+    to `order`, branches that are at their ends included.
+    """
+    k = len(sizes.lengths)
+    peaks, ends = np.zeros(k, dtype=np.int64), np.zeros(k, dtype=np.int64)
+    for j in range(k):
+        s, length = (positions[j] + 1) // 2, sizes.lengths[j]
+        if s < length:
+            peaks[j], ends[j] = sizes.transit[j, s, length - 1], sizes.activation[j, length]
+        place = j
+        while place > 0 and (peaks[order[place - 1]] - ends[order[place - 1]] < peaks[j] - ends[j]):
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = j
+    most, made = 0, 0
+    for j in order:
+        most = max(most, made + peaks[j])
+        made += ends[j]
+    need: int = max(most, made + sizes.tail_transit[0])
+    return need
+
+
+@kernel
+def _relax_branch(
+    row: Overheads,
+    table: Overheads,
+    sizes: JoinSizes,
+    parts: Overheads,
+    part_of: Array,
+    state: int,
+    j: int,
+    place: int,
+    beside: int,
+    gradient: int,
+    left: int,
+) -> None:
+    """Lower the overheads of `state` to those of keeping or cutting branch j next."""
+    s, stride = (place + 1) // 2, sizes.strides[j]
+    size, wide = sizes.saved[j, s], len(row)
+    low = max(size, gradient + sizes.keep_forward[j, s], sizes.keep_backward[j, s] - beside)
+    if low < left:
+        behind = table[state + (2 * s + 2 - place) * stride]
+        relax(row, behind[low - size :], parts[0], 0, low, left)
+    for e in range(s, sizes.lengths[j]):
+        size = sizes.activation[j, e + 1]
+        low = max(size, gradient + sizes.transit[j, s, e], -beside)
+        high = min(left, wide - beside)
+        if low < high:
+            behind = table[state + (2 * e + 1 - place) * stride]
+            aside = parts[part_of[j, s, e]]
+            cost = sizes.elapsed[j, e + 1] - sizes.elapsed[j, s]
+            relax(row, behind[low - size :], aside[low + beside :], cost, low, high)
+
+
+@kernel
+def _relax_tail(
+    row: Overheads,
+    values: Overheads,
+    sizes: JoinSizes,
+    tail_parts: Overheads,
+    p: int,
+    state: int,
+    need: int,
+    ahead: int,
+    left: int,
+) -> None:
+    """Lower the overheads of `state` to those of cutting the tail next."""
+    for i in range(1, p):
+        if i > 1:
+            need = max(need, sizes.tail_transit[i - 1])
+        size = sizes.tail_activation[i]
+        low = max(size, sizes.tail_gradient[p] + need)
+        if low < left:
+            behind, aside = values[i - 1, state], tail_parts[i, p - 1]
+            cost = ahead + sizes.tail_elapsed[i]
+            relax(row, behind[low:], aside[low - size :], cost, low, left)
+
+
+@kernel
+def fill_overheads(
+    values: Overheads,
+    sizes: JoinSizes,
+    parts: Overheads,
+    part_of: Array,
+    tail_parts: Overheads,
+    ahead: Array,
+) -> None:
+    """Fill `values` with the least overhead of every tail prefix, state and memory.
+
+    Args:
+        values: Shape (t, states, W), for tails of 1 to t stages, all infeasible.
+        sizes: Of the join.
+        parts: Shape (·, W), overheads of parts of branches; the first row is 0.
+        part_of: Shape (k, n, n), at [j, s, e]: the row of stages s..e of branch j.
+        tail_parts: Shape (t, t, W), at [s, e]: overheads of stages s..e of the tail.
+        ahead: Shape (states,), forward time of all branches from there on.
+    """
+    k, wide = len(sizes.lengths), values.shape[2]
+    positions, order = np.zeros(k, dtype=np.int64), np.zeros(k, dtype=np.int64)
+    for p in range(1, values.shape[0] + 1):
+        table, gradient = values[p - 1], sizes.tail_gradient[p]
+        for state in range(values.shape[1] - 1, -1, -1):
+            stored, held, are_done = locate(sizes, state, positions)
+            row, left = table[state], wide - stored
+            if left <= 0:
+                continue
+            if are_done:
+                row[:left] = tail_parts[0, p - 1, :left]
+            for j in range(k):
+                place = positions[j]
+                if place < 2 * sizes.lengths[j] - 1:
+                    beside = stored - sizes.stored[j, place] - (held - sizes.held[j, place])
+                    _relax_branch(
+                        row, table, sizes, parts, part_of, state, j, place, beside, gradient, left
+                    )
+            if p > 1:
+                need = way_to_the_join(sizes, positions, order)
+                _relax_tail(row, values, sizes, tail_parts, p, state, need, ahead[state], left)
+
+
+@kernel
+def _least_of_branch(
+    behind: Array, sizes: JoinSizes, parts: Array, j: int, place: int, beside: int, gradient: int
+) -> int:
+    """Least memory of keeping or cutting branch j next; `behind` is what each leads to."""
+    s = (place + 1) // 2
+    best: int = max(
+        behind[2 * s + 2 - place] + sizes.saved[j, s],
+        gradient + sizes.keep_forward[j, s],
+        sizes.keep_backward[j, s] - beside,
+    )
+    for e in range(s, sizes.lengths[j]):
+        need = max(
+            behind[2 * e + 1 - place] + sizes.activation[j, e + 1],
+            gradient + sizes.transit[j, s, e],
+            parts[j, s, e] - beside,
+        )
+        best = min(best, need)
+    return best
+
+
+@kernel
+def fill_least(least: Array, sizes: JoinSizes, parts: Array, tail_parts: Array) -> None:
+    """The same recursion without times: least memory of every tail prefix and state.
+
+    Args:
+        least: Shape (t, states), for tails of 1 to t stages.
+        sizes: Of the join.
+        parts: Shape (k, n, n), least memory of parts of branches.
+        tail_parts: Shape (t, t), of parts of the tail.
+    """
+    k = len(sizes.lengths)
+    positions, order = np.zeros(k, dtype=np.int64), np.zeros(k, dtype=np.int64)
+    for p in range(1, least.shape[0] + 1):
+        gradient = sizes.tail_gradient[p]
+        for state in range(least.shape[1] - 1, -1, -1):
+            stored, held, are_done = locate(sizes, state, positions)
+            best = tail_parts[0, p - 1] if are_done else NEVER
+            for j in range(k):
+                place = positions[j]
+                if place < 2 * sizes.lengths[j] - 1:
+                    beside = stored - sizes.stored[j, place] - (held - sizes.held[j, place])
+                    behind = least[p - 1, state :: sizes.strides[j]]
+                    need = _least_of_branch(behind, sizes, parts, j, place, beside, gradient)
+                    best = min(best, need)
+            need = way_to_the_join(sizes, positions, order)
+            for i in range(1, p):
+                if i > 1:
+                    need = max(need, sizes.tail_transit[i - 1])
+                behind_cut = tail_parts[i, p - 1] + sizes.tail_activation[i]
+                best = min(best, max(gradient + need, behind_cut, least[i - 1, state]))
+            least[p - 1, state] = max(best, 0)
