@@ -86,7 +86,7 @@ def solve_offload(
         >>> profile = OffloadProfile(activations=(2, 3, 4), gradients=(0, 0, 0),
         ...     forward_overheads=(0, 1), backward_overheads=(0, 0),
         ...     forward_times=(1, 2), backward_times=(2, 3))
-        >>> solution = solve_offload(profile, 8, link=Link(bandwidth=2), method="heuristics")
+        >>> solution = solve_offload(profile, 8, link=Link(bandwidth=2))
         >>> str(solution.schedule), solution.makespan, solution.peak_bytes, solution.is_optimal
         ('Oa0 Fa0 Fa1 B1 Pa0 B0', 9, 8, True)
     """

@@ -66,7 +66,7 @@ def simulate_offload(
         ...     forward_overheads=(0, 1), backward_overheads=(0, 0),
         ...     forward_times=(1, 2), backward_times=(2, 3))
         >>> schedule = Schedule.parse("Oa0 Fa0 Fa1 B1 Pa0 B0")
-        >>> simulate_offload(profile, schedule, budget=9, link=Link(bandwidth=2)).makespan
+        >>> simulate_offload(profile, schedule, budget=8, link=Link(bandwidth=2)).makespan
         9
     """
     machine = Machine(profile, budget, link)
