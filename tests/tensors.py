@@ -28,11 +28,22 @@ class Tensors:
             self._gradient_bytes[f"own {i}"] = profile.gradient_bytes(i) - sum(
                 self._gradient_bytes[name] for name in shared
             )
+        self._stored = {f"a {i}": self._in[i] for i in states}
+        for i, stage in enumerate(profile.stages):
+            shared = self._in[i + 1] - {f"own {i + 1}"}
+            self._stored[f"saved {i}"] = {f"own saved {i}"} | shared
+            made = sum(skip.bytes for skip in profile.skips if skip.first == i + 1)
+            self._bytes[f"own saved {i}"] = stage.saved_bytes - made
 
     def added(self, i: int, beside: Collection[int]) -> int:
         """Bytes of ``a^i`` that no activation in `beside` has."""
         there = set().union(*(self._in[j] for j in beside))
         return sum(self._bytes[name] for name in self._in[i] - there)
+
+    def stored(self, items: Collection[str]) -> int:
+        """Bytes of activations (``"a 3"``) and saved data (``"saved 3"``) that are stored."""
+        there = set().union(*(self._stored[item] for item in items))
+        return sum(self._bytes[name] for name in there)
 
     def gradients(self, i: int) -> int:
         """Bytes of ``δ^i`` and ``δ^{i+1}``, which are in memory while ``B`` of stage i runs."""

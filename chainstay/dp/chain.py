@@ -3,7 +3,8 @@
 Theorem 4.8 of [BEHJS24], which is right as printed (`recursion` tells the one liberty
 taken). The front door of three engines: step functions (`fronts`, exact in bytes, and
 `compiled`, the same for long chains), a dense table (`table`, on slots) and feasibility
-alone (`feasibility`); and of the programs for wider families, `weak` and `detached`.
+alone (`feasibility`); and of the programs for wider families, `weak`, `detached` and
+`floating`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from chainstay.dp import detached, weak
+from chainstay.dp import detached, floating, weak
 from chainstay.dp.engines import Engine, exact_engine, least_memory
 from chainstay.dp.feasibility import LeastMemory
 from chainstay.dp.jit import at_first_interpreted
@@ -40,7 +41,7 @@ class DP:
             a plain activation may move on before (`weak`), which can be a little faster.
         discards: What may be dropped, and when. ``"table1"`` and ``"tape"``: these programs
             need no drops of their own. ``"free"``: saved data may outlive their input
-            (`detached`), which is faster by a few percent.
+            (`detached`; `floating` with ``"weak"``), which is faster by a few percent.
         slots: ``None`` solves exactly in bytes. A number solves a table of that many memory
             slots twice, rounding both ways: a schedule that fits, and a lower bound.
 
@@ -115,11 +116,12 @@ class DP:
             for 300 stages, and with free discards for 100.
         """
         del hint
-        floating = self.persistence == "weak"
+        floats = self.persistence == "weak"
         with at_first_interpreted(when=bool(self._wider) and len(profile) <= _SHORT):
             if self.discards == Discards.FREE:
-                return detached.solve_detached(profile, budget, floating=floating)
-            solve = weak.solve_weak if floating else self._persistent
+                free = floating.solve_floating if floats else detached.solve_detached
+                return free(profile, budget)
+            solve = weak.solve_weak if floats else self._persistent
             claim = solve(profile, budget)
         # discards neither break these schedules nor make others of their families faster
         return replace(claim, discards=Discards.TAPE) if self.discards == Discards.TAPE else claim
@@ -245,11 +247,12 @@ def least_budget(
     Complexity:
         O(n^3) time in n array operations; weak: O(n^4).
     """
-    floating = DP(persistence=persistence, discards=discards).persistence == "weak"
+    floats = DP(persistence=persistence, discards=discards).persistence == "weak"
     with at_first_interpreted(when=len(profile) <= _SHORT):
         if discards == Discards.FREE:
-            return detached.detached_least_budget(profile, floating=floating)
-        if floating:
+            least = floating.floating_least_budget if floats else detached.detached_least_budget
+            return least(profile)
+        if floats:
             return weak.weak_least_budget(profile)
     return least_memory(Recursion.of(profile)).root + profile.input_bytes
 

@@ -1,7 +1,6 @@
 """The program for detached saved data: its inner loops, compiled where numba is installed.
 
-The recursion stands in `detached`. Fronts of all F stand in one pool; those of one (s, t)
-that are alike in held and left stand side by side, ends ascending.
+The recursion stands in `detached`. Fronts of all F stand in one pool.
 """
 # ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
 
@@ -10,50 +9,34 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from chainstay.dp.detached_sizes import Sizes
 from chainstay.dp.jit import kernel
-from chainstay.dp.pruning import Bounds, Chain, matters, room
-from chainstay.dp.recursion import KEEP, Array
-from chainstay.dp.resting import Resting, arrive, nothing_rests
+from chainstay.dp.priced_pruning import PricedLimit, keep_affordable, room_within
+from chainstay.dp.recursion import Array
 from chainstay.dp.steps import Pair, Steps, add_term, buffers, merge_moved, value_at, with_room
 
-__all__ = ["DETACH", "MOVE", "RESTART", "Corners", "Needs", "Span", "choose", "fill"]
+__all__ = ["NO_DECISION", "RECORD", "Corners", "Span", "choose", "fill"]
 
-MOVE: Final = -3
-"""The decision to run stage s and drop its input."""
-DETACH: Final = -4
-"""The decision to record stage s and drop its input."""
-RESTART: Final = -5
-"""The decision to keep the input of stage s and start there again later."""
+RECORD: Final = -1
+"""The decision to record stage s now; any other is the stage at which a restart's sweep ends."""
+NO_DECISION: Final = -2
 
-_NONE: Final = -2
 _BEYOND: Final = 2**61
 _FIRST_CAPACITY: Final = 1024
 
 
 class Span(NamedTuple):
-    """Which F: from a^s, δ^{end+1} and, if `held`, ā_end to δ^t and, if `left`, ā_{t-1}."""
+    """Which F: from the input of stage s, δ^{end+1} and, if `held`, ā_end.
 
-    s: int
-    t: int
-    end: int
-    held: int
-    left: int
-
-
-class Needs(NamedTuple):
-    """Bytes of single operations.
-
-    Attributes:
-        record: Shape (n,): recording a stage, its saved data included.
-        backward: Shape (n,): its backward likewise, both gradients included.
-        around: Shape (2, n): at [held, end], what is there besides while forwards run:
-            δ^{end+1} and, if held, ā_end.
+    Nodes up to n - 1 go to δ^s, others to δ^{s+1} and ā_s; see `Sizes`.
     """
 
-    record: Array
-    backward: Array
-    around: Array
+    node: int
+    s: int
+    end: int
+    held: int
 
 
 class Corners(NamedTuple):
@@ -62,9 +45,7 @@ class Corners(NamedTuple):
     Attributes:
         memory: Bytes of all corners of all fronts.
         overhead: ns, likewise.
-        row: Shape (n, n + 1): where the fronts of (s, t) start, less their first end;
-            negative where the program has none.
-        first: Shape (4 fronts,): where a front starts in the pool …
+        first: Shape (2, nodes, n), at [held, node, end]: where a front starts in the pool …
         size: … how many corners it has …
         least: … its first memory, `_BEYOND` without corners …
         best: … and its last overhead.
@@ -72,7 +53,6 @@ class Corners(NamedTuple):
 
     memory: Array
     overhead: Array
-    row: Array
     first: Array
     size: Array
     least: Array
@@ -80,103 +60,44 @@ class Corners(NamedTuple):
 
 
 @kernel
-def _no_corners(n: int, reach: int) -> Corners:
-    row, fronts = np.full((n, n + 1), -_BEYOND, dtype=np.int64), 0
-    for s in range(n):
-        for t in range(s, min(n, s + 1 + reach) + 1):
-            least_end = max(s, t - 1)
-            row[s, t] = fronts - least_end
-            fronts += n - least_end
-    pool = buffers(_FIRST_CAPACITY)
-    return Corners(
-        pool[0],
-        pool[1],
-        row,
-        np.zeros(4 * fronts, dtype=np.int64),
-        np.zeros(4 * fronts, dtype=np.int64),
-        np.full(4 * fronts, _BEYOND, dtype=np.int64),
-        np.zeros(4 * fronts, dtype=np.int64),
-    )
-
-
-@kernel
-def _number(corners: Corners, span: Span) -> int:
-    """The number of a front, negative where the program has none."""
-    fronts = len(corners.first) // 4
-    return int(corners.row[span.s, span.t] + span.end + (2 * span.held + span.left) * fronts)
-
-
-@kernel
 def _front(corners: Corners, span: Span, shift: int) -> Steps:
-    number = _number(corners, span)
-    if number < 0:
-        return Steps(corners.memory, corners.overhead, 0, -1, shift)
-    first = corners.first[number]
-    return Steps(corners.memory, corners.overhead, first, first + corners.size[number] - 1, shift)
+    first = corners.first[span.held, span.node, span.end]
+    last = first + corners.size[span.held, span.node, span.end] - 1
+    return Steps(corners.memory, corners.overhead, first, last, shift)
 
 
 @kernel
-def _all_rest(
-    chain: Chain,
-    needs: Needs,
-    corners: Corners,
-    j: int,
-    end: int,
-    held: int,
-    cap: int,
-    resting: Resting,
-    spare: Pair,
-) -> tuple[Resting, Pair]:
-    """R(j, ·) from R(j+1, ·): the floating activation rests at j or moves on."""
-    floor = needs.around[held, end] + chain.transit[j, j] + chain.activation[j]
-    for left in range(2):
-        for k in range(j + left, end + 1 + left * (1 - held)):
-            index = 2 * k + left
-            resting.least[index] = max(resting.least[index], floor)
-            here = _front(corners, Span(j, k, end, held, left), chain.activation[j])
-            if here.last >= here.first:
-                resting, spare = arrive(resting, index, here, cap, spare)
-    return resting, spare
+def _record(sizes: Sizes, span: Span) -> tuple[int, int]:
+    """From how many bytes on stage s can be recorded and gone back through, and what it takes."""
+    node, s, end, held = span
+    around = sizes.gradient[end + 1]
+    if held and s < end:
+        around += sizes.held[s + 1, end]
+    taken = sizes.saved[s] - sizes.freed[node]
+    if node >= len(sizes.saved):
+        return around + sizes.record[s], taken
+    if held and s == end:
+        return sizes.backward[s], taken
+    return max(around + sizes.record[s], sizes.backward[s]), taken
 
 
 @kernel
-def _first_step(chain: Chain, needs: Needs, span: Span) -> tuple[int, int, int]:
-    """The decision that runs stage s but once; from how many bytes on, and what it takes."""
-    s, t, end, held, left = span
-    around = needs.around[held, end]
-    if s == t:
-        if held and s == end:
-            return KEEP, needs.backward[s], 0
-        return KEEP, max(around + needs.record[s], needs.backward[s]), chain.saved[s]
-    if left and t == s + 1:
-        return DETACH, around + needs.record[s], chain.saved[s] - chain.activation[s]
-    return MOVE, around + chain.transit[s, s], chain.activation[s + 1] - chain.activation[s]
+def _sweep(sizes: Sizes, span: Span, i: int) -> int:
+    """Bytes besides ``a^s`` while stage i runs and keeps nothing but its output."""
+    around = sizes.gradient[span.end + 1] + sizes.fresh[span.s, i] + sizes.forward[i]
+    return int(around + (sizes.held[i + 1, span.end] if span.held else 0))
 
 
 @kernel
-def _after(span: Span, decision: int) -> Span:
-    """What is to do after the first step."""
-    s, t, end, held, left = span
-    if decision == MOVE:
-        return Span(s + 1, t, end, held, left)
-    return Span(s + 1, s + 1, end, held, 0)
-
-
-@kernel
-def _first_case(
-    chain: Chain,
-    needs: Needs,
-    corners: Corners,
-    span: Span,
-    limits: tuple[int, int],
-    here: Pair,
+def _recorded(
+    sizes: Sizes, corners: Corners, span: Span, limits: tuple[int, int], here: Pair
 ) -> tuple[Steps, Pair]:
-    """Keep stage s, detach it, or move the floating activation from s to s+1."""
-    decision, floor, size = _first_step(chain, needs, span)
+    """Record stage s; its input stays, or is dropped."""
+    floor, taken = _record(sizes, span)
     if span.s == span.end:
         here[0][0], here[1][0] = floor, 0
         return Steps(here[0], here[1], 0, 0, 0), here
-    after = _front(corners, _after(span, decision), size)
+    after = _front(corners, Span(span.s + 1, span.s + 1, span.end, span.held), taken)
     if after.last - after.first >= len(here[0]):
         here = buffers(2 * (after.last - after.first + 1))
     nothing = Steps(here[0], here[1], 0, -1, 0)
@@ -186,168 +107,118 @@ def _first_case(
 
 @kernel
 def _restarts(
-    chain: Chain,
-    needs: Needs,
+    sizes: Sizes,
     corners: Corners,
     span: Span,
     limits: tuple[int, int],
-    resting: Resting,
+    column: Pair,
     lowest: Steps,
     spare: Pair,
 ) -> tuple[Steps, Pair]:
-    """The lower of `lowest` and all restarts; arguments as in `add_term`."""
-    s, t, end, held, left = span
+    """The lower of `lowest` and all restarts.
+
+    `column` has the first memory and last overhead of all nodes for the end at hand; all else as
+    in `add_term`.
+    """
+    node, s, end, held = span
     cap, ceiling = limits
-    floor = needs.around[held, end] + chain.transit[s, s]
-    for detached in range(2):
-        first = max(t + 1, s + 1 + detached)
-        number = _number(corners, Span(s, t, first - 1, detached, left)) - first
-        for k in range(first, end + 1 + detached * (1 - held)):
-            rerun = chain.elapsed[k - detached] - chain.elapsed[s]
-            if rerun >= ceiling:
-                break
+    floor = 0
+    for j in range(s + 1, end + 1):
+        rerun = sizes.elapsed[j] - sizes.elapsed[s]
+        floor = max(floor, _sweep(sizes, span, j - 1))
+        if rerun >= ceiling or floor > cap:
+            break
+        stored = sizes.fresh[s, j]
+        for detached in range(2):
+            if detached and held and j == end:
+                continue  # its saved data are there already
+            stop, after = (j, sizes.node[s, j]) if detached else (j - 1, j)
             # cheap: nowhere does the sum exist and lie below all of `lowest`
-            index = 2 * k + detached
-            start = max(floor, corners.least[number + k], resting.least[index])
-            lower = rerun + corners.best[number + k] + resting.best[index]
+            start = max(floor, corners.least[detached, node, stop], column[0][after] + stored)
+            lower = rerun + corners.best[detached, node, stop] + column[1][after]
             if start > cap or lower >= ceiling or lower >= value_at(lowest, start, ceiling):
                 continue
-            earlier = _front(corners, Span(s, t, k - 1, detached, left), 0)
-            later = Steps(
-                resting.memory[index], resting.overhead[index], 0, resting.size[index] - 1, 0
-            )
+            later = _front(corners, Span(after, j, end, held), stored)
+            earlier = _front(corners, Span(node, s, stop, detached), 0)
             lowest, spare = add_term(lowest, earlier, later, rerun, start, limits, spare)
     return lowest, spare
 
 
 @kernel
-def _spent_besides(chain: Chain, span: Span) -> int:
-    """ns: stages s..t-1 but the one left have their own ``Fa`` still to come."""
-    return int(chain.elapsed[span.t - span.left] - chain.elapsed[span.s])
-
-
-@kernel
-def _store(
-    chain: Chain, bounds: Bounds, corners: Corners, span: Span, lowest: Steps, used: int
-) -> tuple[Corners, int]:
-    """Put what can be part of a whole schedule into the pool."""
-    pool = with_room((corners.memory, corners.overhead), used, lowest.last + 1)
-    last = span.end - span.held  # held saved data are outside: their stage may have run but once
-    size = lowest.last + 1
-    if span.s > last:
-        pool[0][used : used + size] = lowest.memory[:size]
-        pool[1][used : used + size] = lowest.overhead[:size]
-    else:
-        extent = span.s, last, _spent_besides(chain, span)
-        size = matters(chain, bounds, extent, lowest, pool[0][used:], pool[1][used:])
-    number = _number(corners, span)
-    corners.first[number], corners.size[number] = used, size
-    if size:
-        corners.least[number] = pool[0][used]
-        corners.best[number] = pool[1][used + size - 1]
-    kept = Corners(
-        pool[0],
-        pool[1],
-        corners.row,
-        corners.first,
-        corners.size,
-        corners.least,
-        corners.best,
-    )
-    return kept, used + size
-
-
-@kernel
-def _limits(chain: Chain, bounds: Bounds, span: Span) -> tuple[int, int]:
-    """The most bytes and the least ns that is too many."""
-    last = span.end - span.held
-    if span.s > last:
-        return bounds.memory, _BEYOND
-    return room(chain, bounds, span.s, last, _spent_besides(chain, span))
-
-
-@kernel
-def fill(chain: Chain, needs: Needs, bounds: Bounds, reach: int) -> Corners:
-    """Fronts of all F within the bounds: ends ascending, held first, s descending.
+def fill(sizes: Sizes, limit: PricedLimit, dropped: NDArray[np.float64]) -> Corners:
+    """Fronts of all F within the limit: ends ascending, held first, s descending.
 
     Args:
-        chain: As everywhere.
-        needs: Of single operations.
-        bounds: What prunes.
-        reach: How many stages a plain activation may float on: none, or all.
+        sizes: Of the chain.
+        limit: What can be part of a schedule that matters; its `around` is that of
+            `DetachedBound`, for nodes that keep ``a^s``.
+        dropped: Likewise, for those that drop it.
     """
-    n = len(chain.saved)
-    corners, used = _no_corners(n, reach), 0
+    n, nodes = len(sizes.saved), len(sizes.freed)
+    shape = (2, nodes, n)
+    first, count = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    least, best = np.full(shape, _BEYOND, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    pool, used = buffers(_FIRST_CAPACITY), 0
     here, spare = buffers(_FIRST_CAPACITY), buffers(_FIRST_CAPACITY)
-    rests = np.empty((2 * n + 2, 16), dtype=np.int64), np.empty((2 * n + 2, 16), dtype=np.int64)
     for end in range(n):
         for held in range(1, -1, -1):
-            last = end - held
-            resting = nothing_rests(rests)
+            column = np.full(nodes, _BEYOND, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
             for s in range(end, -1, -1):
-                if last < n - 1 and chain.elapsed[last + 1] - chain.elapsed[s] > bounds.limit:
-                    break
-                if s < end:
-                    resting, spare = _all_rest(
-                        chain, needs, corners, s + 1, end, held, bounds.memory, resting, spare
-                    )
-                for left in range(2):
-                    beyond = end + 1 + left * (1 - held)
-                    for t in range(s + left, min(beyond, s + left + 1 + reach)):
-                        span = Span(s, t, end, held, left)
-                        limits = _limits(chain, bounds, span)
-                        if limits[0] < 0 or limits[1] <= 0:
-                            break
-                        lowest, here = _first_case(chain, needs, corners, span, limits, here)
-                        lowest, spare = _restarts(
-                            chain, needs, corners, span, limits, resting, lowest, spare
-                        )
-                        corners, used = _store(chain, bounds, corners, span, lowest, used)
-                        here = (lowest.memory, lowest.overhead)
-            rests = (resting.memory, resting.overhead)
-    return corners
+                least_input = min(sizes.nearest[s], sizes.saved[s - 1]) if s > 0 else 0
+                dropping = sizes.first_node[s + 1] - sizes.first_node[s]
+                for number in range(1 if held and s == end else 1 + dropping):
+                    node = s if number == 0 else sizes.first_node[s] + number - 1
+                    span = Span(node, s, end, held)
+                    lines = limit.around[held, s, end] if node == s else dropped[held, s, end]
+                    needed = _record(sizes, span)[0]
+                    if s < end:
+                        needed = min(needed, _sweep(sizes, span, s))
+                    limits = room_within(limit, lines, least_input, needed)
+                    if limits[0] < needed or limits[1] <= 0:
+                        continue
+                    corners = Corners(pool[0], pool[1], first, count, least, best)
+                    lowest, here = _recorded(sizes, corners, span, limits, here)
+                    lowest, spare = _restarts(sizes, corners, span, limits, column, lowest, spare)
+                    # store what can be part of a whole schedule
+                    pool = with_room(pool, used, lowest.last + 1)
+                    size = keep_affordable(limit, lines, lowest, pool[0][used:], pool[1][used:])
+                    first[held, node, end], count[held, node, end] = used, size
+                    if size:
+                        column[0][node] = least[held, node, end] = pool[0][used]
+                        column[1][node] = best[held, node, end] = pool[1][used + size - 1]
+                    used += size
+                    here = (lowest.memory, lowest.overhead)
+    return Corners(pool[0][:used], pool[1][:used], first, count, least, best)
 
 
 @kernel
-def _choose_restart(
-    chain: Chain, needs: Needs, corners: Corners, span: Span, m: int, target: int
-) -> tuple[int, int, int, int]:
-    """`choose`, for restarts."""
-    s, t, end, held, left = span
-    around = needs.around[held, end]
-    for detached in range(2):
-        for k in range(max(t + 1, s + 1 + detached), end + 1 + detached * (1 - held)):
-            rest = target - (chain.elapsed[k - detached] - chain.elapsed[s])
-            if rest < 0:
-                break
-            rest -= value_at(_front(corners, Span(s, t, k - 1, detached, left), 0), m, target + 1)
-            if rest < 0:
-                continue
-            for j in range(k - detached, s, -1):
-                if m >= around + chain.transit[s, j - 1]:
-                    later = Span(j, k, end, held, detached)
-                    if value_at(_front(corners, later, chain.activation[j]), m, -1) == rest:
-                        return RESTART, k, j, detached
-    return _NONE, 0, 0, 0
-
-
-@kernel
-def choose(
-    chain: Chain, needs: Needs, corners: Corners, span: Span, m: int
-) -> tuple[int, int, int, int]:
+def choose(sizes: Sizes, corners: Corners, span: Span, m: int) -> tuple[int, int]:
     """The optimal decision with `m` bytes.
 
     Returns:
-        `KEEP`, `MOVE` or `DETACH`, and zeros; or `RESTART`, the stage k down to which the
-        first part goes, the stage j at which its floating activation rests, and whether it
-        leaves the saved data of stage k - 1. -2 where there is no decision.
+        `RECORD` and 0; or the stage at which a restart's sweep ends, and whether it leaves that
+        stage's saved data; or `NO_DECISION` and 0.
     """
+    node, s, end, held = span
     target = value_at(_front(corners, span, 0), m, -1)
-    decision, floor, size = _first_step(chain, needs, span)
+    floor, taken = _record(sizes, span)
     if m >= floor:
         after = 0
-        if span.s < span.end:
-            after = value_at(_front(corners, _after(span, decision), size), m, -1)
+        if s < end:
+            after = value_at(_front(corners, Span(s + 1, s + 1, end, held), taken), m, -1)
         if after == target:
-            return decision, 0, 0, 0
-    return _choose_restart(chain, needs, corners, span, m, target)
+            return RECORD, 0
+    for j in range(s + 1, end + 1):
+        rerun = sizes.elapsed[j] - sizes.elapsed[s]
+        if rerun > target or m < _sweep(sizes, span, j - 1):
+            break
+        for detached in range(2):
+            if detached and held and j == end:
+                continue
+            stop, after = (j, sizes.node[s, j]) if detached else (j - 1, j)
+            rest = target - rerun
+            rest -= value_at(_front(corners, Span(node, s, stop, detached), 0), m, target + 1)
+            later = _front(corners, Span(after, j, end, held), sizes.fresh[s, j])
+            if rest >= 0 and value_at(later, m, -1) == rest:
+                return j, detached
+    return NO_DECISION, 0

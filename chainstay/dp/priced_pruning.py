@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.jit import kernel
-from chainstay.dp.prices import PriceBound
 from chainstay.dp.recursion import Array
 from chainstay.dp.steps import Steps
 
-__all__ = ["PricedLimit", "keep_affordable", "priced_limit", "room_within", "without_limit"]
+__all__ = [
+    "Priced",
+    "PricedLimit",
+    "keep_affordable",
+    "priced_limit",
+    "room_within",
+    "without_limit",
+]
 
 _Floats = NDArray[np.float64]
 
 _ROUNDING: Final = 2.0**-32
 _NO_LIMIT: Final = 2.0**61
+
+
+class Priced(Protocol):
+    """A bound by prices; `PriceBound` tells what its attributes are."""
+
+    memory: int
+    least: Array
+    rerun_time: int
+    step: float
+    around: _Floats
 
 
 class PricedLimit(NamedTuple):
@@ -38,7 +54,7 @@ class PricedLimit(NamedTuple):
     least: Array
 
 
-def priced_limit(bound: PriceBound, overhead: int) -> PricedLimit:
+def priced_limit(bound: Priced, overhead: int) -> PricedLimit:
     """What can be part of schedules with at most this overhead."""
     rounding = _ROUNDING * bound.rerun_time + 1
     return PricedLimit(overhead + rounding, bound.memory, bound.step, bound.around, bound.least)

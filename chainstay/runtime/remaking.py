@@ -3,12 +3,16 @@
 In the memory model a tensor of several states counts once, whoever made it how often. The
 runtime has one copy per making: a stage that runs again makes its outputs anew, even where
 an earlier copy lives on in a later state. Persistent schedules never do that: when a stage
-runs again, the backwards of all later stages are over, and so are their states.
+runs again, the backwards of all later stages are over, and so are their states. Nor do they
+with saved data that outlive their input: what stages pass on is part of their output, and
+the runtime holds that no longer than until the backward of the stage that reads it, while
+the memory model counts it for as long as the saved data stay.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from chainstay.profiles import ChainProfile, Skip
 from chainstay.schedule import Op, OpKind, Schedule
@@ -46,14 +50,22 @@ def remade_bytes(profile: ChainProfile, schedule: Schedule) -> int:
 
 @dataclass(slots=True)
 class _Held:
-    """Indices of states and of stages with saved data that are stored."""
+    """Indices of states and of stages with saved data that are stored.
+
+    Attributes:
+        states: By themselves.
+        saved: Stages.
+        gradient: Of which state; backwards of the stages from there on are over.
+    """
 
     states: set[int] = field(default_factory=lambda: {0})
     saved: set[int] = field(default_factory=set)
+    gradient: float = inf
 
     def has(self, skip: Skip) -> bool:
         return any(index in skip.states for index in self.states) or any(
-            stage + 1 in skip.states for stage in self.saved
+            stage + 1 in skip.states and (stage + 1 < self.gradient or stage + 1 == skip.first)
+            for stage in self.saved
         )
 
     def apply(self, op: Op) -> None:
@@ -61,6 +73,8 @@ class _Held:
             self.saved.add(op.stage)
         elif op.kind.is_forward:
             self.states.add(op.stage + 1)
+        if op.kind is OpKind.BACKWARD:
+            self.gradient = op.stage
         if op.kind in (OpKind.BACKWARD, OpKind.DISCARD_SAVED):
             self.saved.discard(op.stage)
         if op.kind in (OpKind.BACKWARD, OpKind.FORWARD_DROP, OpKind.DISCARD_ACTIVATION):

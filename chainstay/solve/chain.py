@@ -217,15 +217,10 @@ def _started(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:
 def _persistent_optimum(profile: ChainProfile, budget: int, discards: Discards) -> Statement:
     """What the persistent dynamic program says, replayed by the referee.
 
-    Saved data that outlive their input are left out where a chain has skips: a schedule
-    without them is a start, and valid, under free discards, too.
-
     Raises:
         InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
         CertificateError: It is false.
     """
-    if profile.skips and discards is Discards.FREE:
-        discards = Discards.TABLE1
     method, required = DP(discards=discards), None
     try:
         claim = method(profile, budget)

@@ -99,7 +99,6 @@ CONTESTANTS: Final[tuple[Contestant, ...]] = (
         finds=Family.PERSISTENT,
         discards=Discards.FREE,
         most_stages=20,
-        takes_skips=False,
     ),
     Contestant(
         method=DP(persistence="weak", discards=Discards.FREE),

@@ -16,10 +16,12 @@ from chainstay.schedule import Discards
 from chainstay.validation import search
 from golden_chains import GOLDEN, GoldenChain
 from strategies import FAMILIES_WITHOUT_SKIPS, chains
+from tensors import Tensors
 
 RESTING = DP(discards="free")
 FLOATING = DP(persistence="weak", discards="free")
 MANY = settings(max_examples=400, deadline=None)
+SKIPPING = chains(max_stages=6, families=("skips",))
 by_name = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
 both = pytest.mark.parametrize("method", [RESTING, FLOATING], ids=str)
 feasible = pytest.mark.parametrize(
@@ -80,25 +82,43 @@ def test_table_2_at_90_mb() -> None:
 
 
 @MANY
-@given(chains(families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 150))
+@given(chains(), st.integers(0, 150))
 def test_never_above_the_programs_it_contains(profile: ChainProfile, extra: int) -> None:
     budget = least_budget(profile) + extra
-    resting, floating = (solve(method, profile, budget) for method in (RESTING, FLOATING))
-    assert resting.makespan <= DP()(profile, budget).makespan
-    assert floating.makespan <= min(
-        resting.makespan, DP(persistence="weak")(profile, budget).makespan
-    )
+    resting = solve(RESTING, profile, budget).makespan
+    assert resting <= DP()(profile, budget).makespan
+    if not profile.skips:
+        weak = DP(persistence="weak")(profile, budget).makespan
+        assert solve(FLOATING, profile, budget).makespan <= min(resting, weak)
 
 
 @MANY
 @given(chains(max_stages=6, families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 60))
-@both
-def test_equals_the_bare_recursion(method: DP, profile: ChainProfile, extra: int) -> None:
-    required = least(method, profile)
-    floating = method.persistence == "weak"
-    assert _bare(profile, required - 1, floating=floating) is None
-    claim = solve(method, profile, required + extra)
-    assert claim.makespan == _bare(profile, required + extra, floating=floating)
+def test_floating_equals_the_bare_recursion(profile: ChainProfile, extra: int) -> None:
+    required = least(FLOATING, profile)
+    assert _bare(profile, required - 1) is None
+    claim = solve(FLOATING, profile, required + extra)
+    assert claim.makespan == _bare(profile, required + extra)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.one_of(chains(max_stages=6), SKIPPING), st.integers(0, 60))
+def test_resting_equals_the_recursion_on_sets_of_tensors(profile: ChainProfile, extra: int) -> None:
+    required = least(RESTING, profile)
+    assert _on_sets(profile, required - 1) == float("inf")
+    claim = solve(RESTING, profile, required + extra)
+    assert claim.makespan == _on_sets(profile, required + extra)
+
+
+@settings(max_examples=300, deadline=None)
+@given(chains(max_stages=5, families=("skips",)), st.integers(0, 60))
+def test_with_skips_not_below_exhaustive_search(profile: ChainProfile, extra: int) -> None:
+    budget = least(RESTING, profile) + extra
+    claim = solve(RESTING, profile, budget)
+    optimum = search.optimum(profile, budget, discards="free").makespan
+    assert optimum <= claim.makespan
+    if claim.family is Family.ALL:
+        assert claim.makespan == optimum
 
 
 @settings(max_examples=400, deadline=None)
@@ -163,8 +183,52 @@ def test_tape_rules_change_nothing_but_the_claim(persistence: str) -> None:
     assert tape.discards is Discards.TAPE
 
 
-def _bare(profile: ChainProfile, budget: int, *, floating: bool) -> int | None:
-    """The recursion as `chainstay.dp.detached` states it, with times, unfactored."""
+def _on_sets(profile: ChainProfile, budget: int) -> float:  # noqa: C901  # one case each
+    """The recursion of `chainstay.dp.detached` with every stored tensor by name."""
+    tensors = Tensors(profile)
+    never = float("inf")
+
+    def fits(stored: frozenset[str], besides: int) -> bool:
+        return tensors.stored(stored) + besides <= budget
+
+    @cache
+    def least(s: int, end: int, held: int, left: int, stored: frozenset[str]) -> float:
+        stage, gradient = profile.stages[s], profile.gradient_bytes(end + 1)
+        recorded = stored | {f"saved {s}"}
+        after = recorded - {f"saved {end}"} if s < end else recorded
+        backward = tensors.gradients(s) + stage.backward_overhead_bytes
+        options = [never]
+        if held and s == end:
+            return stage.backward_time if fits(stored, backward) else never
+        if fits(recorded, gradient + stage.forward_overhead_bytes):
+            inner = recorded - {f"a {s}"} if left else recorded
+            total: float = stage.forward_time
+            total += least(s + 1, end, held, 0, inner) if s < end else 0
+            if left:
+                options.append(total)
+            elif fits(after, backward):
+                options.append(total + stage.backward_time)
+        spent = 0
+        for j in range(s + 1, end + 1):
+            running = stored | {f"a {j}"} | ({f"a {j - 1}"} if j - 1 > s else set())
+            if not fits(running, gradient + profile.stages[j - 1].forward_overhead_bytes):
+                break
+            spent += profile.stages[j - 1].forward_time
+            rest = stored - {f"saved {end}"}
+            for detached in range(1 if held and j == end else 2):
+                later = least(j, end, held, detached, stored | {f"a {j}"})
+                if later < never:
+                    again = rest | {f"saved {j}"} if detached else rest
+                    options.append(
+                        spent + later + least(s, j - 1 + detached, detached, left, again)
+                    )
+        return min(options)
+
+    return least(0, len(profile) - 1, 0, 0, frozenset({"a 0"}))
+
+
+def _bare(profile: ChainProfile, budget: int) -> int | None:
+    """The recursion as `chainstay.dp.floating` states it, with times, unfactored."""
     p = profile.arrays()
     time, back, a = p.forward_time.tolist(), p.backward_time.tolist(), p.activation.tolist()
     saved, gradient = p.saved.tolist(), p.gradient.tolist()
@@ -176,7 +240,7 @@ def _bare(profile: ChainProfile, budget: int, *, floating: bool) -> int | None:
         s: int, t: int, end: int, held: int, left: int, m: int
     ) -> float:
         """`m` includes the saved data held."""
-        if m < 0 or (not floating and t > s + left):
+        if m < 0:
             return never
         around = gradient[end + 1] + (saved[end] if held else 0)
         record = around + saved[s] + forward_extra[s]

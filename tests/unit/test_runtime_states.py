@@ -7,8 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
+from chainstay import DP, least_budget
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.runtime import trace_memory
 from chainstay.runtime.boundary import Gradients, seeded, swallow
@@ -19,6 +22,7 @@ from chainstay.runtime.losses import loss_in
 from chainstay.runtime.remaking import remade_bytes
 from chainstay.runtime.states import State, copied, detached, state_bytes
 from chainstay.schedule import Schedule
+from strategies import chains
 
 CPU = torch.device("cpu")
 
@@ -169,6 +173,15 @@ def test_what_is_made_again_while_it_is_held_is_counted_each_time() -> None:
         )
     }
     assert list(remade.values()) == [0, 0, 8, 3, 8]
+
+
+@settings(max_examples=300, deadline=None)
+@given(chains(max_stages=7, families=("skips",)), st.integers(0, 60))
+def test_saved_data_without_their_input_hold_nothing_that_is_made_again(
+    profile: ChainProfile, extra: int
+) -> None:
+    claim = DP(discards="free")(profile, least_budget(profile) + extra)
+    assert remade_bytes(profile, claim.schedule) == 0
 
 
 @pytest.mark.parametrize(
