@@ -12,13 +12,12 @@ import numpy as np
 from chainstay.dp.deepening import growing_limits
 from chainstay.dp.feasibility import LeastMemory
 from chainstay.dp.kernels import choose, fill
-from chainstay.dp.outside import Limit
 from chainstay.dp.priced_pruning import PricedLimit, priced_limit, without_limit
 from chainstay.dp.prices import PriceBound
-from chainstay.dp.pruning import Bounds, Chain, least_memory
+from chainstay.dp.pruning import Chain, least_memory
 from chainstay.dp.recursion import Front, Recursion
 
-__all__ = ["CompiledFronts", "bounds_of", "chain_of", "compiled_least_memory"]
+__all__ = ["CompiledFronts", "chain_of", "compiled_least_memory"]
 
 
 class CompiledFronts:
@@ -87,13 +86,3 @@ def chain_of(recursion: Recursion) -> Chain:
         keep_floor=recursion.keep_floor,
         transit=recursion.transit,
     )
-
-
-def bounds_of(recursion: Recursion, memory: int, *, limit: Limit | None = None) -> Bounds:
-    """`limit` for compiled code, or what stands for none."""
-    if limit is None:
-        n = recursion.stages
-        nothing = np.zeros((n + 1, n + 1), dtype=np.int64)
-        return Bounds(float(2**61), memory, np.zeros((n, n)), nothing, nothing)
-    bound = limit.bound
-    return Bounds(limit.overhead, memory, bound.around, bound.prefix_size, bound.prefix_time)

@@ -8,7 +8,6 @@ in ``docs/derivations/outside-bound.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -16,12 +15,9 @@ from numpy.typing import NDArray
 
 from chainstay.dp.recursion import Array, Recursion
 
-__all__ = ["Limit", "OutsideBound", "Spared", "spared_around"]
+__all__ = ["Limit", "OutsideBound"]
 
 _Floats = NDArray[np.float64]
-
-Spared = Callable[[Array, Array, Array, int], _Floats]
-"""`spared_around`, or its compiled self."""
 
 
 class OutsideBound:
@@ -30,7 +26,6 @@ class OutsideBound:
     Args:
         recursion: In bytes and ns.
         memory: M, the bytes besides the network's input.
-        spared: How to compute `spared_around`.
 
     Attributes:
         memory: As given.
@@ -46,7 +41,7 @@ class OutsideBound:
         O(n^2) time and memory.
     """
 
-    def __init__(self, recursion: Recursion, memory: int, spared: Spared | None = None) -> None:
+    def __init__(self, recursion: Recursion, memory: int) -> None:
         n = recursion.stages
         self.memory = memory
         self.elapsed = recursion.elapsed
@@ -58,7 +53,7 @@ class OutsideBound:
         self.prefix_size = _running_sum(np.where(is_before, size[order], 0))
         self.prefix_time = _running_sum(np.where(is_before, time[order], 0))
         self.root = max(0.0, float(self.elapsed[n]) - float(self._spared(n, np.array(memory))))
-        around = self.elapsed[n] - (spared or spared_around)(order, size, time, memory)
+        around = self.elapsed[n] - _spared_around(order, size, time, memory)
         around[:, -1] = 0.0
         self.around = np.maximum(around, 0.0)
 
@@ -116,7 +111,7 @@ class Limit:
         return float(elapsed[t + 1] - elapsed[s]) if t < len(elapsed) - 2 else 0.0
 
 
-def spared_around(order: Array, size: Array, time: Array, memory: int) -> _Floats:
+def _spared_around(order: Array, size: Array, time: Array, memory: int) -> _Floats:
     """Fractional knapsacks of all stages but s..t into `memory` bytes, at [s, t].
 
     Taking stage t out of the knapsack for s..t-1 frees room, so that the item which is cut

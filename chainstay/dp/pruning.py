@@ -1,33 +1,18 @@
-"""What cannot matter, inside compiled code: the least memory and the outside bound.
+"""A chain as compiled code takes it, and the least memory of its sub-chains.
 
-`Limit` and `LeastMemory` say the same in numpy.
+`LeastMemory` says the same in numpy.
 """
-# ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from chainstay.dp import outside
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
-from chainstay.dp.steps import Steps
 
-__all__ = [
-    "Bounds",
-    "Chain",
-    "input_bytes",
-    "least_memory",
-    "matters",
-    "room",
-    "spared_around",
-    "stored_at",
-]
-
-spared_around = kernel(outside.spared_around)
+__all__ = ["Chain", "input_bytes", "least_memory", "stored_at"]
 
 
 class Chain(NamedTuple):
@@ -51,16 +36,6 @@ class Chain(NamedTuple):
     gradient: Array
     keep_floor: Array
     transit: Array
-
-
-class Bounds(NamedTuple):
-    """What prunes: `limit` and `memory` as in `Limit`, tables of `OutsideBound`."""
-
-    limit: float
-    memory: int
-    around: NDArray[np.float64]
-    prefix_size: Array
-    prefix_time: Array
 
 
 @kernel
@@ -96,70 +71,3 @@ def least_memory(chain: Chain) -> Array:
             row[t] = best
             stored[s] = best + chain.activation[s]
     return least
-
-
-@kernel
-def _largest_memory(bounds: Bounds, s: int, needed: float) -> int:
-    """The most memory from stage s on if stages before it are to spare `needed` ns."""
-    if needed <= 0:
-        return bounds.memory
-    size, time = bounds.prefix_size[s], bounds.prefix_time[s]
-    if time[-1] < needed:
-        return -1
-    corner = np.searchsorted(time, needed)
-    share = (needed - time[corner - 1]) / (time[corner] - time[corner - 1])
-    least_size = size[corner - 1] + share * (size[corner] - size[corner - 1])
-    return int(bounds.memory - least_size) + 1
-
-
-@kernel
-def room(chain: Chain, bounds: Bounds, s: int, t: int, extra: int) -> tuple[int, int]:
-    """The most bytes with which stages s..t can matter, and the least ns that is too many.
-
-    `extra` ns are spent besides on stages s..t, outside of what is counted here.
-    """
-    cap = _largest_memory(bounds, s, chain.elapsed[s] + extra - _slack(chain, bounds, s, t))
-    cap = min(cap, bounds.memory - input_bytes(chain, s))
-    return cap, int(np.floor(bounds.limit - bounds.around[s, t])) + 1 - extra
-
-
-@kernel
-def _slack(chain: Chain, bounds: Bounds, s: int, t: int) -> float:
-    """The most overhead, stages before s included, but for the rerun that s..t is."""
-    rerun = chain.elapsed[t + 1] - chain.elapsed[s] if t < len(chain.saved) - 1 else 0
-    return bounds.limit - float(rerun)
-
-
-@kernel
-def matters(
-    chain: Chain,
-    bounds: Bounds,
-    span: tuple[int, int, int],
-    corners: Steps,
-    memory: Array,
-    overhead: Array,
-) -> int:
-    """Copy the corners of s..t (`span`: s, t and extra ns) that leave enough to stages before s.
-
-    Returns:
-        How many there are.
-    """
-    s, t, extra = span
-    size, time = bounds.prefix_size[s], bounds.prefix_time[s]
-    slack = _slack(chain, bounds, s, t) - chain.elapsed[s] - extra
-    cut, count = len(size) - 1, 0
-    for i in range(corners.first, corners.last + 1):
-        left = bounds.memory - corners.memory[i]
-        if left < 0:
-            break
-        while size[cut] > left:
-            cut -= 1
-        spared = float(time[cut])
-        if cut < len(size) - 1:
-            share = (left - size[cut]) / (size[cut + 1] - size[cut])
-            spared += (time[cut + 1] - time[cut]) * share
-        if corners.overhead[i] - spared <= slack:
-            memory[count] = corners.memory[i]
-            overhead[count] = corners.overhead[i]
-            count += 1
-    return count

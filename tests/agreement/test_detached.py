@@ -101,7 +101,7 @@ def test_floating_equals_the_bare_recursion(profile: ChainProfile, extra: int) -
     assert claim.makespan == _bare(profile, required + extra)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.one_of(chains(max_stages=6), SKIPPING), st.integers(0, 60))
 def test_resting_equals_the_recursion_on_sets_of_tensors(profile: ChainProfile, extra: int) -> None:
     required = least(RESTING, profile)
@@ -110,7 +110,7 @@ def test_resting_equals_the_recursion_on_sets_of_tensors(profile: ChainProfile, 
     assert claim.makespan == _on_sets(profile, required + extra)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(chains(max_stages=5, families=("skips",)), st.integers(0, 60))
 def test_with_skips_not_below_exhaustive_search(profile: ChainProfile, extra: int) -> None:
     budget = least(RESTING, profile) + extra
