@@ -65,12 +65,19 @@ def _torchvision(name: str, size: int, batch: int = 2, **options: Any) -> Sample
     return Sample(model, (torch.randn(batch, 3, size, size),))
 
 
+def _resnet(depths: list[int], size: int, width: int) -> Sample:
+    """With `width` instead of 64 inside the first bottlenecks."""
+    resnet = pytest.importorskip("torchvision.models.resnet")
+    model = resnet.ResNet(resnet.Bottleneck, depths, num_classes=10, width_per_group=width)
+    return Sample(model, (torch.randn(2, 3, size, size),))
+
+
 def _resnet50() -> Sample:
-    return _torchvision("resnet50", 64)
+    return _resnet([3, 4, 6, 3], 64, width=32)
 
 
 def _resnet101() -> Sample:
-    return _torchvision("resnet101", 48)
+    return _resnet([3, 4, 23, 3], 48, width=8)
 
 
 def _densenet121() -> Sample:
@@ -78,17 +85,19 @@ def _densenet121() -> Sample:
 
 
 def _inception_v3() -> Sample:
-    return _torchvision("inception_v3", 96, init_weights=False, aux_logits=False)
+    return _torchvision("inception_v3", 75, init_weights=False, aux_logits=False)
 
 
 def _vgg16() -> Sample:
-    """Its two largest layers hold nine tenths of its weights; here they are small."""
-    sample = _torchvision("vgg16", 64, init_weights=False)
-    sample.model.avgpool = nn.AdaptiveAvgPool2d(1)
-    sample.model.classifier = nn.Sequential(
-        nn.Linear(512, 64), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(64, 10)
+    """With a quarter of the width, and a head to match."""
+    vgg = pytest.importorskip("torchvision.models.vgg")
+    layers = [size if size == "M" else size // 4 for size in vgg.cfgs["D"]]
+    model = vgg.VGG(vgg.make_layers(layers), init_weights=False)
+    model.avgpool = nn.AdaptiveAvgPool2d(1)
+    model.classifier = nn.Sequential(
+        nn.Linear(128, 64), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(64, 10)
     )
-    return sample
+    return Sample(model, (torch.randn(2, 3, 64, 64),))
 
 
 def _vit_b_16() -> Sample:
