@@ -107,12 +107,13 @@ class DP:
 
         Raises:
             InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
-            InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
+            InvalidProfileError: The sizes overflow exact 64-bit arithmetic, or the chain has
+                skips and persistence is ``"weak"``.
 
         Complexity:
             Worst case O(n^3 p) for fronts of p corners; with the outside bound, chains of
             300 measured stages take less than a second. With slots: O(n^3 slots). Free
-            discards: O(n^3 p), a few seconds for 300 stages. Weak: O(n^4 p), a few seconds
+            discards: O(n^3 p), a second or two for 300 stages. Weak: O(n^4 p), a few seconds
             for 300 stages, and with free discards for 100.
         """
         del hint
