@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from chainstay.baselines import BASELINES, fastest_within
     from chainstay.dp import DP, BudgetCurve, least_budget, unrestricted_bound
+    from chainstay.dp.join import join_curve, waterfilling_bound
     from chainstay.dp.revolve import Revolve
     from chainstay.errors import (
         BackendError,
@@ -34,16 +35,26 @@ if TYPE_CHECKING:
     )
     from chainstay.fitting import fit, unfit
     from chainstay.formulations import CPSAT, MIP
+    from chainstay.formulations.join import AssignCuts
     from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution
-    from chainstay.profiles import ChainProfile, Link, OffloadProfile, Skip, Stage
+    from chainstay.profiles import (
+        ChainProfile,
+        HomogeneousJoin,
+        JoinProfile,
+        Link,
+        OffloadProfile,
+        Skip,
+        Stage,
+    )
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
     from chainstay.runtime.estimating import DeviceModel, Estimated, estimate
     from chainstay.runtime.extraction import ExtractedChain, extract
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
-    from chainstay.solve import solve_chain
+    from chainstay.solve import solve_chain, solve_join
     from chainstay.solve.offload import solve_offload
     from chainstay.timetable import Timetable, Transfers
+    from chainstay.validation.join import simulate_join
     from chainstay.validation.simulate import Replay, simulate
     from chainstay.validation.transfers import simulate_offload
 
@@ -55,6 +66,7 @@ _HOME: Final = MappingProxyType(
         for module, names in {
             "chainstay.baselines": ("BASELINES", "fastest_within"),
             "chainstay.dp": ("DP", "BudgetCurve", "least_budget", "unrestricted_bound"),
+            "chainstay.dp.join": ("join_curve", "waterfilling_bound"),
             "chainstay.dp.revolve": ("Revolve",),
             "chainstay.errors": (
                 "BackendError",
@@ -73,16 +85,29 @@ _HOME: Final = MappingProxyType(
             ),
             "chainstay.fitting": ("fit", "unfit"),
             "chainstay.formulations": ("CPSAT", "MIP"),
+            "chainstay.formulations.join": ("AssignCuts",),
             "chainstay.offloading": ("OffloadClaim", "OffloadProblem", "OffloadSolution"),
-            "chainstay.profiles": ("ChainProfile", "Link", "OffloadProfile", "Skip", "Stage"),
+            "chainstay.profiles": (
+                "ChainProfile",
+                "HomogeneousJoin",
+                "JoinProfile",
+                "Link",
+                "OffloadProfile",
+                "Skip",
+                "Stage",
+            ),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
             "chainstay.runtime.extraction": ("ExtractedChain", "extract"),
             "chainstay.runtime.estimating": ("DeviceModel", "Estimated", "estimate"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
             "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
-            "chainstay.solve": ("solve_chain",),
+            "chainstay.solve": (
+                "solve_chain",
+                "solve_join",
+            ),
             "chainstay.solve.offload": ("solve_offload",),
             "chainstay.timetable": ("Timetable", "Transfers"),
+            "chainstay.validation.join": ("simulate_join",),
             "chainstay.validation.simulate": ("Replay", "simulate"),
             "chainstay.validation.transfers": ("simulate_offload",),
         }.items()
@@ -95,6 +120,7 @@ __all__ = [
     "CPSAT",
     "DP",
     "MIP",
+    "AssignCuts",
     "BackendError",
     "BudgetCurve",
     "CertificateError",
@@ -106,11 +132,13 @@ __all__ = [
     "Estimated",
     "ExtractedChain",
     "Family",
+    "HomogeneousJoin",
     "InfeasibleBudgetError",
     "InvalidBudgetError",
     "InvalidProfileError",
     "InvalidScheduleError",
     "InvalidSolutionError",
+    "JoinProfile",
     "Link",
     "MeasuredChain",
     "Method",
@@ -139,14 +167,18 @@ __all__ = [
     "extract",
     "fastest_within",
     "fit",
+    "join_curve",
     "least_budget",
     "measure",
     "simulate",
+    "simulate_join",
     "simulate_offload",
     "solve_chain",
+    "solve_join",
     "solve_offload",
     "unfit",
     "unrestricted_bound",
+    "waterfilling_bound",
 ]
 
 

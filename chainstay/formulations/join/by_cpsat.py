@@ -1,0 +1,54 @@
+"""Programs for CP-SAT, in exact integers."""
+
+from __future__ import annotations
+
+from chainstay.formulations.cpsat import binding
+from chainstay.formulations.join.program import Key, Program
+from chainstay.formulations.join.solving import Answer
+from chainstay.formulations.settings import Limits
+
+__all__ = ["cpsat_model", "solve_by_cpsat"]
+
+
+def cpsat_model(program: Program) -> tuple[binding.Model, dict[Key, binding.Literal]]:
+    """The program for CP-SAT, and its variables.
+
+    Raises:
+        BackendError: OR-Tools is missing.
+    """
+    model = binding.new_model()
+    variables = {key: model.new_bool_var(str(key)) for key in program.variables}
+    limit = program.limit
+    memory = limit
+    if limit is None:
+        largest = max(row.total.most for row in program.rows if row.is_memory)
+        memory = model.new_int_var(0, largest, "memory_limit")
+    for row in program.rows:
+        body = sum(n * variables[key] for key, n in row.total.terms.items())
+        bound = memory if row.is_memory else 0
+        model.add(body + row.total.constant <= bound)
+    if limit is None:
+        model.minimize(memory)
+    else:
+        objective = program.objective
+        model.minimize(sum(n * variables[key] for key, n in objective.terms.items()))
+    return model, variables
+
+
+def solve_by_cpsat(program: Program, limits: Limits) -> Answer:
+    """Solve in exact integers.
+
+    Raises:
+        BackendError: OR-Tools is missing, or CP-SAT failed.
+    """
+    model, variables = cpsat_model(program)
+    outcome = binding.solve(model, limits)
+    if outcome.values is None:
+        return Answer(verdict=outcome.verdict, bound=outcome.bound or 0)
+    on = frozenset(key for key, variable in variables.items() if outcome.is_on(variable))
+    return Answer(
+        verdict=outcome.verdict,
+        on=on,
+        objective=program.cost(on.__contains__),
+        bound=outcome.bound or 0,
+    )

@@ -1,0 +1,148 @@
+"""The front door of the solvers of joins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
+
+from chainstay.baselines.join import keep_all_join
+from chainstay.dp import DP
+from chainstay.dp.join import claim_join
+from chainstay.errors import InvalidProfileError, UnknownMethodError
+from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations.join.method import claim_by_phases
+from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, kept_gradients
+from chainstay.schedule import Discards
+from chainstay.solution import Claim, Solution
+from chainstay.solve.budgets import size_of
+from chainstay.validation.certify import certify_join
+from chainstay.validation.join import simulate_join
+
+__all__ = ["JoinMethod", "join_claim", "solve_join"]
+
+
+class JoinMethod(Protocol):
+    """A way to solve a join: your own callable, judged like ours.
+
+    Raises:
+        InfeasibleBudgetError: When called: no schedule of its family fits in the budget.
+        SolverLimitError: When called: its limit was reached with nothing to show.
+    """
+
+    def __call__(self, profile: Join, budget: int, *, keep: tuple[bool, ...]) -> Claim:
+        """Claim a schedule of `profile` within `budget`, keeping these inputs' gradients."""
+        ...
+
+
+_Method: TypeAlias = DP | MIP | CPSAT | JoinMethod
+
+_METHODS: Final[Mapping[str, _Method]] = MappingProxyType(
+    {"auto": DP(), "cpsat": CPSAT(), "dp": DP(), "mip": MIP()}
+)
+
+
+def solve_join(
+    profile: Join,
+    budget: int | str,
+    method: _Method | str = "dp",
+    *,
+    keep: Sequence[bool] | None = None,
+) -> Solution:
+    """The fastest schedule of a join within a memory budget, replayed by the referee.
+
+    Args:
+        profile: What the join costs: a `JoinProfile`, or the unit-slot model of
+            `JoinProfile.homogeneous`.
+        budget: Bytes for inputs, activations, saved tensors and gradients of activations
+            together: an int, text such as ``"8GiB"``, or a share of what plain training
+            needs, such as ``"50%"``. In the unit-slot model, slots.
+        method: ``"dp"`` (the default, also ``"auto"``), ``"mip"``, ``"cpsat"``, a settings
+            object such as ``DP(slots=500)`` or ``MIP(time_limit_s=600)``, or any callable of
+            the `JoinMethod` protocol.
+        keep: For each branch, whether the gradient of its input stays in memory until the
+            end, as it must where the input is computed from something that learns; the
+            vector b of [BHPS20]. None: they are all dropped as soon as they are there.
+
+    Returns:
+        The schedule with its makespan, peak, and how sure it is to be optimal. The dynamic
+        program is exact for the unit-slot model (among schedules that turn once, as the paper
+        assumes), and among canonical persistent schedules otherwise.
+
+    Raises:
+        InvalidProfileError: `profile` is no join, `keep` does not fit it, or it is too large
+            for the method.
+        InvalidBudgetError: `budget` is not a positive number of bytes.
+        UnknownMethodError: There is no such method for joins.
+        InfeasibleBudgetError: No schedule of the method's family fits;
+            ``error.required`` is the least budget for which one does.
+        SolverLimitError: The method ran out of time with nothing to show.
+        BackendError: The method's solver is not installed, or failed.
+        CertificateError: The method's claim is false: a bug.
+
+    Example:
+        >>> join = JoinProfile.homogeneous((4, 10, 12), forward_time=1, backward_time=1,
+        ...                                turn_time=1)
+        >>> solution = solve_join(join, 9)
+        >>> solution.makespan, solution.peak_bytes, solution.is_optimal
+        (74, 9, True)
+    """
+    if not isinstance(profile, HomogeneousJoin | JoinProfile):
+        raise InvalidProfileError(
+            f"profile is a {type(profile).__name__}, must be a JoinProfile; chains on their own "
+            "are for solve_chain"
+        )
+    flags = kept_gradients(profile, keep)
+    size = size_of(budget, lambda: _keep_all_peak(profile))
+    solver = _solver(method)
+    start = time.perf_counter()
+    claim = join_claim(solver, profile, size, keep=flags)
+    seconds = time.perf_counter() - start
+    if not isinstance(claim, Claim):
+        raise UnknownMethodError(
+            f"method {solver} returned a {type(claim).__name__}, must return a Claim"
+        )
+    return certify_join(
+        profile, claim, keep=flags, budget=size, method=str(solver), solve_seconds=seconds
+    )
+
+
+def join_claim(method: _Method, profile: Join, budget: int, *, keep: tuple[bool, ...]) -> Claim:
+    """What `method` claims, not certified yet.
+
+    Raises:
+        UnknownMethodError: It has settings that joins do not know.
+    """
+    if isinstance(method, DP | MIP | CPSAT) and method.discards == Discards.FREE:
+        raise UnknownMethodError(
+            f"{method}: joins are solved with a tape's discards only; leave 'discards' out"
+        )
+    if isinstance(method, DP):
+        if method.persistence != "strong":
+            raise UnknownMethodError(
+                f"persistence is {method.persistence!r}; joins have a program for 'strong' only"
+            )
+        return claim_join(profile, budget, keep=keep, slots=method.slots)
+    if isinstance(method, MIP | CPSAT):
+        return claim_by_phases(method, profile, budget, keep=keep)
+    return method(profile, budget, keep=keep)
+
+
+def _solver(method: _Method | str) -> _Method:
+    """The method of that name, or `method` itself."""
+    if isinstance(method, str) and method in _METHODS:
+        return _METHODS[method]
+    if isinstance(method, str | type) or not callable(method):
+        known = ", ".join(map(repr, _METHODS))
+        raise UnknownMethodError(
+            f"method is {method!r}; choose {known}, a settings object such as DP(slots=500), "
+            "or a callable of the JoinMethod protocol"
+        )
+    return method
+
+
+def _keep_all_peak(profile: Join) -> int:
+    if isinstance(profile, HomogeneousJoin):
+        return profile.enough_slots
+    return simulate_join(profile, keep_all_join(profile)).peak_bytes
