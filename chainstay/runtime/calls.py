@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chainstay.profiles import ChainProfile
+from chainstay.runtime.block_calls import BlockExecutor
 from chainstay.runtime.executor import Executor
 from chainstay.runtime.states import State
 from chainstay.solution import Solution
 
-__all__ = ["Ends", "PlannedCall", "TensorEnds"]
+__all__ = ["Ends", "Planned", "PlannedBlocks", "PlannedCall", "TensorEnds"]
 
 
 class Ends(Protocol):
@@ -41,6 +42,29 @@ class TensorEnds:
         return activation
 
 
+class Planned(Protocol):
+    """A model's forward by a plan."""
+
+    @property
+    def solution(self) -> Solution:
+        """The plan, and how good it is."""
+        ...
+
+    @property
+    def profile(self) -> ChainProfile:
+        """What the stages cost."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """For people: where the stages come from, if that needs saying."""
+        ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+        """What ``model(*args, **kwargs)`` gives."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
     """A model's forward by a plan.
@@ -50,14 +74,39 @@ class PlannedCall:
         executor: Runs the chain.
         solution: The plan, and how good it is.
         profile: What the chain costs.
+        origin: As `Planned`.
     """
 
     ends: Ends
     executor: Executor
     solution: Solution
     profile: ChainProfile
+    origin: str = ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""
         state, shared = self.ends.begin(args, kwargs)
         return self.ends.finish(self.executor(state, shared), shared)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBlocks:
+    """A model's own forward, its blocks run by a plan.
+
+    Attributes:
+        forward: The model's own.
+        executor: Runs the blocks.
+        solution: The plan, and how good it is.
+        profile: What a step costs.
+        origin: As `Planned`.
+    """
+
+    forward: Callable[..., Any]
+    executor: BlockExecutor
+    solution: Solution
+    profile: ChainProfile
+    origin: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+        """What ``model(*args, **kwargs)`` gives."""
+        return self.executor(self.forward, args, kwargs)

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import update_wrapper
+from itertools import chain
 from typing import Any, Final, Literal, NoReturn, Self
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
-from chainstay.runtime.calls import PlannedCall
+from chainstay.runtime.calls import Planned
 from chainstay.runtime.situation import Situation
 from chainstay.solution import Solution
 from chainstay.units import format_bytes
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 OnNewShape = Literal["plan", "refuse", "run plainly"]
 """What to do about a call for which there is no plan yet."""
 
-Planner = Callable[[tuple[Any, ...], Mapping[str, Any]], PlannedCall]
+Planner = Callable[[tuple[Any, ...], Mapping[str, Any]], Planned]
 """Makes a plan for calls like a sample."""
 
 _MOST_PLANS: Final = 8
@@ -55,7 +56,7 @@ class Fitted:
         self._model = model
         self._planner = planner
         self._on_new_shape = on_new_shape
-        self._plans: OrderedDict[int, tuple[Situation, PlannedCall]] = OrderedDict()
+        self._plans: OrderedDict[int, tuple[Situation, Planned]] = OrderedDict()
         self._made = 0
         update_wrapper(self, self.plain)
         self.__signature__ = inspect.signature(self.plain)  # some trainers read argument names
@@ -84,7 +85,7 @@ class Fitted:
             planned = self.plan_for(args, kwargs)
         return planned(*args, **kwargs)
 
-    def plan_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall:
+    def plan_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Planned:
         """Make a plan for calls like this one, and keep it.
 
         Raises:
@@ -135,7 +136,7 @@ class Fitted:
             attributes.update({name: value for name, value in held.items() if value is not None})
 
     @property
-    def plans(self) -> tuple[PlannedCall, ...]:
+    def plans(self) -> tuple[Planned, ...]:
         """All plans that are kept, the one used last at the end."""
         return tuple(planned for _, planned in self._plans.values())
 
@@ -151,7 +152,7 @@ class Fitted:
         recomputed = solution.makespan / profile.least_time - 1 if profile.least_time else 0.0
         return (
             f"{type(self._model).__name__} in {len(profile)} stages, the loss included: "
-            f"{solution.describe()}\n"
+            f"{solution.describe()}\n{planned.origin}"
             f"predicted {recomputed:.1%} slower than plain training at a peak of "
             f"{format_bytes(solution.peak_bytes)}{others}\n"
             f"{solution.schedule}"
@@ -178,9 +179,9 @@ class Fitted:
         if not torch.is_grad_enabled():
             return False
         tensors = (each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
-        return any(each.requires_grad for each in (*self._model.parameters(), *tensors))
+        return any(each.requires_grad for each in chain(self._model.parameters(), tensors))
 
-    def _known(self, situation: Situation) -> PlannedCall | None:
+    def _known(self, situation: Situation) -> Planned | None:
         for number, (known, planned) in self._plans.items():
             if known == situation:
                 self._plans.move_to_end(number)

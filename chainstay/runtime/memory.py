@@ -23,6 +23,7 @@ __all__ = [
     "allocated_bytes",
     "require_measurable",
     "rounded_bytes",
+    "trace_marked",
     "trace_memory",
     "trace_phases",
 ]
@@ -89,6 +90,37 @@ def trace_phases(
     require_measurable(device)
     with _garbage_at_rest():
         return _trace_cuda(phases, device) if device.type == "cuda" else _trace_cpu(phases)
+
+
+def trace_marked(
+    function: Callable[[Callable[[], None]], object], device: torch.device
+) -> tuple[MemoryTrace, ...]:
+    """Trace one function that marks its own phases; the last one ends with it.
+
+    Args:
+        function: Gets what it is to call at the end of each phase; its result is held until
+            the trace ends.
+        device: ``cpu`` or a CUDA device.
+
+    Example:
+        >>> def run(mark):
+        ...     tensor = torch.zeros(256)
+        ...     mark()
+        ...     return tensor, torch.zeros(1)
+        >>> [trace.end_bytes for trace in trace_marked(run, torch.device("cpu"))]
+        [1024, 1028]
+    """
+    require_measurable(device)
+    with _garbage_at_rest():
+        if device.type == "cuda":
+            return _trace_marked_cuda(function, device)
+        with profile(use_cpu=True, profile_memory=True) as profiler:
+            _mark_phase_end()
+            result = function(_mark_phase_end)
+            _mark_phase_end()
+            del result
+        assert profiler.kineto_results is not None
+        return _split_phases(profiler.kineto_results.events())
 
 
 def require_measurable(device: torch.device) -> None:
@@ -193,4 +225,28 @@ def _trace_cuda(
             )
         )
         del result
+    return tuple(traces)
+
+
+def _trace_marked_cuda(
+    function: Callable[[Callable[[], None]], object], device: torch.device
+) -> tuple[MemoryTrace, ...]:
+    torch.cuda.synchronize(device)
+    base = torch.cuda.memory_allocated(device)
+    traces: list[MemoryTrace] = []
+
+    def mark() -> None:
+        torch.cuda.synchronize(device)
+        traces.append(
+            MemoryTrace(
+                peak_bytes=torch.cuda.max_memory_allocated(device) - base,
+                end_bytes=torch.cuda.memory_allocated(device) - base,
+            )
+        )
+        torch.cuda.reset_peak_memory_stats(device)
+
+    torch.cuda.reset_peak_memory_stats(device)
+    result = function(mark)
+    mark()
+    del result
     return tuple(traces)

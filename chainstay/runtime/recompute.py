@@ -68,9 +68,9 @@ class Run:
         """The model's forward: first runs build the graph, any others go beside it."""
         for step in self.plan.forward:
             if step.is_first:
-                state = self._first_run(step, state)
+                state = self.first_run(step, state)
             else:
-                self._run_again(step)
+                self.run_again(step)
         return state
 
     def prepare_backward(self, stage: int) -> None:
@@ -79,11 +79,12 @@ class Run:
             following = self.pending
             self.pending -= 1
             for step in self.plan.before_backward[following]:
-                self._run_again(step)
+                self.run_again(step)
             if following in self.plan.released:
                 self.handles[following].lay_over(self._take_checkpoint(following))
 
-    def _first_run(self, step: Step, state: State) -> State:
+    def first_run(self, step: Step, state: State) -> State:
+        """The next state, part of the model's own graph."""
         stage = self.stages[step.stage]
         if step.input_wanted:
             self._store(step.stage, state)
@@ -98,7 +99,7 @@ class Run:
                 node.register_prehook(lambda _: self.prepare_backward(step.stage))
         return output
 
-    def _run_again(self, step: Step) -> None:
+    def run_again(self, step: Step) -> None:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
         state, environment = self._take_start(step)
         capture = Capture(

@@ -140,6 +140,11 @@ class ChainStage:
             if tensor is not None:
                 yield module, name, tensor
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the parameters that it uses are not those at its places."""
+        return any(getattr(part, "is_sharded", False) for part in self.parts)
+
     def title(self, index: int) -> str:
         """What messages call this stage, stage `index` of its chain."""
         return "the loss" if self.is_loss else f"stage {index} ({self.name})"

@@ -25,7 +25,12 @@
 `untouched`     attributes that the forward assigns are put back
 `calls`         checks of a sample call
 `intercepting`  where a model cannot be exported: its blocks found
-`blocks`        and run as stages, while the model goes on calling them
+`recording`     the calls of modules in lists, with what they take and give
+`choosing`      which of them are taken
+`blocks`        as stages, while the model goes on calling them
+`templates`     how their arguments nest
+`driving`       a forward, stopped at each of them
+`trying`        a forward that leaves no trace
 ==============  ==================================================================
 """
 

@@ -2,99 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import torch
 from rich.table import Table
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from chainstay.errors import PlanMismatchError
-from chainstay.runtime.binding import version_of
+from chainstay.runtime.extraction.driving import OnCall, drive
 from chainstay.runtime.extraction.listing import StageRow, as_table, as_text
-from chainstay.runtime.extraction.values import Value, distinct_bytes
+from chainstay.runtime.extraction.recording import SeenTensor, own_call
+from chainstay.runtime.extraction.templates import Template
+from chainstay.runtime.sharding import resharded_in_backward
 from chainstay.runtime.stages import Place
 from chainstay.runtime.states import State
 
-__all__ = ["BlockStage", "InterceptedChain", "SharedSlot", "StateSlot", "Template"]
-
-FirstRun = Callable[[int, State, State], State]
-"""Runs a stage, given by its number, on a state and the shared values; gives the next state."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateSlot:
-    """Where a tensor of the state belongs."""
-
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class SharedSlot:
-    """Where a shared tensor belongs."""
-
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """Arguments or an output, with slots where tensors belong.
-
-    Attributes:
-        leaves: Slots, and what is no tensor.
-        spec: How they nest.
-    """
-
-    leaves: tuple[object, ...]
-    spec: TreeSpec
-
-    def filled(self, state: State, shared: State) -> Any:  # noqa: ANN401  # nested as `spec` says
-        """With tensors in all slots."""
-        return tree_unflatten([_filled(leaf, state, shared) for leaf in self.leaves], self.spec)
-
-    def state_of(self, value: object, name: str) -> tuple[State, State]:
-        """The tensors that `value` has in slots of the state and of shared values.
-
-        Raises:
-            PlanMismatchError: It does not nest like this, or its other leaves differ.
-        """
-        leaves, spec = tree_flatten(value)
-        if spec != self.spec:
-            raise PlanMismatchError(
-                f"{name} is called with, or returns, {spec}, the plan is for {self.spec}; "
-                "intercept the model again with such a sample"
-            )
-        state: dict[int, torch.Tensor] = {}
-        shared: dict[int, torch.Tensor] = {}
-        for leaf, place in zip(leaves, self.leaves, strict=True):
-            match place:
-                case StateSlot(position):
-                    state[position] = leaf
-                case SharedSlot(position):
-                    shared[position] = leaf
-                case _ if type(leaf) is not type(place) or leaf != place:
-                    raise PlanMismatchError(
-                        f"{name} gets or returns {leaf}, the plan is for {place}; "
-                        "intercept the model again with such a sample"
-                    )
-        return (
-            tuple(state[position] for position in sorted(state)),
-            tuple(shared[position] for position in sorted(shared)),
-        )
-
-
-def _filled(leaf: object, state: State, shared: State) -> object:
-    match leaf:
-        case StateSlot(position):
-            return state[position]
-        case SharedSlot(position):
-            return shared[position]
-        case _:
-            return leaf
+__all__ = ["BlockStage", "InterceptedChain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,31 +27,51 @@ class BlockStage:
     Attributes:
         name: Path of the block in the model.
         block: The user's module.
-        forward: What calling it does: its hooks and its forward, compiled if it is.
         inputs: Its arguments and keyword arguments.
         output: What it returns.
+        carried: Positions of tensors in its input that later blocks take.
+        changes_input: The block changes its input in place.
+        is_input_changed: Somebody does, the block or the model behind it.
+        is_sharded: Its parameters come and go: nobody can tell whether they were replaced.
     """
 
     name: str
     block: nn.Module
-    forward: Callable[..., Any]
     inputs: Template
     output: Template
+    carried: tuple[int, ...]
+    changes_input: bool
+    is_input_changed: bool
+    is_sharded: bool
 
     def __call__(self, state: State, shared: State) -> State:
-        """The next state."""
-        args, kwargs = self.inputs.filled(state, shared)
-        return self.output.state_of(self.forward(*args, **kwargs), self.name)[0]
+        """The next state; what `state` has is not changed."""
+        given = tuple(each.clone() for each in state) if self.changes_input else state
+        args, kwargs = self.inputs.filled(given, shared)
+        if not self.is_sharded:
+            return self.next_state(own_call(self.block)(*args, **kwargs), state)
+        with resharded_in_backward(self.block):
+            return self.next_state(own_call(self.block)(*args, **kwargs), state)
+
+    def next_state(self, result: object, state: State) -> State:
+        """What the blocks behind this one may take, given what it returned.
+
+        Raises:
+            PlanMismatchError: It returned something else than it did on the sample.
+        """
+        made, _ = self.output.tensors_of(result, self.name)
+        return (*made.values(), *(state[position] for position in self.carried))
 
     def modules(self) -> Iterator[nn.Module]:
         """Modules whose training flags it obeys."""
         return self.block.modules()
 
     def places(self) -> Iterator[Place]:
-        """Where it reads parameters and buffers."""
+        """Where it reads parameters and buffers; sharded parameters are left out."""
         for module in self.modules():
-            for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
-                yield module, name
+            if not self.is_sharded:
+                for name, _ in module.named_parameters(recurse=False, remove_duplicate=False):
+                    yield module, name
             for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
                 yield module, name
 
@@ -137,42 +80,48 @@ class BlockStage:
 class InterceptedChain:
     """The repeated blocks of a model as stages; what is around them runs as ever.
 
+    Blocks that follow each other directly form a segment. Between segments the model does
+    something of its own, which cannot be run again: the input of each stays.
+
     Attributes:
         model: The user's.
         stages: Its blocks, in the order of their calls.
-        boundaries: The values of each state; the last one has what the last block returns.
+        starts: The first stage of every segment, ascending from 0.
+        boundaries: The tensors of each state; the last one has what the last block returns.
     """
 
     model: nn.Module
     stages: tuple[BlockStage, ...]
-    boundaries: tuple[tuple[Value, ...], ...]
+    starts: tuple[int, ...]
+    boundaries: tuple[tuple[SeenTensor, ...], ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
-        """The model's forward, its blocks run as stages."""
-        with self.driven(lambda index, state, shared: self.stages[index](state, shared)):
-            return self.model(*args, **kwargs)
-
-    @contextmanager
-    def driven(self, first_run: FirstRun) -> Iterator[None]:
-        """While this lasts, the model's calls of its blocks go to `first_run`.
+        """The model's forward, its blocks run as stages.
 
         Raises:
-            PlanMismatchError: On a call, if the blocks no longer form the chain they did.
+            PlanMismatchError: The blocks no longer form the chain they did.
         """
-        drive = _Drive(self.stages, first_run)
-        # Where Module.__call__ looks first; made for compiled modules, kept if there is one.
-        before = [stage.block._compiled_call_impl for stage in self.stages]  # noqa: SLF001
-        try:
-            for index, stage in enumerate(self.stages):
-                stage.block._compiled_call_impl = partial(drive.call, index)  # noqa: SLF001
-            yield
-        finally:
-            for stage, compiled in zip(self.stages, before, strict=True):
-                stage.block._compiled_call_impl = compiled  # noqa: SLF001
+
+        def run(index: int, call: OnCall, state: State, _shared: State) -> tuple[object, State]:
+            result = call()
+            return result, self.stages[index].next_state(result, state)
+
+        with drive(self.stages, self.starts, run):
+            return self.model(*args, **kwargs)
+
+    def segments(self) -> Iterator[range]:
+        """The stages of each segment."""
+        for index, start in enumerate(self.starts):
+            behind = self.starts[index + 1 :] or (len(self.stages),)
+            yield range(start, behind[0])
+
+    def segment_of(self, stage: int) -> int:
+        """The first stage of the segment that has `stage`."""
+        return max(start for start in self.starts if start <= stage)
 
     def boundary_bytes(self, cut: int) -> int:
         """What keeping state `cut` alone takes."""
-        return distinct_bytes(self.boundaries[cut])
+        return sum({each.number: each.storage_bytes for each in self.boundaries[cut]}.values())
 
     def table(self) -> Table:
         """The stages for people, to be printed by rich."""
@@ -191,61 +140,3 @@ class InterceptedChain:
 
     def __str__(self) -> str:
         return as_text(self.table())
-
-
-@dataclass(slots=True)
-class _Drive:
-    """One forward of the model, from block to block."""
-
-    stages: Sequence[BlockStage]
-    first_run: FirstRun
-    state: State = ()
-    shared: State = ()
-    versions: tuple[int, ...] = ()
-    following: int = 0
-
-    def call(self, index: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the block's own
-        """What the model gets when it calls block `index`."""
-        stage = self.stages[index]
-        if index != self.following:
-            raise PlanMismatchError(
-                f"the model calls {stage.name} out of turn; the plan is for blocks called one "
-                "after another, each once"
-            )
-        state, shared = stage.inputs.state_of((args, _sorted(kwargs)), stage.name)
-        if index == 0:
-            self.state, self.shared = state, shared
-        elif not (
-            _are_same(state, self.state)
-            and _versions(state) == self.versions
-            and _are_shared(stage, shared, self.shared)
-        ):
-            raise PlanMismatchError(
-                f"{stage.name} is called with tensors that are neither what the block before "
-                "returned, unchanged, nor inputs of the first block; intercept the model again"
-            )
-        self.state = self.first_run(index, self.state, self.shared)
-        self.versions = _versions(self.state)
-        self.following = (index + 1) % len(self.stages)
-        return stage.output.filled(self.state, self.shared)
-
-
-def _versions(state: State) -> tuple[int, ...]:
-    return tuple(map(version_of, state))
-
-
-def _sorted(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(sorted(kwargs.items()))
-
-
-def _are_same(state: State, expected: State) -> bool:
-    return len(state) == len(expected) and all(
-        old is new for old, new in zip(state, expected, strict=True)
-    )
-
-
-def _are_shared(stage: BlockStage, given: State, shared: State) -> bool:
-    positions = sorted(
-        {leaf.position for leaf in stage.inputs.leaves if isinstance(leaf, SharedSlot)}
-    )
-    return _are_same(given, tuple(shared[position] for position in positions))

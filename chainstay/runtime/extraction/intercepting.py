@@ -1,36 +1,51 @@
 """The repeated blocks of a model as a chain, for models that cannot be exported.
 
-The model runs once. Of its containers (ModuleList, Sequential, ModuleDict) the one is taken
-whose children's calls form the chain with most parameters: what a block returns is, by
-identity, what the next one takes, beside tensors without gradient that the first one took.
+The model runs once, and every module in a list of modules (ModuleList, Sequential,
+ModuleDict) is watched. Lists of one class of modules are taken, those inside others where
+most parameters are in them; where there is none, the list with most parameters. Blocks form
+a segment as long as each takes, by identity, what the one before returns; whatever else they
+take comes from in front of the segment. Between segments lies what the model does itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.binding import version_of
-from chainstay.runtime.extraction.blocks import (
-    BlockStage,
-    InterceptedChain,
-    SharedSlot,
-    StateSlot,
-    Template,
-)
+from chainstay.runtime.extraction.blocks import BlockStage, InterceptedChain
 from chainstay.runtime.extraction.calls import device_of, require_module_and_tuple
-from chainstay.runtime.extraction.values import Value
-from chainstay.runtime.preserve import undisturbed
+from chainstay.runtime.extraction.choosing import choose_calls, follows
+from chainstay.runtime.extraction.driving import OnCall, drive
+from chainstay.runtime.extraction.recording import BlockCall, SeenTensor, record_calls
+from chainstay.runtime.extraction.templates import SharedSlot, StateSlot, Template
+from chainstay.runtime.extraction.trying import trying
 from chainstay.runtime.probe import dropping
+from chainstay.runtime.sharding import is_sharded
+from chainstay.runtime.states import State, detached
 
-__all__ = ["intercept"]
+__all__ = ["BlockSample", "intercept", "intercept_sampled"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSample:
+    """What a chain's blocks got and gave in the sample call; on the CPU if that is elsewhere.
+
+    Attributes:
+        states: Input of every stage.
+        results: What every stage gave as next state.
+        passed: By stage, the position in its state of every tensor it returned that is there.
+        shared: By the first stage of a segment, what the segment shares.
+    """
+
+    states: tuple[State, ...]
+    results: tuple[State, ...]
+    passed: tuple[Mapping[int, int], ...]
+    shared: Mapping[int, State]
 
 
 def intercept(
@@ -40,238 +55,157 @@ def intercept(
 ) -> InterceptedChain:
     """Find the blocks of `model` that can be run as stages, and what they pass on.
 
-    The model runs once on the sample, its hooks included, and is left as it was but for
-    attributes that its forward assigns.
+    The model runs twice on the sample, its hooks included, and is left as it was.
 
     Args:
-        model: Any module with a list of blocks that are called one after another.
+        model: Any module with lists of blocks that are called one after another.
         sample_args: Positional arguments of a call like those to come.
         sample_kwargs: Keyword arguments, likewise.
 
     Raises:
-        UnsupportedModelError: The calls of no two blocks form a chain.
+        UnsupportedModelError: There are no two blocks that can be run as stages.
 
     Example:
         >>> model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
         >>> [stage.name for stage in intercept(model, (torch.zeros(2, 8),)).stages]
         ['0', '1', '2']
     """
-    kwargs = dict(sample_kwargs or {})
-    require_module_and_tuple(model, sample_args)
-    device = device_of(model, sample_args, kwargs)
-    with undisturbed(model.modules(), device), torch.enable_grad(), dropping():
-        calls = _recorded(model, sample_args, kwargs)
-    runs = [run for group in calls.values() for run in _runs(group)]
-    chain = max(runs, key=_weight, default=())
-    if len(chain) < 2:
-        raise UnsupportedModelError(
-            f"no blocks of {type(model).__name__} form a chain: in none of its lists of modules "
-            "does a block take just what the one before returns; pass a list of stages instead"
-        )
-    return _assembled(model, chain)
+    return intercept_sampled(model, sample_args, dict(sample_kwargs or {}))[0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """One call of a block; holds its tensors, so that identities stay what they are.
+def intercept_sampled(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    held: frozenset[int] = frozenset(),
+) -> tuple[InterceptedChain, BlockSample]:
+    """As `intercept`; with what the blocks got and gave.
 
-    Attributes:
-        name: Path of the block in the model.
-        block: The user's module.
-        forward: What calling it does.
-        inputs: Leaves of its arguments.
-        input_spec: How they nest.
-        outputs: Leaves of what it returned.
-        output_spec: How they nest.
-        versions_taken: Of the inputs by identity, as counted before the call.
-        versions_left: Of inputs and outputs, as counted after it.
+    Args:
+        model: As there.
+        args: As there.
+        kwargs: As there.
+        held: Stages whose input the model holds itself: segments begin there, too.
     """
-
-    name: str
-    block: nn.Module
-    forward: Callable[..., Any]
-    inputs: list[Any]
-    input_spec: TreeSpec
-    outputs: list[Any]
-    output_spec: TreeSpec
-    versions_taken: dict[int, int]
-    versions_left: dict[int, int]
-
-    def is_repeatable(self) -> bool:
-        """Whether it left its inputs as they were, so that it can run on them again."""
-        return all(self.versions_left[key] == count for key, count in self.versions_taken.items())
-
-    def state_inputs(self) -> list[torch.Tensor]:
-        """Distinct tensors among the inputs that require a gradient."""
-        return _distinct(leaf for leaf in self.inputs if _wants_gradient(leaf))
-
-    def side_inputs(self) -> list[torch.Tensor]:
-        """Distinct other tensors among the inputs."""
-        tensors = _distinct(leaf for leaf in self.inputs if isinstance(leaf, torch.Tensor))
-        return [tensor for tensor in tensors if not tensor.requires_grad]
-
-    def tensor_outputs(self) -> list[torch.Tensor]:
-        """Distinct tensors among the outputs."""
-        return _distinct(leaf for leaf in self.outputs if isinstance(leaf, torch.Tensor))
-
-
-def _wants_gradient(leaf: object) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
-
-
-def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _recorded(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, list[_Call]]:
-    """Calls of every container's children, by the container's path, in order."""
-    calls: dict[str, list[_Call]] = {}
-    with _recording(model, calls):
-        model(*args, **kwargs)
-    return calls
-
-
-@contextmanager
-def _recording(model: nn.Module, calls: dict[str, list[_Call]]) -> Iterator[None]:
-    children = [
-        (path, f"{path}.{name}" if path else name, child, child._compiled_call_impl)  # noqa: SLF001
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        for name, child in module.named_children()
-    ]
-    try:
-        for path, name, child, _ in children:
-            found = calls.setdefault(path, [])
-            forward = child._compiled_call_impl or child._call_impl  # noqa: SLF001
-            child._compiled_call_impl = _Recorder(found, name, child, forward)  # noqa: SLF001
-        yield
-    finally:
-        for _, _, child, compiled in reversed(children):
-            child._compiled_call_impl = compiled  # noqa: SLF001
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorder:
-    """Stands in for a block while the model runs."""
-
-    found: list[_Call]
-    name: str
-    block: nn.Module
-    forward: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the block's own
-        """Call the block and take notes."""
-        inputs, input_spec = tree_flatten((args, dict(sorted(kwargs.items()))))
-        taken = _versions(inputs)
-        result = self.forward(*args, **kwargs)
-        outputs, output_spec = tree_flatten(result)
-        self.found.append(
-            _Call(
-                name=self.name,
-                block=self.block,
-                forward=self.forward,
-                inputs=inputs,
-                input_spec=input_spec,
-                outputs=outputs,
-                output_spec=output_spec,
-                versions_taken=taken,
-                versions_left=_versions([*inputs, *outputs]),
-            )
+    require_module_and_tuple(model, args)
+    device = device_of(model, args, kwargs)
+    with trying(model, device), dropping():
+        calls = choose_calls(record_calls(model, args, kwargs))
+    if len(calls) < 2:
+        raise UnsupportedModelError(
+            f"no blocks of {type(model).__name__} form a chain: none of its lists of modules has "
+            "two that can run again (with nothing but tensors passed on, and nothing but "
+            "those changed in place); put its blocks into a ModuleList, or pass a list of stages"
         )
-        return result
+    chain = _assembled(model, calls, held)
+    with trying(model, device), dropping():
+        return _sampled(chain, args, kwargs)
 
 
-def _versions(leaves: Iterable[object]) -> dict[int, int]:
-    return {id(leaf): version_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-
-
-def _runs(calls: Sequence[_Call]) -> list[tuple[_Call, ...]]:
-    """Longest stretches of calls that form a chain, of blocks called once that can run again."""
-    counts = {call.name: 0 for call in calls}
-    for call in calls:
-        counts[call.name] += 1
-    runs: list[tuple[_Call, ...]] = []
-    for call in calls:
-        if counts[call.name] > 1 or not call.is_repeatable():
-            continue
-        if runs and _continues(runs[-1], call):
-            runs[-1] += (call,)
-        else:
-            runs.append((call,))
-    return runs
-
-
-def _continues(run: tuple[_Call, ...], call: _Call) -> bool:
-    """Whether `call` takes all that the run's last call returns, and else what the first took."""
-    passed = {(id(each), run[-1].versions_left[id(each)]) for each in run[-1].tensor_outputs()}
-    taken = {(id(each), call.versions_taken[id(each)]) for each in call.state_inputs()}
-    known = {id(tensor) for tensor in run[0].side_inputs()}
-    return taken == passed and {id(tensor) for tensor in call.side_inputs()} <= known
-
-
-def _weight(run: tuple[_Call, ...]) -> tuple[bool, int, int]:
-    parameters = sum(parameter.numel() for call in run for parameter in call.block.parameters())
-    return len(run) >= 2, parameters, len(run)
-
-
-def _assembled(model: nn.Module, calls: Sequence[_Call]) -> InterceptedChain:
-    shared = {id(tensor): index for index, tensor in enumerate(calls[0].side_inputs())}
-    states = [calls[0].state_inputs(), *(call.tensor_outputs() for call in calls)]
-    stages = []
-    for call, before, after in zip(calls, states[:-1], states[1:], strict=True):
-        stages.append(
-            BlockStage(
-                name=call.name,
-                block=call.block,
-                forward=call.forward,
-                inputs=_template(call.inputs, call.input_spec, before, shared),
-                output=_template(call.outputs, call.output_spec, after, {}),
-            )
-        )
+def _assembled(
+    model: nn.Module, calls: Sequence[BlockCall], held: frozenset[int]
+) -> InterceptedChain:
+    starts = [0]
+    for index in range(1, len(calls)):
+        if index in held or not follows(calls[starts[-1] : index], calls[index]):
+            starts.append(index)
+    stages: list[BlockStage] = []
+    boundaries: list[tuple[SeenTensor, ...]] = []
+    for start, end in zip(starts, [*starts[1:], len(calls)], strict=True):
+        states = _states(calls[start:end])
+        stages += _segment(calls[start:end], states, is_sharded=is_sharded(model))
+        boundaries += states[:-1]
     return InterceptedChain(
         model=model,
         stages=tuple(stages),
-        boundaries=tuple(
-            tuple(_values(states, cut, ["input", *(call.name for call in calls)]))
-            for cut in range(len(states))
-        ),
+        starts=tuple(starts),
+        boundaries=(*boundaries, states[-1]),
     )
 
 
-def _template(
-    leaves: Sequence[object],
-    spec: TreeSpec,
-    state: Sequence[torch.Tensor],
-    shared: Mapping[int, int],
-) -> Template:
-    positions = {id(tensor): index for index, tensor in enumerate(state)}
-
-    def slot(leaf: object) -> object:
-        if id(leaf) in positions:
-            return StateSlot(positions[id(leaf)])
-        return SharedSlot(shared[id(leaf)]) if isinstance(leaf, torch.Tensor) else leaf
-
-    return Template(tuple(map(slot, leaves)), spec)
+def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
+    """The state in front of each call of a segment, and the one behind the last."""
+    states = [calls[0].taken]
+    for index, call in enumerate(calls):
+        later = {each for other in calls[index + 1 :] for each in (*other.taken, *other.aside)}
+        carried = (each for each in states[-1] if each in later)
+        states.append(tuple(dict.fromkeys((*call.made, *carried))))
+    return states
 
 
-def _values(
-    states: Sequence[Sequence[torch.Tensor]], cut: int, makers: Sequence[str]
-) -> Iterator[Value]:
-    """The tensors of one state, described."""
-    for index, tensor in enumerate(states[cut]):
-        cuts = [other for other, state in enumerate(states) if any(x is tensor for x in state)]
-        storage = tensor.untyped_storage()
-        yield Value(
-            name=f"{makers[cuts[0]]}.{index}",
-            shape=tensor.shape,
-            dtype=tensor.dtype,
-            device=tensor.device,
-            storage=storage.data_ptr(),
-            storage_bytes=storage.nbytes(),
-            requires_grad=tensor.requires_grad,
-            is_external=False,
-            first_cut=cuts[0],
-            last_cut=cuts[-1],
+def _segment(
+    calls: Sequence[BlockCall], states: Sequence[tuple[SeenTensor, ...]], *, is_sharded: bool
+) -> Iterator[BlockStage]:
+    shared: dict[SeenTensor, int] = {}
+    for call, before, after in zip(calls, states[:-1], states[1:], strict=True):
+        for each in call.aside:
+            if each not in before:
+                shared.setdefault(each, len(shared))
+        behind = after[len(call.made) :]
+        yield BlockStage(
+            name=call.name,
+            block=call.block,
+            inputs=Template(tuple(_slots(call.inputs, before, shared)), call.input_spec),
+            output=Template(tuple(_slots(call.outputs, call.made, {})), call.output_spec),
+            carried=tuple(before.index(each) for each in behind),
+            changes_input=call.changes_input,
+            is_input_changed=call.changes_input,
+            is_sharded=is_sharded,
         )
+
+
+def _slots(
+    leaves: Iterable[object], state: tuple[SeenTensor, ...], shared: Mapping[SeenTensor, int]
+) -> Iterator[object]:
+    for leaf in leaves:
+        if not isinstance(leaf, SeenTensor):
+            yield leaf
+        elif leaf in state:
+            yield StateSlot(state.index(leaf))
+        else:
+            yield SharedSlot(shared[leaf])
+
+
+def _sampled(
+    chain: InterceptedChain, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[InterceptedChain, BlockSample]:
+    """Run the model again, now as the chain says, and keep what its blocks get and give."""
+    states: list[State] = []
+    results: list[State] = []
+    passed: list[Mapping[int, int]] = []
+    shared: dict[int, State] = {}
+    held: list[tuple[State, tuple[int, ...]]] = []
+
+    def keep(index: int, call: OnCall, state: State, aside: State) -> tuple[object, State]:
+        held.append((detached(state), tuple(map(version_of, state))))
+        states.append(_parked(state))
+        result = call()
+        after = chain.stages[index].next_state(result, state)
+        results.append(_parked(after))
+        is_changed = chain.stages[index].changes_input
+        known = {} if is_changed else {id(each): n for n, each in enumerate(state)}
+        passed.append({n: known[id(each)] for n, each in enumerate(after) if id(each) in known})
+        shared[chain.segment_of(index)] = aside
+        return result, after
+
+    try:
+        with drive(chain.stages, chain.starts, keep):
+            chain.model(*args, **kwargs)
+    except PlanMismatchError as cause:
+        raise UnsupportedModelError(
+            f"two runs of {type(chain.model).__name__} on the sample call its blocks differently: "
+            f"{cause}"
+        ) from cause
+    stages = tuple(
+        replace(stage, is_input_changed=tuple(map(version_of, state)) != versions)
+        for stage, (state, versions) in zip(chain.stages, held, strict=True)
+    )
+    return replace(chain, stages=stages), BlockSample(
+        tuple(states), tuple(results), tuple(passed), shared
+    )
+
+
+def _parked(state: State) -> State:
+    """Without the graph, and off a device that may be short of memory."""
+    return tuple(tensor.detach().to("cpu").requires_grad_(tensor.requires_grad) for tensor in state)

@@ -1,0 +1,285 @@
+"""From a model's blocks, and what it does around them, to what a plan for them costs.
+
+The blocks are stages like any others, each measured by itself. What happens around them runs
+once, whatever the schedule; a run without the blocks shows it (see `outside`). Beyond the plain
+reading of a profile's fields:
+
+* What is held outside is in the overheads of the stages that run meanwhile.
+* The input of a segment stays from its first forward to its last backward. It is counted
+  outside, so in the profile it takes nothing: no good schedule makes it a second time.
+* What the model does between two blocks has its peaks in the overheads of the block behind, and
+  its times in that block's backward, which runs once as well.
+* The loss is what follows the last block: the rest of the forward, and the loss itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from chainstay.profiles import Skip
+from chainstay.runtime.accounting import Account, StageCost
+from chainstay.runtime.chain import Chain, TensorLayout
+from chainstay.runtime.costs import ObservedStage, Subject, observe_chain, trace_chain
+from chainstay.runtime.extraction.blocks import InterceptedChain
+from chainstay.runtime.extraction.calls import device_of
+from chainstay.runtime.extraction.intercepting import BlockSample, intercept_sampled
+from chainstay.runtime.lineage import NumberedState, shared_skips
+from chainstay.runtime.measurement import Measurement, measuring
+from chainstay.runtime.memory import require_measurable
+from chainstay.runtime.mode import Autocast, Mode, titled_modules
+from chainstay.runtime.outside import Around, Outside
+from chainstay.runtime.probe import StageMemory
+from chainstay.runtime.sharing import autocast_copies_bytes, tied_gradients_bytes
+from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.states import copied, state_bytes
+
+__all__ = ["measure_intercepted"]
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def measure_intercepted(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    loss: Loss | None,
+    repeats: int,
+) -> tuple[InterceptedChain, Measurement]:
+    """Find the blocks of `model`, and measure time and memory of a step with them.
+
+    Everything is left as it was, as by `chainstay.measure`. The inputs and outputs of all
+    blocks are held meanwhile, on the CPU if the model is elsewhere.
+
+    Args:
+        model: See `chainstay.runtime.extraction.intercept`.
+        args: Positional arguments of a call like those to come.
+        kwargs: Keyword arguments, likewise.
+        loss: From the model's output to a scalar; as for `measure_extracted`.
+        repeats: Timed runs of each stage.
+
+    Raises:
+        UnsupportedModelError: There are no blocks, or they cannot be run as stages.
+    """
+    device = device_of(model, args, kwargs)
+    require_measurable(device)
+    modules = [*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
+    with measuring(modules, device):
+        chain, sample = intercept_sampled(model, args, kwargs)
+        around = Around(chain, sample, args, kwargs, loss, device)
+        held = around.held()
+        if held:
+            chain, sample = intercept_sampled(model, args, kwargs, held=held)
+            around = replace(around, chain=chain, sample=sample)
+        blocks = _Blocks.measured(chain, sample, device, repeats)
+        outside = around.measured([each.input_gradients for each in blocks.memories])
+        mode = Mode.now(titled_modules(blocks.stages), device)
+        account = _Accountant(
+            blocks, outside, _standing_bytes(blocks, outside, (args, kwargs), mode.autocast)
+        ).account()
+    measured = Chain(
+        stages=blocks.stages,
+        layouts=tuple(map(TensorLayout.of, sample.states[0])),
+        device=device,
+        mode=mode,
+        modules=titled_modules(blocks.stages),
+    )
+    traits = tuple(each.traits for each in blocks.observed)
+    return chain, Measurement(chain=measured, account=account, traits=traits)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """All blocks, measured one by one.
+
+    Attributes:
+        chain: To which they belong.
+        stages: They themselves.
+        observed: Their times.
+        memories: Their memory.
+        device: Where they are.
+    """
+
+    chain: InterceptedChain
+    stages: tuple[ChainStage, ...]
+    observed: tuple[ObservedStage, ...]
+    memories: tuple[StageMemory, ...]
+    device: torch.device
+
+    @classmethod
+    def measured(
+        cls, chain: InterceptedChain, sample: BlockSample, device: torch.device, repeats: int
+    ) -> _Blocks:
+        """Measure segment by segment."""
+        stages = tuple(ChainStage(each.name, (each,)) for each in chain.stages)
+        observed: list[ObservedStage] = []
+        memories: list[StageMemory] = []
+        for segment in chain.segments():
+            subject = Subject(
+                stages=stages[segment.start : segment.stop],
+                source=copied(sample.states[segment.start], device),
+                shared=sample.shared[segment.start],
+                device=device,
+            )
+            found = observe_chain(subject, repeats)
+            observed += found
+            memories += trace_chain(found, subject)
+        return cls(chain, stages, tuple(observed), tuple(memories), device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Accountant:
+    """Puts blocks and what is around them together.
+
+    Attributes:
+        blocks: Measured one by one.
+        outside: A step without them.
+        standing: Bytes that a plan holds through the whole step.
+    """
+
+    blocks: _Blocks
+    outside: Outside
+    standing: int
+
+    def account(self) -> Account:
+        """What every stage costs, the loss last."""
+        segments = list(self.blocks.chain.segments())
+        skips = tuple(skip for segment in segments for skip in self._skips(segment))
+        tied = self._tied()
+        stages = [
+            self._stage(index, segment, skips, tied[index])
+            for segment in segments
+            for index in segment
+        ]
+        return Account(
+            input_bytes=0,
+            input_gradient_bytes=self._gradient_bytes(0),
+            stages=(*stages, self._loss()),
+            skips=skips,
+        )
+
+    def _stage(
+        self, index: int, segment: range, skips: Sequence[Skip], tied: tuple[int, int]
+    ) -> StageCost:
+        observed, memory = self.blocks.observed[index], self.blocks.memories[index]
+        before, behind = self.outside.before[index], self.outside.behind_backward(index)
+        given, saved = self._given_bytes(index), memory.kept_bytes
+        all_given, all_made = observed.given.bytes, observed.result.bytes_outside(observed.given)
+        is_input_of_segment = index + 1 == segment.stop < len(self.blocks.stages)
+        output = 0 if is_input_of_segment else self._counted(observed.result, segment.start)
+        made = 0 if is_input_of_segment else all_made
+        around = max(map(self._level, range(index, segment.stop))) + self.standing + tied[0]
+        entering = before.peak - given - min(made, saved) + self.standing
+        gradients = self._gradient_bytes(index) + self._gradient_bytes(index + 1)
+        gradients -= sum(s.gradient_bytes for s in skips if s.first <= index < s.last)
+        backward = self._backward_level(index) + memory.backward_peak - all_given
+        backward += self.outside.backward[index].lasting_bytes  # a block alone may free them
+        backward = max(backward, behind.peak - given) - saved - gradients
+        return StageCost(
+            name=observed.stage.name,
+            forward_time=max(observed.forward_time, 1),  # nothing is run again for fun
+            backward_time=observed.backward_time + before.nanoseconds + behind.nanoseconds,
+            output_bytes=output,
+            saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
+            gradient_bytes=self._gradient_bytes(index + 1),
+            recording_bytes=max(memory.kept_peak - all_given - saved + around, around, entering),
+            dropping_bytes=max(memory.dropped_peak - all_given - made + around, around, entering),
+            backward_bytes=max(backward, self._backward_level(index), 0) + self.standing + tied[1],
+            environment_bytes=observed.environment_bytes,
+        )
+
+    def _loss(self) -> StageCost:
+        """All behind the last block."""
+        last = len(self.blocks.stages) - 1
+        loss, backward = self.outside.loss, self.outside.backward[last]
+        given = self._counted(self.blocks.observed[last].result, self.blocks.chain.starts[-1])
+        saved = max(loss.level - self.outside.behind[last].level, 0)
+        gradient = self._gradient_bytes(last + 1)
+        forward = max(loss.peak - given - saved, 0) + self.standing
+        return StageCost(
+            name="loss",
+            forward_time=loss.nanoseconds,
+            backward_time=backward.nanoseconds,
+            output_bytes=0,
+            saved_bytes=saved,
+            gradient_bytes=0,
+            recording_bytes=forward,
+            dropping_bytes=forward,
+            backward_bytes=max(backward.peak - given - saved - gradient, 0) + self.standing,
+            environment_bytes=0,
+        )
+
+    def _level(self, index: int) -> int:
+        """The most held outside while stage `index` runs forward, in the turn or before."""
+        forward = self.outside.before[index].level - self._given_bytes(index)
+        return max(forward, self._backward_level(index), 0)
+
+    def _backward_level(self, index: int) -> int:
+        """Held outside from just before the backward of stage `index` on."""
+        backward = self.outside.backward[index]
+        return max(backward.level - backward.gradient_bytes, 0)
+
+    def _given_bytes(self, index: int) -> int:
+        """What the profile has for the input of stage `index`."""
+        return self._counted(self.blocks.observed[index].given, self.blocks.chain.segment_of(index))
+
+    def _counted(self, state: NumberedState, start: int) -> int:
+        """Bytes of `state` without the input of its segment, which counts as outside."""
+        outside = self.blocks.observed[start].given.storages
+        return sum(size for number, size in state.storages.items() if number not in outside)
+
+    def _gradient_bytes(self, cut: int) -> int:
+        """Of the state in front of stage `cut`, on either side of what the model does there."""
+        memories = self.blocks.memories
+        sides = [memories[cut - 1].output_gradients] if cut else []
+        sides += [memories[cut].input_gradients] if cut < len(memories) else []
+        return max(each.allocated_bytes for each in sides)
+
+    def _skips(self, segment: range) -> Iterator[Skip]:
+        """What several states of a segment share."""
+        outside = self.blocks.observed[segment.start].given.storages
+        states = [self.blocks.observed[index].given for index in segment]
+        gradients = [self.blocks.memories[index].input_gradients for index in segment]
+        if segment.stop == len(self.blocks.stages):
+            states.append(self.blocks.observed[-1].result)
+            gradients.append(self.blocks.memories[-1].output_gradients)
+        for skip in shared_skips([_without(state, outside) for state in states], gradients):
+            yield replace(skip, first=skip.first + segment.start, last=skip.last + segment.start)
+
+    def _tied(self) -> list[tuple[int, int]]:
+        """What gradients of parameters take that several blocks use, or blocks and others."""
+        used = {id(leaf) for each in self.blocks.observed for leaf in each.leaves}
+        others = tuple(leaf for leaf in self.outside.leaves if id(leaf) in used)
+        leaves = [others, *(each.leaves for each in self.blocks.observed), others]
+        return tied_gradients_bytes(leaves)[1:-1]
+
+
+def _without(state: NumberedState, outside: Mapping[int, int]) -> NumberedState:
+    storages = {n: 0 if n in outside else size for n, size in state.storages.items()}
+    return NumberedState(storages=storages, tensors=state.tensors)
+
+
+def _standing_bytes(
+    blocks: _Blocks,
+    outside: Outside,
+    call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    autocast: Autocast | None,
+) -> int:
+    """Inputs of the model, what blocks do not drop, copies of inputs that are changed."""
+    inputs = [leaf for leaf in tree_leaves(call) if isinstance(leaf, torch.Tensor)]
+    total = state_bytes(each for each in inputs if each.device == blocks.device)
+    leaves = [each.leaves for each in blocks.observed]
+    total += autocast_copies_bytes([*leaves, outside.leaves], autocast)
+    for stage, each, memory in zip(
+        blocks.chain.stages, blocks.observed, blocks.memories, strict=True
+    ):
+        made = each.result.bytes_outside(each.given)
+        total += max(memory.dropped_bytes - made, 0)
+        total += each.given.bytes if stage.is_input_changed else 0
+    return total
