@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,15 +16,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
-from chainstay.verify import (
-    CONTESTANTS,
-    Check,
-    Contestant,
-    Tally,
-    checks,
-    counter_example,
-    minimised,
-)
+from chainstay.verify import Tally
+from chainstay.verify.campaigns import CAMPAIGNS, Result
 
 __all__ = ["app"]
 
@@ -66,10 +59,13 @@ def verify(  # noqa: PLR0913 - options of a command line, all by name
 
     Ends with status 1 and a minimised counter-example in a file if two of them disagree.
     """
-    if problem is not Problem.CHAIN:
-        raise typer.BadParameter(f"{problem} is not there yet; choose chain", param_hint="problem")
+    if problem not in CAMPAIGNS:
+        known = " or ".join(CAMPAIGNS)
+        raise typer.BadParameter(
+            f"{problem} is not there yet; choose {known}", param_hint="problem"
+        )
     useful = 1 + instances // _CHECKS_WORTH_A_PROCESS
-    run = _Run(seed, Console(), workers=min(workers or os.cpu_count() or 1, useful))
+    run = _Run(problem, seed, Console(), workers=min(workers or os.cpu_count() or 1, useful))
     try:
         failed = run.until(range(first, first + instances), seconds)
     except KeyboardInterrupt:
@@ -84,40 +80,43 @@ def verify(  # noqa: PLR0913 - options of a command line, all by name
 class _Run:
     """One run of `verify` at a terminal."""
 
-    def __init__(self, seed: int, console: Console, *, workers: int) -> None:
+    def __init__(self, problem: Problem, seed: int, console: Console, *, workers: int) -> None:
+        self.problem = problem
+        self.campaign = CAMPAIGNS[problem]
         self.seed = seed
         self.console = console
         self.workers = workers
-        self.contestants: Sequence[Contestant] = CONTESTANTS
-        self.tallies = {contestant.name: Tally() for contestant in self.contestants}
+        self.tallies = {contestant.name: Tally() for contestant in self.campaign.contestants}
         self.done = 0
         self.start = time.monotonic()
 
-    def until(self, numbers: range, seconds: float | None) -> Check | None:
+    def until(self, numbers: range, seconds: float | None) -> Result | None:
         """Check `numbers` until a contradiction, which is returned, or until time is up."""
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task("checking", total=len(numbers))
-            for check in self._timely(numbers, seconds):
-                for answer in check.answers:
-                    self.tallies[answer.contestant.name].add(answer)
+            for result in self._timely(numbers, seconds):
+                for name, answer in result.answers:
+                    self.tallies[name].add(answer)
                 self.done += 1
                 progress.advance(task)
-                if check.contradiction is not None:
-                    return check
+                if result.reason:
+                    return result
         return None
 
-    def _timely(self, numbers: range, seconds: float | None) -> Iterator[Check]:
+    def _timely(self, numbers: range, seconds: float | None) -> Iterator[Result]:
         """The checks that start before `seconds` have passed."""
         timely = itertools.takewhile(
             lambda _: seconds is None or time.monotonic() < self.start + seconds, numbers
         )
-        return checks(timely, seed=self.seed, contestants=self.contestants, workers=self.workers)
+        return self.campaign.results(timely, self.seed, self.workers)
 
     def show(self, outcome: str) -> None:
         """Print the summary."""
         seconds = time.monotonic() - self.start
-        title = f"{outcome}: {self.done} chains of seed {self.seed} in {seconds:.1f} s"
+        title = (
+            f"{outcome}: {self.done} {self.campaign.noun} of seed {self.seed} in {seconds:.1f} s"
+        )
         table = Table(
             title=title,
             title_justify="left",
@@ -128,9 +127,9 @@ class _Run:
         )
         table.add_column("method")
         table.add_column("asked", no_wrap=True)
-        for heading in ("chains", "optimal", "no fit", "gap", "time"):
+        for heading in ("number", "optimal", "no fit", "gap", "time"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for contestant in self.contestants:
+        for contestant in self.campaign.contestants:
             tally = self.tallies[contestant.name]
             table.add_row(
                 contestant.name,
@@ -143,14 +142,12 @@ class _Run:
             )
         self.console.print(table)
 
-    def report(self, check: Check, folder: Path) -> None:
+    def report(self, result: Result, folder: Path) -> None:
         """Minimise the contradiction, write it down and say where."""
-        assert check.contradiction is not None, "only contradictions are reported"
         with self.console.status("minimising"):
-            small = minimised(check.instance, check.contradiction.between)
-            text = counter_example(check, seed=self.seed, instance=small)
-        path = folder / f"counter-example-chain-{self.seed}-{check.number}.json"
+            text, stages = result.report()
+        path = folder / f"counter-example-{self.problem}-{self.seed}-{result.number}.json"
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        self.console.print(f"Instance {check.number}: {check.contradiction.reason}", markup=False)
-        self.console.print(f"Minimised to {len(small.profile)} stages: {path}", markup=False)
+        self.console.print(f"Instance {result.number}: {result.reason}", markup=False)
+        self.console.print(f"Minimised to {stages} stages: {path}", markup=False)

@@ -29,7 +29,8 @@ class Family(StrEnum):
         CANONICAL_PERSISTENT: Of a join: persistent on every branch and the tail, and the
             branches' backwards in the reverse order of their last checkpoints.
         SINGLE_TURN: Of a homogeneous join: every schedule that runs the turn once.
-        OFFLOAD_FIRST: Of offloading: all offloads end before the first prefetch starts.
+        OFFLOAD_FIRST: Of offloading: all offloads, by increasing index, end before the first
+            prefetch starts; prefetches by decreasing index.
         ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
 

@@ -41,7 +41,7 @@ from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
 from chainstay.validation.certify_offload import certify_offload, replay
 
-__all__ = ["AutoOffload", "solve_offload"]
+__all__ = ["AutoOffload", "ExactOffload", "solve_offload"]
 
 _log = logging.getLogger(__name__)
 
@@ -141,15 +141,25 @@ class _Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class _Exact:
-    """`MIP` or `CPSAT` from the best of the heuristics, or of Algorithm 1."""
+class ExactOffload:
+    """`MIP` or `CPSAT` from the best of the heuristics, or of Algorithm 1.
+
+    Attributes:
+        settings: Of the solver.
+        alone: Whether it gets no start and no bound, so that it proves all by itself.
+    """
 
     settings: MIP | CPSAT
+    alone: bool = False
 
     def __str__(self) -> str:
         return str(self.settings).removesuffix(f", {self.settings.discards})") + ")"
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        """As `OffloadMethod`."""
+        if self.alone:
+            problem.require_feasible()
+            return self._ask(problem, None, None, 0)
         return self.after(problem, _quick(problem))
 
     def after(self, problem: OffloadProblem, known: OffloadClaim) -> OffloadClaim:
@@ -167,7 +177,7 @@ class _Exact:
         return claim
 
     def _ask(
-        self, problem: OffloadProblem, known: Timetable, makespan: Time, least: Time
+        self, problem: OffloadProblem, known: Timetable | None, makespan: Time | None, least: Time
     ) -> OffloadClaim:
         if isinstance(self.settings, CPSAT):
             return cpsat.claim(problem, self.settings, known=known, makespan=makespan, least=least)
@@ -212,7 +222,7 @@ class AutoOffload:
         if problem.transfers is Transfers.INTERRUPTIBLE:
             settings = MIP(time_limit_s=self.time_limit_s)
         try:
-            return _Exact(settings).after(problem, claim)
+            return ExactOffload(settings).after(problem, claim)
         except (BackendError, InvalidProfileError, SolverLimitError) as reason:
             _log.info("without %s: %s", settings, reason)
             return claim
@@ -244,19 +254,19 @@ _METHODS: Final[Mapping[Transfers, Mapping[str, OffloadMethod]]] = MappingProxyT
             "heuristics": Heuristics(),
             "greedy": _Rule(name="greedy", sets=_greedy_sets),
             "dp": _Rule(name="dp, 500 slots", sets=promising_sets),
-            "cpsat": _Exact(CPSAT()),
-            "mip": _Exact(MIP()),
+            "cpsat": ExactOffload(CPSAT()),
+            "mip": ExactOffload(MIP()),
         },
         Transfers.INTERRUPTIBLE: {
             "auto": AutoOffload(),
             "dp": Algorithm1(),
-            "mip": _Exact(MIP()),
+            "mip": ExactOffload(MIP()),
         },
         Transfers.FRACTIONAL: {
             "auto": AutoOffload(),
             "greedy": Greedy(),
             "dp": Greedy(),
-            "mip": _Exact(MIP()),
+            "mip": ExactOffload(MIP()),
         },
     }
 )
@@ -284,13 +294,13 @@ def _with_settings(method: DP | MIP | CPSAT, transfers: Transfers) -> OffloadMet
             f"discards is {str(method.discards)!r}, and offloading recomputes nothing; leave it out"
         )
     if isinstance(method, MIP):
-        return _Exact(method)
+        return ExactOffload(method)
     if isinstance(method, CPSAT):
         if transfers is not Transfers.INTEGRAL:
             raise UnknownMethodError(
                 f"CPSAT is for integral transfers, not {transfers} ones; use MIP"
             )
-        return _Exact(method)
+        return ExactOffload(method)
     if method.persistence != "strong":
         raise UnknownMethodError(
             f"persistence is {method.persistence!r}, and offloading recomputes nothing; leave it "

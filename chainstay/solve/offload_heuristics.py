@@ -45,7 +45,7 @@ class Heuristics:
     effort: int = 400
 
     def __str__(self) -> str:
-        return "heuristics"
+        return "heuristics" if self.every_set_of else "heuristics (rules only)"
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
         """As `OffloadMethod`, for integral transfers.

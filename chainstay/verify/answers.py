@@ -37,6 +37,11 @@ class Answer:
     solution: Solution | None = None
     refusal: str = ""
 
+    @property
+    def required(self) -> int | None:
+        """The least budget, if it said that nothing fits."""
+        return self.statement.required
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from chainstay.instances import ChainInstance, random_chain
+from chainstay.solution import Solution
 from chainstay.verify.answers import Answer, Contradiction, ask, contradiction
 from chainstay.verify.contestants import CONTESTANTS, Contestant
 
-__all__ = ["Check", "Tally", "checks"]
+__all__ = ["Answered", "Check", "Tally", "checks", "in_batches"]
+
+_Result = TypeVar("_Result")
 
 _BATCH: Final = 8
 """Instances that a process gets at a time: about a tenth of a second's work."""
@@ -33,6 +37,22 @@ class Check:
     contradiction: Contradiction | None
 
 
+class Answered(Protocol):
+    """What a tally counts of an answer, whatever it is about."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+
+    @property
+    def required(self) -> int | None:
+        """The least budget, if it said that nothing fits."""
+
+    @property
+    def solution(self) -> Solution | None:
+        """Its claim, once the referee agreed."""
+
+
 @dataclass(slots=True)
 class Tally:
     """What the answers of one contestant add up to."""
@@ -43,11 +63,11 @@ class Tally:
     worst_gap: float = 0.0
     seconds: float = 0.0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: Answered) -> None:
         """Count one more answer."""
         self.instances += 1
         self.seconds += answer.seconds
-        self.infeasible += answer.statement.required is not None
+        self.infeasible += answer.required is not None
         if answer.solution is not None:
             self.optimal += answer.solution.is_optimal
             self.worst_gap = max(self.worst_gap, answer.solution.gap)
@@ -72,25 +92,37 @@ def checks(
         >>> [check.contradiction for check in checks(range(3), seed=0)]
         [None, None, None]
     """
+    yield from in_batches(numbers, partial(_check_all, seed, tuple(contestants)), workers)
+
+
+def in_batches(
+    numbers: Iterable[int], check_all: Callable[[Sequence[int]], list[_Result]], workers: int
+) -> Iterator[_Result]:
+    """What `check_all` says of `numbers`, in their order.
+
+    Args:
+        numbers: Taken one by one, a few batches ahead of the results with several workers.
+        check_all: Checks some numbers; with several workers it must be picklable.
+        workers: Processes, which are gone when the iterator is; with one, all is done in this.
+    """
     if workers > 1:
-        yield from _checked_by_many(iter(numbers), seed, contestants, workers)
+        yield from _checked_by_many(iter(numbers), check_all, workers)
     else:
         for number in numbers:
-            yield _check(number, seed, contestants)
+            yield from check_all([number])
 
 
 def _checked_by_many(
-    numbers: Iterator[int], seed: int, contestants: Sequence[Contestant], workers: int
-) -> Iterator[Check]:
-    """The same with `workers` processes, which are gone when the iterator is."""
+    numbers: Iterator[int], check_all: Callable[[Sequence[int]], list[_Result]], workers: int
+) -> Iterator[_Result]:
     # Fresh processes: solvers have threads, and a fork would copy their locks.
     fresh = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=fresh, initializer=_leave_ctrl_c_to_the_parent)
-    pending: deque[Future[list[Check]]] = deque()
+    pending: deque[Future[list[_Result]]] = deque()
     try:
         while (batch := list(islice(numbers, _BATCH))) or pending:
             if batch:
-                pending.append(pool.submit(_check_all, batch, seed, contestants))
+                pending.append(pool.submit(check_all, batch))
             if len(pending) > _BATCHES_AHEAD * workers or not batch:
                 yield from pending.popleft().result()
     finally:
@@ -101,7 +133,7 @@ def _leave_ctrl_c_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _check_all(numbers: Sequence[int], seed: int, contestants: Sequence[Contestant]) -> list[Check]:
+def _check_all(seed: int, contestants: Sequence[Contestant], numbers: Sequence[int]) -> list[Check]:
     return [_check(number, seed, contestants) for number in numbers]
 
 

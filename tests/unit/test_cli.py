@@ -6,7 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,10 @@ from chainstay.dp import DP
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim, Family
-from chainstay.verify import CONTESTANTS, Check, Contestant
+from chainstay.verify import CONTESTANTS, Contestant
+from chainstay.verify.campaigns import Result as CheckedInstance
+from chainstay.verify.campaigns import chain_campaign
+from chainstay.verify.offload import OFFLOAD_CONTESTANTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
 def test_a_contradiction_is_written_down_and_ends_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "CONTESTANTS", (LIAR,))
+    monkeypatch.setattr(cli, "CAMPAIGNS", {"chain": chain_campaign((LIAR,))})
     folder = str(tmp_path / "new")
     result = chainstay(
         "verify", "--seed", "4", "--first", "7", "--workers", "1", "--output", folder
@@ -69,6 +72,14 @@ def test_a_contradiction_is_written_down_and_ends_with_status_1(
     assert document["answers"][0]["method"] == "liar"
 
 
+def test_offloading_is_verified_too() -> None:
+    result = chainstay("verify", "--problem", "offload", "--instances", "24", "--seed", "1")
+    assert result.exit_code == 0
+    assert "No contradiction: 24 offloading instances of seed 1 in" in result.stdout
+    for contestant in OFFLOAD_CONTESTANTS:
+        assert contestant.name in result.stdout
+
+
 def test_several_processes_check_all_instances() -> None:
     result = chainstay("verify", "--instances", "101", "--seed", "1", "--workers", "2")
     assert result.exit_code == 0
@@ -78,7 +89,7 @@ def test_several_processes_check_all_instances() -> None:
 def test_other_problems_are_named_as_not_there_yet() -> None:
     result = chainstay("verify", "--problem", "join")
     assert result.exit_code == 2
-    assert "join is not there yet; choose chain" in result.output
+    assert "join is not there yet; choose chain or offload" in result.output
 
 
 def test_unknown_problems_are_refused() -> None:
@@ -92,11 +103,12 @@ def test_time_is_kept() -> None:
 
 
 def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(numbers: Iterator[int], **_: object) -> Iterator[Check]:
-        del numbers
+    def interrupted(numbers: Iterable[int], seed: int, workers: int) -> Iterator[CheckedInstance]:
+        del numbers, seed, workers
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "checks", interrupted)
+    campaign = dataclasses.replace(chain_campaign(), results=interrupted)
+    monkeypatch.setattr(cli, "CAMPAIGNS", {"chain": campaign})
     result = chainstay("verify")
     assert result.exit_code == 130
     assert "Interrupted: 0 chains of seed 0 in" in result.stdout

@@ -172,6 +172,8 @@ class OrderedNoWait:
                 end = max(end, forward.when_moved(need_backward) + backward.ends[i])
             if i in chosen:
                 older += self.sizes[i]
+        for j, back in zip(self._order(chosen), backward.move_ends, strict=True):
+            end = max(end, forward.ends[j] + back)
         return end
 
 

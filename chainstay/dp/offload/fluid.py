@@ -181,6 +181,7 @@ def _glued(
     3. When ``F_i`` ends, at most what it leaves room for has come back: of the bytes that
        move, the others come back later. This is (10), with ``|y_{L+1}|`` left out.
     4. When ``B_i`` starts, what it needs has left: (9), with ``|y_{j+1}|``, not ``|y_{j-1}|``.
+    5. What ``F_j`` reads comes back after ``F_j`` has ended, even if it has left before.
     """
     total = older[-1]
     makespan = max(forward.ends[-1] + backward.ends[-1], forward.moved_by + backward.moved_by)
@@ -190,4 +191,6 @@ def _glued(
             makespan = max(makespan, forward.ends[i] + backward.when_moved(late))
         if need_backward > 0:
             makespan = max(makespan, forward.when_moved(need_backward) + backward.ends[i])
+    for out, back in zip(forward.transfers, backward.transfers, strict=True):
+        makespan = max(makespan, forward.ends[out.j] + back.end)
     return makespan

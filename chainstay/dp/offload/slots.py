@@ -91,7 +91,7 @@ def _advanced(costs: Costs, i: int, states: _States) -> tuple[_States, _Step]:
         return stay, _Step(rows, np.zeros(len(rows), dtype=bool))
     move = _States(
         kept - size,
-        leaving + size - forward,
+        np.maximum(0, leaving + size - forward),
         size + np.maximum(0, states.returning - backward),
         idle,
     )

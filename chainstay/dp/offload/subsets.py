@@ -17,12 +17,15 @@ symbol in [BES20]           name here
 ``Σε``                      ``idle``
 ==========================  ================================================
 
-Printed, four things are wrong: (6) has ``ex_i^F``; the feasibility tests lack the ⁺ on D_F
+Printed, five things are wrong: (6) has ``ex_i^F``; the feasibility tests lack the ⁺ on D_F
 and D_B; R_j has ``|y_{j-1}|`` for ``|y_{j+1}|``; (10) counts ``|y_{L+1}|``, which is not there
-yet. All is in ticks of the link here (bytes times the ticks of one), so nothing is rounded.
+yet; and when x_i has left before ``F_i`` ends, D_F is 0 then, not negative: the link may be
+idle, but x_i is not free yet, so nothing can come back. All is in ticks of the link here
+(bytes times the ticks of one), so nothing is rounded.
 
-The program is exact among plans whose offloads precede all prefetches. It is not always the
-optimum of Problem 2, since Lemma 3 is false (``docs/deviations.md``).
+The program is exact among plans that offload by increasing index, then prefetch by
+decreasing index. It is not always the optimum of Problem 2, since Lemma 3 is false
+(``docs/deviations.md``).
 """
 
 from __future__ import annotations
@@ -176,7 +179,7 @@ def _following(costs: Costs, i: int, state: _State) -> Iterator[_State]:
     if size and i < len(costs.forward_time) - 1:
         yield _State(
             kept - size,
-            leaving + size - forward,
+            max(0, leaving + size - forward),
             size + max(0, state.returning - backward),
             idle,
             _Chosen(i, state.chosen),

@@ -5,8 +5,10 @@ one direction of it) do not overlap, and memory is a cumulative resource: ``x_j`
 from the start of ``F_{j-1}`` until it has left, and from the start of its prefetch until
 ``B_{j-1}`` ends. Exact for the integral problem ([BES20], Problem 1).
 
-An interval without length takes no memory, so a computation that takes no time states its
-need by itself: enough is away when it starts.
+Every computation above the budget says besides which activations are away when it starts.
+Where it takes time that is implied, and lets the solver reason by order: without it, proofs
+crawl through time, tick by tick. Where it takes none, its intervals hold no memory, and this
+is what limits it.
 
 Times are whole steps: ticks of the link, or so many of them that all times fit CP-SAT's exact
 range. Durations round up then, which keeps program lists valid and adds at most a step per
@@ -288,7 +290,7 @@ def _store_the_rest(of: OffloadProgram) -> None:
 
 
 def _free_enough(of: OffloadProgram) -> None:
-    """What a computation has above the budget must move; of those without time, be away."""
+    """What a computation has above the budget is away when it starts."""
     profile, budget = of.problem.profile, of.problem.budget
     loads = (*profile.forward_loads, *reversed(profile.backward_loads))
     for number, load in enumerate(loads):
@@ -296,12 +298,9 @@ def _free_enough(of: OffloadProgram) -> None:
         older = {j: moving for j, moving in of.moving.items() if j < stage}
         if load <= budget:
             continue
-        terms = [(profile.activations[j], moving.moves) for j, moving in older.items()]
-        if not of.times[number]:
-            terms = [
-                (profile.activations[j], _is_away(of, moving, number))
-                for j, moving in older.items()
-            ]
+        terms = [
+            (profile.activations[j], _is_away(of, moving, number)) for j, moving in older.items()
+        ]
         of.model.add(sum(size * literal for size, literal in terms) >= load - budget)
 
 
