@@ -25,7 +25,7 @@ __all__ = ["FAMILIES", "Sample", "TwoTowers", "UNet", "build", "loss_of"]
 # too, asks for the schemas of two of them.
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):
-    if not hasattr(torch.ops.torchvision, _name):
+    if torch.version.cuda is None and not hasattr(torch.ops.torchvision, _name):
         _OPERATORS.define(f"{_name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 
 
