@@ -5,9 +5,9 @@ plain reading of the profile's fields:
 
 * The caller holds the model's output until the step ends, as ``output = model(x)`` in a
   training loop does: it is in the overheads of every stage but those whose input has it.
-* Some bytes stand through the whole step: buffers and random states saved for stages that
-  may run again, what a dropping forward cannot drop, the loss value and its seed gradient.
-  They are in every stage's overheads.
+* Some bytes stand through the whole step: what a dropping forward cannot drop, the loss
+  value and its seed gradient. They are in every stage's overheads.
+* Buffers and random states are saved for stages that run again; see `accounting`.
 * So do autocast's copies of weights, and for a while gradients of tied weights; see `sharing`.
 * Parameters, their gradients and optimizer state are the caller's and count nowhere.
 """
@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.profiles import ChainProfile, Stage
-from chainstay.runtime.clock import time_stage
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.accounting import Account, StageCost
+from chainstay.runtime.clock import TimedStage, time_chain
 from chainstay.runtime.environment import (
     Environment,
     Traits,
@@ -36,6 +37,7 @@ from chainstay.runtime.lineage import Lineage, NumberedState, shared_skips
 from chainstay.runtime.memory import trace_phases
 from chainstay.runtime.mode import Autocast
 from chainstay.runtime.probe import StageMemory, StageProbe, leaves_of
+from chainstay.runtime.progress import Progress, unseen
 from chainstay.runtime.sharing import autocast_copies_bytes, tied_gradients_bytes
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, copied, detached, is_among, state_bytes
@@ -43,6 +45,7 @@ from chainstay.runtime.states import State, copied, detached, is_among, state_by
 __all__ = [
     "ObservedStage",
     "Subject",
+    "account_for",
     "assemble_profile",
     "observe_chain",
     "require_differentiable",
@@ -60,12 +63,14 @@ class Subject:
         source: Input of the first stage.
         shared: What all stages may read.
         device: Where they run.
+        progress: Told of every run of a stage.
     """
 
     stages: tuple[ChainStage, ...]
     source: State
     shared: State
     device: torch.device
+    progress: Progress = unseen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,7 @@ class ObservedStage:
     given: NumberedState
     result: NumberedState
     environment_bytes: int
+    random_bytes: int = 0
 
 
 def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
@@ -95,11 +101,14 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
     lineage = Lineage.beside((*held, *shared))
     lineage.add(source)
     last = max(index for index, stage in enumerate(subject.stages) if not stage.is_loss)
+    subject.progress("running every stage", steps=0, more=len(subject.stages))
     for index, stage in enumerate(subject.stages):
+        subject.progress("running every stage")
         with blaming(stage, index, source):
             traits = observe_traits(stage, source, shared, device)
         environment = Environment.capture(traits, device)
         environment_bytes = environment.size_on(device)
+        random_bytes = sum(state.nbytes for kind, state in environment.random if kind == device)
         output = run_stage(stage, index, source, shared)
         if index == last:
             require_differentiable(output)
@@ -111,25 +120,36 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
             if stage.is_loss:
                 require_number(following[0])
             else:
-                _require_known(leaves, {id(tensor) for tensor in held}, stage)
+                if not stage.is_sharded:
+                    _require_known(leaves, {id(tensor) for tensor in held}, stage)
                 require_repeatable(stage, (source, shared), following, environment)
-            forward_time, backward_time = time_stage(
-                stage, (source, shared), leaves, repeats, device
-            )
         observed.append(
             ObservedStage(
                 stage=stage,
                 traits=traits,
                 leaves=leaves,
-                forward_time=forward_time,
-                backward_time=backward_time,
+                forward_time=0,
+                backward_time=0,
                 given=lineage.states[index],
                 result=lineage.states[index + 1],
                 environment_bytes=environment_bytes,
+                random_bytes=random_bytes,
             )
         )
         source = following
-    return observed
+    return _timed(observed, subject, repeats)
+
+
+def _timed(
+    observed: Sequence[ObservedStage], subject: Subject, repeats: int
+) -> list[ObservedStage]:
+    stages = [TimedStage(each.stage, each.traits, each.leaves) for each in observed]
+    given = (subject.source, subject.shared)
+    times = time_chain(stages, given, subject.device, repeats, subject.progress)
+    timed = []
+    for each, (forward, backward) in zip(observed, (t.profiled for t in times), strict=True):
+        timed.append(replace(each, forward_time=forward, backward_time=backward))
+    return timed
 
 
 def trace_chain(observed: Sequence[ObservedStage], subject: Subject) -> list[StageMemory]:
@@ -150,7 +170,9 @@ def _phases(probes: Sequence[StageProbe], subject: Subject) -> Generator[Callabl
         parked.append(_parked(source))
         source = detached(run_stage(probe.stage, index, source, subject.shared))
     gradients = None
+    subject.progress("tracing memory", steps=0, more=len(probes))
     for index, probe in reversed(list(enumerate(probes))):
+        subject.progress("tracing memory")
         probe.output_gradients = gradients
         for phase in probe.phases(parked[index], device):
             yield partial(_blamed, phase, probe.stage, index, parked[index])
@@ -175,7 +197,17 @@ def assemble_profile(
     subject: Subject,
     autocast: Autocast | None,
 ) -> ChainProfile:
-    """The profile; without a measured loss a free one is put at its end."""
+    """The profile that is sound for every schedule; see `account_for`."""
+    return account_for(observed, memories, subject, autocast).profile()
+
+
+def account_for(
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    subject: Subject,
+    autocast: Autocast | None,
+) -> Account:
+    """What every stage costs; without a measured loss a free one is put at the end."""
     standing = _standing_bytes(observed, memories, subject, autocast)
     states = [observed[0].given, *(each.result for each in observed)]
     gradients = [each.input_gradients for each in memories] + [memories[-1].output_gradients]
@@ -184,11 +216,11 @@ def assemble_profile(
     skips = shared_skips(states[inputs], gradients[inputs])
     tied = tied_gradients_bytes([each.leaves for each in observed])
     handed_out = states[-2] if has_loss else states[-1]
-    stages = []
+    costs = []
     for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):
-        made_bytes = each.result.bytes_outside(each.given)
         held, saved = each.given.bytes, memory.kept_bytes
-        forward = max(memory.kept_peak - held - saved, memory.dropped_peak - held - made_bytes, 0)
+        recording = memory.kept_peak - held - saved
+        dropping = memory.dropped_peak - held - each.result.bytes_outside(each.given)
         backward = memory.backward_peak - held - saved
         backward -= gradients[index].allocated_bytes + gradients[index + 1].allocated_bytes
         backward += sum(skip.gradient_bytes for skip in skips if skip.first <= index < skip.last)
@@ -197,28 +229,42 @@ def assemble_profile(
             backward += waiting
         else:
             backward = max(backward, 0) + waiting
-        forward += standing + each.environment_bytes + waiting + tied[index][0]
-        stages.append(
-            Stage(
+        beside = standing + waiting + tied[index][0]
+        costs.append(
+            StageCost(
                 name=each.stage.name,
                 forward_time=each.forward_time,
                 backward_time=each.backward_time,
                 output_bytes=each.result.bytes,
                 saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
                 gradient_bytes=gradients[index + 1].allocated_bytes,
-                forward_overhead_bytes=forward,
-                backward_overhead_bytes=max(backward, 0) + standing + tied[index][1],
+                recording_bytes=max(recording, 0) + beside,
+                dropping_bytes=max(dropping, 0) + beside,
+                backward_bytes=max(backward, 0) + standing + tied[index][1],
+                environment_bytes=0 if each.stage.is_loss else each.environment_bytes,
+                random_bytes=0 if each.stage.is_loss else each.random_bytes,
             )
         )
-    if not has_loss:
-        stages.append(
-            Stage(name="loss", forward_overhead_bytes=standing, backward_overhead_bytes=standing)
-        )
-    return ChainProfile(
+    return Account(
         input_bytes=states[0].bytes,
         input_gradient_bytes=gradients[0].allocated_bytes,
-        stages=tuple(stages),
+        stages=tuple(costs) if has_loss else (*costs, _free_loss(standing)),
         skips=skips,
+    )
+
+
+def _free_loss(standing: int) -> StageCost:
+    return StageCost(
+        name="loss",
+        forward_time=0,
+        backward_time=0,
+        output_bytes=0,
+        saved_bytes=0,
+        gradient_bytes=0,
+        recording_bytes=standing,
+        dropping_bytes=standing,
+        backward_bytes=standing,
+        environment_bytes=0,
     )
 
 
@@ -238,8 +284,7 @@ def _standing_bytes(
         if each.stage.is_loss:
             total += made_bytes + memory.output_gradients.allocated_bytes
         else:
-            undroppable = max(memory.dropped_bytes - made_bytes, 0)
-            total += undroppable + each.environment_bytes
+            total += max(memory.dropped_bytes - made_bytes, 0)
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,9 @@ from chainstay.runtime.measurement import (
     require_repeats,
 )
 from chainstay.runtime.memory import require_measurable
+from chainstay.runtime.merging import merge_idle_cuts
 from chainstay.runtime.mode import titled_modules
+from chainstay.runtime.progress import progress_bar
 from chainstay.runtime.stages import ChainStage, Place
 from chainstay.runtime.states import State, detached
 
@@ -54,13 +57,15 @@ class LossPart:
         return iter(())
 
 
-def measure_extracted(
+def measure_extracted(  # noqa: PLR0913  # all but the chain and the call have defaults
     chain: ExtractedChain,
     sample_args: tuple[Any, ...],
     sample_kwargs: Mapping[str, Any] | None = None,
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
     repeats: int = 5,
+    progress: bool = True,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Measurement:
     """Measure time and memory of every stage of `chain` on a call like its sample.
 
@@ -73,7 +78,11 @@ def measure_extracted(
         loss: From the model's output to a scalar; holds its targets itself. Without it, the
             output's own ``loss`` counts if it has one; otherwise the last stage is free, and
             gradients of all outputs are counted.
-        repeats: Timed runs of each stage, after one that warms up; the least time counts.
+        repeats: The least number of times that each stage is timed, after one that warms up;
+            it goes on until the time of a step is known to 2 %, up to four times as often.
+        progress: Show a bar on stderr, if that is a terminal and it takes over a second.
+        cache: A directory for what was measured, one JSON file per model, call and machine;
+            what is found there is not measured again. By default there is none.
 
     Raises:
         UnsupportedModelError: A stage or the loss fails; the text names it.
@@ -87,16 +96,20 @@ def measure_extracted(
     modules = list(chain.model.modules())
     if isinstance(loss, nn.Module):
         modules += loss.modules()
-    with measuring(modules, device):
+    with progress_bar(wanted=progress) as bar, measuring(modules, device):
         source, shared = chain.begin(sample_args, sample_kwargs or {})
         stages = [ChainStage(each.name, (each,)) for each in chain.stages]
         function = loss or _own_loss(chain, source, shared)
         if function is not None:
             stages.append(ChainStage("loss", (LossPart(chain, function),), is_loss=True))
         subject = Subject(
-            stages=tuple(stages), source=detached(source), shared=shared, device=device
+            stages=merge_idle_cuts(stages, source, shared),
+            source=detached(source),
+            shared=shared,
+            device=device,
+            progress=bar,
         )
-        return measure_subject(subject, titled_modules(stages), repeats)
+        return measure_subject(subject, titled_modules(subject.stages), repeats, cache)
 
 
 def _own_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +12,16 @@ from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.profiles import ChainProfile
+from chainstay.runtime.accounting import Account
+from chainstay.runtime.caching import AccountFile
 from chainstay.runtime.chain import Chain, TensorLayout
-from chainstay.runtime.costs import Subject, assemble_profile, observe_chain, trace_chain
-from chainstay.runtime.environment import Traits
+from chainstay.runtime.costs import Subject, account_for, observe_chain, trace_chain
+from chainstay.runtime.environment import Traits, observe_traits
+from chainstay.runtime.fusing import blaming, run_stage
 from chainstay.runtime.mode import Mode, Titled
 from chainstay.runtime.preserve import undisturbed
+from chainstay.runtime.states import detached
+from chainstay.schedule import Schedule
 
 __all__ = ["Measurement", "measure_subject", "measuring", "require_loss", "require_repeats"]
 
@@ -26,13 +32,22 @@ class Measurement:
 
     Attributes:
         chain: The stages, the loss excluded.
-        profile: Costs of ``len(chain.stages) + 1`` stages; the last one is the loss.
+        account: Costs of ``len(chain.stages) + 1`` stages; the last one is the loss.
         traits: How each stage's forward touches the world, one per stage of the chain.
     """
 
     chain: Chain
-    profile: ChainProfile
+    account: Account
     traits: tuple[Traits, ...]
+
+    @property
+    def profile(self) -> ChainProfile:
+        """To be solved: no schedule needs more than it says."""
+        return self.account.profile()
+
+    def profile_for(self, schedule: Schedule) -> ChainProfile:
+        """To predict the peak of `schedule` with: closer, but sound for no other schedule."""
+        return self.account.profile_for(schedule)
 
 
 @contextmanager
@@ -46,20 +61,35 @@ def measuring(modules: Iterable[nn.Module], device: torch.device) -> Iterator[No
             yield
 
 
-def measure_subject(subject: Subject, modules: tuple[Titled, ...], repeats: int) -> Measurement:
+def measure_subject(
+    subject: Subject,
+    modules: tuple[Titled, ...],
+    repeats: int,
+    cache: str | os.PathLike[str] | None = None,
+) -> Measurement:
     """Time and memory of every stage; call it inside `measuring`.
 
     Args:
         subject: What to measure.
         modules: Those whose mode matters.
         repeats: Timed runs of each stage.
+        cache: A directory in which costs are looked up, and left for next time.
 
     Raises:
         UnsupportedModelError: A stage fails, or cannot be run again; the text names it.
     """
     mode = Mode.now(modules, subject.device)
-    observed = observe_chain(subject, repeats)
-    memories = trace_chain(observed, subject)
+    file = None if cache is None else AccountFile.of(subject, mode, cache)
+    account = None if file is None else file.read()
+    if account is not None:
+        traits = tuple(_traits(subject))
+    else:
+        observed = observe_chain(subject, repeats)
+        memories = trace_chain(observed, subject)
+        account = account_for(observed, memories, subject, mode.autocast)
+        traits = tuple(each.traits for each in observed if not each.stage.is_loss)
+        if file is not None:
+            file.write(account)
     chain = Chain(
         stages=tuple(stage for stage in subject.stages if not stage.is_loss),
         layouts=tuple(map(TensorLayout.of, subject.source)),
@@ -69,9 +99,19 @@ def measure_subject(subject: Subject, modules: tuple[Titled, ...], repeats: int)
     )
     return Measurement(
         chain=chain,
-        profile=assemble_profile(observed, memories, subject, mode.autocast),
-        traits=tuple(each.traits for each in observed if not each.stage.is_loss),
+        account=account,
+        traits=traits,
     )
+
+
+def _traits(subject: Subject) -> Iterator[Traits]:
+    """Of every stage but the loss, in two runs of each."""
+    source = subject.source
+    for index, stage in enumerate(subject.stages):
+        if not stage.is_loss:
+            with blaming(stage, index, source):
+                yield observe_traits(stage, source, subject.shared, subject.device)
+            source = detached(run_stage(stage, index, source, subject.shared))
 
 
 def require_repeats(repeats: object) -> None:

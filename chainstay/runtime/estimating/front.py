@@ -26,6 +26,7 @@ from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.extraction.extracting import extract
 from chainstay.runtime.losses import loss_in
 from chainstay.runtime.measurement import require_loss
+from chainstay.runtime.merging import merge_idle_cuts
 from chainstay.runtime.mode import Autocast
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import detached
@@ -138,7 +139,7 @@ def _subject_of(
     if function is not None:
         stages.append(ChainStage("loss", (LossPart(chain, function),), is_loss=True))
     return Subject(
-        stages=tuple(stages),
+        stages=merge_idle_cuts(stages, source, shared),
         source=detached(source),
         shared=shared,
         device=torch.device("cpu"),  # where stand-ins are

@@ -1,0 +1,208 @@
+"""What was measured, in files: one per model, call and machine, as JSON.
+
+A file's name is a digest of everything that times and sizes depend on: the operators and
+modules of every stage, shapes, types and strides of what they read and of the call, training
+flags, autocast, device, threads, the versions of torch and chainstay. Values of tensors are
+not in it. Files are written at once or not at all; one that is
+damaged is ignored with a warning, and replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import platform
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from types import CodeType
+from typing import Final
+
+import torch
+from torch import fx, nn
+
+from chainstay import documents
+from chainstay.errors import InvalidProfileError
+from chainstay.profiles import Skip
+from chainstay.runtime.accounting import Account, StageCost
+from chainstay.runtime.costs import Subject
+from chainstay.runtime.extraction.stage import GraphStage
+from chainstay.runtime.mode import Mode
+
+__all__ = ["AccountFile", "signature_of"]
+
+_KIND: Final = "chain-account"
+_VERSION: Final = 1
+_NUMBERS: Final = tuple(field.name for field in fields(StageCost) if field.name != "name")
+_SKIP_NUMBERS: Final = tuple(field.name for field in fields(Skip))
+
+
+@dataclass(frozen=True, slots=True)
+class AccountFile:
+    """Where the costs of one subject are, or will be.
+
+    Attributes:
+        path: In the directory of the cache.
+        names: Of the subject's stages.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, subject: Subject, mode: Mode, directory: str | os.PathLike[str]) -> AccountFile:
+        """That of `subject` in `directory`."""
+        digest = hashlib.sha256(signature_of(subject, mode).encode()).hexdigest()
+        names = tuple(stage.name for stage in subject.stages)
+        return cls(Path(directory).expanduser() / f"{digest}.json", names)
+
+    def read(self) -> Account | None:
+        """What is there, if it is sound.
+
+        Warns:
+            UserWarning: Something is there, and it is not.
+        """
+        try:
+            return _parsed(self.path.read_text(encoding="utf-8"), self.names)
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError, InvalidProfileError) as damage:
+            warnings.warn(
+                f"{self.path} is ignored: {damage}; the model is measured anew", stacklevel=2
+            )
+            return None
+
+    def write(self, account: Account) -> None:
+        """Replace what is there, at once.
+
+        Raises:
+            OSError: The directory cannot be written to.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".", suffix=".json")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(_text_of(account))
+            Path(name).replace(self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _text_of(account: Account) -> str:
+    body = {
+        "input_bytes": account.input_bytes,
+        "input_gradient_bytes": account.input_gradient_bytes,
+        "stages": [asdict(cost) for cost in account.stages],
+        "skips": [asdict(skip) for skip in account.skips],
+    }
+    return documents.dump(_KIND, _VERSION, {**body, "digest": _digest(body)})
+
+
+def _digest(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _parsed(text: str, names: tuple[str, ...]) -> Account:
+    """The account of stages of these names in a document.
+
+    Raises:
+        InvalidProfileError: It is not such a document, or not as it was written.
+    """
+    document = documents.parse(text, _KIND, _VERSION, InvalidProfileError)
+    body = {k: v for k, v in document.values.items() if k not in ("chainstay", "version", "digest")}
+    if document.string("digest") != _digest(body):
+        raise InvalidProfileError(f"{_KIND} document: its digest does not fit what it holds")
+    account = Account(
+        input_bytes=document.integer("input_bytes"),
+        input_gradient_bytes=document.integer("input_gradient_bytes"),
+        stages=tuple(
+            StageCost(name=cost.string("name"), **{each: cost.integer(each) for each in _NUMBERS})
+            for cost in document.children("stages")
+        ),
+        skips=tuple(
+            Skip(**{each: skip.integer(each) for each in _SKIP_NUMBERS})
+            for skip in document.children("skips")
+        ),
+    )
+    if tuple(cost.name for cost in account.stages)[: len(names)] != names:
+        raise InvalidProfileError(f"{_KIND} document: it is of other stages")
+    account.profile()  # refuses numbers that no chain has
+    return account
+
+
+def signature_of(subject: Subject, mode: Mode) -> str:
+    """All that times and sizes depend on, as text."""
+    return "\n".join(_lines(subject, mode))
+
+
+def _lines(subject: Subject, mode: Mode) -> Iterator[str]:
+    device = subject.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    yield f"chainstay {_own_version()}, torch {torch.__version__}"
+    yield f"{torch.get_num_threads()} threads"
+    yield f"{device.type} {name} {platform.machine()} {platform.node()}"
+    yield f"{mode.autocast}, {mode.training}"
+    yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
+    for tensor in (*subject.source, *subject.shared):
+        yield _tensor(tensor)
+    for stage in subject.stages:
+        yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
+        for part in stage.parts:
+            if isinstance(part, GraphStage):
+                yield from _graph(part.program.body)
+            else:
+                yield from _callable(getattr(part, "function", part))
+        for module, place, tensor in stage.tensors():
+            yield f"{type(module).__qualname__}.{place}: {_tensor(tensor)}"
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("chainstay")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _tensor(tensor: torch.Tensor) -> str:
+    return f"{tensor.shape} {tensor.stride()} {tensor.dtype} {tensor.requires_grad}"
+
+
+def _graph(body: fx.GraphModule) -> Iterator[str]:
+    yield body.code
+    for module in body.modules():
+        inner = getattr(getattr(module, "function", None), "__self__", None)
+        if isinstance(inner, fx.GraphModule):
+            yield f"{module!r}"
+            yield from _graph(inner)
+
+
+def _callable(function: object) -> Iterator[str]:
+    """A module with all inside, or a function, by what it says and by its code."""
+    if not isinstance(function, nn.Module):
+        yield from _code(inspect.unwrap(function) if callable(function) else function)
+        return
+    yield repr(function)
+    for kind in dict.fromkeys(type(module) for module in function.modules()):
+        yield from _code(kind.forward)
+
+
+def _code(function: object) -> Iterator[str]:
+    yield f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    for cell in getattr(function, "__closure__", None) or ():
+        held = cell.cell_contents
+        yield _tensor(held) if isinstance(held, torch.Tensor) else f"{type(held)}"
+        if isinstance(held, bool | int | float | str | None):
+            yield repr(held)
+    code = getattr(function, "__code__", None)
+    pending = [code] if isinstance(code, CodeType) else []
+    while pending:
+        code = pending.pop()
+        pending += [each for each in code.co_consts if isinstance(each, CodeType)]
+        plain = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]
+        yield f"{code.co_code.hex()} {code.co_names} {plain}"

@@ -1,0 +1,227 @@
+"""What is measured, apart from running: accounts, idle cuts, files, spread, the bar."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from chainstay.profiles import Skip
+from chainstay.runtime import measure
+from chainstay.runtime.accounting import Account, StageCost
+from chainstay.runtime.caching import AccountFile
+from chainstay.runtime.clock import StageTimes
+from chainstay.runtime.merging import merge_idle_cuts
+from chainstay.runtime.progress import progress_bar, unseen
+from chainstay.runtime.stages import ChainStage, TensorPart
+from chainstay.schedule import Schedule
+from chainstay.validation.simulate import simulate
+
+
+def cost(name: str, environment: int, random: int) -> StageCost:
+    return StageCost(
+        name=name,
+        forward_time=1,
+        backward_time=2,
+        output_bytes=10,
+        saved_bytes=30,
+        gradient_bytes=10,
+        recording_bytes=100,
+        dropping_bytes=200,
+        backward_bytes=300,
+        environment_bytes=environment,
+        random_bytes=random,
+    )
+
+
+ACCOUNT = Account(
+    input_bytes=10,
+    input_gradient_bytes=10,
+    stages=(cost("a", 1000, 600), cost("b", 50_000, 50_000), cost("loss", 0, 0)),
+    skips=(),
+)
+
+
+def overheads(account: Account, schedule: str | None) -> list[tuple[int, int]]:
+    profile = account.profile_for(Schedule.parse(schedule)) if schedule else account.profile()
+    return [(s.forward_overhead_bytes, s.backward_overhead_bytes) for s in profile.stages]
+
+
+def test_any_schedule_may_run_every_stage_again() -> None:
+    """Its own environment twice, those of all others; in a backward, those up to it."""
+    assert overheads(ACCOUNT, None) == [
+        (200 + 1000 + 51_000, 300 + 400),
+        (200 + 50_000 + 51_000, 300 + 1000),
+        (200 + 51_000, 300 + 51_000),
+    ]
+
+
+def test_a_stage_that_runs_once_saves_no_environment_and_has_one_form() -> None:
+    assert overheads(ACCOUNT, "Fa0 Fa1 Fa2 B2 B1 B0") == [(100, 300)] * 3
+
+
+def test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_backward() -> None:
+    assert overheads(ACCOUNT, "Fc0 Fa1 Fa2 B2 B1 Fa0 B0") == [
+        (200 + 1000 + 1000, 300 + 400),
+        (100 + 1000, 300 + 1000),
+        (100 + 1000, 300 + 1000),
+    ]
+    assert overheads(ACCOUNT, "Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0") == [
+        (200 + 51_000 + 1000, 300 + 400),
+        (200 + 51_000 + 50_000, 300 + 1000),
+        (100 + 51_000, 300 + 51_000),
+    ]
+
+
+def test_a_schedule_never_needs_more_than_the_profile_for_all_says() -> None:
+    peaks = []
+    for text in ("Fa0 Fa1 Fa2 B2 B1 B0", "Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0"):
+        schedule = Schedule.parse(text)
+        own = simulate(ACCOUNT.profile_for(schedule), schedule).peak_bytes
+        peaks.append((own, simulate(ACCOUNT.profile(), schedule).peak_bytes))
+    assert peaks[0][0] < peaks[0][1]
+    assert peaks[1][0] <= peaks[1][1]
+
+
+def stages_of(*parts: nn.Module) -> list[ChainStage]:
+    return [ChainStage(str(index), (TensorPart(part),)) for index, part in enumerate(parts)]
+
+
+def names(*parts: nn.Module) -> list[str]:
+    merged = merge_idle_cuts(stages_of(*parts), (torch.rand(4, 8),))
+    return [stage.name for stage in merged]
+
+
+class Doubled(nn.Module):
+    """Saves nothing."""
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        return activation * 2.0
+
+
+def test_a_cut_stays_if_either_side_saves_the_state() -> None:
+    assert names(nn.Linear(8, 8), nn.Linear(8, 8)) == ["0", "1"]  # the reader
+    assert names(nn.Linear(8, 8), nn.Tanh(), Doubled(), nn.Tanh())[0] != "0"
+    assert names(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) == ["0", "1", "2"]
+
+
+def test_a_cut_goes_if_nobody_saves_the_state_unless_it_is_small() -> None:
+    assert names(nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8)) == ["0+1", "2"]
+    assert names(nn.Linear(8, 8), Doubled(), nn.Tanh()) == ["0+1+2"]
+    assert names(nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 8)) == ["0", "1", "2"]
+
+
+def test_kept_stages_without_idle_cuts_need_what_is_predicted() -> None:
+    """Against the layers' own saved tensors, counted by hand."""
+    stages = stages_of(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8))
+    merged = merge_idle_cuts(stages, (torch.rand(4, 8),))
+    model = nn.Sequential(*(nn.Sequential(*(p.function for p in s.parts)) for s in merged))  # type: ignore[attr-defined, misc]
+    saved = sum(s.saved_bytes for s in measure(model, torch.rand(4, 8), repeats=1).profile.stages)
+    layer, statistics = 4 * 8 * 4, 2 * 8 * 4
+    assert saved == 3 * layer + statistics  # the first linear's, the ReLU's and the output
+
+
+MODEL = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+
+
+def test_what_is_in_the_cache_is_not_measured_again(tmp_path: Path) -> None:
+    first = measure(MODEL, torch.rand(4, 8), repeats=1, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert not path.name.startswith(".")
+    again = measure(MODEL, torch.rand(4, 8), repeats=1, cache=tmp_path)
+    assert (again.account, again.traits) == (first.account, first.traits)
+    assert measure(MODEL, torch.rand(4, 8), repeats=1).account != first.account  # other times
+
+
+@pytest.mark.parametrize(
+    ("model", "sample"),
+    [
+        (MODEL, torch.rand(5, 8)),
+        (MODEL, torch.rand(4, 8, requires_grad=True)),
+        (MODEL, torch.rand(8, 4).T),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.4), nn.Linear(8, 8)), torch.rand(4, 8)),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 7)), torch.rand(4, 8)),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).eval(), None),
+    ],
+)
+def test_another_model_or_call_has_a_file_of_its_own(
+    tmp_path: Path, model: nn.Sequential, sample: torch.Tensor | None
+) -> None:
+    measure(MODEL, torch.rand(4, 8), repeats=1, cache=tmp_path)
+    measure(model, torch.rand(4, 8) if sample is None else sample, repeats=1, cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a number", "another kind", "not text", "numbers"])
+def test_a_damaged_file_is_ignored_with_a_warning_and_replaced(tmp_path: Path, damage: str) -> None:
+    measure(MODEL, torch.rand(4, 8), repeats=1, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    text = path.read_text()
+    document = json.loads(text)
+    document["stages"][0]["saved_bytes"] += 1
+    damaged = {
+        "cut off": text[:-20].encode(),
+        "a number": b"17",
+        "another kind": text.replace("chain-account", "chain-profile").encode(),
+        "not text": b"\xff\xfe\x00",
+        "numbers": json.dumps(document).encode(),
+    }
+    path.write_bytes(damaged[damage])
+    with pytest.warns(UserWarning, match=f"{path.name} is ignored: .*; the model is measured anew"):
+        measured = measure(MODEL, torch.rand(4, 8), repeats=1, cache=tmp_path)
+    again = measure(MODEL, torch.rand(4, 8), repeats=1, cache=tmp_path)
+    assert again.account == measured.account
+
+
+def test_accounts_with_skips_come_back_whole(tmp_path: Path) -> None:
+    stages = tuple(cost(name, 7, 3) for name in "abc")
+    account = Account(
+        input_bytes=10,
+        input_gradient_bytes=0,
+        stages=stages,
+        skips=(Skip(first=1, last=2, bytes=4),),
+    )
+    file = AccountFile(tmp_path / "deep" / "x.json", ("a", "b", "c"))
+    file.write(account)
+    assert file.read() == account
+    with pytest.warns(UserWarning, match="it is of other stages"):
+        assert AccountFile(file.path, ("a", "z", "c")).read() is None
+
+
+def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
+    times = StageTimes(forward=[10, 12, 11], backward=[20, 22, 21], dropped=[50, 40, 46])
+    forward, backward = times.profiled
+    assert forward + backward == 11 + 21
+    assert 2 * forward + backward == 46
+    assert StageTimes(forward=[3], backward=[4]).profiled == (3, 4)
+    assert StageTimes(forward=[3], backward=[4], dropped=[5]).profiled == (0, 7)
+
+
+class Terminal(io.StringIO):
+    """Says that somebody is looking."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_is_shown_unless_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress_bar(wanted=True) as progress:
+        assert progress is unseen
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_bar(wanted=False) as progress:
+        assert progress is unseen
+    with progress_bar(wanted=True) as progress:
+        progress("quick", more=2)
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr("chainstay.runtime.progress._PATIENCE_S", -1.0)
+    with progress_bar(wanted=True) as progress:
+        progress("slow work", more=2)
+        progress("slow work")
+    assert "slow work" in terminal.getvalue()
