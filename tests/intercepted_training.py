@@ -1,87 +1,38 @@
-"""Blocks of a model train by a schedule, called by the model's own forward: also sharded ones.
-
-`chainstay.fit` does not do this yet; the parts that it needs are tried together here.
-"""
+"""Sharded models (FSDP2) train by a plan of `chainstay.fit`, in two processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 
-from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.environment import Traits
-from chainstay.runtime.extraction import InterceptedChain, intercept
-from chainstay.runtime.extraction.blocks import BlockStage
-from chainstay.runtime.liveness import plan_execution
-from chainstay.runtime.recompute import Run, Versioned
-from chainstay.runtime.stages import ChainStage, Place
-from chainstay.runtime.states import State
-from chainstay.schedule import Schedule
-from runtime_support import drop_everything, segments
-from training_conditions import Record, Sample, Transformer, differences, fit_to, trained
+import chainstay
+from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
+from chainstay.runtime import trace_memory
+from training_conditions import (
+    SHARES,
+    Record,
+    Sample,
+    Transformer,
+    differences,
+    fit_to,
+    recomputes,
+    shown,
+    trained,
+)
 
-__all__ = ["intercepted_trials"]
+__all__ = ["sharded_trials"]
 
-DEPTH = 5
-
-
-@dataclass(frozen=True)
-class Sharded:
-    """A block whose parameters come and go: nobody can tell whether they were replaced."""
-
-    block: BlockStage
-
-    def __call__(self, state: State, shared: State) -> State:
-        return self.block(state, shared)
-
-    def modules(self) -> Iterator[nn.Module]:
-        return self.block.modules()
-
-    def places(self) -> Iterator[Place]:
-        return iter(())
+DEPTH = 4
 
 
-class ByBlocks(nn.Module):
-    """A model whose blocks run by a schedule that starts each once before the loss."""
-
-    def __init__(self, model: nn.Module, chain: InterceptedChain, schedule: Schedule) -> None:
-        super().__init__()
-        self.model, self.chain = model, chain
-        self.plan = plan_execution(schedule, len(chain.stages))
-
-    def forward(self, *args: object, **kwargs: object) -> object:
-        runs: list[Run] = []
-
-        def first_run(index: int, state: State, shared: State) -> State:
-            if index == 0:
-                runs.append(self._new_run(shared))
-            return runs[-1]._first_run(self.plan.forward[index], state)
-
-        with self.chain.driven(first_run):
-            return self.model(*args, **kwargs)
-
-    def _new_run(self, shared: State) -> Run:
-        stages = [ChainStage(stage.name, (Sharded(stage),)) for stage in self.chain.stages]
-        return Run(
-            stages=tuple(stages),
-            traits=(Traits(draws_random=True, changed_buffers=()),) * len(stages),
-            plan=self.plan,
-            device=torch.device("cpu"),
-            shared=Versioned.of(shared),
-            pending=len(stages) - 1,
-        )
-
-
-def sharded(*, reshards: bool) -> Transformer:
+def sharded(*, reshards: bool, depth: int = DEPTH) -> Transformer:
     """FSDP2 around every block and the model, always with the same weights."""
     torch.manual_seed(0)
-    model = Transformer(DEPTH)
+    model = Transformer(depth)
     mesh = init_device_mesh("cpu", (2,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshards)
@@ -94,27 +45,69 @@ def sample_of(rank: int) -> Sample:
     return Sample((tokens.roll(rank, 0),), {"bias": torch.zeros(16, 16)})
 
 
-def by_blocks(rank: int, schedule: Schedule, *, reshards: bool) -> list[str]:
-    """What differs after three steps."""
+def by_fit(rank: int, share: str, *, reshards: bool) -> list[str]:
+    """What differs after three steps, and whether a step needs more than promised."""
     sample = sample_of(rank)
-    model = sharded(reshards=reshards)
-    chain = intercept(model, sample.args, sample.kwargs)
-    assert len(chain.stages) == DEPTH
-    for module in model.modules():  # a forward without backward leaves them whole
-        if isinstance(module, FSDPModule):
-            module.reshard()
-    found = _gathered(trained(ByBlocks(model, chain, schedule), sample))
+    model = fit_to(sharded(reshards=reshards), sample, share)
+    found = _gathered(trained(model, sample))
     expected = _gathered(trained(sharded(reshards=reshards), sample))
-    return differences({name.replace("model.", ""): each for name, each in found.items()}, expected)
+    wrong = differences(found, expected)
+    if recomputes(model) != (share != "all"):
+        wrong.append("the plan is another one than meant")
+    if "its parameters are sharded" not in str(model.chainstay):
+        wrong.append(f"the reason is not told: {model.chainstay}")
+    measured, promised = _peak(model, sample), shown(model).solution.peak_bytes
+    if measured > promised:
+        wrong.append(f"measured {measured}, promised {promised}")
+    plain = chainstay.unfit(model)
+    if "forward" in vars(plain) or differences(_gathered(trained(plain, sample)), found) == []:
+        wrong.append("unfit did nothing, or trained weights train like fresh ones")
+    return wrong
+
+
+def with_a_new_shape(rank: int, *, reshards: bool) -> list[str]:
+    """A plan is made in the middle of a forward, parameters whole or not."""
+    sample = sample_of(rank)
+    half = Sample((sample.args[0][:2],), sample.kwargs)
+    model = fit_to(sharded(reshards=reshards), sample, "least")
+    wrong = []
+    plain = sharded(reshards=reshards)
+    for each in (sample, half, sample):
+        records = [_gathered(trained(each_model, each)) for each_model in (model, plain)]
+        wrong += differences(*records)
+    return wrong
 
 
 def refused(rank: int) -> list[str]:
-    """Extraction does not see what FSDP2 does; it says so."""
+    """An export does not see what FSDP2 does; a budget that is too small is told to all."""
+    model, sample = sharded(reshards=True), sample_of(rank)
+    wrong = []
     try:
-        fit_to(sharded(reshards=True), sample_of(rank), "60 %")
+        chainstay.fit(model, sample.args, sample.kwargs, budget="50%", by="export")
+        wrong.append("exported")
     except UnsupportedModelError as refusal:
-        return [] if "blocks.0 (FSDPBlock) has forward hooks" in str(refusal) else [str(refusal)]
-    return ["fit takes a sharded model"]
+        if "spread over several processes" not in str(refusal):
+            wrong.append(str(refusal))
+    try:
+        chainstay.fit(model, sample.args, sample.kwargs, budget=1000, repeats=1)
+        wrong.append("fits in 1000 bytes")
+    except InfeasibleBudgetError as refusal:
+        fit_to(model, sample, "least")
+        least = shown(model).solution.peak_bytes
+        if not 1000 < refusal.required <= 2 * least:
+            wrong.append(f"needs {refusal.required}, least {least}")
+    return wrong
+
+
+def _peak(model: torch.nn.Module, sample: Sample) -> int:
+    """Of a step with its inputs; gradients are there."""
+
+    def step() -> None:
+        sample.loss(model).backward()
+
+    sample.loss(model).backward()
+    given: int = sum(each.nbytes for each in (*sample.args, *sample.kwargs.values()))
+    return trace_memory(step, "cpu").peak_bytes + given
 
 
 def _gathered(record: Record) -> Record:
@@ -125,18 +118,12 @@ def _gathered(record: Record) -> Record:
     }
 
 
-def intercepted_trials() -> dict[str, Callable[[int], list[str]]]:
+def sharded_trials() -> dict[str, Callable[[int], list[str]]]:
     """What a process does, given its rank; it reports what is wrong."""
-    schedules = {
-        "2 segments": segments(DEPTH + 1, 2),
-        "3 segments": segments(DEPTH + 1, 3),
-        "drop everything": drop_everything(DEPTH + 1),
-    }
-    trials: dict[str, Callable[[int], list[str]]] = {
-        f"FSDP2 {'resharding' if reshards else 'whole after forward'}, {name}": partial(
-            by_blocks, schedule=schedule, reshards=reshards
-        )
-        for name, schedule in schedules.items()
-        for reshards in (True, False)
-    }
-    return trials | {"FSDP2 is refused by fit": refused}
+    trials: dict[str, Callable[[int], list[str]]] = {"FSDP2, refusals": refused}
+    for reshards in (True, False):
+        kind = f"FSDP2 {'resharding' if reshards else 'whole after forward'}"
+        trials[f"{kind}, new shape"] = partial(with_a_new_shape, reshards=reshards)
+        for share in SHARES if reshards else ("60 %", "least"):
+            trials[f"{kind}, {share}"] = partial(by_fit, share=share, reshards=reshards)
+    return trials

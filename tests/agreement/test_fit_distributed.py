@@ -20,7 +20,7 @@ from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import chainstay
-from intercepted_training import intercepted_trials
+from intercepted_training import sharded_trials
 from training_conditions import (
     Record,
     Sample,
@@ -29,6 +29,7 @@ from training_conditions import (
     pair,
     plain_step,
     recomputes,
+    shown,
     trained,
 )
 
@@ -125,6 +126,48 @@ def data_parallel_with_a_new_shape(rank: int) -> list[str]:
     return differences(trained(wrapped, half), trained(reference, half))
 
 
+def planning_alone(rank: int) -> list[str]:
+    """One process alone meets a new shape: the other must see none of its gradients."""
+    wrong = []
+    for subject in ("layered", "transformer"):
+        plain, planned, sample = pair(subject, "least")
+        size = len(sample.args[0])
+        own = Sample((shard(sample, rank).args[0][: size // 2 if rank else size],), sample.kwargs)
+        wrapped = DistributedDataParallel(planned, bucket_cap_mb=0.01)
+        reference = DistributedDataParallel(plain, bucket_cap_mb=0.01)
+        wrong += differences(trained(wrapped, own), trained(reference, own))
+        plans = len(shown(planned).plans)
+        if plans != 1 + rank:
+            wrong.append(f"{subject}: {plans} plans")
+    return wrong
+
+
+def fitting_alone(rank: int) -> list[str]:
+    """One process alone fits, while the wrapper waits for gradients of a forward given up."""
+    plain, planned, sample = pair("transformer", "least")
+    model, own = chainstay.unfit(planned), shard(sample, rank)
+    records = []
+    for each in (model, plain):
+        wrapped = DistributedDataParallel(each, bucket_cap_mb=0.01)
+        own.loss(wrapped)
+        if each is model and rank:
+            fit_to(model, own, "least")
+        records.append(trained(wrapped, own))
+    return differences(*records)
+
+
+def fitted_by_blocks(rank: int) -> list[str]:
+    """What is fitted after wrapping has hooks inside."""
+    plain, planned, sample = pair("transformer", "all")
+    model, own = chainstay.unfit(planned), shard(sample, rank)
+    for each in (plain, model):
+        each.get_submodule("blocks.1").register_forward_hook(lambda _module, _args, out: out * 1.5)
+    wrapped, reference = DistributedDataParallel(model), DistributedDataParallel(plain)
+    fit_to(model, sample, "least")
+    wrong = differences(trained(wrapped, own), trained(reference, own))
+    return wrong if "has forward hooks" in str(model.chainstay) else ["not by blocks"]
+
+
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "plain": {},
     "unused parameters": {"find_unused_parameters": True},
@@ -139,7 +182,10 @@ TRIALS: dict[str, Trial] = {
     "no_sync": partial(data_parallel, subject="layered", options={}, accumulates=True),
     "around first": data_parallel_around_first,
     "new shape": data_parallel_with_a_new_shape,
-    **intercepted_trials(),
+    "planning alone": planning_alone,
+    "fitting alone": fitting_alone,
+    "by blocks": fitted_by_blocks,
+    **sharded_trials(),
 }
 
 

@@ -186,16 +186,22 @@ KINDS: dict[str, Register] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("subject", ["transformer", "convolutional"])
-def test_hooks_inside_an_extracted_model_are_refused(subject: str, kind: str) -> None:
-    """Its stages would skip them; never silently."""
+def test_hooks_inside_an_exported_model_are_refused(subject: str, kind: str) -> None:
+    """Its stages would skip them; never silently. By its blocks it runs them."""
     _, planned, sample = pair(subject, "60 %")
     handle: Any = KINDS[kind](planned.get_submodule("blocks.1"))
     with pytest.raises(PlanMismatchError, match=rf"blocks\.1 has {kind}, registered after"):
         sample.loss(planned)
     chainless = chainstay.unfit(planned)
     with pytest.raises(UnsupportedModelError, match=rf"blocks\.1 .* has {kind}"):
-        fit_to(chainless, sample, "60 %")
+        chainstay.fit(chainless, sample.args, sample.kwargs, budget="60%", by="export")
+    fit_to(chainless, sample, "60 %")
+    assert f"has {kind}" in str(chainless.chainstay)
+    plain, _, _ = pair(subject, "60 %")
+    assert differences(trained(chainless, sample), trained(plain, sample)) == []
     handle.remove()
+    _, planned, _ = pair(subject, "60 %")
+    chainless = chainstay.unfit(planned)
     plain, _, _ = pair(subject, "60 %")
     fit_to(chainless, sample, "60 %")
     assert differences(trained(chainless, sample), trained(plain, sample)) == []

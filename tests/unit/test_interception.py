@@ -10,6 +10,8 @@ from torch import nn
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.extraction import InterceptedChain, intercept
+from chainstay.runtime.extraction.driving import OnCall, drive
+from chainstay.runtime.states import State
 
 
 class Block(nn.Module):
@@ -67,10 +69,73 @@ def test_the_blocks_are_the_stages() -> None:
     assert chain.table().row_count == 3
 
 
-def test_a_block_that_changes_its_input_cannot_run_again() -> None:
+def test_a_block_that_changes_its_input_runs_again_on_a_clone() -> None:
     layers = [nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
     chain = intercept(nn.Sequential(*layers), (X,))
-    assert [stage.name for stage in chain.stages] == ["2", "3", "4"]
+    assert [stage.name for stage in chain.stages] == ["0", "1", "2", "3", "4"]
+    assert [stage.changes_input for stage in chain.stages] == [False, True, False, False, False]
+    state = (X.clone(),)
+    (output,) = chain.stages[1](state, ())
+    assert torch.equal(output, X.relu())
+    assert torch.equal(state[0], X)
+
+
+class Frozen(nn.Module):
+    """Counts in a tensor that its caller gives; has no gradient."""
+
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        count += 1
+        return x
+
+
+def test_what_changes_other_tensors_is_no_stage() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.counts = nn.Linear(4, 4), nn.ModuleList(Frozen() for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            count = torch.zeros(())
+            hidden = self.first(x)
+            for each in self.counts:
+                hidden = each(hidden, count) * count
+            return torch.as_tensor(hidden)
+
+    with pytest.raises(UnsupportedModelError, match="no blocks of Counting form a chain"):
+        intercept(Counting(), (X,))
+
+
+class Tall(nn.Module):
+    """Pairs of blocks, in a list of pairs; beside a list of experts, of which one is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3)
+        )
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair in self.pairs:
+            x = pair(x)
+        result: torch.Tensor = self.experts[3](x)
+        return result
+
+
+def test_the_innermost_lists_with_most_parameters_are_taken() -> None:
+    chain = intercept(Tall(), (X,))
+    names = [stage.name for stage in chain.stages]
+    assert names == [f"pairs.{outer}.{inner}" for outer in range(3) for inner in range(2)]
+    assert chain.starts == (0,)
+
+
+def test_what_the_model_does_between_blocks_parts_segments() -> None:
+    chain = intercept(Stack(changes_in_place=True), (X,))
+    assert chain.starts == (0, 1, 2)
+    assert [*chain.segments()] == [range(1), range(1, 2), range(2, 3)]
+    assert [chain.segment_of(index) for index in range(3)] == [0, 1, 2]
+    model = Stack(changes_in_place=True)
+    assert all(map(torch.equal, gradients(model, model), gradients(model, intercept(model, (X,)))))
 
 
 def test_running_them_as_stages_is_running_the_model() -> None:
@@ -96,15 +161,15 @@ def test_a_stage_runs_again_on_a_detached_state() -> None:
     states: list[tuple[torch.Tensor, ...]] = []
     again: list[tuple[torch.Tensor, ...]] = []
 
-    def first_run(
-        index: int, state: tuple[torch.Tensor, ...], shared: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...]:
-        states.append(chain.stages[index](state, shared))
+    def first_run(index: int, call: OnCall, state: State, shared: State) -> tuple[Any, State]:
+        result = call()
+        states.append(chain.stages[index].next_state(result, state))
         again.append(chain.stages[index](tuple(each.detach() for each in state), shared))
-        return states[-1]
+        return result, states[-1]
 
-    with chain.driven(first_run):
+    with drive(chain.stages, chain.starts, first_run):
         model(X)
+    assert len(states) == 3
     assert all(torch.equal(*pair) for pair in zip(*map(_flat, (states, again)), strict=True))
 
 
@@ -117,8 +182,6 @@ def test_nothing_stays_intercepted_even_after_an_error() -> None:
     chain = intercept(model, (X,))
     with pytest.raises(RuntimeError, match="shapes"):
         chain(torch.ones(3, 5))
-    with pytest.raises(UnsupportedModelError, match="form a chain"):
-        intercept(nn.Sequential(Stack(changes_in_place=True)), (X,))
     assert all(module._compiled_call_impl is None for module in model.modules())
     assert all(map(torch.equal, gradients(model, model), gradients(model, chain)))
 
@@ -128,6 +191,8 @@ def test_what_is_not_like_the_sample_is_refused() -> None:
     chain = intercept(model, (X,))
     with pytest.raises(PlanMismatchError, match=r"blocks\.0 gets or returns 3.0, the plan"):
         chain(X, 3.0)
+    with pytest.raises(PlanMismatchError, match=r"returns a tensor, the plan is for 2.0"):
+        chain(X, torch.ones(4))
     model.changes_in_place = True
     with pytest.raises(PlanMismatchError, match="neither what the block before returned"):
         chain(X)

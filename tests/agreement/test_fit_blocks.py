@@ -1,0 +1,362 @@
+"""Models that are not exported train by their blocks: bit for bit, within the promised peak."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import chainstay
+from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.runtime import trace_memory
+from training_conditions import (
+    SHARES,
+    Block,
+    Sample,
+    ShareOf,
+    Transformer,
+    differences,
+    recomputes,
+    shown,
+    trained,
+)
+from zoo import build, loss_of
+
+
+@dataclass(frozen=True)
+class SampleUnder(Sample):
+    """A call under autocast or the like."""
+
+    surroundings: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def loss(self, model: nn.Module) -> torch.Tensor:
+        with self.surroundings():
+            return loss_of(model(*self.args, **self.kwargs))
+
+
+def fitted(model: nn.Module, sample: SampleUnder, share: str, **options: Any) -> nn.Module:  # noqa: ANN401
+    with sample.surroundings():
+        return chainstay.fit(
+            model,
+            sample.args,
+            sample.kwargs,
+            budget="100%",
+            loss=loss_of,
+            method="auto" if share == "all" else ShareOf(SHARES[share]),
+            repeats=1,
+            **options,
+        )
+
+
+def peak(model: nn.Module, sample: SampleUnder) -> int:
+    """Of a step with its inputs; its output is held to the end, gradients are there."""
+
+    def step() -> None:
+        with sample.surroundings():
+            output = model(*sample.args, **sample.kwargs)
+            loss = loss_of(output)
+        loss.backward()
+
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step()
+    trace = trace_memory(step, "cpu")
+    assert trace.end_bytes == 0, "a step leaves nothing behind"
+    leaves = tree_leaves((sample.args, dict(sample.kwargs)))
+    inputs = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return trace.peak_bytes + sum(leaf.nbytes for leaf in inputs.values())
+
+
+def require_by_blocks(
+    model: nn.Module,
+    sample: SampleUnder,
+    share: str,
+    reason: str,
+    **options: Any,  # noqa: ANN401
+) -> nn.Module:
+    """Fit `model` by its blocks; it must train like a copy of it, within the promised peak."""
+    expected = trained(copy.deepcopy(model), sample)
+    planned = fitted(model, sample, share, **options)
+    assert differences(trained(planned, sample), expected) == []
+    assert recomputes(planned) == (share != "all"), "the plan is another one than meant"
+    told = str(planned.chainstay)
+    assert "by blocks" in told
+    assert reason in told
+    solution = shown(planned).solution
+    assert peak(planned, sample) <= solution.peak_bytes <= solution.budget
+    return planned
+
+
+def family(name: str) -> tuple[nn.Module, SampleUnder]:
+    built = build(name)
+    return built.model, SampleUnder(built.args, built.kwargs)
+
+
+@pytest.mark.parametrize("name", ["T5", "CLIP", "HF ViT", "ConvNeXt"])
+def test_families_by_their_blocks(name: str) -> None:
+    """What the export takes as well; encoder and decoder, towers and pyramids are many lists."""
+    require_by_blocks(*family(name), "least", "as asked for", by="blocks")
+
+
+@pytest.mark.parametrize("share", ["60 %", "least"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("GPT-2", "transformer.h.1"), ("Llama", "model.layers.2.mlp"), ("T5", "decoder.block.1")],
+)
+def test_hooks_inside(name: str, path: str, share: str) -> None:
+    """They run with their module, also when it runs again."""
+    model, sample = family(name)
+    model.get_submodule(path).register_forward_hook(_scaled)
+    model.get_submodule(path).register_forward_pre_hook(lambda _module, _args: None)
+    require_by_blocks(model, sample, share, f"{path} ")
+
+
+def _scaled(_module: nn.Module, _args: object, output: Any) -> Any:  # noqa: ANN401
+    if isinstance(output, tuple):
+        return (output[0] * 1.5, *output[1:])
+    return output * 1.5
+
+
+def test_backward_hooks_inside_run_once_per_step() -> None:
+    model, sample = Transformer(4), SampleUnder((torch.arange(64).reshape(4, 16) % 24,))
+    called: list[str] = []
+    model.blocks[1].register_full_backward_hook(lambda *_: called.append("backward"))
+    planned = fitted(model, sample, "least")
+    assert recomputes(planned)
+    called.clear()
+    trained(planned, sample)
+    assert called == 3 * ["backward"]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("share", ["60 %", "least"])
+def test_compiled_blocks(share: str, is_wrapped: bool) -> None:  # noqa: FBT001
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Transformer(3)
+    if is_wrapped:
+        compiled: Any = partial(torch.compile, backend="aot_eager")  # of a module, a module
+        model.blocks = nn.ModuleList(map(compiled, model.blocks))
+    else:
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+    sample = SampleUnder((torch.arange(64).reshape(4, 16) % 24,))
+    torch.manual_seed(0)
+    plain = Transformer(3)
+    expected = list(trained(plain, sample).values())
+    planned = fitted(model, sample, share)
+    assert all(map(torch.equal, trained(planned, sample).values(), expected))
+    assert recomputes(planned)
+    assert "dynamo" in str(planned.chainstay)
+
+
+@pytest.mark.parametrize(("share", "has_cache"), [("60 %", True), ("least", False)])
+def test_llama_under_autocast(share: str, has_cache: bool) -> None:  # noqa: FBT001
+    """Exported, its attention would give other bits."""
+    model, sample = family("Llama")
+    low = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=has_cache)
+    sample = SampleUnder(sample.args, sample.kwargs, low)
+    require_by_blocks(model, sample, share, "is not the model")
+
+
+class Doubling(torch.autograd.Function):
+    """Keeps one tensor as it should, and one where no hook sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x.sin())
+        ctx.unseen = x.cos()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        sine: torch.Tensor = ctx.saved_tensors[0]
+        unseen: torch.Tensor = ctx.unseen
+        return gradient * (2 + sine * unseen)
+
+
+class Odd(nn.Module):
+    """A block that does what tells on a runtime; `kind` says what."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind = Block(16), kind
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0, *, table: Any = None) -> Any:  # noqa: ANN401
+        match self.kind:
+            case "custom function":
+                return Doubling.apply(self.inner(x))  # type: ignore[no-untyped-call]
+            case "in place":  # its own input, before anyone saved it
+                return x.mul_(0.5).add_(self.inner(x.clone()) * scale)
+            case "in-place residual":
+                hidden = self.inner(x)
+                hidden += x
+                return hidden
+            case "tuple":
+                return self.inner(x) * scale + table["bias"], None
+            case "statistics":
+                return self.norm(self.inner(x).transpose(1, 2)).transpose(1, 2)
+        return self.inner(x)
+
+
+class Wayward(nn.Module):
+    """Decides by values around its blocks, which no export takes."""
+
+    def __init__(self, kind: str, depth: int = 4) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(Odd(kind) for _ in range(depth))
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        hidden = self.first(x) if x.sum() > 0 else self.first(-x)
+        skip = hidden.clone()
+        between = []
+        for block in self.blocks:
+            match self.kind:
+                case "tuple":
+                    hidden, _ = block(hidden, 0.5, table={"bias": torch.ones(16)})
+                case "changed between":
+                    hidden = block(hidden)
+                    hidden += 1
+                case "changed behind":  # the input of a block, after the block
+                    out = block(hidden.sin_())
+                    hidden = hidden.mul_(2) if hidden is skip else out
+                case "collected":
+                    hidden = block(hidden)
+                    between.append(hidden)
+                case "twice":
+                    hidden = block(block(hidden))
+                case _:
+                    hidden = block(hidden)
+        return {"out": self.last(hidden + skip), "between": between}
+
+
+KINDS = [
+    "plain",
+    "custom function",
+    "in place",
+    "in-place residual",
+    "tuple",
+    "statistics",
+    "changed between",
+    "changed behind",
+    "collected",
+    "twice",
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [("plain", "all"), *((kind, "least") for kind in KINDS), ("in place", "60 %")],
+)
+def test_models_that_decide_by_values(kind: str, share: str) -> None:
+    torch.manual_seed(3)
+    sample = SampleUnder((torch.randn(4, 6, 8),))
+    planned = require_by_blocks(Wayward(kind).train(), sample, share, "decides by the values")
+    torch.manual_seed(3)
+    plain, other = Wayward(kind).train(), SampleUnder((-sample.args[0],))
+    torch.manual_seed(3)
+    planned.load_state_dict(Wayward(kind).state_dict())
+    assert differences(trained(planned, other), trained(plain, other)) == []
+    assert len(shown(planned).plans) == 1, "the other way at run time is the same plan"
+
+
+def test_unfit_deepcopy_and_steps_that_fail() -> None:
+    torch.manual_seed(3)
+    model, sample = Wayward("plain").train(), SampleUnder((torch.randn(4, 6, 8),))
+    plain = copy.deepcopy(model)
+    expected = trained(copy.deepcopy(model), sample)
+    planned = copy.deepcopy(fitted(model, sample, "least"))
+    assert differences(trained(planned, sample), expected) == []
+    broken = model.last.register_forward_hook(_fails)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        sample.loss(model)
+    broken.remove()
+    sample.loss(model)  # a forward without backward
+    assert all(module._compiled_call_impl is None for module in model.modules())
+    model.zero_grad()
+    assert differences(trained(model, sample), expected) == []
+    chainstay.unfit(model)
+    assert vars(model).keys() == vars(plain).keys()
+
+
+def _fails(*_: object) -> None:
+    raise RuntimeError("on purpose")
+
+
+def test_least_budget_is_told() -> None:
+    model, sample = Wayward("plain").train(), SampleUnder((torch.randn(4, 6, 8),))
+    with pytest.raises(InfeasibleBudgetError) as refusal:
+        chainstay.fit(model, sample.args, budget=1000, loss=loss_of, repeats=1)
+    assert not hasattr(model, "chainstay")
+    budget = int(1.05 * refusal.value.required)  # times, and with them ties, vary
+    chainstay.fit(model, sample.args, budget=budget, loss=loss_of, repeats=1)
+    assert peak(model, sample) <= budget
+
+
+def test_a_model_that_goes_another_way_is_told_so() -> None:
+    """Blocks left out: neither a wrong gradient nor a peak that was not promised."""
+    model, sample = Wayward("plain").train(), SampleUnder((torch.randn(4, 6, 8),))
+    planned = fitted(model, sample, "60 %")
+    blocks: Any = planned.blocks
+    planned.blocks = nn.ModuleList(reversed(list(blocks)))
+    with pytest.raises(PlanMismatchError, match=r"calls blocks\.3 out of turn"):
+        sample.loss(planned)
+
+
+class Alone(nn.Module):
+    """Neither way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) if x.sum() > 0 else x
+        return result
+
+
+def _refused() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, SampleUnder]], str, str]]:
+    yield (
+        "no blocks",
+        lambda: (Alone(), SampleUnder((torch.ones(2, 8),))),
+        "decides by the values",
+        r"no blocks of Alone form a chain.*ModuleList",
+    )
+    yield "cache", partial(_with_cache, "GPT-2"), "torch.export", "use_cache=False"
+
+
+def _with_cache(name: str) -> tuple[nn.Module, SampleUnder]:
+    model, sample = family(name)
+    return model, SampleUnder(sample.args, {**sample.kwargs, "use_cache": True})
+
+
+@pytest.mark.parametrize("case", list(_refused()), ids=lambda case: case[0])
+def test_where_neither_way_goes_both_reasons_are_told(
+    case: tuple[str, Callable[[], tuple[nn.Module, SampleUnder]], str, str],
+) -> None:
+    _, make, exporting, blocks = case
+    model, sample = make()
+    state = torch.get_rng_state()
+    with pytest.raises(UnsupportedModelError, match=rf"(?s){exporting}.*Nor can .*{blocks}"):
+        fitted(model, sample, "all")
+    with pytest.raises(UnsupportedModelError, match=rf"(?s)^(?!.*Nor can).*{exporting}"):
+        fitted(model, sample, "all", by="export")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not hasattr(model, "chainstay")
+
+
+def test_by_is_looked_at() -> None:
+    with pytest.raises(ValueError, match="by is 'magic', must be 'auto', 'export' or 'blocks'"):
+        fitted(Alone(), SampleUnder((torch.ones(2, 8),)), "all", by="magic")
