@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, Stage, simulate
+from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, Skip, Stage, simulate
 from chainstay.dp import least_budget
 from chainstay.dp.unrestricted import unrestricted_bound
 from chainstay.errors import UnknownMethodError
@@ -108,6 +108,40 @@ def test_resting_equals_the_recursion_on_sets_of_tensors(profile: ChainProfile, 
     assert _on_sets(profile, required - 1) == float("inf")
     claim = solve(RESTING, profile, required + extra)
     assert claim.makespan == _on_sets(profile, required + extra)
+
+
+def test_what_held_saved_data_pass_on_takes_memory() -> None:
+    """One chain in thousands where counting it too low at the start of a sweep changes anything."""
+    sizes = [  # forward and backward time; output, saved, gradient; overheads
+        (3, 49, 8, 18, 3, 9, 5),
+        (2, 0, 15, 9, 5, 2, 7),
+        (2, 1, 18, 18, 13, 6, 0),
+        (91, 0, 10, 13, 10, 6, 2),
+        (0, 2, 2, 11, 2, 3, 0),
+    ]
+    profile = ChainProfile(
+        input_bytes=1,
+        input_gradient_bytes=1,
+        stages=tuple(
+            Stage(
+                forward_time=forward,
+                backward_time=backward,
+                output_bytes=output,
+                saved_bytes=saved,
+                gradient_bytes=gradient,
+                forward_overhead_bytes=forward_more,
+                backward_overhead_bytes=backward_more,
+            )
+            for forward, backward, output, saved, gradient, forward_more, backward_more in sizes
+        ),
+        skips=(
+            Skip(first=1, last=2, bytes=5),
+            Skip(first=1, last=3, bytes=2, gradient_bytes=2),
+            Skip(first=2, last=3, bytes=5),
+            Skip(first=3, last=4, bytes=3, gradient_bytes=3),
+        ),
+    )
+    assert solve(RESTING, profile, 62).makespan == _on_sets(profile, 62) == 157
 
 
 @settings(max_examples=150, deadline=None)
