@@ -148,7 +148,7 @@ def build(problem: OffloadProblem, *, known: Time | None = None, least: Time = 0
     movable = [j for j, size in enumerate(profile.activations[: len(profile) - 1]) if size]
     longest = profile.least_time * link.ticks
     longest += 2 * sum(link.transfer_ticks(profile.activations[j]) for j in movable)
-    ticks_per_step = -(-longest // _LONGEST)
+    ticks_per_step = max(1, -(-longest // _LONGEST))
     operations = 2 * (len(profile) + len(movable))
     horizon = longest // ticks_per_step + operations
     if known is not None:
