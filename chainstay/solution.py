@@ -72,6 +72,8 @@ class Scope:
         """Whether every schedule of `other` is known to be one of these."""
         if self == Scope(Family.ALL, Discards.FREE):
             return True  # free discards allow whatever others do
+        if other.family is Family.CANONICAL_PERSISTENT and self.family is not other.family:
+            return self.family is Family.ALL and self.discards is other.discards
         if _BREADTH.index(other.family) > _BREADTH.index(self.family):
             return False
         if other.family in _PERSISTENT and other.discards is Discards.FREE:

@@ -144,4 +144,6 @@ def _each(profile: HomogeneousJoin, grouped: Op, steps: int) -> Iterator[Op]:
     for j, length in enumerate(profile.lengths):
         step = grouped.stage - (steps - length)
         if step >= 0:
-            yield Op(grouped.kind, step, j)
+            # Nothing recomputes the input of a shorter branch: it stays like the longest's.
+            is_first = step == 0 and grouped.kind is OpKind.FORWARD_DROP
+            yield Op(OpKind.FORWARD_KEEP_INPUT if is_first else grouped.kind, step, j)

@@ -20,7 +20,7 @@ from chainstay.solve.budgets import size_of
 from chainstay.validation.certify import certify_join
 from chainstay.validation.join import simulate_join
 
-__all__ = ["JoinMethod", "join_claim", "solve_join"]
+__all__ = ["AnyJoinMethod", "JoinMethod", "join_claim", "solve_join"]
 
 
 class JoinMethod(Protocol):
@@ -36,9 +36,10 @@ class JoinMethod(Protocol):
         ...
 
 
-_Method: TypeAlias = DP | MIP | CPSAT | JoinMethod
+AnyJoinMethod: TypeAlias = DP | MIP | CPSAT | JoinMethod
+"""Settings of ours, or a callable of yours."""
 
-_METHODS: Final[Mapping[str, _Method]] = MappingProxyType(
+_METHODS: Final[Mapping[str, AnyJoinMethod]] = MappingProxyType(
     {"auto": DP(), "cpsat": CPSAT(), "dp": DP(), "mip": MIP()}
 )
 
@@ -46,7 +47,7 @@ _METHODS: Final[Mapping[str, _Method]] = MappingProxyType(
 def solve_join(
     profile: Join,
     budget: int | str,
-    method: _Method | str = "dp",
+    method: AnyJoinMethod | str = "dp",
     *,
     keep: Sequence[bool] | None = None,
 ) -> Solution:
@@ -108,7 +109,9 @@ def solve_join(
     )
 
 
-def join_claim(method: _Method, profile: Join, budget: int, *, keep: tuple[bool, ...]) -> Claim:
+def join_claim(
+    method: AnyJoinMethod, profile: Join, budget: int, *, keep: tuple[bool, ...]
+) -> Claim:
     """What `method` claims, not certified yet.
 
     Raises:
@@ -129,7 +132,7 @@ def join_claim(method: _Method, profile: Join, budget: int, *, keep: tuple[bool,
     return method(profile, budget, keep=keep)
 
 
-def _solver(method: _Method | str) -> _Method:
+def _solver(method: AnyJoinMethod | str) -> AnyJoinMethod:
     """The method of that name, or `method` itself."""
     if isinstance(method, str) and method in _METHODS:
         return _METHODS[method]

@@ -9,6 +9,14 @@ from typing import Final, NamedTuple, Protocol
 
 from chainstay.verify.checking import Answered, Check, checks
 from chainstay.verify.contestants import CONTESTANTS, Contestant
+from chainstay.verify.join import (
+    JOIN_CONTESTANTS,
+    JoinCheck,
+    JoinContestant,
+    join_checks,
+    join_counter_example,
+    minimised_join,
+)
 from chainstay.verify.minimising import counter_example, minimised
 from chainstay.verify.offload import (
     OFFLOAD_CONTESTANTS,
@@ -26,6 +34,7 @@ __all__ = [
     "Report",
     "Result",
     "chain_campaign",
+    "join_campaign",
     "offload_campaign",
 ]
 
@@ -126,6 +135,27 @@ def offload_campaign(
     return Campaign(noun="offloading instances", contestants=contestants, results=results)
 
 
+def join_campaign(contestants: Sequence[JoinContestant] = JOIN_CONTESTANTS) -> Campaign:
+    """Joins of both models, `contestants` being asked."""
+
+    def results(numbers: Iterable[int], seed: int, workers: int) -> Iterator[Result]:
+        for check in join_checks(numbers, seed=seed, contestants=contestants, workers=workers):
+
+            def report(check: JoinCheck = check) -> Report:
+                small = minimised_join(check)
+                text = join_counter_example(small, seed=seed)
+                return Report(text, small.instance.profile.stages)
+
+            yield Result(
+                number=check.number,
+                answers=[(answer.contestant.name, answer) for answer in check.answers],
+                reason=check.reason,
+                report=report,
+            )
+
+    return Campaign(noun="joins", contestants=contestants, results=results)
+
+
 CAMPAIGNS: Final[Mapping[str, Campaign]] = MappingProxyType(
-    {"chain": chain_campaign(), "offload": offload_campaign()}
+    {"chain": chain_campaign(), "join": join_campaign(), "offload": offload_campaign()}
 )

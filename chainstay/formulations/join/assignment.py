@@ -55,6 +55,7 @@ class CutAssignment:
         self.k = len(profile.lengths)
         self.cuts = range(1, min(slots - self.k, sum(profile.lengths)) + 1)
         self.program = Program(slots)
+        self.program.fits("memory_at_the_turn", Sum({}, self.k))
         self._declare()
         self._state()
 

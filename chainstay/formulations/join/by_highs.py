@@ -51,12 +51,12 @@ def pyomo_model(program: Program) -> Model:
     for sentence in dict.fromkeys(row.sentence for row in program.rows):
         model.add_component(sentence, pyo.ConstraintList())
     for row in program.rows:
-        if row.is_memory:
-            model.component(row.sentence).add(linear(row.total, scale) <= model.memory_limit)
-        elif row.total.terms:
-            model.component(row.sentence).add(linear(row.total) <= 0)
-        elif row.total.constant > 0:
-            model.component(row.sentence).add(pyo.Constraint.Infeasible)
+        rows = model.component(row.sentence)
+        if row.total.terms:
+            most = model.memory_limit if row.is_memory else 0
+            rows.add(linear(row.total, scale if row.is_memory else 1) <= most)
+        elif program.is_broken(row):
+            rows.add(pyo.Constraint.Infeasible)
     if program.limit is None:
         model.goal = pyo.Objective(expr=model.memory_limit)
     else:
@@ -77,6 +77,10 @@ def solve_by_highs(program: Program, limits: Limits) -> Answer:
         BackendError: highspy is missing, or HiGHS failed.
         SolverLimitError: Time ran out while rows were still too large.
     """
+    if not program.variables:  # which HiGHS calls an error
+        is_infeasible = any(map(program.is_broken, program.rows))
+        verdict = Verdict.INFEASIBLE if is_infeasible else Verdict.OPTIMAL
+        return Answer(verdict=verdict, on=None if is_infeasible else frozenset())
     deadline = monotonic() + limits.time_s
     while (left := deadline - monotonic()) > 0:
         model = pyomo_model(program)

@@ -114,6 +114,11 @@ class Program:
             return self.objective.at(is_on)
         return max(row.total.at(is_on) for row in self.rows if row.is_memory)
 
+    def is_broken(self, row: Row) -> bool:
+        """Whether a row is broken where all its variables are 0."""
+        limit = self.limit if row.is_memory else 0
+        return limit is not None and row.total.constant > limit
+
     def overruns(self, is_on: Callable[[Key], bool]) -> Iterator[Row]:
         """Memory rows that these values break."""
         for row in self.rows:
