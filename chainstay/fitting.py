@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Final, TypeGuard, TypeVar, get_args
+from typing import Any, Final, Literal, TypeGuard, TypeVar, get_args
 
 import torch
 from torch import nn
 
-from chainstay.errors import InvalidBudgetError, UnknownMethodError, UnsupportedModelError
+from chainstay.errors import (
+    ChainstayError,
+    InvalidBudgetError,
+    UnknownMethodError,
+    UnsupportedModelError,
+)
 from chainstay.profiles import ChainProfile, Stage
-from chainstay.runtime.calls import Ends, PlannedCall, TensorEnds
+from chainstay.runtime.accounting import Account
+from chainstay.runtime.block_calls import BlockExecutor, strays
+from chainstay.runtime.calls import Ends, Planned, PlannedBlocks, PlannedCall, TensorEnds
 from chainstay.runtime.device_memory import free_bytes
 from chainstay.runtime.executor import Executor
 from chainstay.runtime.extracted import measure_extracted
 from chainstay.runtime.extraction import extract
 from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.fitted import Fitted, OnNewShape
+from chainstay.runtime.intercepted import measure_intercepted
 from chainstay.runtime.measurement import Measurement, require_loss, require_repeats
 from chainstay.runtime.measuring import measure
 from chainstay.runtime.own_hooks import own_hooks_aside
 from chainstay.runtime.parameter_hooks import parameter_hooks_aside
 from chainstay.runtime.remaking import remade_bytes
+from chainstay.runtime.sharding import gathered, is_sharded, left_sharded
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Method, Solution
 from chainstay.solve import Auto, budget_bytes, solve_chain
@@ -33,6 +43,8 @@ from chainstay.validation.simulate import simulate
 __all__ = ["Budget", "fit", "unfit"]
 
 Budget = int | str | float | Fraction | None
+Way = Literal["auto", "export", "blocks"]
+"""How `fit` gets at a model's stages."""
 Module = TypeVar("Module", bound=nn.Module)
 
 _FREELY: Final = Auto(discards=Discards.FREE)
@@ -51,10 +63,13 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     budget: Budget,
     loss: Callable[[Any], torch.Tensor] | None = None,
     method: Method | str = "auto",
+    by: Way = "auto",
     granularity: Granularity = "fine",
     on_new_shape: OnNewShape = "plan",
     reserve: int | str = 0,
     repeats: int = 5,
+    progress: bool = True,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Module:
     """Make `model` train within a memory budget, as fast as that is possible.
 
@@ -62,6 +77,10 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     untouched, and ``model(...)`` gives what it gave, bit for bit, gradients, buffers and
     random numbers included. Only ``model.forward`` goes by a plan now. Without gradients it
     runs plainly. ``model.chainstay`` shows the plan; `unfit` takes it away.
+
+    Several processes: inside DistributedDataParallel, each makes plans of its own, and no
+    gradient is exchanged meanwhile. Where the forward itself communicates (FSDP2, SyncBatchNorm),
+    all must fit at once, and meet new shapes at once; with FSDP2 they agree on one plan.
 
     Args:
         model: Any module in the mode it trains in. A plain `torch.nn.Sequential` is cut
@@ -77,22 +96,31 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             are counted, and the loss's memory is yours to add.
         method: As for `chainstay.solve_chain`; ``"auto"`` with free discards, which this
             runtime can do.
-        granularity: As for `chainstay.runtime.extraction.extract`.
+        by: ``"export"`` cuts the model's graph as torch.export sees it; ``"blocks"`` takes the
+            modules of its lists (ModuleList and the like) as stages, called by the model's
+            own forward, hooks, compilation and sharding (FSDP2) included; what is around them
+            runs as ever, and its memory counts. ``"auto"`` exports, and goes by blocks where
+            that is refused. ``model.chainstay`` tells which, and why.
+        granularity: Of the export, as for `chainstay.runtime.extraction.extract`.
         on_new_shape: A call unlike the sample (another shape, type, training flag, autocast)
             gets a plan of its own, up to 8 of them are kept; or is refused; or runs plainly.
         reserve: With ``budget=None``: bytes to leave for what is not there yet, the state of
             the optimizer above all (``"2GiB"``, or a number).
-        repeats: Timed runs of each stage.
+        repeats: The least number of timed runs of each stage; see `chainstay.measure`.
+        progress: Show a bar on stderr while measuring, if that is a terminal.
+        cache: A directory for what was measured, one JSON file per model, call and machine;
+            what is found there is not measured again. By default there is none.
 
     Returns:
         `model` itself.
 
     Raises:
-        UnsupportedModelError: Not a module, fitted already, or it cannot be cut into stages.
+        UnsupportedModelError: Not a module, fitted already, or it cannot be cut into stages;
+            the text says why in each way.
         InvalidBudgetError: `budget` is none.
         InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
         UnknownMethodError: There is no such method.
-        ValueError: `on_new_shape` or `repeats` is none.
+        ValueError: `by`, `on_new_shape` or `repeats` is none.
 
     Complexity:
         A few seconds of tracing and about ``repeats + 8`` steps of plain training.
@@ -105,7 +133,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         True
     """
     _require_model(model)
-    _require_choice(on_new_shape)
+    _require_choice("by", by, get_args(Way))
+    _require_choice("on_new_shape", on_new_shape, get_args(OnNewShape))
     require_loss(loss)
     require_repeats(repeats)
     reserved = _plain_bytes(reserve)
@@ -115,9 +144,10 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         budget=budget,
         loss=loss,
         method=method,
+        by=by,
         granularity=granularity,
         reserve=reserved,
-        repeats=repeats,
+        settings={"repeats": repeats, "progress": progress, "cache": cache},
     )
     fitted = Fitted(model, planner, on_new_shape)
     fitted.plan_for(sample_args, dict(sample_kwargs or {}))
@@ -145,24 +175,85 @@ def unfit(model: Module) -> Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planner:
-    """Plans a model for calls like a sample; the settings are those of `fit`."""
+    """Plans a model for calls like a sample; the settings are those of `fit`.
+
+    Attributes:
+        settings: Of measuring.
+    """
 
     model: nn.Module
     budget: Budget
     loss: Callable[[Any], torch.Tensor] | None
     method: Method | str
+    by: Way
     granularity: Granularity
     reserve: int
-    repeats: int
+    settings: Mapping[str, Any]
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall:
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Planned:
         """Extract, measure, solve."""
+        if is_sharded(self.model):
+            if self.by == "export":
+                raise UnsupportedModelError(
+                    f"the parameters of this {type(self.model).__name__} are spread over several "
+                    "processes, which an export does not see; use by='blocks'"
+                )
+            with left_sharded(self.model):
+                return self._by_blocks(args, kwargs, "its parameters are sharded")
         with own_hooks_aside(self.model):
-            ends, measured = self._measured(args, kwargs)
-        profile = measured.profile
-        solution = self._solved(profile, self._budget_of(profile))
+            if self.by == "blocks":
+                return self._by_blocks(args, kwargs, "as asked for")
+            try:
+                ends, measured = self._measured(args, kwargs)
+            except UnsupportedModelError as refusal:
+                if self.by == "export":
+                    raise
+                return self._instead(args, kwargs, refusal)
+        solution = self._solved(measured, self._budget_of(measured))
         executor = Executor(measured.chain, measured.traits, solution.schedule)
-        return PlannedCall(ends, executor, solution, profile)
+        return PlannedCall(ends, executor, solution, measured.profile_for(solution.schedule))
+
+    def _instead(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], refusal: UnsupportedModelError
+    ) -> Planned:
+        """By blocks, since the other way is refused."""
+        try:
+            return self._by_blocks(args, kwargs, str(refusal))
+        except UnsupportedModelError as other:
+            if str(other) == str(refusal):
+                raise refusal from other
+            raise UnsupportedModelError(
+                f"{refusal} (by='export'). Nor can its blocks be stages: {other} (by='blocks')"
+            ) from refusal
+
+    def _by_blocks(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
+    ) -> PlannedBlocks:
+        with parameter_hooks_aside(self.model.modules()):
+            chain, measured = measure_intercepted(
+                self.model, args, kwargs, loss=self.loss, repeats=self.settings["repeats"]
+            )
+        account = Account.largest(gathered(self.model, measured.account))
+        measured = replace(measured, account=account)
+        budget = min(gathered(self.model, self._budget_of(measured)))
+
+        def solved() -> Solution | ChainstayError:
+            try:
+                return self._solved(measured, budget, lambda schedule: strays(chain, schedule))
+            except ChainstayError as refusal:
+                return refusal
+
+        # All processes that share parameters need the same plan, or the same refusal.
+        solution = gathered(self.model, solved())[0]
+        if isinstance(solution, ChainstayError):
+            raise solution
+        return PlannedBlocks(
+            forward=self.model.forward,
+            executor=BlockExecutor(chain, measured, solution.schedule),
+            solution=solution,
+            profile=measured.profile_for(solution.schedule),
+            origin=f"by blocks ({chain.stages[0].name} to {chain.stages[-1].name}): {reason}\n",
+        )
 
     def _measured(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -170,38 +261,73 @@ class _Planner:
         measured: Measurement
         if _is_plain_chain(self.model, args, kwargs):
             with parameter_hooks_aside(self.model.modules()):
-                measured = measure(self.model, *args, loss=self.loss, repeats=self.repeats)
+                measured = measure(self.model, *args, loss=self.loss, **self.settings)
             return TensorEnds(), measured
         chain = extract(self.model, args, kwargs, granularity=self.granularity)
         with parameter_hooks_aside(self.model.modules()):
-            measured = measure_extracted(chain, args, kwargs, loss=self.loss, repeats=self.repeats)
+            measured = measure_extracted(chain, args, kwargs, loss=self.loss, **self.settings)
         # The plan looks at the model's own flag itself, and its own hooks run around the chain.
         _, *inner = chain.likeness.training
         likeness = replace(chain.likeness, training=tuple(inner))
         return replace(chain, likeness=likeness), measured
 
-    def _solved(self, profile: ChainProfile, budget: int) -> Solution:
+    def _solved(
+        self,
+        measured: Measurement,
+        budget: int,
+        is_impossible: Callable[[Schedule], bool] = lambda _: False,
+    ) -> Solution:
         """The plan, its peak that of the runtime."""
         method = _FREELY if self.method == "auto" else self.method
+        plain = self._plain(measured, budget, method)
+        if plain is not None:
+            return plain
+        profile = measured.profile
         solution = solve_chain(profile, budget, method)
         excess = remade_bytes(profile, solution.schedule)
-        if solution.peak_bytes + excess <= budget:
-            return solution
-        if self.method == "auto":
-            return solve_chain(profile, budget, "dp")  # persistent: makes nothing twice at a time
+        told = _told(measured, solution, excess)
+        if told <= budget and not is_impossible(solution.schedule):
+            return replace(solution, peak_bytes=told)
+        if self.method == "auto":  # persistent plans make nothing twice at a time
+            solution = solve_chain(profile, budget, "dp")
+            return replace(solution, peak_bytes=_told(measured, solution))
+        if not excess:
+            raise UnknownMethodError(
+                f"the plan of {solution.method} makes again what lies between the model's blocks, "
+                "which this runtime cannot do; use method='dp'"
+            )
         raise UnknownMethodError(
             f"the plan of {solution.method} makes {format_bytes(excess)} of tensors again while it "
             "holds them, which this runtime cannot do within the budget; use method='dp'"
         )
 
-    def _budget_of(self, profile: ChainProfile) -> int:
+    def _plain(self, measured: Measurement, budget: int, method: Method | str) -> Solution | None:
+        """The plan without recomputation, if it fits: it takes less than the profile knows."""
+        schedule = Schedule.keep_all(len(measured.profile))
+        profile = measured.profile_for(schedule)
+        if not isinstance(self.method, str) or simulate(profile, schedule).peak_bytes > budget:
+            return None
+        solution = solve_chain(profile, budget, method)
+        forwards = sum(op.kind.is_forward for op in solution.schedule)
+        return solution if forwards == len(profile) else None
+
+    def _budget_of(self, measured: Measurement) -> int:
         """In bytes, rounded down."""
         if self.budget is None:
             return free_bytes(self.model, self.reserve)
+        schedule = Schedule.keep_all(len(measured.profile))
+        profile = measured.profile_for(schedule)
         if isinstance(self.budget, float | Fraction):
-            plain = simulate(profile, Schedule.keep_all(len(profile))).peak_bytes
+            plain = simulate(profile, schedule).peak_bytes
             return int(Fraction(self.budget) * plain)
         return budget_bytes(profile, self.budget)
+
+
+def _told(measured: Measurement, solution: Solution, excess: int = 0) -> int:
+    """The peak of a plan, from what is known of its schedule alone."""
+    profile = measured.profile_for(solution.schedule)
+    replay = simulate(profile, solution.schedule, discards=solution.discards)
+    return replay.peak_bytes + excess
 
 
 def _is_plain_chain(
@@ -235,12 +361,10 @@ def _require_model(model: object) -> None:
         )
 
 
-def _require_choice(on_new_shape: object) -> None:
-    known = get_args(OnNewShape)
-    if on_new_shape not in known:
+def _require_choice(name: str, given: object, known: tuple[str, ...]) -> None:
+    if given not in known:
         raise ValueError(
-            f"on_new_shape is {on_new_shape!r}, must be {', '.join(map(repr, known[:-1]))} or "
-            f"{known[-1]!r}"
+            f"{name} is {given!r}, must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
         )
 
 

@@ -15,6 +15,7 @@ reading of a profile's fields:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.profiles import Skip
 from chainstay.runtime.accounting import Account, StageCost
 from chainstay.runtime.chain import Chain, TensorLayout
@@ -70,7 +72,7 @@ def measure_intercepted(
     device = device_of(model, args, kwargs)
     require_measurable(device)
     modules = [*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
-    with measuring(modules, device):
+    with measuring(modules, device), _told_by_name(model):
         chain, sample = intercept_sampled(model, args, kwargs)
         around = Around(chain, sample, args, kwargs, loss, device)
         held = around.held()
@@ -92,6 +94,19 @@ def measure_intercepted(
     )
     traits = tuple(each.traits for each in blocks.observed)
     return chain, Measurement(chain=measured, account=account, traits=traits)
+
+
+@contextmanager
+def _told_by_name(model: nn.Module) -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, ChainstayError):
+        raise  # tell their own story
+    except Exception as cause:  # model and loss are the user's code and may raise anything
+        raise UnsupportedModelError(
+            f"{type(model).__name__} or its loss fails on the sample: {type(cause).__name__}: "
+            f"{str(cause).rstrip('.')}; check that both run on it"
+        ) from cause
 
 
 @dataclass(frozen=True, slots=True, eq=False)
