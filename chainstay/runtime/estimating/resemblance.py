@@ -31,13 +31,14 @@ def likeness_of(
         shared: What it shares with others.
         gradients: Of its output.
     """
-    (part,) = stage.parts
-    if not isinstance(part, GraphStage):
+    programs = [part.program for part in stage.parts if isinstance(part, GraphStage)]
+    if len(programs) < len(stage.parts):
         return object()
-    program = part.program
-    used = (shared[position] for position in program.shared)
-    tensors = (*state, *used, *(source.read() for source in program.reads))
-    return _text_of(program.body), _places_of(tensors), gradients
+    tensors = list(state)
+    for program in programs:
+        tensors += [shared[position] for position in program.shared]
+        tensors += [source.read() for source in program.reads]
+    return tuple(_text_of(each.body) for each in programs), _places_of(tensors), gradients
 
 
 def _places_of(tensors: Iterable[torch.Tensor]) -> tuple[Hashable, ...]:
