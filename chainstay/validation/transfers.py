@@ -69,16 +69,15 @@ def simulate_offload(
         >>> simulate_offload(profile, schedule, budget=8, link=Link(bandwidth=2)).makespan
         9
     """
-    machine = Machine(profile, budget, link)
-    for index, op in enumerate(schedule):
-        try:
-            machine.issue(op)
-        except RefusedError as refusal:
-            raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
+    index = None
     try:
+        machine = Machine(profile, budget, link)
+        for index, op in enumerate(schedule):  # noqa: B007  # of the operation that is refused
+            machine.issue(op)
+        index = None
         machine.finish()
     except RefusedError as refusal:
-        raise InvalidScheduleError(str(refusal)) from None
+        raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
     return machine.replay()
 
 
