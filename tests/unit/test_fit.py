@@ -230,7 +230,7 @@ def test_a_new_shape_is_planned_and_known_from_then_on() -> None:
 
 
 def test_training_flags_autocast_and_frozen_parameters_make_new_plans() -> None:
-    model, plain = fitted(), make_model()
+    model, plain = fitted(budget="90%"), make_model()
     for each in (model, plain):
         each.blocks[1].eval()
     assert same(step(model), step(plain))
