@@ -98,8 +98,8 @@ def test_latency_and_two_directions_by_hand() -> None:
     ]
     early = "Oa0 Fa0 Fa1 Oa1 Fa2 Pa0 B2 Pa1 B1 B0"
     half, full = run(early), run(early, link=Link(bandwidth=1, duplex="full"))
-    assert [move.start for move in half.timetable.moves] == [0, 3, 6, 8]
-    assert [move.start for move in full.timetable.moves] == [0, 3, 3, 6]
+    assert [move.start for move in half.timetable.moves] == [0, 2, 5, 7]
+    assert [move.start for move in full.timetable.moves] == [0, 2, 3, 5]
 
 
 def test_what_ends_frees_before_what_starts_takes() -> None:
