@@ -1,0 +1,412 @@
+"""What a schedule with recomputation and transfers means: events in time. The referee.
+
+A program list, as in `transfers`: the host issues operations in the order of the list and
+waits until the one at hand can start: a computation, for the one before, its data and its
+memory; a prefetch, for the link, the copy on the host and its memory. Offloads are queued
+and discards noted without waiting. Everything starts as early as that allows.
+
+Operations need and make what they do in `simulate`, and any item may be dropped at any time:
+
+* ``Oa``, ``Ob`` copy an item to the host. The copy on the device serves the computations
+  issued until the item is prefetched or made again; it goes when the last of them has ended
+  and the transfer, too.
+* ``Da``, ``Db`` drop the copy on the device as soon as computations and transfers issued
+  before are done with it.
+* What the host has it keeps: an item may be dropped and prefetched many times.
+
+Memory of an item is taken when the computation that makes it, or its prefetch, starts.
+Sizes and times are whole numbers here: bytes, and ticks of the link. This module shares no
+code with any solver.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final
+
+from chainstay.errors import InvalidProfileError, InvalidScheduleError
+from chainstay.profiles import ChainProfile, Link
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.timetable import Move, Timetable, exact
+from chainstay.validation.hybrid_items import (
+    Item,
+    freed_by,
+    item_of,
+    last_uses,
+    made_by,
+    reads_of,
+)
+from chainstay.validation.transfers import RefusedError, TransferReplay
+
+__all__ = ["HybridMachine", "simulate_hybrid"]
+
+
+def simulate_hybrid(
+    profile: ChainProfile, schedule: Schedule, *, budget: int, link: Link
+) -> TransferReplay:
+    """Run a program list of computations, discards and transfers in `budget` bytes.
+
+    Args:
+        profile: A chain without skips.
+        schedule: What the host issues.
+        budget: Bytes.
+        link: To the host.
+
+    Returns:
+        Makespan, peak and times; the timetable has a start for every computation of the
+        schedule, in its order.
+
+    Raises:
+        InvalidProfileError: The chain has skips.
+        InvalidScheduleError: An operation that cannot run, or that waits for memory or data
+            which nothing issued before it will provide.
+
+    Example:
+        >>> from chainstay.profiles import Stage
+        >>> stage = Stage(forward_time=2, backward_time=3, output_bytes=10, saved_bytes=30)
+        >>> chain = ChainProfile(input_bytes=5, input_gradient_bytes=0, stages=(stage, stage))
+        >>> schedule = Schedule.parse("Oa0 Fc0 Fa1 B1 Pa0 Fa0 B0")
+        >>> simulate_hybrid(chain, schedule, budget=40, link=Link(bandwidth=5)).makespan
+        13
+    """
+    try:
+        machine = HybridMachine(profile, budget, link)
+    except RefusedError as refusal:
+        raise InvalidScheduleError(str(refusal)) from None
+    index = 0
+    try:
+        released = last_uses(schedule)
+        for index, op in enumerate(schedule):
+            machine.issue(op)
+            for item in released.get(index, ()):
+                machine.release(item)
+    except RefusedError as refusal:
+        raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
+    try:
+        machine.finish()
+    except RefusedError as refusal:
+        raise InvalidScheduleError(str(refusal)) from None
+    return machine.replay()
+
+
+_RANKS: Final = {"compute": 0, "offload": 1, "prefetch": 2}
+"""Among events at one time; no two of equal rank run at once."""
+
+
+@dataclass(slots=True)
+class HybridMachine:
+    """A device, its link and a host that issues operations: the state of a simulation.
+
+    Attributes:
+        stored: Items in memory, whole or on their way in or out.
+        ready: Those whose data are there.
+        released: Those that go as soon as nothing reads or sends them.
+        host: What is on the host, its last byte included.
+        gradient: The one that is held, or will be when the last backward issued ends.
+    """
+
+    profile: ChainProfile
+    budget: int
+    link: Link
+    now: int = 0
+    memory: int = 0
+    peak: int = 0
+    gradient: int = -1
+    computing: Op | None = None
+    ends: int = 0
+    events: list[tuple[int, int, Op]] = field(default_factory=list)
+    queue: deque[Op] = field(default_factory=deque)
+    busy: set[str] = field(default_factory=set)
+    stored: set[Item] = field(default_factory=lambda: {("a", 0)})
+    ready: set[Item] = field(default_factory=lambda: {("a", 0)})
+    reading: set[Item] = field(default_factory=set)
+    sending: set[Item] = field(default_factory=set)
+    released: set[Item] = field(default_factory=set)
+    sent: set[Item] = field(default_factory=set)
+    host: set[Item] = field(default_factory=set)
+    starts: list[int] = field(default_factory=list)
+    moves: list[tuple[Op, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        profile = self.profile
+        if profile.skips:
+            raise InvalidProfileError(
+                f"this chain has {len(profile.skips)} skips, which transfers do not know; extract "
+                "the model with granularity='blocks' or a smaller number of stages"
+            )
+        self.gradient = len(profile)
+        self.memory = self.peak = profile.input_bytes + profile.gradient_bytes(len(profile))
+        if self.memory > self.budget:
+            raise RefusedError(
+                f"the network's input and the gradient of its output have {self.memory} bytes, "
+                f"the budget is {self.budget}"
+            )
+
+    def copy(self) -> HybridMachine:
+        """Another machine in the same state."""
+        twin = copy.copy(self)
+        for name in _CONTAINERS:
+            setattr(twin, name, copy.copy(getattr(self, name)))
+        return twin
+
+    def size(self, item: Item) -> int:
+        """Bytes of an item."""
+        kind, index = item
+        if kind == "a":
+            return self.profile.activation_bytes(index)
+        return self.profile.stages[index].saved_bytes
+
+    @property
+    def here(self) -> set[Item]:
+        """What computations issued next can read, now or later."""
+        return self.stored - self.released
+
+    def issue(self, op: Op) -> None:
+        """Wait until `op` can start, and start it (an offload or discard: note it)."""
+        if op.branch is not None:
+            raise RefusedError(f"{op} names a branch, and this chain has none")
+        if op.stage >= len(self.profile):
+            raise RefusedError(
+                f"{op} names stage {op.stage}, the last one is {len(self.profile) - 1}"
+            )
+        match op.kind:
+            case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
+                self._offload(op)
+            case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
+                self._prefetch(op)
+            case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
+                self._discard(op)
+            case OpKind.TURN:
+                raise RefusedError(f"{op} is an operation of joins, and this is a single chain")
+            case _:
+                self._compute(op)
+
+    def release(self, item: Item) -> None:
+        """Let `item` go as soon as nothing issued before reads or sends it."""
+        self.released.add(item)
+        self._settle()
+
+    def finish(self) -> None:
+        """Wait for everything issued."""
+        if self.gradient > 0:
+            raise RefusedError(
+                f"the schedule ends before B{self.gradient - 1}; every stage needs its backward"
+            )
+        while self.events:
+            self._advance()
+
+    def replay(self) -> TransferReplay:
+        """What happened, after `finish`."""
+        ticks = self.link.ticks
+        moves = sorted(self.moves, key=lambda move: move[1:])
+        return TransferReplay(
+            makespan=exact(Fraction(self.ends, ticks)),
+            peak_bytes=self.peak,
+            timetable=Timetable(
+                starts=tuple(exact(Fraction(start, ticks)) for start in self.starts),
+                moves=tuple(
+                    Move(op, exact(Fraction(start, ticks)), exact(Fraction(end, ticks)))
+                    for op, start, end in moves
+                ),
+            ),
+        )
+
+    def _compute(self, op: Op) -> None:
+        here, stage = self.here, self.profile.stages[op.stage]
+        if op.kind is OpKind.FORWARD_DROP and ("a", op.stage) not in here:
+            raise RefusedError(f"{op} needs a{op.stage} itself to drop it, and it is not stored")
+        reads = reads_of(op, here)
+        for item in reads:
+            if item not in here:
+                raise RefusedError(self._missing(op, item))
+        if op.kind is OpKind.BACKWARD:
+            if self.gradient != op.stage + 1:
+                raise RefusedError(
+                    f"{op} needs the gradient of a{op.stage + 1}, but that of "
+                    f"a{self.gradient} is held"
+                )
+            makes: tuple[Item, ...] = ()
+            kept, overhead = self.profile.gradient_bytes(op.stage), stage.backward_overhead_bytes
+        else:
+            makes = (made_by(op),)
+            if makes[0] in here:
+                raise RefusedError(f"{op} makes what is stored")
+            kept, overhead = self.size(makes[0]), stage.forward_overhead_bytes
+        self._wait(
+            op,
+            kept + overhead,
+            lambda: (
+                self.computing is None
+                and self.ready.issuperset(reads)
+                and self.stored.isdisjoint(makes)
+            ),
+        )
+        self._acquire(kept + overhead)
+        self.stored.update(makes)
+        self.reading, self.computing = set(reads), op
+        self.released.update(item for item in freed_by(op) if item in self.stored)
+        if op.kind is OpKind.BACKWARD:
+            self.gradient = op.stage
+        self.starts.append(self.now)
+        self.ends = self.now + self._duration(op)
+        heapq.heappush(self.events, (self.ends, _RANKS["compute"], op))
+
+    def _missing(self, op: Op, item: Item) -> str:
+        kind, index = item
+        if kind == "b" and index == op.stage:
+            if item in self.host or item in self.sending or item in self.sent:
+                return f"{op} needs what Fa{index} saved, which is on the host; issue Pb{index}"
+            return f"{op} needs what Fa{index} saves, and it is not stored"
+        if op.stage == 0:
+            return f"{op} needs the network's input a0, which is gone; issue Pa0 before"
+        return (
+            f"{op} needs its input a{op.stage}, and neither it nor what Fa{op.stage - 1} saves "
+            "is stored"
+        )
+
+    def _offload(self, op: Op) -> None:
+        item = item_of(op)
+        if item in self.sent:
+            raise RefusedError(f"{op} comes a second time; the host keeps what it has, so drop it")
+        if item not in self.here:
+            raise RefusedError(f"{op} moves what is not stored")
+        self.sent.add(item)
+        self.sending.add(item)
+        self.queue.append(op)
+        self._settle()
+
+    def _discard(self, op: Op) -> None:
+        item = item_of(op)
+        if item not in self.here:
+            raise RefusedError(f"{op} drops what is not stored")
+        if item == ("a", 0) and item not in self.sent:
+            raise RefusedError(f"{op} would drop the network's input, which nothing can recompute")
+        self.release(item)
+
+    def _prefetch(self, op: Op) -> None:
+        item = item_of(op)
+        if item not in self.sent:
+            raise RefusedError(f"{op} brings back what was not offloaded")
+        if item in self.here:
+            raise RefusedError(f"{op} brings back what is stored")
+        size = self.size(item)
+        self._wait(
+            op,
+            size,
+            lambda: (
+                item in self.host
+                and item not in self.stored
+                and self._channel(op) not in self.busy
+                and (self.link.is_full_duplex or not self.queue)
+            ),
+        )
+        self._acquire(size)
+        self.stored.add(item)
+        self._start_move(op)
+
+    def _wait(self, op: Op, need: int, is_ready: Callable[[], bool]) -> None:
+        """Let time pass until `op` can start with `need` bytes more."""
+        self._settle()
+        while not (is_ready() and self.memory + need <= self.budget):
+            if not self.events:
+                raise RefusedError(self._deadlock(op, need))
+            self._advance()
+
+    def _deadlock(self, op: Op, need: int) -> str:
+        if (total := self.memory + need) > self.budget:
+            return (
+                f"{op} waits for ever: it needs {need} bytes beside the {self.memory} in use, "
+                f"{total - self.budget} more than the budget of {self.budget}"
+            )
+        return f"{op} waits for ever: what it needs comes later in the schedule"
+
+    def _advance(self) -> None:
+        """Let time pass until the next event, and see what it changes."""
+        self.now = self.events[0][0]
+        self._settle()
+
+    def _settle(self) -> None:
+        """All that ends by now ends, and what the link can start starts."""
+        while True:
+            self._free()
+            if self.events and self.events[0][0] <= self.now:
+                _, _, op = heapq.heappop(self.events)
+                self._moved(op) if op.kind.is_transfer else self._computed(op)
+            elif (
+                self.queue
+                and self._channel(self.queue[0]) not in self.busy
+                and item_of(self.queue[0]) in self.ready
+            ):
+                self._start_move(self.queue.popleft())
+            else:
+                return
+
+    def _free(self) -> None:
+        gone = (self.released & self.ready) - self.reading - self.sending
+        for item in gone:
+            self.memory -= self.size(item)
+        self.released -= gone
+        self.stored -= gone
+        self.ready -= gone
+
+    def _computed(self, op: Op) -> None:
+        stage = self.profile.stages[op.stage]
+        self.computing, self.reading = None, set()
+        if op.kind is OpKind.BACKWARD:
+            self.memory -= stage.backward_overhead_bytes + stage.gradient_bytes
+            return
+        self.memory -= stage.forward_overhead_bytes
+        self.ready.add(made_by(op))
+
+    def _moved(self, op: Op) -> None:
+        item = item_of(op)
+        self.busy.discard(self._channel(op))
+        if op.kind in (OpKind.PREFETCH_ACTIVATION, OpKind.PREFETCH_SAVED):
+            self.ready.add(item)
+            return
+        self.sending.discard(item)
+        self.host.add(item)
+
+    def _start_move(self, op: Op) -> None:
+        end = self.now + self.link.transfer_ticks(self.size(item_of(op)))
+        self.busy.add(self._channel(op))
+        self.moves.append((op, self.now, end))
+        heapq.heappush(self.events, (end, _RANKS[_direction(op)], op))
+
+    def _channel(self, op: Op) -> str:
+        return _direction(op) if self.link.is_full_duplex else "both"
+
+    def _acquire(self, need: int) -> None:
+        self.memory += need
+        self.peak = max(self.peak, self.memory)
+
+    def _duration(self, op: Op) -> int:
+        stage = self.profile.stages[op.stage]
+        time = stage.backward_time if op.kind is OpKind.BACKWARD else stage.forward_time
+        return time * self.link.ticks
+
+
+def _direction(op: Op) -> str:
+    is_back = op.kind in (OpKind.PREFETCH_ACTIVATION, OpKind.PREFETCH_SAVED)
+    return "prefetch" if is_back else "offload"
+
+
+_CONTAINERS: Final = (
+    "events",
+    "queue",
+    "busy",
+    "stored",
+    "ready",
+    "reading",
+    "sending",
+    "released",
+    "sent",
+    "host",
+    "starts",
+    "moves",
+)

@@ -1,0 +1,93 @@
+"""What computations read, make and free, and when what leaves the device has served there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.validation.transfers import RefusedError
+
+__all__ = ["Item", "freed_by", "input_of", "item_of", "last_uses", "made_by", "reads_of"]
+
+Item: TypeAlias = tuple[str, int]
+"""``("a", i)``: activation ``a^i``; ``("b", i)``: what ``Fa`` of stage i saved."""
+
+
+def item_of(op: Op) -> Item:
+    """What a transfer or discard is about."""
+    is_saved = op.kind in (OpKind.OFFLOAD_SAVED, OpKind.PREFETCH_SAVED, OpKind.DISCARD_SAVED)
+    return ("b" if is_saved else "a", op.stage)
+
+
+def made_by(op: Op) -> Item:
+    """What a forward makes."""
+    if op.kind is OpKind.FORWARD_KEEP_ALL:
+        return ("b", op.stage)
+    return ("a", op.stage + 1)
+
+
+def input_of(stage: int, stored: Iterable[Item]) -> Item:
+    """Where a stage finds its input: in itself, else in what the stage before saved."""
+    return ("a", stage) if ("a", stage) in stored else ("b", stage - 1)
+
+
+def reads_of(op: Op, stored: Iterable[Item]) -> tuple[Item, ...]:
+    """What a computation reads."""
+    source = input_of(op.stage, stored)
+    return (source, ("b", op.stage)) if op.kind is OpKind.BACKWARD else (source,)
+
+
+def freed_by(op: Op) -> tuple[Item, ...]:
+    """What a computation removes, where it is stored."""
+    if op.kind is OpKind.BACKWARD:
+        return (("a", op.stage), ("b", op.stage))
+    return (("a", op.stage),) if op.kind is OpKind.FORWARD_DROP else ()
+
+
+def last_uses(schedule: Schedule) -> dict[int, list[Item]]:
+    """After which operations the device's copies of what leaves have served."""
+    stored: set[Item] = {("a", 0)}
+    leaving: dict[Item, int] = {}
+    released: dict[int, list[Item]] = {}
+    for index, op in enumerate(schedule):
+        match op.kind:
+            case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
+                leaving[item_of(op)] = index
+            case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
+                leaving.pop(item_of(op), None)
+                stored.discard(item_of(op))
+            case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
+                _returns(item_of(op), stored, leaving, released)
+            case OpKind.TURN:
+                raise RefusedError(f"{op} is an operation of joins, and this is a single chain")
+            case _:
+                _computes(op, index, stored, leaving, released)
+    for item, index in leaving.items():
+        released.setdefault(index, []).append(item)
+    return released
+
+
+def _returns(
+    item: Item, stored: set[Item], leaving: dict[Item, int], released: dict[int, list[Item]]
+) -> None:
+    if item in leaving:
+        released.setdefault(leaving.pop(item), []).append(item)
+    stored.add(item)
+
+
+def _computes(
+    op: Op,
+    index: int,
+    stored: set[Item],
+    leaving: dict[Item, int],
+    released: dict[int, list[Item]],
+) -> None:
+    for item in reads_of(op, stored):
+        if item in leaving:
+            leaving[item] = index
+    for item in freed_by(op):
+        stored.discard(item)
+        leaving.pop(item, None)
+    if op.kind is not OpKind.BACKWARD:
+        _returns(made_by(op), stored, leaving, released)

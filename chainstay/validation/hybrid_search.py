@@ -1,0 +1,155 @@
+"""The optimum of a tiny hybrid instance by looking at every program list. A referee.
+
+A* on the referee's own machine (`hybrid.HybridMachine`): a state is what is where and what
+is under way, a step issues one more operation. Nothing is assumed about optimal schedules,
+but that nothing is dropped later than right after the operation that read or sent it last, and
+that neither what has no bytes nor what the next backward runs on leaves.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import count
+from typing import Final, TypeAlias
+
+from chainstay.errors import InvalidProfileError, InvalidScheduleError
+from chainstay.profiles import ChainProfile, Link
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.timetable import exact
+from chainstay.validation.hybrid import HybridMachine
+from chainstay.validation.hybrid_items import Item, item_of
+from chainstay.validation.transfer_search import Optimum
+from chainstay.validation.transfers import RefusedError
+
+__all__ = ["LARGEST_HYBRID", "optimal_hybrid"]
+
+LARGEST_HYBRID: Final = 4
+"""Stages of the longest chain accepted."""
+
+_Key: TypeAlias = tuple[object, ...]
+_OFFLOAD: Final = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
+_PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
+_DISCARD: Final = {"a": OpKind.DISCARD_ACTIVATION, "b": OpKind.DISCARD_SAVED}
+
+
+def optimal_hybrid(profile: ChainProfile, *, budget: int, link: Link) -> Optimum | None:
+    """The fastest program list, or ``None`` if none fits in `budget` bytes.
+
+    Raises:
+        InvalidProfileError: The chain has skips or is too long to search.
+    """
+    if len(profile) > LARGEST_HYBRID:
+        raise InvalidProfileError(
+            f"exhaustive search with transfers takes chains of at most {LARGEST_HYBRID} stages, "
+            f"this one has {len(profile)}; use a solver"
+        )
+    try:
+        start = HybridMachine(profile, budget, link)
+    except RefusedError:
+        return None
+    order = count()
+    open_states: list[tuple[int, int, HybridMachine, tuple[Op, ...]]] = [
+        (_bound(start), next(order), start, ())
+    ]
+    seen: dict[_Key, list[tuple[int, ...]]] = {}
+    while open_states:
+        bound, _, machine, ops = heapq.heappop(open_states)
+        if machine.gradient == 0:
+            return Optimum(Schedule(ops), exact(Fraction(bound, link.ticks)))
+        for op in _steps(machine, ops):
+            following = machine.copy()
+            try:
+                following.issue(op)
+            except (RefusedError, InvalidScheduleError):
+                continue
+            if _is_new(seen, following, (*ops, op)):
+                state = (_bound(following), next(order), following, (*ops, op))
+                heapq.heappush(open_states, state)
+    return None
+
+
+def _bound(machine: HybridMachine) -> int:
+    """Ticks that no continuation is faster than: every backward to come, and its forward."""
+    stages, ticks = machine.profile.stages, machine.link.ticks
+    waiting = 0
+    for i in range(machine.gradient):
+        waiting += stages[i].backward_time
+        if ("b", i) not in machine.here and ("b", i) not in machine.sent:
+            waiting += stages[i].forward_time
+    return max(machine.now, machine.ends) + ticks * waiting
+
+
+def _steps(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[Op]:
+    """What may come next; drops only right after what they follow on, in one order."""
+    here = machine.here
+    for item in sorted(_droppable(ops) & here):
+        yield Op(_DISCARD[item[0]], item[1])
+    for i in range(machine.gradient):
+        if ("a", i) in here or ("b", i - 1) in here:
+            if ("b", i) not in here:
+                yield Op(OpKind.FORWARD_KEEP_ALL, i)
+            if ("a", i + 1) not in here and i + 1 < machine.gradient:
+                yield Op(OpKind.FORWARD_KEEP_INPUT, i)
+    if machine.gradient:
+        yield Op(OpKind.BACKWARD, machine.gradient - 1)
+    yield from _transfers(machine)
+
+
+def _transfers(machine: HybridMachine) -> Iterator[Op]:
+    here, sent = machine.here, machine.sent
+    for item in sorted(here - sent):
+        if machine.size(item) and item != ("b", machine.gradient - 1):
+            yield Op(_OFFLOAD[item[0]], item[1])
+    for item in sorted(sent - here):
+        if item[1] < machine.gradient:
+            yield Op(_PREFETCH[item[0]], item[1])
+
+
+def _droppable(ops: tuple[Op, ...]) -> set[Item]:
+    """What the operations issued last were the last to touch, as far as anybody knows."""
+    *before, last = ops or (None,)
+    if last is None or last.kind in _PREFETCH.values():
+        return set()
+    if last.kind in _OFFLOAD.values():
+        return {item_of(last)}
+    if last.kind not in _DISCARD.values():
+        return _touched(last)
+    while before and before[-1].kind in _DISCARD.values():
+        before.pop()
+    if not before or before[-1].kind.is_transfer:
+        return set()
+    return {item for item in _touched(before[-1]) if item > item_of(last)}
+
+
+def _touched(op: Op) -> set[Item]:
+    i = op.stage
+    return {("a", i), ("b", i - 1)}
+
+
+def _is_new(
+    seen: dict[_Key, list[tuple[int, ...]]], machine: HybridMachine, ops: tuple[Op, ...]
+) -> bool:
+    """Whether no state seen has got as far with everything at least as early."""
+    pending = sorted(machine.events, key=lambda event: (event[1], event[2].kind, event[2].stage))
+    key: _Key = (
+        machine.gradient,
+        frozenset(machine.stored),
+        frozenset(machine.ready),
+        frozenset(machine.released),
+        frozenset(machine.sent),
+        frozenset(machine.host),
+        tuple(machine.queue),
+        tuple(op for *_, op in pending),
+        frozenset(_droppable(ops) & machine.here),
+    )
+    times = (machine.now, *(time for time, *_ in pending))
+    better = seen.setdefault(key, [])
+    if any(all(a <= b for a, b in zip(known, times, strict=True)) for known in better):
+        return False
+    better[:] = [
+        known for known in better if not all(b <= a for a, b in zip(known, times, strict=True))
+    ]
+    better.append(times)
+    return True
