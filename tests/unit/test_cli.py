@@ -87,9 +87,15 @@ def test_several_processes_check_all_instances() -> None:
 
 
 def test_other_problems_are_named_as_not_there_yet() -> None:
-    result = chainstay("verify", "--problem", "join")
+    result = chainstay("verify", "--problem", "hybrid")
     assert result.exit_code == 2
-    assert "join is not there yet; choose chain or offload" in result.output
+    assert "hybrid is not there yet; choose chain" in result.output
+
+
+def test_joins_are_checked_too() -> None:
+    result = chainstay("verify", "--problem", "join", "--instances", "6", "--seed", "1")
+    assert result.exit_code == 0
+    assert "No contradiction: 6 joins of seed 1 in" in result.stdout
 
 
 def test_unknown_problems_are_refused() -> None:

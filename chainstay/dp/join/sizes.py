@@ -75,6 +75,7 @@ def positions_of(state: int, sizes: JoinSizes) -> list[int]:
     """The position of each branch.
 
     Example:
+        >>> from chainstay.profiles import Stage
         >>> branch = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(Stage(),))
         >>> positions_of(5, join_sizes(JoinProfile(branches=(branch, branch)), (False, False)))
         [1, 2]
