@@ -62,7 +62,7 @@ def test_every_sentence_about_whole_transfers_is_needed(
 
 
 @pytest.mark.parametrize(
-    "groups",
+    "group",
     [group for group in interruptible.GROUPS if group not in RETURNS],
     ids=lambda group: group.__name__,
 )
