@@ -1,0 +1,110 @@
+"""Random offloading instances, answers held against each other, counter-examples made small."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+
+from chainstay.dp.offload import Algorithm1
+from chainstay.errors import InfeasibleBudgetError
+from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.profiles import OffloadProfile
+from chainstay.solve.offload_heuristics import Heuristics
+from chainstay.timetable import Transfers
+from chainstay.verify import Tally
+from chainstay.verify.offload import (
+    OFFLOAD_CONTESTANTS,
+    OffloadCheck,
+    OffloadContestant,
+    minimised_offload,
+    offload_checks,
+    offload_counter_example,
+)
+from chainstay.verify.offload_instances import random_offload, simpler_offload
+
+TRUTH = OffloadContestant(method=Heuristics(), transfers=Transfers.INTEGRAL, most_stages=4)
+
+
+@dataclass(frozen=True)
+class Liar:
+    """The heuristics, with one lie about chains of two stages and more."""
+
+    lie: str
+
+    def __str__(self) -> str:
+        return f"liar ({self.lie})"
+
+    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
+        claim = Heuristics()(problem)
+        if len(problem.profile) < 2:
+            return claim
+        match self.lie:
+            case "optimal":
+                return replace(claim, lower_bound=claim.makespan, makespan=claim.makespan)
+            case "makespan":
+                return replace(claim, makespan=claim.makespan - 1)
+            case "infeasible":
+                raise InfeasibleBudgetError(
+                    budget=problem.budget, required=problem.budget + 1, stages=2, family="all"
+                )
+        raise AssertionError
+
+
+def first_contradiction(*contestants: OffloadContestant) -> OffloadCheck:
+    found = offload_checks(range(400), seed=8, contestants=contestants)
+    return next(check for check in found if check.reason)
+
+
+def test_instances_depend_on_seed_and_number_alone() -> None:
+    drawn = [random_offload(3, number) for number in range(50)]
+    assert drawn[17] == random_offload(3, 17)
+    assert drawn != [random_offload(4, number) for number in range(50)]
+    feasible = [i for i in drawn if i.budget >= i.profile.required_bytes]
+    assert 0.7 < len(feasible) / len(drawn) < 1
+
+
+def test_simpler_instances_end() -> None:
+    instance, steps = random_offload(1, 2), 0
+    while (step := next(simpler_offload(instance), None)) is not None:
+        assert step != instance
+        instance, steps = step, steps + 1
+        assert steps < 10_000
+    assert len(instance.profile) == 1
+    assert instance.profile.least_time == 0
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [("makespan", "the solver claimed"), ("infeasible", "nothing fits")],
+)
+def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
+    liar = OffloadContestant(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=4)
+    check = first_contradiction(TRUTH, liar)
+    assert reason in check.reason
+    small = minimised_offload(check, seconds=10)
+    assert small.reason
+    assert len(small.instance.profile) == 2
+    document = json.loads(offload_counter_example(small, seed=8))
+    assert document["number"] == check.number
+    assert OffloadProfile.from_json(document["profile"]) == small.instance.profile
+
+
+def test_a_bound_is_held_against_stricter_models() -> None:
+    """That a heuristic is optimal is refuted by the exact methods beside it."""
+    liar = OffloadContestant(method=Liar("optimal"), transfers=Transfers.INTEGRAL, most_stages=4)
+    exact = [each for each in OFFLOAD_CONTESTANTS if str(each.method) == "search"]
+    check = first_contradiction(liar, *(replace(each, every=1) for each in exact))
+    assert "says that nothing is faster than" in check.reason
+
+
+def test_all_methods_agree_on_some_instances() -> None:
+    tally = Tally()
+    for check in offload_checks(range(60), seed=11):
+        assert not check.reason, (check.number, check.reason)
+        for answer in check.answers:
+            if answer.contestant.method == Algorithm1():
+                tally.add(answer)
+    assert tally.instances > 10
+    assert tally.optimal > 10
