@@ -37,10 +37,18 @@ def is_available() -> bool:
     return find_spec("numba") is not None
 
 
-def kernel(function: _Function) -> _Function:
-    """`function`, as something that can also be compiled; it may call other kernels."""
+def kernel(function: _Function, *, uncompiled: _Function | None = None) -> _Function:
+    """`function`, as something that can also be compiled; it may call other kernels.
+
+    Args:
+        function: To be compiled.
+        uncompiled: The same in other words, which are quicker as long as nothing is compiled.
+    """
     assert isinstance(function, FunctionType)
-    return cast("_Function", _Kernel(function)) if is_available() else function
+    as_written = uncompiled or function
+    if not is_available():
+        return as_written
+    return cast("_Function", _Kernel(function, as_written))
 
 
 @contextmanager
@@ -68,13 +76,13 @@ def at_first_interpreted(*, when: bool) -> Iterator[None]:
 class _Kernel:
     """A function and its compiled double."""
 
-    def __init__(self, function: FunctionType) -> None:
-        self._function = function
+    def __init__(self, function: FunctionType, as_written: Callable[..., object]) -> None:
+        self._function, self._as_written = function, as_written
         update_wrapper(self, function)
 
     def __call__(self, *arguments: object) -> object:
         if _INTERPRETED.get():
-            return self._function(*arguments)
+            return self._as_written(*arguments)
         return self._compiled(*arguments)
 
     @cached_property

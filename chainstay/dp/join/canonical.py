@@ -31,6 +31,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.jit import at_first_interpreted
 from chainstay.dp.join.kernels import (
     NEVER,
     Overheads,
@@ -49,6 +50,8 @@ __all__ = ["LeastProgram", "OverheadProgram"]
 _NARROW: Final = 2**29
 """Infeasible, in 32 bits: three of it still fit."""
 _WIDE: Final = 2**60
+_SMALL: Final = 50_000
+"""Moves of all states together: about half a second in numpy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,8 @@ class LeastProgram(_Program):
         for j, branch in enumerate(profile.branches):
             parts[j, : len(branch), : len(branch)] = self._of_chain[j].of
         self._least = np.full((tails, states_of(profile)), NEVER, dtype=np.int64)
-        fill_least(self._least, self.sizes, parts, self._of_chain[-1].of)
+        with at_first_interpreted(when=is_small(profile)):
+            fill_least(self._least, self.sizes, parts, self._of_chain[-1].of)
         self.root = int(self._least[-1, 0])
 
     def is_chosen(self, rest: _Rest, move: _Move) -> bool:
@@ -273,7 +277,8 @@ class OverheadProgram(_Program):
             (tails, states_of(profile), wide), self._never, dtype=dtype
         )
         ahead = self._ahead() if tails > 1 else np.zeros(0, dtype=np.int64)
-        fill_overheads(self._values, self.sizes, parts, part_of, tail_parts, ahead)
+        with at_first_interpreted(when=is_small(profile)):
+            fill_overheads(self._values, self.sizes, parts, part_of, tail_parts, ahead)
 
     def overhead(self, m: int) -> int | None:
         """Of the whole join with m besides the inputs; None if nothing fits."""
@@ -327,6 +332,12 @@ class OverheadProgram(_Program):
             stages = (np.arange(2 * length + 1) + 1) // 2
             ahead = np.add.outer(ahead, sizes.elapsed[j, length] - sizes.elapsed[j, stages])
         return ahead.reshape(-1)
+
+
+def is_small(profile: JoinProfile) -> bool:
+    """Whether numpy has filled a table before a compiler would be loaded."""
+    steps = sum(map(len, profile.branches)) + len(profile.closing)
+    return states_of(profile) * len(profile.closing) * steps <= _SMALL
 
 
 def _run(branch: int, start: int, stop: int) -> tuple[Op, ...]:

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.dp import jit
 from chainstay.dp.jit import kernel
 from chainstay.dp.join.sizes import JoinSizes
 from chainstay.dp.recursion import Array
@@ -45,7 +44,7 @@ def relax_by_loop(
         target[m] = min(target[m], narrow(behind[m] + aside[m] + more))
 
 
-relax = kernel(relax_by_loop) if jit.is_available() else relax_by_slices
+relax = kernel(relax_by_loop, uncompiled=relax_by_slices)
 
 
 @kernel
