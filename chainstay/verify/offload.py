@@ -157,7 +157,7 @@ OFFLOAD_CONTESTANTS: Final[tuple[OffloadContestant, ...]] = (
     _program(Algorithm1(), Transfers.INTERRUPTIBLE, 9),
     _program(Algorithm1(slots=100), Transfers.INTERRUPTIBLE),
     OffloadContestant(method=_Search(), transfers=Transfers.INTEGRAL, most_stages=4, every=4),
-    _exact(CPSAT(time_limit_s=20.0), Transfers.INTEGRAL, 6, 4),
+    _exact(CPSAT(time_limit_s=3.0), Transfers.INTEGRAL, 6, 4),
     _exact(MIP(time_limit_s=20.0), Transfers.INTEGRAL, 4, 8),
     _exact(MIP(time_limit_s=20.0), Transfers.INTERRUPTIBLE, 5, 8),
     _exact(MIP(time_limit_s=20.0), Transfers.FRACTIONAL, 7, 8),
