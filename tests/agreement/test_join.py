@@ -20,6 +20,7 @@ from chainstay import (
     waterfilling_bound,
 )
 from chainstay.dp.join import claim_join
+from chainstay.dp.join.canonical import LeastProgram, OverheadProgram
 from chainstay.profiles import HomogeneousJoin
 from chainstay.solution import Family
 from chainstay.validation.join_search import join_optimum
@@ -163,6 +164,22 @@ def test_random_joins_of_any_stages(seed: int) -> None:
         if profile.stages <= 7:
             optimum = join_optimum(profile, instance.budget, keep=keep).makespan
             assert optimum <= exact.makespan
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_least_budget_is_where_the_table_begins(seed: int) -> None:
+    """Two programs that share their moves but not their tables."""
+    for number in range(30):
+        instance = random_join(seed, number)
+        if isinstance(instance.profile, HomogeneousJoin):
+            continue
+        least = LeastProgram(instance.profile, instance.keep)
+        memory = least.root + least.inputs
+        table = OverheadProgram(instance.profile, instance.keep, memory)
+        assert table.overhead(least.root) is not None
+        assert table.overhead(least.root - 1) is None
+        replay = simulate_join(instance.profile, least.schedule(least.root), keep=instance.keep)
+        assert replay.peak_bytes <= memory
 
 
 def test_claims_say_what_they_are() -> None:

@@ -41,7 +41,6 @@ from chainstay.formulations.join.claims import build
 from chainstay.profiles import Join, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Scope
-from chainstay.validation.join_search import join_optimum
 from chainstay.verify.join import JoinContestant, join_checks, join_counter_example, minimised_join
 
 # Sizes of many digits, so that every term of a sum shows in it.
@@ -162,6 +161,13 @@ def test_slots_by_hand() -> None:
     replay = simulate_join(TOY, Schedule.parse("0:Fc0 0:Fn1 1:Fc0 T 1:B0 0:Fc0 0:B1 0:B0"))
     assert [snapshot.after_bytes for snapshot in replay.timeline] == [3, 3, 4, 4, 2, 3, 2, 0]
     assert (replay.makespan, replay.peak_bytes) == (4 * 3 + 3 * 5 + 7, 4)
+
+
+def test_a_kept_gradient_takes_a_slot() -> None:
+    join = JoinProfile.homogeneous((1, 0), forward_time=1, backward_time=1, turn_time=1)
+    schedule, flags = Schedule.parse("0:Fc0 T 0:B0"), ((False, False), (False, True), (True, True))
+    after = [simulate_join(join, schedule, keep=keep).timeline[-1].after_bytes for keep in flags]
+    assert after == [0, 1, 2]
 
 
 def test_a_discard_makes_room_for_the_operation_before_it() -> None:
@@ -367,12 +373,6 @@ def test_a_program_can_be_written_out(tmp_path: Path) -> None:
     assert len(model.closing_has_its_inputs) > 0
     model.write(str(tmp_path / "join.lp"))
     assert "c_u_x" in (tmp_path / "join.lp").read_text()
-
-
-def test_search_refuses_large_joins() -> None:
-    join = JoinProfile.homogeneous((20, 20), forward_time=1, backward_time=1, turn_time=1)
-    with pytest.raises(InvalidProfileError, match="at most 24 stages, this one has 40"):
-        join_optimum(join, 9)
 
 
 def test_verify_finds_and_minimises_a_wrong_method() -> None:
