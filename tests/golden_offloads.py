@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
@@ -91,3 +94,10 @@ def _load(i: dict[str, Any]) -> GoldenOffload:
 
 GOLDEN = [_load(instance) for instance in json.loads(_FILE.read_text())["instances"]]
 FEASIBLE = [golden for golden in GOLDEN if golden.is_feasible]
+
+
+def require_solvers() -> None:
+    """Skip the calling module, by name of the solver that is not installed."""
+    for solver in ("ortools", "pyomo", "highspy"):
+        if find_spec(solver) is None:
+            pytest.skip(f"{solver} is not installed", allow_module_level=True)

@@ -27,8 +27,10 @@ from chainstay.validation.fluid import simulate_timetable
 from chainstay.validation.transfer_search import optimal_program, proposition3_bound
 from chainstay.validation.transfers import simulate_offload
 from chainstay.verify.offload_instances import random_offload
-from golden_offloads import FEASIBLE, GOLDEN, GoldenOffload
+from golden_offloads import FEASIBLE, GOLDEN, GoldenOffload, require_solvers
 from offload_strategies import OffloadCase, offload_cases
+
+require_solvers()
 
 SHORT = [golden for golden in FEASIBLE if golden.last <= 5]
 

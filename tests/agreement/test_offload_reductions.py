@@ -20,7 +20,9 @@ from chainstay.validation.offload_reductions import (
     two_partition_program,
 )
 from chainstay.validation.transfer_search import optimal_program
-from golden_offloads import GOLDEN, GoldenOffload
+from golden_offloads import GOLDEN, GoldenOffload, require_solvers
+
+require_solvers()
 
 THREE_YES = ([8, 9, 9], [6, 6, 8, 7, 7, 6], [26, 27, 28, 29, 35, 35])
 THREE_NO = ([6, 6, 6, 6, 7, 9], [11, 11, 11, 11, 11, 15])

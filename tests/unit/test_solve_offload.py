@@ -33,7 +33,9 @@ from chainstay.solution import Family
 from chainstay.solve.offload import AutoOffload, solve_offload
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Transfers
-from golden_offloads import GOLDEN
+from golden_offloads import GOLDEN, require_solvers
+
+require_solvers()
 
 (GAP,) = [golden for golden in GOLDEN if golden.name == "pub008"]
 LINK = Link(bandwidth=1)
