@@ -17,6 +17,7 @@ __all__ = [
     "BackendError",
     "CertificateError",
     "ChainstayError",
+    "HostBudgetError",
     "InfeasibleBudgetError",
     "InvalidBudgetError",
     "InvalidProfileError",
@@ -111,6 +112,29 @@ class InfeasibleBudgetError(ChainstayError):
             f"no {which}schedule of this {stages}-stage {network} fits in {amounts[0]}; "
             f"the least feasible budget is {amounts[1]}. Raise the budget, "
             "shrink the batch, or cut the model into finer stages."
+        )
+
+
+class HostBudgetError(ChainstayError):
+    """A plan needs more host memory for what is away from the device than it may have.
+
+    Attributes:
+        budget: The ``host_budget``, in bytes.
+        required: That the plan needs, in bytes; where `is_least` is false, at least so many.
+
+    Args:
+        budget: As the attribute.
+        required: As the attribute.
+        is_least: Whether `required` is enough for sure.
+    """
+
+    def __init__(self, *, budget: int, required: int, is_least: bool) -> None:
+        self.budget = budget
+        self.required = required
+        super().__init__(
+            f"host_budget is {_exact(budget)}, the plan needs {'' if is_least else 'at least '}"
+            f"{_exact(required)} of host memory. Raise host_budget, or raise budget so that less "
+            "is offloaded."
         )
 
 

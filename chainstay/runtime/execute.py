@@ -11,13 +11,14 @@ from chainstay.runtime.environment import Traits
 from chainstay.runtime.executor import Executor
 from chainstay.runtime.stages import Children
 from chainstay.runtime.states import State
+from chainstay.runtime.transfers.transport import Transport
 from chainstay.schedule import Schedule
 
 __all__ = ["PlannedChain"]
 
 
 class PlannedChain(nn.Module):
-    """A chain of stages that forgets and recomputes activations as a schedule says.
+    """A chain of stages that forgets, recomputes or offloads activations as a schedule says.
 
     Its output hangs on an ordinary autograd graph: ``backward``, ``autograd.grad``,
     ``retain_graph``, gradient accumulation and several forwards before a backward all work.
@@ -31,11 +32,15 @@ class PlannedChain(nn.Module):
     A plan holds for the input's layout, the training flags and the autocast settings that
     it was measured with; in another mode, evaluate under ``torch.no_grad``.
 
+    With `transport`, `close` stops its transfers and lets host memory go; without a call, that
+    happens with the chain's end.
+
     Args:
         chain: What to run; see `chainstay.runtime.measure`.
         children: The model's modules under their own names.
         traits: Of each stage, as found when it was measured.
         schedule: As for `Executor`.
+        transport: Likewise.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages.
@@ -44,12 +49,17 @@ class PlannedChain(nn.Module):
     """
 
     def __init__(
-        self, chain: Chain, children: Children, traits: tuple[Traits, ...], schedule: Schedule
+        self,
+        chain: Chain,
+        children: Children,
+        traits: tuple[Traits, ...],
+        schedule: Schedule,
+        transport: Transport | None = None,
     ) -> None:
         super().__init__()
         self._chain = chain
         self._children = children
-        self._executor = Executor(chain, traits, schedule)
+        self._executor = Executor(chain, traits, schedule, transport)
         self.training = children.is_training
         for name, module in children.named:
             if hasattr(self, name):
@@ -82,6 +92,10 @@ class PlannedChain(nn.Module):
             for stage in self._chain.stages:
                 state = stage(state)
         return state[0]
+
+    def close(self) -> None:
+        """Stop transfers and let host memory go; nothing is trained after that."""
+        self._executor.close()
 
     def _require_own_stages(self) -> None:
         if tuple(self._modules.items()) != self._children.named:

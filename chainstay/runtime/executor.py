@@ -9,6 +9,7 @@ from chainstay.runtime.liveness import plan_execution
 from chainstay.runtime.mode import Mode
 from chainstay.runtime.recompute import Run, Versioned
 from chainstay.runtime.states import State
+from chainstay.runtime.transfers.transport import Transport
 from chainstay.schedule import Schedule
 
 __all__ = ["Executor"]
@@ -25,16 +26,31 @@ class Executor:
         schedule: For the chain's stages and the loss, valid under free discards (so under
             any). Operations on the loss are the user's: the plan assumes that the loss
             follows the forward at once, and the loss's backward its forward.
+        transport: Makes the transfers that the schedule has, if it has any.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages.
         InvalidScheduleError: An operation lacks what it needs.
     """
 
-    def __init__(self, chain: Chain, traits: tuple[Traits, ...], schedule: Schedule) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        traits: tuple[Traits, ...],
+        schedule: Schedule,
+        transport: Transport | None = None,
+    ) -> None:
         self._chain = chain
         self._traits = traits
+        self._transport = transport
+        if transport is not None:
+            schedule = Schedule(tuple(op for op in schedule if not op.kind.is_transfer))
         self._plan = plan_execution(_matching(schedule, chain), len(chain.stages))
+
+    def close(self) -> None:
+        """Stop transfers and let host memory go; nothing is trained after that."""
+        if self._transport is not None:
+            self._transport.engine.close()
 
     def __call__(self, state: State, shared: State = ()) -> State:
         """The last state.
@@ -52,6 +68,7 @@ class Executor:
             device=chain.device,
             shared=Versioned.of(shared),
             pending=len(chain.stages) - 1,
+            traffic=None if self._transport is None else self._transport.start(),
         )
         return run.forward(state)
 

@@ -28,7 +28,16 @@ from chainstay.runtime.aliasing import Alias, Source
 from chainstay.runtime.binding import version_of
 from chainstay.runtime.states import State
 
-__all__ = ["Capture", "CapturedEverythingError", "Dropped", "Handles", "Kept", "unpack"]
+__all__ = [
+    "Capture",
+    "CapturedEverythingError",
+    "Dropped",
+    "Handles",
+    "Kept",
+    "Packed",
+    "Staying",
+    "unpack",
+]
 
 _BE_DETERMINISTIC: Final = "a stage must do the same each time it runs on the same input"
 
@@ -110,7 +119,7 @@ class Kept:
         """A handle if the tensor lies in the input; others stay, as autograd would hold them."""
         alias = self.source.alias(tensor)
         if alias is None:
-            return _Versioned(self.stage, tensor.detach(), version_of(tensor))
+            return Staying.of(self.stage, tensor)
         handle = self.handles.add(Handle(self.stage, self.prepare, tensor))
         handle.alias = alias
         return handle
@@ -185,15 +194,24 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Versioned:
+class Staying:
     """A tensor that stays, with the count of its changes: behind hooks autograd does not check."""
 
     stage: int
     tensor: torch.Tensor
     version: int
 
+    @classmethod
+    def of(cls, stage: int, tensor: torch.Tensor) -> Staying:
+        """`tensor` as it is, saved by stage `stage`."""
+        return cls(stage, tensor.detach(), version_of(tensor))
 
-def unpack(packed: Handle | _Versioned | torch.Tensor) -> torch.Tensor:
+
+Packed = Handle | Staying | torch.Tensor
+"""What the graph holds for a saved tensor."""
+
+
+def unpack(packed: Packed) -> torch.Tensor:
     """Unpack hook of every first run.
 
     Raises:
@@ -202,7 +220,7 @@ def unpack(packed: Handle | _Versioned | torch.Tensor) -> torch.Tensor:
     match packed:
         case torch.Tensor():
             return packed
-        case _Versioned():
+        case Staying():
             return _unchanged(packed)
     if packed.tensor is None:
         packed.prepare()
@@ -214,7 +232,7 @@ def unpack(packed: Handle | _Versioned | torch.Tensor) -> torch.Tensor:
     return packed.tensor
 
 
-def _unchanged(packed: _Versioned) -> torch.Tensor:
+def _unchanged(packed: Staying) -> torch.Tensor:
     if version_of(packed.tensor) != packed.version:
         raise PlanMismatchError(
             f"a tensor of shape {tuple(packed.tensor.shape)} that stage {packed.stage} saved "

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.runtime.accounting import Account
 from chainstay.runtime.caching import AccountFile
 from chainstay.runtime.chain import Chain, TensorLayout
@@ -21,6 +21,7 @@ from chainstay.runtime.fusing import blaming, run_stage
 from chainstay.runtime.mode import Mode, Titled
 from chainstay.runtime.preserve import undisturbed
 from chainstay.runtime.states import detached
+from chainstay.runtime.transfers.planning import held_by_caller
 from chainstay.schedule import Schedule
 
 __all__ = ["Measurement", "measure_subject", "measuring", "require_loss", "require_repeats"]
@@ -44,6 +45,16 @@ class Measurement:
     def profile(self) -> ChainProfile:
         """To be solved: no schedule needs more than it says."""
         return self.account.profile()
+
+    @property
+    def offload_profile(self) -> OffloadProfile:
+        """For `chainstay.solve_offload`: nothing is run again, and the input is the caller's.
+
+        Raises:
+            InvalidProfileError: The chain has skips.
+        """
+        schedule = Schedule.keep_all(len(self.account.stages))
+        return held_by_caller(OffloadProfile.from_chain(self.account.profile_for(schedule)))
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
         """To predict the peak of `schedule` with: closer, but sound for no other schedule."""

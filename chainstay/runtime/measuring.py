@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.offloading import OffloadSolution
 from chainstay.runtime.costs import Subject
 from chainstay.runtime.execute import PlannedChain
 from chainstay.runtime.fusing import fuse_stages
@@ -25,6 +26,7 @@ from chainstay.runtime.mode import titled_modules
 from chainstay.runtime.progress import progress_bar
 from chainstay.runtime.stages import ChainStage, Children, Model, TensorPart, split_model
 from chainstay.runtime.states import detached
+from chainstay.runtime.transfers import Engine, Transport, engine_for
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 
@@ -49,14 +51,24 @@ class MeasuredChain(Measurement):
         """The stages that a schedule speaks about, the loss excluded."""
         return self.chain.stages
 
-    def planned(self, plan: Schedule | Solution) -> PlannedChain:
+    def planned(
+        self,
+        plan: Schedule | Solution,
+        *,
+        engine: Engine | None = None,
+        host_budget: int | None = None,
+    ) -> PlannedChain:
         """The model as a module that trains by `plan`; see `PlannedChain`.
 
         Args:
-            plan: Made under any discards: ``"table1"``, ``"tape"`` or ``"free"``.
+            plan: Made under any discards: ``"table1"``, ``"tape"`` or ``"free"``; or what
+                `chainstay.solve_offload` makes of `offload_profile`.
+            engine: Makes the transfers of such a plan; by default, that of the device.
+            host_budget: Of the default engine: bytes of host memory, ``None`` for no limit.
 
         Raises:
             PlanMismatchError: The plan is for another number of stages, or no plan.
+            HostBudgetError: What is away at once needs more host memory.
             InvalidScheduleError: An operation of the plan lacks what it needs.
             UnsupportedModelError: A stage has the name of an attribute of `PlannedChain`.
         """
@@ -66,7 +78,13 @@ class MeasuredChain(Measurement):
                 f"the plan is a {type(plan).__name__}, must be a Schedule or a Solution; "
                 "get one from chainstay.solve_chain(measured.profile, budget)"
             )
-        return PlannedChain(self.chain, self.children, self.traits, schedule)
+        transport = None
+        if isinstance(plan, OffloadSolution):
+            engine = engine or engine_for(
+                self.chain.device, link=plan.link, host_budget=host_budget
+            )
+            transport = Transport.of(plan, self.offload_profile, engine)
+        return PlannedChain(self.chain, self.children, self.traits, schedule, transport)
 
 
 def measure(  # noqa: PLR0913  # all but the model and the sample have defaults

@@ -32,6 +32,7 @@ from chainstay.runtime.liveness import ExecutionPlan, Step
 from chainstay.runtime.probe import dropping
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, detached, is_among
+from chainstay.runtime.transfers.traffic import Traffic
 
 __all__ = ["Run", "Versioned"]
 
@@ -51,6 +52,7 @@ class Run:
         environments: Of the first run of each stage that runs again.
         bindings: Likewise.
         handles: Per stage, the stand-ins for what it saved.
+        traffic: Of saved data to host memory and back; ``None`` where all stays.
     """
 
     stages: tuple[ChainStage, ...]
@@ -63,6 +65,7 @@ class Run:
     environments: dict[int, Environment] = field(default_factory=dict)
     bindings: dict[int, Binding] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
+    traffic: Traffic | None = None
 
     def forward(self, state: State) -> State:
         """The model's forward: first runs build the graph, any others go beside it."""
@@ -71,13 +74,17 @@ class Run:
                 state = self.first_run(step, state)
             else:
                 self.run_again(step)
+        if self.traffic is not None:
+            self.traffic.before_forward(len(self.stages))
         return state
 
     def prepare_backward(self, stage: int) -> None:
-        """Run all forwards that the plan has before the backward of `stage`."""
+        """Run all forwards and transfers that the plan has before the backward of `stage`."""
         while self.pending >= stage:
             following = self.pending
             self.pending -= 1
+            if self.traffic is not None:
+                self.traffic.before_backward(following)
             for step in self.plan.before_backward[following]:
                 self.run_again(step)
             if following in self.plan.released:
@@ -86,6 +93,8 @@ class Run:
     def first_run(self, step: Step, state: State) -> State:
         """The next state, part of the model's own graph."""
         stage = self.stages[step.stage]
+        if self.traffic is not None:
+            self.traffic.before_forward(step.stage)
         if step.input_wanted:
             self._store(step.stage, state)
         if not step.is_last:
@@ -94,7 +103,9 @@ class Run:
             self.bindings[step.stage] = Binding.of(stage, traits)
         with self._hooked(step, state):
             output = stage(state, self.shared.state)
-        if self.plan.before_backward[step.stage]:
+        if self.traffic is not None:
+            self.traffic.after_forward(step.stage, state, output)
+        if self._acts_before_backward(step.stage):
             for node in _nodes_of(output, state):
                 node.register_prehook(lambda _: self.prepare_backward(step.stage))
         return output
@@ -120,6 +131,10 @@ class Run:
         capture.require_done()
         if step.output_wanted:
             self._store(step.stage + 1, output)
+
+    def _acts_before_backward(self, stage: int) -> bool:
+        is_moving = self.traffic is not None and self.traffic.acts_before_backward(stage)
+        return is_moving or bool(self.plan.before_backward[stage])
 
     def _store(self, stage: int, state: State) -> None:
         """Keep the input of `stage`: the same memory without the graph that made it."""
@@ -156,11 +171,15 @@ class Run:
 
     def _hooked(self, step: Step, state: State) -> AbstractContextManager[object]:
         """What the first run of a stage saves goes as planned; untouched where all of it stays."""
-        if step.captures and not step.releases_input:
-            return nullcontext()
         stage = step.stage
-        handles = self.handles[stage] = Handles()
         prepare = partial(self.prepare_backward, stage)
+        if step.captures and not step.releases_input:
+            if self.traffic is None:
+                return nullcontext()
+            return self.traffic.hooks(
+                self.stages[stage], stage, (*state, *self.shared.state), prepare
+            )
+        handles = self.handles[stage] = Handles()
         pack = (
             Kept(stage, prepare, handles, Source.of(state))
             if step.captures

@@ -1,0 +1,183 @@
+"""One saved storage on its way to the host and back, and what the graph holds instead of it.
+
+=============  =================  ==============  =========================
+a cell that    has memory on the  and a slot      and the ticket of
+=============  =================  ==============  =========================
+stays          device             --              --
+is leaving     device             being written   the transfer to the host
+is away        --                 filled          the same
+is returning   device, unread     being read      the transfer from the host
+is back        device             --              --
+=============  =================  ==============  =========================
+
+Only the graph's handles hold a cell for long. When they go, so do memory and slot.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.binding import version_of
+from chainstay.runtime.layout import MemoryLayout
+from chainstay.runtime.transfers.engine import Engine, Ticket, flat, whole_storage
+from chainstay.runtime.transfers.pool import Slot
+
+__all__ = ["Cell", "Parked", "fetch", "release", "send"]
+
+
+class Cell:
+    """A storage that several saved tensors may lie in, stored once.
+
+    Attributes:
+        stage: That made it.
+        memory: On the device, all of it as bytes.
+        ticket: Of its last transfer, if that need be waited for.
+    """
+
+    __slots__ = (
+        "__weakref__", "_engine", "_parked", "_size", "_slot", "memory", "stage", "ticket",
+    )  # fmt: skip
+
+    def __init__(self, stage: int, engine: Engine, tensor: torch.Tensor) -> None:
+        self._slot: Slot | None = None
+        self.ticket: Ticket | None = None
+        self.stage = stage
+        self.memory: torch.Tensor | None = whole_storage(tensor)
+        self._engine = engine
+        self._size = self.memory.nbytes
+        self._parked: list[weakref.ref[Parked]] = []
+
+    def park(self, parked: Parked) -> None:
+        """Know a saved tensor that lies here, without holding it."""
+        self._parked.append(weakref.ref(parked))
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it has been sent and not let go."""
+        return self.memory is not None and self._slot is not None
+
+    def leave(self) -> tuple[torch.Tensor, Slot]:
+        """Take a slot on the host, to be sent there.
+
+        Raises:
+            HostBudgetError: There is none.
+        """
+        assert self.memory is not None, "it leaves once"
+        self._slot = self._engine.pool.take(self._size)
+        return self.memory, self._slot
+
+    def go(self) -> None:
+        """Let the memory on the device go; the computation waits for the transfer already."""
+        for reference in self._parked:
+            parked = reference()
+            if parked is not None:
+                parked.let_go()
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            self._engine.freed(memory)
+
+    def come(self) -> tuple[torch.Tensor, Slot, Ticket]:
+        """Allocate memory on the device to be fetched into; the slot is given away."""
+        assert self._slot is not None, "it was sent"
+        assert self.ticket is not None, "it was sent"
+        self.memory = flat(self._size, self._engine.device)
+        return self.memory, self._slot, self.ticket
+
+    def under(self, ticket: Ticket, *, is_back: bool) -> None:
+        """Its transfer has begun."""
+        self.ticket = ticket
+        if is_back and self._slot is not None:
+            slot, self._slot = self._slot, None
+            self._engine.give_back(slot, ticket)
+
+    def arrived(self) -> torch.Tensor:
+        """The memory on the device, brought back first if nobody has done so."""
+        if self.memory is None:
+            fetch([self], self._engine)
+        assert self.memory is not None, "it is on its way at least"
+        if self._slot is None and self.ticket is not None:
+            self._engine.wait(self.ticket)
+            self.ticket = None
+        return self.memory
+
+    def __del__(self) -> None:
+        """Give back what it has, in the order of the computation."""
+        if self._slot is not None:
+            self._engine.give_back(self._slot, self.ticket)
+        elif self.ticket is not None:
+            self._engine.forget(self.ticket)
+
+
+class Parked:
+    """Stands in the graph for a saved tensor that may be away."""
+
+    __slots__ = (
+        "__weakref__", "_cell", "_is_spoiled", "_layout", "_prepare", "_tensor", "_version",
+    )  # fmt: skip
+
+    def __init__(self, cell: Cell, prepare: Callable[[], None], tensor: torch.Tensor) -> None:
+        self._cell = cell
+        self._prepare = prepare
+        self._layout = MemoryLayout.of(tensor)
+        self._tensor: torch.Tensor | None = tensor.detach()
+        self._version = version_of(tensor)
+        self._is_spoiled = False
+        cell.park(self)
+
+    def let_go(self) -> None:
+        """Hold the tensor no longer."""
+        if self._tensor is not None:
+            self._is_spoiled = version_of(self._tensor) != self._version
+            self._tensor = None
+
+    def restored(self) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            PlanMismatchError: It was changed in place, or its plan was closed.
+        """
+        self._prepare()
+        if self._tensor is not None:
+            self._is_spoiled = version_of(self._tensor) != self._version
+        if self._is_spoiled:
+            raise PlanMismatchError(
+                f"a tensor of shape {tuple(self._layout.size)} that stage {self._cell.stage} saved "
+                "was changed in place between forward and backward; change a clone of it, or run "
+                "the backward first"
+            )
+        if self._tensor is not None:
+            return self._tensor
+        return self._layout.over(self._cell.arrived())
+
+
+def send(cells: Sequence[Cell], engine: Engine) -> None:
+    """Start sending `cells` to the host."""
+    transfers = [cell.leave() for cell in cells]
+    if transfers:
+        ticket = engine.send(transfers)
+        for cell in cells:
+            cell.under(ticket, is_back=False)
+
+
+def release(cells: Sequence[Cell], engine: Engine) -> None:
+    """Wait until `cells` have been sent, and let their memory on the device go."""
+    leaving = [cell for cell in cells if cell.is_leaving]
+    for ticket in {id(cell.ticket): cell.ticket for cell in leaving}.values():
+        engine.wait(ticket)
+    for cell in leaving:
+        cell.go()
+
+
+def fetch(cells: Sequence[Cell], engine: Engine) -> None:
+    """Start bringing `cells` back."""
+    coming = [(cell, *cell.come()) for cell in cells if cell.memory is None]
+    by_ticket = {id(sent): sent for _, _, _, sent in coming}
+    for key, sent in by_ticket.items():
+        group = [(cell, memory, slot) for cell, memory, slot, s in coming if id(s) == key]
+        ticket = engine.fetch([(memory, slot) for _, memory, slot in group], sent)
+        for cell, _, _ in group:
+            cell.under(ticket, is_back=True)

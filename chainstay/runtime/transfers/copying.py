@@ -1,0 +1,238 @@
+"""The engine of the CPU: threads that copy no faster than a link would, a double of CUDA's.
+
+There is nothing to gain from it on a machine with one memory; it runs the same transfers in
+the same order, so that plans can be tried, tested and timed where there is no GPU. Bytes move
+at the very end of each transfer's time: whoever reads too early, or frees too early, is wrong
+for sure. With `poison`, memory is filled with NaN where a device's would be anybody's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from chainstay.errors import PlanMismatchError
+from chainstay.profiles import Link
+from chainstay.runtime.transfers.engine import Ticket, Transfer
+from chainstay.runtime.transfers.pool import HostPool, Slot
+
+__all__ = ["DOUBLE_LINK", "CopyTicket", "CopyingEngine"]
+
+DOUBLE_LINK: Final = Link.from_bytes_per_second(2_000_000_000, latency_ns=100_000)
+"""What the double pretends to be where nothing else is asked for."""
+
+_POISON: Final = 0xFF  # NaN in every floating-point type
+
+
+class CopyTicket:
+    """As `Ticket`; set when the copies have ended, or failed."""
+
+    __slots__ = ("ended", "error")
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    """Copies to be made, destination first."""
+
+    copies: list[tuple[torch.Tensor, torch.Tensor]]
+    after: list[CopyTicket]
+    ticket: CopyTicket
+    seconds: float
+    given: float = field(default_factory=time.perf_counter)
+
+
+class CopyingEngine:
+    """Copies within one memory at a link's pace.
+
+    Args:
+        link: Its bandwidth in bytes per ns; half duplex is one thread, full duplex two.
+        host_budget: Bytes for what is away.
+        poison: Fill freed memory, memory that nothing has arrived in yet and slots given back
+            with NaN. Memory that somebody else holds too is left alone.
+
+    Attributes:
+        stalled: Seconds that the computation has waited.
+    """
+
+    def __init__(
+        self, link: Link = DOUBLE_LINK, *, host_budget: int | None = None, poison: bool = False
+    ) -> None:
+        self.device = torch.device("cpu")
+        self.pool = HostPool(_unseen_memory, lambda size: size, host_budget)
+        self.link = link
+        self.stalled = 0.0
+        self._poison = poison
+        self._out = _Copier("offload")
+        self._back = _Copier("prefetch") if link.is_full_duplex else self._out
+        self._finalizer = weakref.finalize(self, _stop, {self._out, self._back})
+
+    def __deepcopy__(self, memo: object) -> CopyingEngine:
+        return CopyingEngine(self.link, host_budget=self.pool.limit, poison=self._poison)
+
+    def send(self, transfers: Sequence[Transfer]) -> CopyTicket:
+        """As `Engine`."""
+        after = [slot.after for _, slot in transfers if isinstance(slot.after, CopyTicket)]
+        copies = [(slot.memory, memory) for memory, slot in transfers]
+        return self._start(self._out, copies, after)
+
+    def fetch(self, transfers: Sequence[Transfer], sent: Ticket) -> CopyTicket:
+        """As `Engine`."""
+        assert isinstance(sent, CopyTicket), "tickets come from the engine that gets them"
+        copies = [(memory, slot.memory) for memory, slot in transfers]
+        if self._poison:
+            for memory, _ in transfers:
+                memory.fill_(_POISON)
+        return self._start(self._back, copies, [sent])
+
+    def wait(self, ticket: Ticket) -> None:
+        """As `Engine`."""
+        assert isinstance(ticket, CopyTicket), "tickets come from the engine that gets them"
+        begin = time.perf_counter()
+        ticket.ended.wait()
+        self.stalled += time.perf_counter() - begin
+        if ticket.error is not None:
+            raise ticket.error
+
+    def forget(self, ticket: Ticket) -> None:
+        """As `Engine`; the thread holds the memory as long as it needs it."""
+
+    def freed(self, memory: torch.Tensor) -> None:
+        """As `Engine`."""
+        if self._poison and _is_ours_alone(memory):
+            memory.fill_(_POISON)
+
+    def give_back(self, slot: Slot, after: Ticket | None) -> None:
+        """As `Engine`."""
+        if self._poison and (after is None or _has_ended(after)):
+            slot.memory.fill_(_POISON)
+        self.pool.give(slot, after)
+
+    def close(self) -> None:
+        """As `Engine`."""
+        self._finalizer()
+        self.pool.close()
+
+    def _start(
+        self,
+        copier: _Copier,
+        copies: list[tuple[torch.Tensor, torch.Tensor]],
+        after: list[CopyTicket],
+    ) -> CopyTicket:
+        size = sum(source.nbytes for _, source in copies)
+        seconds = float(self.link.transfer_time(size)) / 1e9 if size else 0.0
+        job = _Job(copies, after, CopyTicket(), seconds)
+        copier.put(job)
+        return job.ticket
+
+
+class _Copier:
+    """A thread that does one job after another; it starts with the first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = f"chainstay {name}"
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._free_at = 0.0
+        self._seconds_per_byte = 0.0
+
+    def put(self, job: _Job) -> None:
+        with self._changed:
+            if self._is_closed:
+                raise PlanMismatchError("this plan was closed; make another to go on training")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread; jobs not begun fail."""
+        with self._changed:
+            self._is_closed = True
+            abandoned, self._jobs = self._jobs, deque()
+            self._changed.notify_all()
+        for job in abandoned:
+            job.copies.clear()
+            job.ticket.error = PlanMismatchError(
+                "the plan was closed while saved tensors were on their way; run the backward first"
+            )
+            job.ticket.ended.set()
+        if self._thread not in (None, threading.current_thread()):
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                job = self._jobs.popleft()
+            try:
+                self._do(job)
+            except BaseException as error:  # noqa: BLE001  # raised where somebody waits for it
+                job.ticket.error = error
+            job.copies.clear()  # whoever has waited may count on the memory being let go
+            job.ticket.ended.set()
+            del job
+
+    def _do(self, job: _Job) -> None:
+        ready = job.given
+        for ticket in job.after:
+            if not ticket.ended.is_set():
+                ticket.ended.wait()
+                ready = time.perf_counter()
+        deadline = max(ready, self._free_at) + job.seconds
+        size = sum(source.nbytes for _, source in job.copies)
+        pause = deadline - size * self._seconds_per_byte - time.perf_counter()
+        if pause > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, pause)
+        begin = time.perf_counter()
+        for destination, source in job.copies:
+            destination.copy_(source)
+        end = time.perf_counter()
+        if size > _LARGE:
+            self._seconds_per_byte = (end - begin) / size
+        self._free_at = max(deadline, end)
+
+
+_LARGE: Final = 2**20
+"""Bytes from which a copy tells how long a byte takes."""
+
+
+def _stop(copiers: set[_Copier]) -> None:
+    for copier in copiers:
+        copier.stop()
+
+
+def _has_ended(ticket: Ticket) -> bool:
+    return isinstance(ticket, CopyTicket) and ticket.ended.is_set()
+
+
+def _unseen_memory(size: int) -> torch.Tensor:
+    """Memory that torch's allocator, this double's device, knows nothing about."""
+    return torch.frombuffer(bytearray(size), dtype=torch.uint8)
+
+
+def _is_ours_alone(memory: torch.Tensor) -> bool:
+    storage = memory.untyped_storage()
+    held: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001  # no public way
+    return held <= _OURS
+
+
+_OURS: Final = 2
+"""Holders of a storage: our tensor, and the object that asks."""
