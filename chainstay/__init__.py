@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         BackendError,
         CertificateError,
         ChainstayError,
+        HostBudgetError,
         InfeasibleBudgetError,
         InvalidBudgetError,
         InvalidProfileError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from chainstay.formulations import CPSAT, MIP
     from chainstay.formulations.join import AssignCuts
     from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution
+    from chainstay.planning import solve_measured
     from chainstay.profiles import (
         ChainProfile,
         HomogeneousJoin,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
     from chainstay.runtime.estimating import DeviceModel, Estimated, estimate
     from chainstay.runtime.extraction import ExtractedChain, extract
+    from chainstay.runtime.transfers import measure_link
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
     from chainstay.solve import solve_chain, solve_join
@@ -72,6 +75,7 @@ _HOME: Final = MappingProxyType(
                 "BackendError",
                 "CertificateError",
                 "ChainstayError",
+                "HostBudgetError",
                 "InfeasibleBudgetError",
                 "InvalidBudgetError",
                 "InvalidProfileError",
@@ -87,6 +91,7 @@ _HOME: Final = MappingProxyType(
             "chainstay.formulations": ("CPSAT", "MIP"),
             "chainstay.formulations.join": ("AssignCuts",),
             "chainstay.offloading": ("OffloadClaim", "OffloadProblem", "OffloadSolution"),
+            "chainstay.planning": ("solve_measured",),
             "chainstay.profiles": (
                 "ChainProfile",
                 "HomogeneousJoin",
@@ -98,6 +103,7 @@ _HOME: Final = MappingProxyType(
             ),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
             "chainstay.runtime.extraction": ("ExtractedChain", "extract"),
+            "chainstay.runtime.transfers": ("measure_link",),
             "chainstay.runtime.estimating": ("DeviceModel", "Estimated", "estimate"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
             "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
@@ -133,6 +139,7 @@ __all__ = [
     "ExtractedChain",
     "Family",
     "HomogeneousJoin",
+    "HostBudgetError",
     "InfeasibleBudgetError",
     "InvalidBudgetError",
     "InvalidProfileError",
@@ -170,11 +177,13 @@ __all__ = [
     "join_curve",
     "least_budget",
     "measure",
+    "measure_link",
     "simulate",
     "simulate_join",
     "simulate_offload",
     "solve_chain",
     "solve_join",
+    "solve_measured",
     "solve_offload",
     "unfit",
     "unrestricted_bound",

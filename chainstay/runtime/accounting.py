@@ -5,7 +5,8 @@ stage's first run to its last. `Account.profile` is sound for every schedule: it
 dearer form of a forward, and buffers and random states as if every stage would run again.
 `Account.profile_for` knows the schedule: a stage that runs once saves no such things, and
 one that is recorded at once never runs in the other form. It is what to predict the peak
-of that schedule with, and no other.
+of that schedule with, and no other. `Account.optimistic` says the least that any schedule's
+own profile says: what is too slow or too large under it is so for every schedule.
 """
 
 from __future__ import annotations
@@ -114,6 +115,16 @@ class Account:
                 backward=cost.backward_bytes + up_to_it - cost.random_bytes,
             )
             for cost, up_to_it in zip(self.stages, held, strict=True)
+        )
+
+    def optimistic(self) -> ChainProfile:
+        """For bounds: as if no stage ran again, so at most what `profile_for` says of any.
+
+        Every stage runs once in the form that saves for its backward, whatever else it does.
+        """
+        return self._assembled(
+            cost.stage(forward=cost.recording_bytes, backward=cost.backward_bytes)
+            for cost in self.stages
         )
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:

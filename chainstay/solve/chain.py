@@ -27,7 +27,7 @@ from chainstay.timetable import Time
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
 
-__all__ = ["Auto", "budget_bytes", "solve_chain"]
+__all__ = ["Auto", "budget_bytes", "method_of", "solve_chain"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def solve_chain(
             "chain, pass measured.profile"
         )
     budget = budget_bytes(profile, budget)
-    solver = _solver(method)
+    solver = method_of(method)
     start = time.perf_counter()
     if isinstance(solver, CPSAT | MIP):
         claim = _started(solver, profile, budget)
@@ -174,8 +174,12 @@ _METHODS: Final[Mapping[str, Method]] = MappingProxyType(
 )
 
 
-def _solver(method: Method | str) -> Method:
-    """The method of that name, or `method` itself."""
+def method_of(method: Method | str) -> Method:
+    """The method of that name, or `method` itself.
+
+    Raises:
+        UnknownMethodError: There is no such method.
+    """
     if isinstance(method, str) and method in _METHODS:
         return _METHODS[method]
     if isinstance(method, str | type) or not callable(method):

@@ -125,9 +125,11 @@ def test_it_is_the_same_object_with_the_same_state() -> None:
 
 
 def test_the_plan_is_shown() -> None:
-    text = str(fitted().chainstay)
+    model = fitted()
+    text = str(model.chainstay)
     assert text.startswith("Branches in ")
-    assert "proved optimal" in text
+    assert shown(model).solution.describe() in text
+    assert "proved optimal" in str(fitted(budget="100%").chainstay)
     assert "slower than plain training at a peak of " in text
     assert text.endswith(" B0")
 
