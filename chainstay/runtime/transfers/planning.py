@@ -19,7 +19,7 @@ and the model's output with what the last stage saves, stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate
@@ -144,6 +144,8 @@ def _gaps(schedule: Schedule, profile: OffloadProfile) -> Iterator[list[Op]]:
             position += 1
         if reason is not None:
             raise InvalidScheduleError(reason, index=index, ops=schedule.ops)
+    if gap:
+        raise InvalidScheduleError(f"{gap[0]} comes after the last computation")
     if position < len(expected):
         raise InvalidScheduleError(f"the schedule ends before {expected[position]}")
 
@@ -189,18 +191,23 @@ class _Walk:
                     f"{computation} needs a{stage + 1}, which is on the host; issue "
                     f"Pa{stage + 1} before"
                 )
+        if position == len(self.profile) - 1:
+            self._draw_forward(position, need, (OpKind.OFFLOAD_ACTIVATION,))
         self._make_room(need, position, computation)
         if position + 1 < len(self.gaps):
-            self._draw_forward(position, need)
+            self._draw_forward(position, need, _TRANSFERS)
         self.memory += growth
 
-    def _draw_forward(self, position: int, need: int) -> None:
-        """Issue what comes during the computation before it, where all is there for it."""
+    def _draw_forward(self, position: int, need: int, kinds: Collection[OpKind]) -> None:
+        """Issue what comes during the computation before it, where all is there for it.
+
+        They keep their order; only between the loss's two computations, where the second may
+        wait for their memory, offloads go first.
+        """
         waiting: list[Op] = []
         for op in self.gaps[position + 1]:
-            is_offload = op.kind is OpKind.OFFLOAD_ACTIVATION
-            is_in_turn = not waiting or (is_offload and position == len(self.profile) - 1)
-            if is_in_turn and self._is_ready(op, position, need):
+            is_in_turn = not waiting or len(kinds) == 1
+            if is_in_turn and op.kind in kinds and self._is_ready(op, position, need):
                 self._issue(op, position)
             else:
                 waiting.append(op)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from threading import Lock
+from threading import RLock
 
 import torch
 
@@ -79,7 +79,7 @@ class HostPool:
         self._idle: dict[int, list[Slot]] = defaultdict(list)
         self._used: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._is_closed = False
-        self._lock = Lock()  # slots come back wherever the last reference to a tensor goes
+        self._lock = RLock()  # slots come back wherever a last reference goes, even in `take`
 
     def take(self, size: int) -> Slot:
         """A slot for `size` bytes.
@@ -132,7 +132,7 @@ class HostPool:
         return Slot(memory, room)
 
     def _let_one_go(self) -> bool:
-        for room, slots in self._idle.items():
+        for room, slots in list(self._idle.items()):
             if slots:
                 slots.pop()
                 self.allocated_bytes -= room

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chainstay.errors import HostBudgetError, UnsupportedModelError
+from chainstay.errors import HostBudgetError, PlanMismatchError, UnsupportedModelError
 from chainstay.offloading import OffloadSolution
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.runtime.transfers.copying import DOUBLE_LINK, CopyingEngine
@@ -14,6 +14,7 @@ from chainstay.runtime.transfers.cuda import CudaEngine
 from chainstay.runtime.transfers.engine import Engine
 from chainstay.runtime.transfers.planning import TransferPlan, plan_transfers
 from chainstay.runtime.transfers.traffic import Traffic
+from chainstay.timetable import Transfers
 
 __all__ = ["Transport", "engine_for"]
 
@@ -35,9 +36,15 @@ class Transport:
         """The transfers of `solution` for a chain that costs `profile`.
 
         Raises:
+            PlanMismatchError: It moves parts of activations, or moves them in parts.
             InvalidScheduleError: It does not fit in its budget when run.
             HostBudgetError: What is away at once needs more than the engine's host memory.
         """
+        if solution.transfers is not Transfers.INTEGRAL:
+            raise PlanMismatchError(
+                f"the plan has {solution.transfers} transfers, and this runtime moves whole "
+                "activations at once; solve with transfers='integral'"
+            )
         plan = plan_transfers(solution.schedule, profile, solution.budget)
         limit = engine.pool.limit
         if limit is not None and plan.host_bytes > limit:

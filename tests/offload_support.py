@@ -1,0 +1,107 @@
+"""Models and engines for tests of transfers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from chainstay.offloading import OffloadSolution
+from chainstay.profiles import Link
+from chainstay.runtime import MeasuredChain, PlannedChain, measure
+from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.solve.offload import solve_offload
+from models import gpt2, resnet50
+from runtime_support import StepRecord, train
+
+__all__ = ["FAST", "LATE", "Case", "gpt_case", "perceptron_case", "resnet_case"]
+
+FAST = Link.from_bytes_per_second(4_000_000_000, latency_ns=20_000, duplex="full")
+"""Of the engine, so that tests need not wait; plans are made for the double's own link."""
+
+SLOW = Link.from_bytes_per_second(500_000_000, latency_ns=20_000)
+"""Plans for it use what can be used."""
+
+LATE = Link.from_bytes_per_second(4_000_000_000, latency_ns=10_000_000, duplex="full")
+"""Of an engine on which nothing has arrived, or left, while nobody waits."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what it trains on, and what it costs."""
+
+    model: nn.Sequential
+    batch: torch.Tensor
+    loss: Callable[[torch.Tensor], torch.Tensor]
+    measured: MeasuredChain
+
+    @classmethod
+    def of(
+        cls, model: nn.Sequential, batch: torch.Tensor, loss: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Case:
+        """Measure it, once."""
+        return cls(model, batch, loss, measure(model, batch, loss=loss, repeats=1))
+
+    def budget(self, tenths: int) -> int:
+        """Bytes, from the least feasible (0) to what plain training needs (10)."""
+        profile = self.measured.offload_profile
+        least = profile.required_bytes
+        return least + (profile.peak_bytes - least) * tenths // 10
+
+    def solution(self, tenths: int) -> OffloadSolution:
+        """A plan for that budget."""
+        profile = self.measured.offload_profile
+        return solve_offload(profile, self.budget(tenths), link=SLOW, method="heuristics")
+
+    def offloaded(self, tenths: int, engine: CopyingEngine | None = None) -> PlannedChain:
+        """The model by that plan, its memory poisoned wherever nobody may read."""
+        engine = engine or CopyingEngine(FAST, poison=True)
+        return self.measured.planned(self.solution(tenths), engine=engine)
+
+    def trained(self, chain: nn.Module, steps: int = 2) -> StepRecord:
+        """What a few steps of a copy of `chain` leave behind."""
+        twin = copy.deepcopy(chain)
+        record = train(twin, self.batch, self.loss, steps=steps)
+        if isinstance(twin, PlannedChain):
+            twin.close()
+        return record
+
+    def step(self, chain: nn.Module) -> torch.Tensor:
+        """One step without an optimizer."""
+        output = chain(self.batch)  # held until the step ends, as in most training loops
+        value = self.loss(output)
+        value.backward()
+        return value.detach()
+
+
+@cache
+def resnet_case() -> Case:
+    """ResNet-50, narrow."""
+    torch.manual_seed(0)
+    images, classes = torch.randn(2, 3, 64, 64), torch.randint(0, 100, (2,))
+    model = resnet50(num_classes=100, width=8)
+    return Case.of(model, images, lambda scores: functional.cross_entropy(scores, classes))
+
+
+@cache
+def gpt_case() -> Case:
+    """GPT-2, small, with dropout."""
+    torch.manual_seed(0)
+    tokens, following = torch.randint(0, 200, (2, 48)), torch.randint(0, 200, (96,))
+    model = gpt2(blocks=3, width=64, heads=4, vocabulary=200, context=48)
+    return Case.of(
+        model, tokens, lambda scores: functional.cross_entropy(scores.flatten(0, 1), following)
+    )
+
+
+@cache
+def perceptron_case() -> Case:
+    """Six small stages."""
+    torch.manual_seed(0)
+    stages = [nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)) for _ in range(6)]
+    return Case.of(nn.Sequential(*stages), torch.randn(16, 32), lambda out: out.square().mean())

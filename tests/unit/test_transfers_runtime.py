@@ -1,0 +1,355 @@
+"""What can go wrong with transfers, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.errors import (
+    HostBudgetError,
+    InvalidScheduleError,
+    PlanMismatchError,
+    UnsupportedModelError,
+)
+from chainstay.profiles import Link
+from chainstay.runtime import measure
+from chainstay.runtime.transfers import engine_for, measure_link
+from chainstay.runtime.transfers.copying import DOUBLE_LINK, CopyingEngine
+from chainstay.runtime.transfers.cuda import pinned_bytes
+from chainstay.runtime.transfers.engine import Transfer
+from chainstay.runtime.transfers.pool import HostPool
+from chainstay.runtime.transfers.speed import link_from
+from chainstay.solve.offload import solve_offload
+from chainstay.timetable import Transfers
+from offload_support import FAST, LATE, SLOW, Case, perceptron_case
+
+
+def copiers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("chainstay")]
+
+
+class Breaks(nn.Module):
+    """Fails when told to, in its forward or its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.when = ""
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        if self.when == "forward":
+            raise ZeroDivisionError
+        result = activation.tanh()
+        if self.when == "backward":
+
+            def fail(_: torch.Tensor) -> None:
+                raise ZeroDivisionError
+
+            result.register_hook(fail)
+        return result
+
+
+def breaking_case() -> tuple[Case, Breaks]:
+    torch.manual_seed(0)
+    breaks = Breaks()
+    stages: list[nn.Module] = [nn.Linear(32, 32) for _ in range(6)]
+    stages.insert(4, breaks)
+    model = nn.Sequential(*(nn.Sequential(stage, nn.Sigmoid()) for stage in stages))
+    return Case.of(model, torch.randn(64, 32), lambda out: out.square().mean()), breaks
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_exceptions_leave_nothing_and_the_next_step_is_right(when: str) -> None:
+    case, breaks = breaking_case()
+    expected = case.trained(case.model)
+    engine = CopyingEngine(FAST, poison=True)
+    chain = case.offloaded(0, engine)
+    case.step(chain)
+    breaks.when = when
+    with pytest.raises(ZeroDivisionError):
+        case.step(chain)
+    breaks.when = ""
+    gc.collect()
+    assert engine.pool.used_bytes == 0
+    held = engine.pool.allocated_bytes
+    case.model.zero_grad()
+    assert case.trained(chain).differences(expected) == []
+    assert engine.pool.allocated_bytes == held
+    chain.close()
+
+
+def test_a_missing_backward_leaves_nothing() -> None:
+    case = perceptron_case()
+    engine = CopyingEngine(FAST, poison=True)
+    chain = case.offloaded(0, engine)
+    output = chain(case.batch)
+    assert engine.pool.used_bytes > 0
+    del output
+    assert engine.pool.used_bytes == 0
+    chain.close()
+
+
+def test_without_gradients_nothing_moves() -> None:
+    case = perceptron_case()
+    engine = CopyingEngine(FAST)
+    chain = case.offloaded(0, engine)
+    with torch.no_grad():
+        assert torch.equal(chain(case.batch), case.model(case.batch))
+    assert engine.pool.allocated_bytes == 0
+    assert not copiers()
+
+
+def test_closing_stops_threads_and_frees_everything() -> None:
+    case = perceptron_case()
+    engine = CopyingEngine(LATE)
+    chain = case.offloaded(0, engine)
+    value = case.loss(chain(case.batch))
+    assert copiers()
+    chain.close()
+    chain.close()
+    assert not copiers()
+    assert engine.pool.allocated_bytes == 0
+    with pytest.raises(PlanMismatchError, match="was closed"):
+        value.backward()
+    with pytest.raises(PlanMismatchError, match="this plan was closed; make another"):
+        chain(case.batch)
+    with torch.no_grad():
+        chain(case.batch)
+
+
+def test_a_forgotten_chain_stops_its_threads() -> None:
+    case = perceptron_case()
+    chain = case.offloaded(0)
+    case.step(chain)
+    assert copiers()
+    gone = weakref.ref(chain)
+    del chain
+    gc.collect()
+    assert gone() is None
+    assert not copiers()
+
+
+def test_a_failing_copy_is_told_where_it_is_waited_for() -> None:
+    engine = CopyingEngine(FAST)
+    memory = torch.zeros(8, dtype=torch.uint8)
+    slot = engine.pool.take(7)
+    ticket = engine.send([(memory, slot)])
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        engine.wait(ticket)
+    engine.close()
+
+
+class Counts(CopyingEngine):
+    """Counts the bytes that it sends, and the storages."""
+
+    def __init__(self) -> None:
+        super().__init__(FAST, poison=True)
+        self.bytes = self.storages = 0
+
+    def send(self, transfers: Any) -> Any:  # noqa: ANN401  # as it comes
+        self.bytes += sum(memory.nbytes for memory, _ in transfers)
+        self.storages += len(transfers)
+        return super().send(transfers)
+
+
+class SharesStorage(nn.Module):
+    """Saves four views of one storage, and its input twice."""
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        wide = torch.cat([activation, activation.exp()], 1)
+        left, right = wide.chunk(2, 1)
+        mixed = (left * right).T * wide[:, ::2].reshape(-1, 32).T[:, : left.shape[0]]
+        result: torch.Tensor = (mixed.T.contiguous() * activation * activation.square()).tanh()
+        return result
+
+
+def test_storages_go_once_and_views_are_rebuilt() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(32, 32), *(nn.Sequential(SharesStorage(), nn.Linear(32, 32)) for _ in range(4))
+    )
+    case = Case.of(model, torch.randn(16, 32), lambda out: out.square().mean())
+    engine = Counts()
+    chain = case.offloaded(0, engine)
+    moved = chain._executor._transport.plan.moved  # type: ignore[union-attr]
+    assert case.trained(copy.deepcopy(chain)).differences(case.trained(model)) == []
+    model.zero_grad()
+    case.step(chain)
+    x = case.measured.offload_profile.activations
+    assert moved
+    assert engine.bytes <= sum(x[stage + 1] for stage in moved), "no storage goes twice"
+    chain.close()
+
+
+def test_dtypes_and_conjugates_come_back() -> None:
+    class Complex(nn.Module):
+        def forward(self, activation: torch.Tensor) -> torch.Tensor:
+            turned = torch.complex(activation, activation.sin())
+            half = (turned * turned.conj()).real.to(torch.bfloat16) * activation.to(torch.bfloat16)
+            return (half.float() * turned.imag.neg()).tanh()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), Complex()) for _ in range(4)))
+    case = Case.of(model, torch.randn(8, 16), lambda out: out.square().mean())
+    assert case.trained(case.offloaded(0)).differences(case.trained(model)) == []
+
+
+def test_a_change_in_place_is_found() -> None:
+    kept: list[torch.Tensor] = []
+
+    class Leaks(nn.Module):
+        def forward(self, activation: torch.Tensor) -> torch.Tensor:
+            result = activation.exp()
+            kept.append(result)
+            return result * 2
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), Leaks()) for _ in range(4)))
+    case = Case.of(model, torch.randn(8, 16), lambda out: out.square().mean())
+    for stage in range(4):
+        chain = case.offloaded(0, CopyingEngine(FAST))
+        kept.clear()
+        value = case.loss(chain(case.batch))
+        moved = stage in chain._executor._transport.plan.moved  # type: ignore[union-attr]
+        with torch.no_grad():
+            kept[stage].zero_()
+        if moved:  # the copy on the host is as it was
+            value.backward()
+        else:
+            with pytest.raises((PlanMismatchError, RuntimeError), match=r"in.?place"):
+                value.backward()
+        chain.close()
+
+
+def test_host_memory_has_a_limit() -> None:
+    case = perceptron_case()
+    solution = case.solution(0)
+    with pytest.raises(
+        HostBudgetError, match=r"host_budget is 100 bytes, .* Raise host_budget"
+    ) as info:
+        case.measured.planned(solution, host_budget=100)
+    enough = info.value.required
+    assert info.value.budget == 100
+    chain = case.measured.planned(solution, host_budget=enough)
+    case.step(chain)
+    values = [case.loss(chain(case.batch))]
+    with pytest.raises(HostBudgetError, match="needs at least"):
+        values.append(case.loss(chain(case.batch)))
+    values[0].backward()
+    case.step(chain)
+    chain.close()
+
+
+def test_pool_reuses_and_evicts() -> None:
+    pool = HostPool(lambda size: torch.empty(size, dtype=torch.uint8), lambda size: size, 100)
+    first = pool.take(60)
+    pool.give(first, "read until then")
+    again = pool.take(60)
+    assert again is first
+    assert again.after == "read until then"
+    pool.give(again, None)
+    second = pool.take(50)
+    assert (pool.allocated_bytes, pool.used_bytes) == (50, 50)
+    with pytest.raises(HostBudgetError, match="at least 110 bytes"):
+        pool.take(60)
+    pool.close()
+    with pytest.raises(PlanMismatchError, match="closed while saved tensors were in host memory"):
+        _ = second.memory
+    with pytest.raises(PlanMismatchError, match="this plan was closed"):
+        pool.take(1)
+    pool.give(second, None)
+
+
+def test_pinned_memory_is_counted_as_torch_allocates_it() -> None:
+    assert [pinned_bytes(size) for size in (1, 512, 513, 4096, 5000)] == [
+        512,
+        512,
+        1024,
+        4096,
+        8192,
+    ]
+
+
+def test_plans_that_cannot_be_run_are_refused() -> None:
+    case = perceptron_case()
+    solution = case.solution(0)
+    with pytest.raises(PlanMismatchError, match="interruptible transfers, and this runtime"):
+        case.measured.planned(replace(solution, transfers=Transfers.INTERRUPTIBLE))
+    with pytest.raises(InvalidScheduleError, match="more than the budget"):
+        case.measured.planned(replace(solution, budget=solution.peak_bytes - 1, peak_bytes=0))
+    with pytest.raises(InvalidScheduleError, match="this runtime has no link"):
+        case.measured.planned(solution.schedule)
+    other = measure(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.zeros(2, 4), repeats=1)
+    with pytest.raises((PlanMismatchError, InvalidScheduleError)):
+        other.planned(solution)
+    with pytest.raises(UnsupportedModelError, match="'meta' device"):
+        engine_for(torch.device("meta"))
+    with pytest.raises(UnsupportedModelError, match="'meta' device"):
+        measure_link("meta")
+
+
+def test_the_input_is_the_callers() -> None:
+    """A profile that lets the input go promises memory that a training loop holds."""
+    case = perceptron_case()
+    held = case.measured.offload_profile
+    assert held.activations[0] == 0
+    assert (
+        held.peak_bytes
+        == chainstay.OffloadProfile.from_chain(
+            case.measured.profile_for(chainstay.Schedule.keep_all(len(held)))
+        ).peak_bytes
+    )
+
+
+def test_links_are_measured() -> None:
+    assert chainstay.measure_link("cpu") == DOUBLE_LINK
+    half = link_from(small=10_000, one_way=1_010_000, both_ways=2_020_000)
+    assert not half.is_full_duplex
+    assert half.latency == 10_000
+    assert abs(half.transfer_time(64 * 2**20) - 1_010_000) < 1_000
+    full = link_from(small=10_000, one_way=1_010_000, both_ways=1_210_000)
+    assert full.is_full_duplex
+    assert abs(full.transfer_time(64 * 2**20) - 1_210_000) < 1_000
+    assert link_from(small=5, one_way=5, both_ways=5).bandwidth > Fraction(0)
+
+
+@pytest.mark.parametrize("duplex", ["half", "full"])
+def test_copies_are_made_in_order_and_in_time(duplex: str) -> None:
+    """Many slots used again and again in both directions; the last value arrives."""
+    engine = CopyingEngine(
+        Link.from_bytes_per_second(10**9, latency_ns=10_000, duplex=duplex), poison=True
+    )
+    for value in range(40):
+        transfers: list[Transfer] = []
+        for place in range(3):
+            memory = torch.full((100 + place,), value, dtype=torch.uint8)
+            transfers.append((memory, engine.pool.take(memory.nbytes)))
+        sent = engine.send(transfers)
+        back = [(torch.empty_like(memory), slot) for memory, slot in transfers]
+        fetched = engine.fetch(back, sent)
+        for _, slot in back:
+            engine.give_back(slot, fetched)
+        if value % 3 == 0:
+            engine.wait(fetched)
+            assert all((memory == value).all() for memory, _ in back)
+    assert engine.pool.allocated_bytes == 303
+    engine.close()
+
+
+def test_plans_of_every_method_run() -> None:
+    case = perceptron_case()
+    profile = case.measured.offload_profile
+    expected = case.trained(case.model)
+    for method in ("greedy", "dp", "heuristics"):
+        solution = solve_offload(profile, case.budget(3), link=SLOW, method=method)
+        chain = case.measured.planned(solution, engine=CopyingEngine(FAST, poison=True))
+        assert case.trained(chain).differences(expected) == []
