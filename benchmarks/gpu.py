@@ -65,7 +65,7 @@ from chainstay import (  # noqa: E402
     Solution,
     measure,
     simulate,
-    solve_chain,
+    solve_measured,
 )
 from chainstay.runtime import MeasuredChain  # noqa: E402
 
@@ -165,7 +165,8 @@ def _network(task: Task, table: Table, deadline: float, rounds: int) -> None:
     """All rows of one network."""
     task.prepare()
     measured = measure(task.model, task.sample, loss=task.loss, repeats=5)
-    plain_peak = simulate(measured.profile, Schedule.keep_all(len(measured.profile))).peak_bytes
+    plain = Schedule.keep_all(len(measured.profile))
+    plain_peak = simulate(measured.profile_for(plain), plain).peak_bytes
     bench = _Bench(task, measured, table, rounds, *_plain_records(task))
     bench.plain_row()
     bench.peers += smallest_and_fastest(checkpointed_ways(task, 3))
@@ -204,8 +205,8 @@ class _Bench:
 
     def plain_row(self) -> None:
         """Plain training: does it repeat itself, does it synchronise, and what does it need."""
-        task, profile = self.task, self.measured.profile
-        replay = simulate(profile, Schedule.keep_all(len(profile)))
+        task, schedule = self.task, Schedule.keep_all(len(self.measured.profile))
+        replay = simulate(self.measured.profile_for(schedule), schedule)
         peak = peak_bytes(task, task.model)
         elapsed = interleaved_times(task, {"plain": task.model}, self.rounds)["plain"].median
         self.table.add(
@@ -227,11 +228,10 @@ class _Bench:
 
     def planned_row(self, title: str, budget: int) -> None:
         """A plan for `budget`, or for the least feasible one if that is more."""
-        profile = self.measured.profile
         try:
-            solution = solve_chain(profile, budget, METHOD)
+            solution = solve_measured(self.measured, budget, METHOD)
         except InfeasibleBudgetError as error:
-            solution = solve_chain(profile, error.required, METHOD)
+            solution = solve_measured(self.measured, error.required, METHOD)
             title = f"{title}: infeasible, least"
         planned = self.measured.planned(solution)
         name = f"{self.task.name} at {title}"

@@ -167,6 +167,7 @@ class _Search:
         if self.best is None:
             for method in methods:
                 self._smallest(method)
+            self._repeat(_scout(methods[0]))
         if self.best is None:
             raise self._nothing(methods)
         return self._bounded(self.best.solution)
@@ -233,7 +234,11 @@ class _Search:
         )
 
     def _smallest(self, method: Method) -> None:
-        """Try schedules of small peaks, the same ones whatever the budget is."""
+        """Try schedules of small peaks.
+
+        They depend neither on the budget nor on times, which differ whenever they are measured:
+        with the least peak that a call tells of, the next one succeeds.
+        """
         for is_sound in (True, False):
             profile = self.pessimistic if is_sound else self.optimistic
             for _ in range(_ROUNDS):
@@ -262,7 +267,8 @@ class _Search:
         """Whether `solution` really fits; it is kept if it is the fastest that does."""
         schedule = solution.schedule
         own = self.measured.profile_for(schedule)
-        peak = simulate(own, schedule, discards=solution.discards).peak_bytes
+        replay = simulate(own, schedule, discards=solution.discards)
+        peak, makespan = replay.peak_bytes, replay.makespan
         excess = remade_bytes(own, schedule)
         if not self.can_run(schedule):
             self.refused = (
@@ -279,9 +285,10 @@ class _Search:
                     "method='dp'"
                 )
             return False
-        if self.best is None or solution.makespan < self.best.solution.makespan:
+        if self.best is None or makespan < self.best.solution.makespan:
             real = replace(
                 solution,
+                makespan=makespan,
                 budget=self.budget,
                 peak_bytes=peak + excess,
                 lower_bound=0,
@@ -324,7 +331,11 @@ def _scout(method: Method) -> Method:
 
 
 def _least(profile: ChainProfile, method: Method) -> tuple[int, Solution]:
-    """The least budget that the method has a solution for, and that."""
+    """The least budget that the method has a solution for, and that, all times taken as equal."""
+    profile = replace(
+        profile,
+        stages=tuple(replace(each, forward_time=1, backward_time=1) for each in profile.stages),
+    )
     try:
         return 1, solve_chain(profile, 1, method)
     except InfeasibleBudgetError as error:

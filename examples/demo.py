@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import checkpoint
 
-from chainstay import DP, ChainProfile, Schedule, measure, simulate, solve_chain
+from chainstay import DP, ChainProfile, Schedule, measure, simulate, solve_measured
 from chainstay.baselines import checkpoint_sequential
 from chainstay.report.plots import MemoryPanel, plot_memory
 from chainstay.report.tables import Outcome, comparison
@@ -104,18 +104,18 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
     """Plan, run and compare one network; returns its panel of the picture."""
     with console.status(f"measuring {task.name} …"):
         measured = measure(task.model, task.sample, loss=task.loss, repeats=2)
-    profile = measured.profile
     with console.status("solving …"):
-        solution = solve_chain(profile, budget, method=DP(discards="free"))
-    plain = Schedule.keep_all(len(profile))
-    segments = best_segments(profile, solution.budget)
+        solution = solve_measured(measured, budget, method=DP(discards="free"))
+    stages = len(measured.profile)
+    plain = Schedule.keep_all(stages)
+    segments = best_segments(measured, solution.budget)
     planned = measured.planned(solution)
     ways = [
         Way("plain PyTorch", task.model, plain),
         Way(
             f"torch checkpoint ({segments})",
             partial(_checkpointed, measured, segments),
-            checkpoint_sequential(len(profile), segments),
+            checkpoint_sequential(stages, segments),
         ),
         Way("chainstay", planned, solution.schedule, is_optimal=solution.is_optimal),
     ]
@@ -123,34 +123,37 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
         runs = [_run(task, way) for way in ways]
         agrees = _same_step(task, planned)
     outcomes = [
-        _outcome(profile, way, trace.peak_bytes, elapsed)
+        _outcome(measured.profile_for(way.schedule), way, trace.peak_bytes, elapsed)
         for way, (trace, elapsed) in zip(ways, runs, strict=True)
     ]
     console.print(comparison(task.name, solution.budget, outcomes))
     console.print(
         f"chainstay's plan: {solution.describe()}, found in {solution.solve_seconds:.2f} s for "
-        f"{len(profile)} stages. Loss, gradients, buffers and random state equal to plain "
+        f"{stages} stages. Loss, gradients, buffers and random state equal to plain "
         f"PyTorch: {'bit for bit' if agrees else '[red]NO[/]'}.\n"
     )
     trace, _ = runs[-1]
+    profile = measured.profile_for(solution.schedule)
     return MemoryPanel(
         title=f"{task.name}\n{solution.describe()}",
         planned=simulate(profile, solution.schedule, discards="free"),
-        plain_peak_bytes=simulate(profile, plain).peak_bytes,
+        plain_peak_bytes=simulate(measured.profile_for(plain), plain).peak_bytes,
         budget=solution.budget,
         measured_times=trace.times,
         measured_bytes=[size + profile.input_bytes for size in trace.bytes],
     )
 
 
-def best_segments(profile: ChainProfile, budget: int) -> int:
+def best_segments(measured: MeasuredChain, budget: int) -> int:
     """The segment count that is fastest within the budget, or smallest if none fits."""
+    stages = len(measured.profile)
 
     def badness(segments: int) -> tuple[int, int]:
-        replay = simulate(profile, checkpoint_sequential(len(profile), segments))
+        schedule = checkpoint_sequential(stages, segments)
+        replay = simulate(measured.profile_for(schedule), schedule)
         return max(0, replay.peak_bytes - budget), replay.makespan
 
-    return min(range(1, len(profile)), key=badness)
+    return min(range(1, stages), key=badness)
 
 
 def _outcome(profile: ChainProfile, way: Way, peak_bytes: int, elapsed: int) -> Outcome:

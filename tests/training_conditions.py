@@ -26,6 +26,7 @@ from chainstay.solution import Claim
 from zoo import loss_of
 
 __all__ = [
+    "RECOMPUTING",
     "SHARES",
     "SUBJECTS",
     "Record",
@@ -45,6 +46,8 @@ torch.set_num_threads(1)  # two threads on a shared machine wait longer than the
 
 SHARES: Final = {"all": Fraction(1), "60 %": Fraction(3, 5), "least": Fraction(0)}
 """Budgets as shares of plain training; what does not fit gets the least that does."""
+RECOMPUTING: Final = "99.9%"
+"""The budget for plans of smaller shares: where plain training fits, no method is asked."""
 
 Module = TypeVar("Module", bound=nn.Module)
 Record = dict[str, torch.Tensor]
@@ -178,7 +181,7 @@ class ShareOf:
 def fit_to(model: Module, sample: Sample, share: str) -> Module:
     """`model`, fitted; plans for other situations will have the same share."""
     method = ShareOf(SHARES[share])
-    budget = "100%" if share == "all" else "99.9%"  # where all fits, no method is asked
+    budget = "100%" if share == "all" else RECOMPUTING
     return chainstay.fit(model, sample.args, sample.kwargs, budget=budget, method=method, repeats=1)
 
 

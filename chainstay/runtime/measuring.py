@@ -76,7 +76,7 @@ class MeasuredChain(Measurement):
         if not isinstance(schedule, Schedule):
             raise PlanMismatchError(
                 f"the plan is a {type(plan).__name__}, must be a Schedule or a Solution; "
-                "get one from chainstay.solve_chain(measured.profile, budget)"
+                "get one from chainstay.solve_measured(measured, budget)"
             )
         transport = None
         if isinstance(plan, OffloadSolution):

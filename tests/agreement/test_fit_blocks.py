@@ -18,6 +18,7 @@ import chainstay
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
 from chainstay.runtime import trace_memory
 from training_conditions import (
+    RECOMPUTING,
     SHARES,
     Block,
     Sample,
@@ -48,7 +49,7 @@ def fitted(model: nn.Module, sample: SampleUnder, share: str, **options: Any) ->
             model,
             sample.args,
             sample.kwargs,
-            budget="100%",
+            budget="100%" if share == "all" else RECOMPUTING,
             loss=loss_of,
             method="auto" if share == "all" else ShareOf(SHARES[share]),
             repeats=1,

@@ -1,0 +1,245 @@
+"""Plans for measured chains, against every persistent schedule judged by its own profile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+
+from chainstay import (
+    CPSAT,
+    DP,
+    Claim,
+    Family,
+    InfeasibleBudgetError,
+    InvalidBudgetError,
+    Method,
+    Schedule,
+    SolverLimitError,
+    UnknownMethodError,
+    least_budget,
+    measure,
+    simulate,
+    solve_chain,
+    solve_measured,
+)
+from chainstay.profiles import ChainProfile, Skip
+from chainstay.runtime.accounting import Account, StageCost
+from chainstay.runtime.measurement import Measurement
+
+_MEASURED = measure(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), repeats=1)
+
+
+def some_account(seed: int, stages: int, largest: int = 40) -> Account:
+    """Overheads and environments as large as what is kept, and larger; at times a skip."""
+    draw = random.Random(seed)
+    costs = []
+    for index in range(stages):
+        environment = draw.choice((0, 0, draw.randint(1, largest)))
+        output = draw.randint(5, 30)
+        costs.append(
+            StageCost(
+                name=str(index),
+                forward_time=draw.randint(1, 50),
+                backward_time=draw.randint(1, 50),
+                output_bytes=output,
+                saved_bytes=output + draw.randint(0, 80),
+                gradient_bytes=draw.randint(5, 30),
+                recording_bytes=draw.randint(0, largest),
+                dropping_bytes=draw.randint(0, largest),
+                backward_bytes=draw.randint(0, largest),
+                environment_bytes=environment,
+                random_bytes=draw.randint(0, environment),
+            )
+        )
+    skips = (Skip(first=1, last=2, bytes=4),) if stages > 2 and draw.random() < 0.4 else ()
+    return Account(input_bytes=10, input_gradient_bytes=0, stages=tuple(costs), skips=skips)
+
+
+def measured_as(account: Account) -> Measurement:
+    """Any chain, but for what it costs."""
+    return replace(_MEASURED, account=account)
+
+
+def persistent_schedules(first: int, end: int) -> Iterator[str]:
+    """All for stages from `first` up to `end`, whose gradient is there."""
+    if first == end:
+        yield ""
+        return
+    for rest in persistent_schedules(first + 1, end):
+        yield f"Fa{first} {rest} B{first} "
+    for restart in range(first + 1, end):
+        sweep = f"Fc{first} " + " ".join(f"Fn{stage}" for stage in range(first + 1, restart))
+        for later in persistent_schedules(restart, end):
+            for earlier in persistent_schedules(first, restart):
+                yield f"{sweep} {later} {earlier} "
+
+
+def own_peak(account: Account, schedule: Schedule, discards: str = "table1") -> int:
+    return simulate(account.profile_for(schedule), schedule, discards=discards).peak_bytes
+
+
+def outcomes(account: Account) -> list[tuple[int, int]]:
+    """Makespan and own peak of every persistent schedule."""
+    found = []
+    for text in persistent_schedules(0, len(account.stages)):
+        schedule = Schedule.parse(text)
+        replay = simulate(account.profile_for(schedule), schedule)
+        found.append((replay.makespan, replay.peak_bytes))
+    return found
+
+
+def budgets_of(account: Account) -> list[int]:
+    """From the least own peak of any persistent schedule to plain training's, and below."""
+    peaks = [peak for _, peak in outcomes(account)]
+    plain = own_peak(account, Schedule.keep_all(len(account.stages)))
+    least = min(peaks)
+    return [least - 1, *(least + (plain - least) * part // 6 for part in range(7))]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
+def test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it(stages: int) -> None:
+    attained = total = 0
+    for seed in range(12):
+        account = some_account(seed, stages)
+        everything = outcomes(account)
+        for budget in budgets_of(account):
+            makespans = [time for time, peak in everything if peak <= budget]
+            total += bool(makespans)
+            try:
+                solution = solve_measured(measured_as(account), budget, DP())
+            except InfeasibleBudgetError:
+                continue
+            assert own_peak(account, solution.schedule) == solution.peak_bytes <= budget
+            assert solution.budget == budget
+            assert solution.lower_bound <= min(makespans) <= solution.makespan
+            assert solution.unrestricted_bound <= min(makespans)
+            attained += solution.makespan == min(makespans)
+    assert total == 7 * 12
+    assert attained >= 0.9 * total
+
+
+@pytest.mark.parametrize("method", [DP(), DP(discards="free"), "auto"])
+def test_no_plan_is_slower_or_larger_than_with_one_profile_for_all(method: DP | str) -> None:
+    faster = 0
+    for seed in range(5):
+        account = some_account(seed, 4 if method == "auto" else 9)
+        pessimistic = account.profile()
+        least = least_budget(pessimistic)
+        plain = simulate(pessimistic, Schedule.keep_all(len(pessimistic))).peak_bytes
+        for budget in (least, (least + plain) // 2):
+            before = solve_chain(pessimistic, budget, "dp" if method == "auto" else method)
+            solution = solve_measured(measured_as(account), budget, method)
+            discards = solution.discards
+            assert own_peak(account, solution.schedule, discards) == solution.peak_bytes
+            assert solution.makespan <= before.makespan
+            faster += solution.makespan < before.makespan
+    assert faster > 0
+
+
+@pytest.mark.parametrize("method", [DP(), DP(discards="free"), "dp", CPSAT(time_limit_s=5)])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_an_error_asks_for_is_enough(method: DP | CPSAT | str, seed: int) -> None:
+    account = some_account(seed, 3 if isinstance(method, CPSAT) else 8)
+    measured = measured_as(account)
+    with pytest.raises(InfeasibleBudgetError, match="no known schedule of this") as error:
+        solve_measured(measured, 1, method)
+    required = error.value.required
+    assert required <= least_budget(account.profile())
+    assert required >= least_budget(account.optimistic(), discards="free") or isinstance(
+        method, CPSAT
+    )
+    assert solve_measured(measured, required, method).peak_bytes <= required
+
+
+def test_plain_training_that_fits_is_the_plan_of_every_method() -> None:
+    account = some_account(1, 6)
+    plain = Schedule.keep_all(6)
+    assert simulate(account.profile(), plain).peak_bytes > own_peak(account, plain)
+
+    def never(profile: ChainProfile, budget: int, *, hint: Schedule | None = None) -> Claim:
+        raise AssertionError(profile, budget, hint)
+
+    methods: tuple[Method | str, ...] = ("auto", "dp", "mip", "cpsat", DP(slots=50), never)
+    for method in methods:
+        solution = solve_measured(measured_as(account), own_peak(account, plain), method)
+        assert solution.schedule == plain
+        assert solution.is_optimal
+        assert solution.family is Family.ALL
+        assert solution.peak_bytes == solution.budget
+        assert solution == replace(
+            solve_measured(measured_as(account), "100%", method),
+            solve_seconds=solution.solve_seconds,
+        )
+
+
+def test_the_optimistic_profile_is_at_most_that_of_any_schedule() -> None:
+    for seed in range(10):
+        account = some_account(seed, 4)
+        for text in persistent_schedules(0, 4):
+            own = account.profile_for(Schedule.parse(text))
+            for low, each, high in zip(
+                account.optimistic().stages, own.stages, account.profile().stages, strict=True
+            ):
+                assert low.forward_overhead_bytes <= each.forward_overhead_bytes
+                assert each.forward_overhead_bytes <= high.forward_overhead_bytes
+                assert low.backward_overhead_bytes <= each.backward_overhead_bytes
+                assert each.backward_overhead_bytes <= high.backward_overhead_bytes
+
+
+def keeps_inputs(schedule: Schedule) -> bool:
+    return "Da" not in str(schedule)
+
+
+def test_auto_goes_without_what_cannot_be_run() -> None:
+    """Free discards are faster on this chain; what can be run is still the best of its kind."""
+    account = some_account(2, 9)
+    measured = measured_as(account)
+    budget = (least_budget(account.profile()) * 2 + simulate(
+        account.profile(), Schedule.keep_all(9)
+    ).peak_bytes) // 3  # fmt: skip
+    restricted = solve_measured(measured, budget, can_run=keeps_inputs)
+    assert keeps_inputs(restricted.schedule)
+    assert restricted.makespan <= solve_measured(measured, budget, "dp").makespan
+    assert restricted.lower_bound <= solve_measured(measured, budget).makespan
+
+
+def test_a_method_none_of_whose_schedules_can_be_run_is_refused() -> None:
+    with pytest.raises(UnknownMethodError, match="the plan of dp makes again what lies between"):
+        solve_measured(measured_as(some_account(3, 6)), 400, "dp", can_run=lambda _: False)
+
+
+def test_a_solver_that_runs_out_of_time_is_told() -> None:
+    def slow(profile: ChainProfile, budget: int, *, hint: Schedule | None = None) -> Claim:
+        raise SolverLimitError(f"out of time: {profile} {budget} {hint}", best_bound=3)
+
+    with pytest.raises(SolverLimitError, match="out of time") as error:
+        solve_measured(measured_as(some_account(3, 6)), 200, slow)
+    assert error.value.best_bound == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: solve_measured(m, 0), InvalidBudgetError, "budget is 0; it must be more"),
+        (lambda m: solve_measured(m, "much"), InvalidBudgetError, "'much'; write bytes"),
+        (lambda m: solve_measured(m, 9, "magic"), UnknownMethodError, "method is 'magic'; choose"),
+    ],
+)
+def test_wrong_calls(
+    call: Callable[[Measurement], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call(measured_as(some_account(0, 3)))
+
+
+def test_a_percentage_is_of_what_plain_training_needs() -> None:
+    account = some_account(4, 9)
+    plain = own_peak(account, Schedule.keep_all(9))
+    share = Fraction(99, 100)
+    assert solve_measured(measured_as(account), "99%").budget == int(share * plain)
