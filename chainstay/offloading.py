@@ -14,7 +14,7 @@ from chainstay.errors import (
     InvalidProfileError,
     InvalidSolutionError,
 )
-from chainstay.profiles import Link, OffloadProfile
+from chainstay.profiles import ChainProfile, Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.timetable import Move, Time, Timetable, Transfers, exact
@@ -24,6 +24,7 @@ __all__ = [
     "OffloadMethod",
     "OffloadProblem",
     "OffloadSolution",
+    "Question",
     "contradiction",
     "counter_example",
 ]
@@ -173,8 +174,28 @@ def _move(fields: documents.Fields) -> Move:
     return Move(ops[0], exact(start), exact(end))
 
 
+class Question(Protocol):
+    """What was asked, as far as reports are concerned."""
+
+    @property
+    def profile(self) -> OffloadProfile | ChainProfile:
+        """Costs."""
+
+    @property
+    def budget(self) -> int:
+        """Bytes on the device."""
+
+    @property
+    def link(self) -> Link:
+        """To the host."""
+
+    @property
+    def transfers(self) -> Transfers:
+        """How freely data may move."""
+
+
 def contradiction(
-    reason: str, problem: OffloadProblem, said: Mapping[str, OffloadClaim | None]
+    reason: str, problem: Question, said: Mapping[str, OffloadClaim | None]
 ) -> CertificateError:
     """The error that says `reason` and carries the problem and what each method said.
 
@@ -198,7 +219,7 @@ def contradiction(
 
 def counter_example(
     reason: str,
-    problem: OffloadProblem,
+    problem: Question,
     said: Mapping[str, OffloadClaim | None],
     **source: int,
 ) -> str:
@@ -208,7 +229,7 @@ def counter_example(
         for method, claim in said.items()
     ]
     body = {
-        "problem": "offload",
+        "problem": "offload" if isinstance(problem, OffloadProblem) else "hybrid",
         "reason": reason,
         **source,
         "budget": problem.budget,

@@ -1,0 +1,81 @@
+"""From a claim about recomputing and offloading to a solution: replay it, believe no number."""
+
+from __future__ import annotations
+
+from chainstay.errors import InvalidScheduleError
+from chainstay.hybrid import HybridClaim, HybridProblem, HybridSolution
+from chainstay.offloading import contradiction
+from chainstay.schedule import Discards
+from chainstay.solution import Family
+from chainstay.timetable import Time, Timetable, Transfers
+from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid_fluid import fractional_makespan
+from chainstay.validation.transfers import TransferReplay
+
+__all__ = ["certify_hybrid", "replay_hybrid"]
+
+
+def replay_hybrid(problem: HybridProblem, claim: HybridClaim) -> TransferReplay:
+    """What the referee of the problem's transfers says of a claim.
+
+    Raises:
+        InvalidScheduleError: It is no schedule, or exceeds the budget.
+    """
+    if problem.transfers is Transfers.INTEGRAL:
+        return simulate_hybrid(
+            problem.profile, claim.schedule, budget=problem.budget, link=problem.link
+        )
+    makespan = fractional_makespan(
+        problem.profile, claim.schedule, budget=problem.budget, link=problem.link
+    )
+    return TransferReplay(makespan=makespan, peak_bytes=problem.budget, timetable=Timetable((), ()))
+
+
+def certify_hybrid(
+    problem: HybridProblem, claim: HybridClaim, *, bound: Time, method: str, solve_seconds: float
+) -> HybridSolution:
+    """The solution that `claim` amounts to once the referee has replayed it.
+
+    Args:
+        problem: What was asked.
+        claim: A solver's word.
+        bound: On all schedules, from elsewhere.
+        method: Text of the solver and its settings.
+        solve_seconds: Wall time of the solver.
+
+    Raises:
+        CertificateError: The schedule is invalid, exceeds the budget, takes longer than
+            claimed, or less than a bound.
+    """
+    try:
+        replayed = replay_hybrid(problem, claim)
+    except InvalidScheduleError as invalid:
+        raise contradiction(f"{method}: {invalid}", problem, {method: claim}) from invalid
+    if claim.family is Family.ALL:
+        bound = max(bound, claim.lower_bound)
+    lower_bound = max(claim.lower_bound, bound)
+    refusal = ""
+    if replayed.makespan > claim.makespan:
+        refusal = f"the schedule takes {replayed.makespan}, the solver claimed {claim.makespan}"
+    elif replayed.makespan < lower_bound:
+        refusal = f"the schedule takes {replayed.makespan}, less than the bound of {lower_bound}"
+    if refusal:
+        raise contradiction(f"{method}: {refusal}", problem, {method: claim})
+    return HybridSolution(
+        schedule=claim.schedule,
+        makespan=replayed.makespan,
+        peak_bytes=replayed.peak_bytes,
+        budget=problem.budget,
+        lower_bound=lower_bound,
+        unrestricted_bound=bound,
+        family=claim.family,
+        discards=Discards.FREE,
+        method=method,
+        solve_seconds=solve_seconds,
+        link=problem.link,
+        transfers=problem.transfers,
+        timetable=replayed.timetable,
+        fractional_makespan=claim.fractional_makespan,
+        fractional_bound=claim.fractional_bound,
+        alternatives=claim.alternatives,
+    )
