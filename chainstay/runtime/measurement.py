@@ -21,7 +21,7 @@ from chainstay.runtime.fusing import blaming, run_stage
 from chainstay.runtime.mode import Mode, Titled
 from chainstay.runtime.preserve import undisturbed
 from chainstay.runtime.states import detached
-from chainstay.runtime.transfers.planning import held_by_caller
+from chainstay.runtime.transfers.planning import movable_profile
 from chainstay.schedule import Schedule
 
 __all__ = ["Measurement", "measure_subject", "measuring", "require_loss", "require_repeats"]
@@ -48,13 +48,12 @@ class Measurement:
 
     @property
     def offload_profile(self) -> OffloadProfile:
-        """For `chainstay.solve_offload`: nothing is run again, and the input is the caller's.
+        """For `chainstay.solve_offload`: nothing is run again.
 
-        Raises:
-            InvalidProfileError: The chain has skips.
+        The input, which is the caller's, and what several states share stay on the device.
         """
         schedule = Schedule.keep_all(len(self.account.stages))
-        return held_by_caller(OffloadProfile.from_chain(self.account.profile_for(schedule)))
+        return movable_profile(self.account.profile_for(schedule))
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
         """To predict the peak of `schedule` with: closer, but sound for no other schedule."""

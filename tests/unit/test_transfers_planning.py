@@ -7,16 +7,17 @@ import random
 import pytest
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.profiles import Link, OffloadProfile
+from chainstay.profiles import ChainProfile, Link, OffloadProfile, Skip, Stage
 from chainstay.runtime.transfers.planning import (
     Act,
     Action,
     TransferPlan,
-    held_by_caller,
+    movable_profile,
     plan_transfers,
 )
 from chainstay.schedule import OpKind, Schedule
 from chainstay.solve.offload import solve_offload
+from chainstay.validation.simulate import simulate
 
 TWO_TO_MOVE = OffloadProfile(
     activations=(0, 5, 7, 2, 1),
@@ -60,18 +61,27 @@ def test_what_comes_back_waits_for_room() -> None:
 def test_what_is_the_callers_stays() -> None:
     schedule = Schedule.parse("Oa0 Fa0 Fa1 Fa2 Oa3 Fa3 Pa3 B3 B2 B1 Pa0 B0")
     assert plan_transfers(schedule, TWO_TO_MOVE, 17).moved == frozenset()
-    profile = held_by_caller(
-        OffloadProfile(
-            activations=(9, 1, 1),
-            gradients=(1, 1, 1),
-            forward_overheads=(0, 2),
-            backward_overheads=(3, 4),
-            forward_times=(1, 1),
-            backward_times=(1, 1),
-        )
+
+
+def test_what_several_states_share_stays() -> None:
+    """x2 has 7 bytes, 3 of them are in x3 too; the input's 9 are needed throughout."""
+    chain = ChainProfile(
+        input_bytes=9,
+        input_gradient_bytes=0,
+        stages=(
+            Stage(name="0", output_bytes=4, saved_bytes=4, forward_overhead_bytes=1),
+            Stage(name="1", output_bytes=7, saved_bytes=7, backward_overhead_bytes=2),
+            Stage(name="2", output_bytes=5, saved_bytes=2),
+            Stage(name="loss"),
+        ),
+        skips=(Skip(first=2, last=3, bytes=3),),
     )
-    assert profile.activations == (0, 1, 1)
-    assert (profile.forward_overheads, profile.backward_overheads) == ((9, 11), (12, 13))
+    profile = movable_profile(chain)
+    assert profile.activations == (0, 4, 4, 2, 0)
+    assert profile.forward_overheads == (10, 12, 12, 12)
+    assert profile.backward_overheads == (9, 14, 12, 12)
+    plain = simulate(chain, Schedule.keep_all(4)).peak_bytes
+    assert profile.peak_bytes == plain
 
 
 @pytest.mark.parametrize(

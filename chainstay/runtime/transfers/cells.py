@@ -36,15 +36,17 @@ class Cell:
         stage: That made it.
         memory: On the device, all of it as bytes.
         ticket: Of its last transfer, if that need be waited for.
+        stays: A later state has it too: it is not let go.
     """
 
     __slots__ = (
-        "__weakref__", "_engine", "_parked", "_size", "_slot", "memory", "stage", "ticket",
+        "__weakref__", "_engine", "_parked", "_size", "_slot", "memory", "stage", "stays", "ticket",
     )  # fmt: skip
 
     def __init__(self, stage: int, engine: Engine, tensor: torch.Tensor) -> None:
         self._slot: Slot | None = None
         self.ticket: Ticket | None = None
+        self.stays = False
         self.stage = stage
         self.memory: torch.Tensor | None = whole_storage(tensor)
         self._engine = engine
@@ -57,8 +59,8 @@ class Cell:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it has been sent and not let go."""
-        return self.memory is not None and self._slot is not None
+        """Whether it has been sent and is to be let go."""
+        return self.memory is not None and self._slot is not None and not self.stays
 
     def leave(self) -> tuple[torch.Tensor, Slot]:
         """Take a slot on the host, to be sent there.

@@ -12,6 +12,8 @@ Two differences from the list, neither of which takes memory or time:
   are there already: a computing thread is busy then, and a stream's next event comes after.
 * An activation whose memory nobody needs while it is away is not sent.
 
+A tensor that several states share stays from its making to its stage's backward.
+
 The loss is the user's: its forward and backward are one computation here, between the end of
 the model's forward and the backward of its last stage. So is what the user holds: the input,
 and the model's output with what the last stage saves, stay.
@@ -26,11 +28,11 @@ from itertools import accumulate
 from typing import Final
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.profiles import OffloadProfile
+from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.units import format_bytes
 
-__all__ = ["Act", "Action", "TransferPlan", "held_by_caller", "plan_transfers"]
+__all__ = ["Act", "Action", "TransferPlan", "movable_profile", "plan_transfers"]
 
 
 class Act(Enum):
@@ -72,14 +74,28 @@ class TransferPlan:
     host_bytes: int
 
 
-def held_by_caller(profile: OffloadProfile) -> OffloadProfile:
-    """The same chain when its input is not the runtime's to move: needed throughout."""
-    size = profile.activations[0]
+def movable_profile(profile: ChainProfile) -> OffloadProfile:
+    """What can be moved of a chain; the rest is needed beside it while it is there.
+
+    That is the input, the caller's, and what several states share: `OffloadProfile.from_chain`
+    refuses the latter, for its activations are apart.
+    """
+    apart = OffloadProfile.from_chain(replace(profile, skips=()))
+    sizes, forward, backward = map(
+        list, (apart.activations, apart.forward_overheads, apart.backward_overheads)
+    )
+    staying = [(0, sizes[0])]
+    staying += [(skip.first, skip.bytes) for skip in profile.skips if skip.first]
+    for first, size in staying:
+        sizes[first] -= size
+        for stage in range(max(first - 1, 0), len(apart)):
+            forward[stage] += size
+            backward[stage] += size
     return replace(
-        profile,
-        activations=(0, *profile.activations[1:]),
-        forward_overheads=tuple(each + size for each in profile.forward_overheads),
-        backward_overheads=tuple(each + size for each in profile.backward_overheads),
+        apart,
+        activations=tuple(sizes),
+        forward_overheads=tuple(forward),
+        backward_overheads=tuple(backward),
     )
 
 

@@ -80,6 +80,7 @@ class Traffic:
     def after_forward(self, index: int, state: State, output: State) -> None:
         """Know the state that stage `index` made of `state`: it goes with what it saved."""
         passed = {address_of(tensor) for tensor in state}
+        self._let_stay(output)
         self.inputs, self.outputs = {}, []
         if index not in self.plan.moved:
             return
@@ -95,6 +96,14 @@ class Traffic:
                 parcel.append(weakref.ref(cell))
             self.outputs.append(cell)
             self.inputs[address] = weakref.ref(cell)
+
+    def _let_stay(self, output: State) -> None:
+        """What the stage passes on belongs to several states from now on."""
+        for tensor in output:
+            reference = self.inputs.get(address_of(tensor))
+            cell = reference() if reference is not None else None
+            if cell is not None:
+                cell.stays = True
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
