@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from chainstay.fitting import fit, unfit
     from chainstay.formulations import CPSAT, MIP
     from chainstay.formulations.join import AssignCuts
+    from chainstay.hybrid import HybridClaim, HybridProblem, HybridSolution
     from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution
     from chainstay.planning import solve_measured
     from chainstay.profiles import (
@@ -55,8 +56,10 @@ if TYPE_CHECKING:
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
     from chainstay.solve import solve_chain, solve_join
+    from chainstay.solve.hybrid import solve_hybrid
     from chainstay.solve.offload import solve_offload
     from chainstay.timetable import Timetable, Transfers
+    from chainstay.validation.hybrid import simulate_hybrid
     from chainstay.validation.join import simulate_join
     from chainstay.validation.simulate import Replay, simulate
     from chainstay.validation.transfers import simulate_offload
@@ -90,6 +93,7 @@ _HOME: Final = MappingProxyType(
             "chainstay.fitting": ("fit", "unfit"),
             "chainstay.formulations": ("CPSAT", "MIP"),
             "chainstay.formulations.join": ("AssignCuts",),
+            "chainstay.hybrid": ("HybridClaim", "HybridProblem", "HybridSolution"),
             "chainstay.offloading": ("OffloadClaim", "OffloadProblem", "OffloadSolution"),
             "chainstay.planning": ("solve_measured",),
             "chainstay.profiles": (
@@ -111,8 +115,10 @@ _HOME: Final = MappingProxyType(
                 "solve_chain",
                 "solve_join",
             ),
+            "chainstay.solve.hybrid": ("solve_hybrid",),
             "chainstay.solve.offload": ("solve_offload",),
             "chainstay.timetable": ("Timetable", "Transfers"),
+            "chainstay.validation.hybrid": ("simulate_hybrid",),
             "chainstay.validation.join": ("simulate_join",),
             "chainstay.validation.simulate": ("Replay", "simulate"),
             "chainstay.validation.transfers": ("simulate_offload",),
@@ -179,9 +185,11 @@ __all__ = [
     "measure",
     "measure_link",
     "simulate",
+    "simulate_hybrid",
     "simulate_join",
     "simulate_offload",
     "solve_chain",
+    "solve_hybrid",
     "solve_join",
     "solve_measured",
     "solve_offload",
