@@ -30,6 +30,8 @@ _Floats: TypeAlias = NDArray[np.float64]
 _FIRST_CELLS: Final = 20
 _MOST_LABELS: Final = 4_000_000
 _WEIGHTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+_ABOVE: Final = 1.0001
+"""Of a known plan's cost, up to where others are looked for: floats may be off by less."""
 _ROUNDING: Final = 1e-4
 """In slots and stages: more than float32 tables can be wrong by."""
 
@@ -53,11 +55,10 @@ def bracket(
     grid = _Grid.of(costs, slots, is_bound=False)
     plans, limit = [], INFINITE
     for cells in dict.fromkeys((min(_FIRST_CELLS, slots), max(1, slots // 2))):
-        found = grid.sweep(cells, limit * 1.0001)
+        found = grid.sweep(cells, limit)
         if found is not None:
-            limit = found[0]
+            limit = found[0] * _ABOVE
             plans.append(found[1])
-    limit = limit * 1.0001 if plans else INFINITE
     least = _Grid.of(costs, slots, is_bound=True).least(slots, limit)
     least = max(0.0, least - _ROUNDING * len(profile))
     return plans, Fraction(least) * time_unit

@@ -1,0 +1,185 @@
+"""Recomputing and offloading together: solvers, referees and golden optima agree."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import pytest
+
+from chainstay import DP, InfeasibleBudgetError, solve_chain, solve_offload
+from chainstay.dp.hybrid import Amounts, ExactHybrid, bracket, hybrid_bound
+from chainstay.dp.jit import is_available
+from chainstay.hybrid import HybridProblem, HybridSolution
+from chainstay.instances import random_chain
+from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.solve.hybrid import Pofo, solve_hybrid
+from chainstay.timetable import Time
+from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid_fluid import fractional_makespan
+from chainstay.validation.hybrid_search import optimal_hybrid
+from golden_hybrids import GOLDEN_HYBRIDS, GoldenHybrid
+
+FEASIBLE = [golden for golden in GOLDEN_HYBRIDS if golden.fractional is not None]
+
+
+def _exact(profile: ChainProfile, budget: int, link: Link) -> Time | None:
+    amounts = Amounts.of(profile, budget, link)
+    plan = ExactHybrid.solve(amounts)
+    return None if plan is None else plan.cost * amounts.time_unit
+
+
+def _schedule(ops: tuple[Op, ...], moved: frozenset[tuple[str, int]]) -> Schedule:
+    kinds = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
+    return Schedule((*(Op(kinds[kind], i) for kind, i in sorted(moved)), *ops))
+
+
+@pytest.mark.parametrize("golden", GOLDEN_HYBRIDS, ids=lambda golden: golden.name)
+def test_pofo_is_the_golden_optimum_and_the_referee_agrees(golden: GoldenHybrid) -> None:
+    amounts = Amounts.of(golden.profile, golden.budget, golden.link)
+    plan = ExactHybrid.solve(amounts)
+    if golden.fractional is None:
+        assert plan is None
+        return
+    assert plan is not None
+    assert plan.cost * amounts.time_unit == golden.fractional
+    value = fractional_makespan(
+        golden.profile,
+        _schedule(plan.ops, plan.moved),
+        budget=golden.budget,
+        link=golden.link,
+    )
+    assert value == golden.fractional
+
+
+@pytest.mark.parametrize("golden", FEASIBLE, ids=lambda golden: golden.name)
+def test_whole_transfers_reach_the_golden_integral_optimum(golden: GoldenHybrid) -> None:
+    solution = solve_hybrid(golden.profile, golden.budget, link=golden.link)
+    replay = simulate_hybrid(
+        golden.profile, solution.schedule, budget=golden.budget, link=golden.link
+    )
+    assert replay.makespan == solution.makespan
+    assert solution.peak_bytes <= golden.budget
+    assert solution.fractional_makespan == golden.fractional
+    if golden.integral is not None:
+        assert solution.makespan == golden.integral
+
+
+def test_an_infeasible_golden_budget_names_the_least_one() -> None:
+    golden = next(golden for golden in GOLDEN_HYBRIDS if golden.fractional is None)
+    with pytest.raises(InfeasibleBudgetError, match="16") as caught:
+        solve_hybrid(golden.profile, golden.budget, link=golden.link)
+    solution = solve_hybrid(golden.profile, caught.value.required, link=golden.link)
+    assert solution.peak_bytes <= caught.value.required
+
+
+@pytest.mark.parametrize("name", ["ppub06", "ppub08"])
+def test_search_finds_the_golden_integral_optimum(name: str) -> None:
+    golden = next(golden for golden in GOLDEN_HYBRIDS if golden.name == name)
+    found = optimal_hybrid(golden.profile, budget=golden.budget, link=golden.link)
+    assert found is not None
+    assert found.makespan == golden.integral
+
+
+def _tiny(draw: random.Random, stages: int) -> tuple[ChainProfile, int, Link]:
+    a = [draw.randint(1, 4) for _ in range(stages + 1)]
+    profile = ChainProfile(
+        input_bytes=a[0],
+        input_gradient_bytes=draw.choice([0, a[0]]),
+        stages=tuple(
+            Stage(
+                forward_time=draw.randint(0, 4),
+                backward_time=draw.randint(0, 5),
+                output_bytes=size,
+                saved_bytes=size + draw.randint(0, 4),
+                gradient_bytes=size,
+                forward_overhead_bytes=draw.randint(0, 2),
+                backward_overhead_bytes=draw.randint(0, 2),
+            )
+            for size in a[1:]
+        ),
+    )
+    link = Link(bandwidth=draw.choice([Fraction(1, 2), Fraction(1), Fraction(5, 3), Fraction(3)]))
+    required = HybridProblem(profile, 1, link).required_bytes
+    return profile, required + draw.randint(0, sum(a)), link
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_answer_is_below_the_searched_optimum(seed: int) -> None:
+    profile, budget, link = _tiny(random.Random(seed), 2)
+    found = optimal_hybrid(profile, budget=budget, link=link)
+    assert found is not None
+    solution = solve_hybrid(profile, budget, link=link)
+    assert hybrid_bound(profile, budget, link) <= found.makespan <= solution.makespan
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_required_budget_is_the_least_that_search_fills(seed: int) -> None:
+    profile, _, link = _tiny(random.Random(seed), 2)
+    required = HybridProblem(profile, 1, link).required_bytes
+    found = optimal_hybrid(profile, budget=required, link=link)
+    assert found is not None
+    replay = simulate_hybrid(profile, found.schedule, budget=required, link=link)
+    assert replay.makespan == found.makespan
+    assert _exact(profile, required - 1, link) is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_pofo_is_no_slower_than_recomputing_or_offloading_alone(seed: int) -> None:
+    profile, budget, link = _tiny(random.Random(seed), random.Random(seed).randint(2, 6))
+    optimum = _exact(profile, budget, link)
+    try:
+        recomputed = solve_chain(profile, budget, DP()).makespan
+    except InfeasibleBudgetError:
+        recomputed = None
+    try:
+        offloaded = solve_offload(
+            OffloadProfile.from_chain(profile), budget, link=link, transfers="fractional"
+        ).makespan
+    except InfeasibleBudgetError:
+        offloaded = None
+    if recomputed is not None:
+        assert optimum is not None
+        assert optimum <= recomputed
+    assert optimum is None or optimum >= profile.least_time
+    solution = solve_hybrid(profile, budget, link=link)
+    for _, makespan in solution.alternatives:
+        assert makespan is None or solution.makespan <= makespan
+    assert solution.makespan <= (recomputed or solution.makespan)
+    assert offloaded is None or offloaded >= profile.least_time
+    assert HybridSolution.from_json(solution.to_json()) == solution
+
+
+@pytest.mark.skipif(not is_available(), reason="16 slots at most without numba")
+@pytest.mark.parametrize("seed", range(40))
+def test_slots_bracket_the_exact_optimum(seed: int) -> None:
+    draw = random.Random(seed)
+    profile, budget, link = _tiny(draw, draw.randint(2, 6))
+    optimum = _exact(profile, budget, link)
+    plans, bound = bracket(profile, budget, link, draw.choice([10, 40, 100]))
+    if optimum is None:
+        return
+    assert float(bound) <= float(optimum) * (1 + 1e-9)
+    for plan in plans:
+        schedule = _schedule(plan.ops, plan.moved)
+        assert fractional_makespan(profile, schedule, budget=budget, link=link) >= optimum
+
+
+@pytest.mark.skipif(not is_available(), reason="16 slots at most without numba")
+@pytest.mark.parametrize("number", [n for n in range(60) if len(random_chain(3, n).profile) > 6])
+def test_longer_chains_are_certified_and_bracketed(number: int) -> None:
+    instance = random_chain(3, number)
+    if instance.profile.skips:
+        return
+    link = Link(bandwidth=Fraction(3, 2))
+    required = HybridProblem(instance.profile, 1, link).required_bytes
+    budget = max(required, instance.budget)
+    solution = Pofo(tries=40)
+    fractional = solve_hybrid(
+        instance.profile, budget, link=link, method=solution, transfers="fractional"
+    )
+    integral = solve_hybrid(instance.profile, budget, link=link, method=solution)
+    assert integral.peak_bytes <= budget
+    assert fractional.lower_bound <= fractional.makespan
+    assert integral.fractional_bound <= (integral.fractional_makespan or 0)
