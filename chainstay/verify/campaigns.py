@@ -9,6 +9,14 @@ from typing import Final, NamedTuple, Protocol
 
 from chainstay.verify.checking import Answered, Check, checks
 from chainstay.verify.contestants import CONTESTANTS, Contestant
+from chainstay.verify.hybrid import (
+    HYBRID_CONTESTANTS,
+    HybridCheck,
+    HybridContestant,
+    hybrid_checks,
+    hybrid_counter_example,
+    minimised_hybrid,
+)
 from chainstay.verify.join import (
     JOIN_CONTESTANTS,
     JoinCheck,
@@ -34,6 +42,7 @@ __all__ = [
     "Report",
     "Result",
     "chain_campaign",
+    "hybrid_campaign",
     "join_campaign",
     "offload_campaign",
 ]
@@ -156,6 +165,32 @@ def join_campaign(contestants: Sequence[JoinContestant] = JOIN_CONTESTANTS) -> C
     return Campaign(noun="joins", contestants=contestants, results=results)
 
 
+def hybrid_campaign(contestants: Sequence[HybridContestant] = HYBRID_CONTESTANTS) -> Campaign:
+    """Chains to recompute and offload, `contestants` being asked."""
+
+    def results(numbers: Iterable[int], seed: int, workers: int) -> Iterator[Result]:
+        for check in hybrid_checks(numbers, seed=seed, contestants=contestants, workers=workers):
+
+            def report(check: HybridCheck = check) -> Report:
+                small = minimised_hybrid(check)
+                text = hybrid_counter_example(small, seed=seed)
+                return Report(text, len(small.instance.profile))
+
+            yield Result(
+                number=check.number,
+                answers=[(answer.contestant.name, answer) for answer in check.answers],
+                reason=check.reason,
+                report=report,
+            )
+
+    return Campaign(noun="hybrid instances", contestants=contestants, results=results)
+
+
 CAMPAIGNS: Final[Mapping[str, Campaign]] = MappingProxyType(
-    {"chain": chain_campaign(), "join": join_campaign(), "offload": offload_campaign()}
+    {
+        "chain": chain_campaign(),
+        "join": join_campaign(),
+        "hybrid": hybrid_campaign(),
+        "offload": offload_campaign(),
+    }
 )

@@ -1,0 +1,334 @@
+"""Recomputing and offloading together, checked: methods on random instances, replayed.
+
+What is proved about persistent plans that may move parts of items holds for every such plan:
+those that only recompute, and those that only offload. What is proved about all program
+lists holds for every program list. And a program list that is such a plan, with whole
+transfers, takes no less than its own computations and items with parts of them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from itertools import permutations
+from typing import Final
+
+from chainstay.dp import DP
+from chainstay.dp.hybrid import hybrid_bound
+from chainstay.errors import (
+    ChainstayError,
+    InfeasibleBudgetError,
+    InvalidScheduleError,
+    SolverLimitError,
+)
+from chainstay.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
+from chainstay.instances import ChainInstance, random_chain, simpler
+from chainstay.offloading import counter_example
+from chainstay.profiles import ChainProfile, Link
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.solution import Family
+from chainstay.solve.hybrid import AutoHybrid, Pofo
+from chainstay.timetable import Transfers
+from chainstay.validation.certify_hybrid import certify_hybrid
+from chainstay.validation.hybrid_fluid import fractional_makespan
+from chainstay.validation.hybrid_search import optimal_hybrid
+from chainstay.verify.checking import in_batches
+
+__all__ = [
+    "HYBRID_CONTESTANTS",
+    "HybridAnswer",
+    "HybridCheck",
+    "HybridContestant",
+    "HybridInstance",
+    "hybrid_checks",
+    "hybrid_counter_example",
+    "minimised_hybrid",
+    "random_hybrid",
+]
+
+_MINIMISING_SECONDS: Final = 60.0
+_BANDWIDTHS: Final = tuple(map(Fraction, ("1/3", "1", "2", "5/2", "9")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridInstance:
+    """A chain without skips, a budget in bytes and a half-duplex link without latency."""
+
+    profile: ChainProfile
+    budget: int
+    link: Link
+
+
+def random_hybrid(seed: int, number: int) -> HybridInstance:
+    """Instance `number` of `seed`: now and then the budget is infeasible.
+
+    Example:
+        >>> random_hybrid(1, 7) == random_hybrid(1, 7) != random_hybrid(1, 8)
+        True
+    """
+    draw = random.Random(f"chainstay hybrid {seed} {number}")  # noqa: S311  # reproducible
+    profile = replace(random_chain(seed, number).profile, skips=())
+    is_measured = profile.stages[0].name == "measured"
+    bandwidth = draw.choice(_BANDWIDTHS) * (1000 if is_measured else 1)
+    link = Link(bandwidth=bandwidth)
+    least = HybridProblem(profile, 1, link).required_bytes
+    most = max(least, profile.input_bytes + sum(stage.saved_bytes for stage in profile.stages))
+    budget = least + (most - least) * draw.randint(0, 8) // 8
+    if draw.random() < 1 / 10:
+        budget = least - draw.randint(1, 1 + least // 4)
+    return HybridInstance(profile=profile, budget=max(1, budget), link=link)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Exhaustive search as a method."""
+
+    def __str__(self) -> str:
+        return "search"
+
+    def __call__(self, problem: HybridProblem) -> HybridClaim:
+        """As `HybridMethod`."""
+        problem.require_feasible()
+        found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+        if found is None:
+            raise SolverLimitError("search says that nothing fits, although something should")
+        return HybridClaim(
+            schedule=found.schedule, makespan=found.makespan, lower_bound=found.makespan
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """Recomputing only, or offloading everything: a plan that proves nothing."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} only"
+
+    def __call__(self, problem: HybridProblem) -> HybridClaim:
+        """As `HybridMethod`, for fractional transfers."""
+        problem.require_feasible()
+        stages = len(problem.profile)
+        if self.name == "recompute":
+            try:
+                schedule = DP()(problem.profile, problem.budget).schedule
+            except InfeasibleBudgetError as infeasible:
+                raise SolverLimitError(str(infeasible)) from infeasible
+        else:
+            moves = [Op(OpKind.OFFLOAD_SAVED, i) for i in range(stages - 1)]
+            moves += [Op(OpKind.OFFLOAD_ACTIVATION, 0)]
+            schedule = Schedule((*moves, *Schedule.keep_all(stages)))
+        try:
+            makespan = fractional_makespan(
+                problem.profile, schedule, budget=problem.budget, link=problem.link
+            )
+        except InvalidScheduleError as invalid:
+            raise SolverLimitError(str(invalid)) from invalid
+        return HybridClaim(
+            schedule=schedule, makespan=makespan, lower_bound=0, family=Family.PERSISTENT
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridContestant:
+    """A method and which instances it is asked about.
+
+    Attributes:
+        method: To ask.
+        transfers: Of the problem that it is asked.
+        most_stages: It gets chains of at most this length.
+        every: Of those, one in so many.
+    """
+
+    method: HybridMethod
+    transfers: Transfers
+    most_stages: int
+    every: int = 1
+
+    @property
+    def name(self) -> str:
+        """The method, its settings, and the model of transfers."""
+        return f"{self.method}, {self.transfers}"
+
+    @property
+    def plan(self) -> str:
+        """Which instances it is asked about, in words."""
+        which = "all" if self.every == 1 else f"1 in {self.every}"
+        return f"{which}, n ≤ {self.most_stages}"
+
+    def is_asked(self, number: int, instance: HybridInstance) -> bool:
+        """Whether the plan has this method for instance `number`."""
+        return len(instance.profile) <= self.most_stages and number % self.every == 0
+
+
+HYBRID_CONTESTANTS: Final[tuple[HybridContestant, ...]] = (
+    HybridContestant(method=Pofo(), transfers=Transfers.FRACTIONAL, most_stages=5),
+    HybridContestant(method=Pofo(slots=40), transfers=Transfers.FRACTIONAL, most_stages=20),
+    HybridContestant(method=_Only("recompute"), transfers=Transfers.FRACTIONAL, most_stages=20),
+    HybridContestant(method=_Only("offload"), transfers=Transfers.FRACTIONAL, most_stages=20),
+    HybridContestant(
+        method=AutoHybrid(combined=Pofo(tries=60)), transfers=Transfers.INTEGRAL, most_stages=5
+    ),
+    HybridContestant(method=_Search(), transfers=Transfers.INTEGRAL, most_stages=2, every=2),
+)
+"""Quick methods on every instance, exhaustive search on samples of the shortest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridAnswer:
+    """What one contestant said to one instance; fields as in `OffloadAnswer`."""
+
+    contestant: HybridContestant
+    seconds: float
+    claim: HybridClaim | None = None
+    required: int | None = None
+    solution: HybridSolution | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridCheck:
+    """One instance, checked; fields as in `OffloadCheck`."""
+
+    number: int
+    instance: HybridInstance
+    answers: tuple[HybridAnswer, ...]
+    reason: str = ""
+    between: tuple[HybridContestant, ...] = ()
+
+
+def hybrid_checks(
+    numbers: Iterable[int],
+    *,
+    seed: int,
+    contestants: Sequence[HybridContestant] = HYBRID_CONTESTANTS,
+    workers: int = 1,
+) -> Iterator[HybridCheck]:
+    """Check the instances `numbers` of `seed`; the results come in their order."""
+    return in_batches(numbers, partial(_check_all, seed, tuple(contestants)), workers)
+
+
+def _check_all(
+    seed: int, contestants: Sequence[HybridContestant], numbers: Sequence[int]
+) -> list[HybridCheck]:
+    return [_check(number, random_hybrid(seed, number), contestants) for number in numbers]
+
+
+def _check(
+    number: int, instance: HybridInstance, contestants: Sequence[HybridContestant]
+) -> HybridCheck:
+    asked = [each for each in contestants if each.is_asked(number, instance)]
+    answers = tuple(_judged(contestant, instance) for contestant in asked)
+    reason, between = _contradiction(answers)
+    return HybridCheck(
+        number=number, instance=instance, answers=answers, reason=reason, between=between
+    )
+
+
+def _judged(contestant: HybridContestant, instance: HybridInstance) -> HybridAnswer:
+    """Ask, replay the claim, and hold program lists against their own fractional value."""
+    problem = HybridProblem(instance.profile, instance.budget, instance.link, contestant.transfers)
+    start = time.perf_counter()
+    answer, claim = HybridAnswer(contestant=contestant, seconds=0.0), None
+    try:
+        problem.require_feasible()
+        claim = contestant.method(problem)
+        solution = certify_hybrid(
+            problem,
+            claim,
+            bound=hybrid_bound(problem.profile, problem.budget, problem.link),
+            method=contestant.name,
+            solve_seconds=0.0,
+        )
+        answer = replace(
+            answer, claim=claim, solution=solution, refusal=_below_own_value(problem, solution)
+        )
+    except InfeasibleBudgetError as infeasible:
+        answer = replace(answer, required=infeasible.required)
+    except SolverLimitError:
+        pass
+    except ChainstayError as error:
+        answer = replace(answer, claim=claim, refusal=str(error))
+    return replace(answer, seconds=time.perf_counter() - start)
+
+
+def _below_own_value(problem: HybridProblem, solution: HybridSolution) -> str:
+    """Why a program list that is a plan of [POFO] is too fast; empty if it is not."""
+    if problem.transfers is not Transfers.INTEGRAL:
+        return ""
+    computations = [op for op in solution.schedule if op.kind.is_forward or op.kind == "B"]
+    turn = computations.index(Op(OpKind.BACKWARD, len(problem.profile) - 1))
+    starts, loss = solution.timetable.starts, problem.profile.stages[-1]
+    is_plan = all(
+        move.end <= starts[turn]
+        if move.op.kind in (OpKind.OFFLOAD_ACTIVATION, OpKind.OFFLOAD_SAVED)
+        else move.start >= starts[turn - 1] + loss.forward_time
+        for move in solution.timetable.moves
+    )
+    if not is_plan:
+        return ""
+    try:
+        value = fractional_makespan(
+            problem.profile, solution.schedule, budget=problem.budget, link=problem.link
+        )
+    except InvalidScheduleError:  # no persistent plan
+        return ""
+    if value > solution.makespan:
+        return f"whole transfers take {solution.makespan}, and parts of items {value}"
+    return ""
+
+
+def _contradiction(
+    answers: Sequence[HybridAnswer],
+) -> tuple[str, tuple[HybridContestant, ...]]:
+    """The first reason why not all `answers` can be right, and who gave them."""
+    for answer in answers:
+        if answer.refusal:
+            return f"{answer.contestant.name}: {answer.refusal}", (answer.contestant,)
+    for one, other in permutations(answers, 2):
+        if one.solution is None or other.claim is None:
+            continue
+        is_within = one.contestant.transfers is other.contestant.transfers
+        if is_within and one.solution.makespan < other.claim.lower_bound:
+            reason = (
+                f"{other.contestant.name} says that nothing is faster than "
+                f"{other.claim.lower_bound}, and {one.contestant.name} has a schedule of "
+                f"{one.solution.makespan}"
+            )
+            return reason, (one.contestant, other.contestant)
+    return "", ()
+
+
+def minimised_hybrid(check: HybridCheck, *, seconds: float = _MINIMISING_SECONDS) -> HybridCheck:
+    """The same contradiction on a smallest instance, unless time ran out."""
+    deadline = time.monotonic() + seconds
+
+    def failing(instance: ChainInstance) -> HybridCheck | None:
+        asked = HybridInstance(
+            profile=instance.profile, budget=instance.budget, link=check.instance.link
+        )
+        found = _check(0, asked, check.between)
+        return found if found.reason and time.monotonic() < deadline else None
+
+    small = check
+    while found := next(filter(None, map(failing, simpler(_chain_of(small)))), None):
+        small = replace(found, number=check.number)
+    return small
+
+
+def _chain_of(check: HybridCheck) -> ChainInstance:
+    return ChainInstance(profile=check.instance.profile, budget=check.instance.budget)
+
+
+def hybrid_counter_example(check: HybridCheck, *, seed: int) -> str:
+    """A JSON document of the contradiction in `check`."""
+    transfers = check.between[0].transfers if check.between else Transfers.INTEGRAL
+    instance = check.instance
+    problem = HybridProblem(instance.profile, instance.budget, instance.link, transfers)
+    said = {answer.contestant.name: answer.claim for answer in check.answers}
+    return counter_example(check.reason, problem, said, seed=seed, number=check.number)
