@@ -86,10 +86,10 @@ def test_several_processes_check_all_instances() -> None:
     assert "No contradiction: 101 chains of seed 1 in" in result.stdout
 
 
-def test_other_problems_are_named_as_not_there_yet() -> None:
-    result = chainstay("verify", "--problem", "hybrid")
-    assert result.exit_code == 2
-    assert "hybrid is not there yet; choose chain" in result.output
+def test_hybrids_are_checked_too() -> None:
+    result = chainstay("verify", "--problem", "hybrid", "--instances", "12", "--workers", "1")
+    assert result.exit_code == 0
+    assert "No contradiction: 12 hybrid instances of seed 0 in" in result.stdout
 
 
 def test_joins_are_checked_too() -> None:
