@@ -1,0 +1,84 @@
+"""Parts of recomputing and offloading together, by hand-worked digits."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from chainstay import InvalidProfileError, InvalidScheduleError, UnknownMethodError, solve_hybrid
+from chainstay.dp.hybrid.inner import looked_up
+from chainstay.dp.jit import interpreted
+from chainstay.instances import with_skip
+from chainstay.profiles import ChainProfile, Link, Skip, Stage
+from chainstay.schedule import Schedule
+from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid_fluid import fractional_makespan
+
+CHAIN = ChainProfile(
+    input_bytes=10,
+    input_gradient_bytes=0,
+    stages=(
+        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=5),
+        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
+    ),
+)
+LINK = Link(bandwidth=2)
+
+
+def test_what_a_forward_reads_is_not_free_before_it_ends() -> None:
+    schedule = Schedule.parse("Oa0 Fa0 Fa1 B1 B0")
+    with pytest.raises(InvalidScheduleError, match="budget of 14"):
+        fractional_makespan(CHAIN, schedule, budget=14, link=LINK)
+    # Fa1 needs 17, so 2 of 10 bytes leave beside Fa0, 6 beside Fa1, and 2 in one more time unit.
+    # On the way back, from the end: none beside B0; 2 before B1 has room, the rest beside it.
+    assert fractional_makespan(CHAIN, schedule, budget=15, link=LINK) == (1 + 3 + 1) + (2 + 1 + 4)
+
+
+def test_whole_transfers_free_memory_when_they_end() -> None:
+    schedule = Schedule.parse("Oa0 Fa0 Fa1 B1 Pa0 B0")
+    # a0 leaves from 0 to 5, so Fa1 runs from 5 to 8, B1 to 12; a0 is back at 17 (15 + 2 in use).
+    replay = simulate_hybrid(CHAIN, schedule, budget=16, link=LINK)
+    assert replay.makespan == 5 + 3 + 4 + 5 + 2
+    assert replay.peak_bytes == 15
+    # With 17, Fa1 need not wait: it ends at 4, B1 at 8, and a0 is back at 10.
+    assert simulate_hybrid(CHAIN, schedule, budget=17, link=LINK).makespan == 10 + 2
+
+
+def test_between_grid_points_both_slopes_count() -> None:
+    table = np.array([[[1.0, 1.2, 2.0]]], dtype=np.float32)
+    with interpreted():
+        assert looked_up(table, 0, 2, 0.0, 1.5, True) == pytest.approx(1.5)  # noqa: FBT003
+        assert looked_up(table, 0, 2, 0.0, 1.5, False) == pytest.approx(1.7)  # noqa: FBT003
+        assert looked_up(table, 0, 2, 0.0, 0.1, True) == pytest.approx(1.0)  # noqa: FBT003
+        assert looked_up(table, 0, 2, 0.0, 3.0, True) == pytest.approx(3.0)  # noqa: FBT003
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Fa0 Pa0 Fa1 B1 B0", "Pa0 brings back what was not offloaded"),
+        ("Oa0 Fa0 Da0 Fa1 B1 B0", "a0, which is gone; issue Pa0 before"),
+        ("Da0 Fa0 Fa1 B1 B0", "which nothing can recompute"),
+        ("Fa0 Fa1 B0", "needs the gradient of a1, but that of a2 is held"),
+        ("Fa0 Fa1 B1", "ends before B0"),
+        ("Oa0 Oa0 Fa0 Fa1 B1 B0", "comes a second time"),
+        ("Fa0 Fa2", "names stage 2, the last one is 1"),
+    ],
+)
+def test_invalid_program_lists_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidScheduleError, match=reason):
+        simulate_hybrid(CHAIN, Schedule.parse(text), budget=100, link=LINK)
+
+
+def test_bad_questions_are_refused() -> None:
+    with pytest.raises(InvalidProfileError, match="1 skips"):
+        solve_hybrid(with_skip(CHAIN, Skip(first=0, last=1, bytes=3)), 100, link=LINK)
+    with pytest.raises(InvalidProfileError, match="'interruptible'"):
+        solve_hybrid(CHAIN, 100, link=LINK, transfers="interruptible")
+    slow = Link(bandwidth=1, latency=Fraction(1, 2))
+    with pytest.raises(InvalidProfileError, match="without latency"):
+        solve_hybrid(CHAIN, 100, link=slow, transfers="fractional")
+    with pytest.raises(UnknownMethodError, match="'pofo'"):
+        solve_hybrid(CHAIN, 100, link=LINK, method="pofo")
