@@ -38,9 +38,10 @@ class Situation:
         modules = _modules_of(model)
         parameters: list[torch.dtype | torch.device | bool] = []
         for module in modules:
-            for each in module._parameters.values():  # noqa: SLF001  # see `_modules_of`
-                if each is not None:
-                    parameters += (each.dtype, each.device, each.requires_grad)
+            if own := module._parameters:  # noqa: SLF001  # see `_modules_of`
+                for each in own.values():
+                    if each is not None:
+                        parameters += (each.dtype, each.device, each.requires_grad)
         device = parameters[1] if parameters else torch.device("cpu")
         assert isinstance(device, torch.device)
         return cls(
@@ -65,16 +66,15 @@ class Situation:
 
 
 def _modules_of(model: nn.Module) -> list[nn.Module]:
-    """As ``model.modules()``, which takes longer than a small model's whole step."""
-    found: dict[int, nn.Module] = {}
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            children = [each for each in module._modules.values() if each is not None]  # noqa: SLF001
-            waiting += reversed(children)
-    return list(found.values())
+    """``model.modules()``, level by level; that takes longer than a small model's whole step."""
+    found, known = [model], {id(model)}
+    for module in found:  # grows meanwhile
+        if children := module._modules:  # noqa: SLF001
+            for child in children.values():
+                if child is not None and id(child) not in known:
+                    known.add(id(child))
+                    found.append(child)
+    return found
 
 
 _WORDS = {

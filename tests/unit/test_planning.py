@@ -157,6 +157,26 @@ def test_what_an_error_asks_for_is_enough(method: DP | CPSAT | str, seed: int) -
     assert solve_measured(measured, required, method).peak_bytes <= required
 
 
+@pytest.mark.parametrize("method", ["dp", "auto"])
+def test_what_an_error_asks_for_is_enough_whatever_the_times(method: str) -> None:
+    """Times differ whenever they are measured, so the next call finds others."""
+    for seed in (0, 6, 13):  # with their own times, least peaks would differ
+        account, draw = some_account(seed, 10, largest=200), random.Random(seed)
+        again = replace(
+            account,
+            stages=tuple(
+                replace(each, forward_time=draw.randint(1, 50)) for each in account.stages
+            ),
+        )
+        required = set()
+        for each in (account, again):
+            with pytest.raises(InfeasibleBudgetError) as error:
+                solve_measured(measured_as(each), 1, method)
+            required.add(error.value.required)
+        (enough,) = required
+        assert solve_measured(measured_as(again), enough, method).peak_bytes <= enough
+
+
 def test_plain_training_that_fits_is_the_plan_of_every_method() -> None:
     account = some_account(1, 6)
     plain = Schedule.keep_all(6)
