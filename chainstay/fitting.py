@@ -13,11 +13,11 @@ from torch import nn
 
 from chainstay.errors import ChainstayError, InvalidBudgetError, UnsupportedModelError
 from chainstay.planning import solve_measured
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile, Link, Stage
 from chainstay.runtime.accounting import Account
 from chainstay.runtime.block_calls import BlockExecutor, strays
 from chainstay.runtime.calls import Ends, Planned, PlannedBlocks, PlannedCall, TensorEnds
-from chainstay.runtime.device_memory import free_bytes
+from chainstay.runtime.device_memory import free_bytes, plain_bytes
 from chainstay.runtime.executor import Executor
 from chainstay.runtime.extracted import measure_extracted
 from chainstay.runtime.extraction import extract
@@ -29,10 +29,12 @@ from chainstay.runtime.measuring import measure
 from chainstay.runtime.own_hooks import own_hooks_aside
 from chainstay.runtime.parameter_hooks import parameter_hooks_aside
 from chainstay.runtime.sharding import gathered, is_sharded, left_sharded
+from chainstay.runtime.transfers import Transport, engine_for, measure_link
+from chainstay.runtime.transfers.settings import OffloadSettings
 from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
 from chainstay.solve import budget_bytes
-from chainstay.units import parse_bytes
+from chainstay.solve.offload import solve_offload
 from chainstay.validation.simulate import simulate
 
 __all__ = ["Budget", "fit", "unfit"]
@@ -60,6 +62,10 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     granularity: Granularity = "fine",
     on_new_shape: OnNewShape = "plan",
     reserve: int | str = 0,
+    recompute: bool = True,
+    offload: bool = False,
+    link: Link | None = None,
+    host_budget: int | str | None = None,
     repeats: int = 5,
     progress: bool = True,
     cache: str | os.PathLike[str] | None = None,
@@ -98,6 +104,13 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             gets a plan of its own, up to 8 of them are kept; or is refused; or runs plainly.
         reserve: With ``budget=None``: bytes to leave for what is not there yet, the state of
             the optimizer above all (``"2GiB"``, or a number).
+        recompute: Whether stages may run again.
+        offload: Whether activations may go to host memory and come back; for now instead of
+            recomputing only, with ``recompute=False``. On the CPU, threads that copy stand in
+            for the link of a device.
+        link: With `offload`: to the host; by default as `chainstay.measure_link` finds it.
+        host_budget: With `offload`: for what is away at a time, in bytes or as ``"8GiB"``;
+            ``None`` for no limit.
         repeats: The least number of timed runs of each stage; see `chainstay.measure`.
         progress: Show a bar on stderr while measuring, if that is a terminal.
         cache: A directory for what was measured, one JSON file per model, call and machine;
@@ -112,8 +125,10 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         InvalidBudgetError: `budget` is none.
         InfeasibleBudgetError: Nothing was found that fits; in ``error.required`` something
             does, see `chainstay.solve_measured`.
+        HostBudgetError: What the plan has away at a time exceeds `host_budget`.
         UnknownMethodError: There is no such method.
-        ValueError: `by`, `on_new_shape` or `repeats` is none.
+        ValueError: `by`, `on_new_shape` or `repeats` is none, or `recompute`, `offload`, `link`
+            and `host_budget` do not go together.
 
     Complexity:
         A few seconds of tracing, about ``repeats + 8`` steps of plain training, and some
@@ -131,7 +146,10 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     _require_choice("on_new_shape", on_new_shape, get_args(OnNewShape))
     require_loss(loss)
     require_repeats(repeats)
-    reserved = _plain_bytes(reserve)
+    reserved = plain_bytes("reserve", reserve)
+    offloading = OffloadSettings.of(
+        offload=offload, recompute=recompute, link=link, host_budget=host_budget
+    )
     _require_budget(model, budget, reserved)
     planner = _Planner(
         model=model,
@@ -141,6 +159,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         by=by,
         granularity=granularity,
         reserve=reserved,
+        offloading=offloading,
         settings={"repeats": repeats, "progress": progress, "cache": cache},
     )
     fitted = Fitted(model, planner, on_new_shape)
@@ -172,6 +191,7 @@ class _Planner:
     """Plans a model for calls like a sample; the settings are those of `fit`.
 
     Attributes:
+        offloading: How, if at all.
         settings: Of measuring.
     """
 
@@ -182,6 +202,7 @@ class _Planner:
     by: Way
     granularity: Granularity
     reserve: int
+    offloading: OffloadSettings | None
     settings: Mapping[str, Any]
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Planned:
@@ -192,20 +213,49 @@ class _Planner:
                     f"the parameters of this {type(self.model).__name__} are spread over several "
                     "processes, which an export does not see; use by='blocks'"
                 )
+            self._require_recomputing("its parameters are spread over several processes")
             with left_sharded(self.model):
                 return self._by_blocks(args, kwargs, "its parameters are sharded")
         with own_hooks_aside(self.model):
             if self.by == "blocks":
+                self._require_recomputing("by is 'blocks'")
                 return self._by_blocks(args, kwargs, "as asked for")
             try:
                 ends, measured = self._measured(args, kwargs)
             except UnsupportedModelError as refusal:
-                if self.by == "export":
+                if self.by == "export" or self.offloading is not None:
                     raise
                 return self._instead(args, kwargs, refusal)
+        if self.offloading is not None:
+            return self._offloaded(ends, measured, self.offloading)
         solution = solve_measured(measured, self._budget_of(measured), self.method)
         executor = Executor(measured.chain, measured.traits, solution.schedule)
         return PlannedCall(ends, executor, solution, measured.profile_for(solution.schedule))
+
+    def _offloaded(
+        self, ends: Ends, measured: Measurement, settings: OffloadSettings
+    ) -> PlannedCall:
+        """The plan with transfers."""
+        device = measured.chain.device
+        solution = solve_offload(
+            measured.offload_profile,
+            self._budget_of(measured),
+            link=settings.link or measure_link(device),
+            method=self.method,  # type: ignore[arg-type]  # it looks for itself
+        )
+        engine = engine_for(device, link=solution.link, host_budget=settings.host_budget)
+        transport = Transport.of(solution, measured.offload_profile, engine)
+        solution = replace(solution, peak_bytes=transport.plan.peak_bytes)
+        executor = Executor(measured.chain, measured.traits, solution.schedule, transport)
+        profile = measured.profile_for(Schedule.keep_all(len(measured.profile)))
+        return PlannedCall(ends, executor, solution, profile)
+
+    def _require_recomputing(self, reason: str) -> None:
+        if self.offloading is not None:
+            raise UnsupportedModelError(
+                f"this {type(self.model).__name__} cannot be offloaded stage by stage: {reason}; "
+                "leave offload=True out, or use by='export' in one process"
+            )
 
     def _instead(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], refusal: UnsupportedModelError
@@ -332,11 +382,3 @@ def _require_budget(model: nn.Module, budget: object, reserve: int) -> None:
             )
     else:
         budget_bytes(_ANY_PROFILE, budget)  # type: ignore[arg-type]  # it looks for itself
-
-
-def _plain_bytes(reserve: object) -> int:
-    """The reserve in bytes."""
-    size = parse_bytes(reserve) if isinstance(reserve, str) else reserve
-    if not isinstance(size, int) or size < 0:
-        raise InvalidBudgetError(f"reserve is {reserve!r}; write whole bytes or '2GiB'")
-    return size

@@ -64,6 +64,10 @@ class Planned(Protocol):
         """What ``model(*args, **kwargs)`` gives."""
         ...
 
+    def close(self) -> None:
+        """Let go of what the plan holds besides the model; it is not called again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
@@ -88,6 +92,10 @@ class PlannedCall:
         state, shared = self.ends.begin(args, kwargs)
         return self.ends.finish(self.executor(state, shared), shared)
 
+    def close(self) -> None:
+        """As `Planned`: transfers stop."""
+        self.executor.close()
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedBlocks:
@@ -110,3 +118,6 @@ class PlannedBlocks:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""
         return self.executor(self.forward, args, kwargs)
+
+    def close(self) -> None:
+        """As `Planned`: there is nothing."""

@@ -9,9 +9,9 @@ from torch import nn
 
 from chainstay.errors import InvalidBudgetError
 from chainstay.runtime.memory import rounded_bytes
-from chainstay.units import format_bytes
+from chainstay.units import format_bytes, parse_bytes
 
-__all__ = ["MARGIN", "free_bytes"]
+__all__ = ["MARGIN", "free_bytes", "plain_bytes"]
 
 MARGIN: Final = 0.05
 """Share of what is free that stays free: the allocator's fragments, and workspaces of kernels."""
@@ -52,3 +52,15 @@ def free_bytes(model: nn.Module, reserve: int) -> int:
             f"and the reserve {format_bytes(reserve)}; nothing is left, so free some memory"
         )
     return budget
+
+
+def plain_bytes(name: str, given: object) -> int:
+    """The argument `name` as a number of bytes.
+
+    Raises:
+        InvalidBudgetError: It is none.
+    """
+    size = parse_bytes(given) if isinstance(given, str) else given
+    if not isinstance(size, int) or size < 0:
+        raise InvalidBudgetError(f"{name} is {given!r}; write whole bytes or '2GiB'")
+    return size

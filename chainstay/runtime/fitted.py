@@ -121,6 +121,8 @@ class Fitted:
         del self._model.forward, self._model.chainstay
         if self._replaced is not None:
             self._model.forward = self._replaced
+        for planned in self.plans:
+            planned.close()
 
     @contextmanager
     def _removed(self) -> Iterator[None]:
@@ -149,11 +151,12 @@ class Fitted:
         planned = self.plans[-1]
         solution, profile = planned.solution, planned.profile
         others = f"; {len(self._plans)} plans are kept" if len(self._plans) > 1 else ""
-        recomputed = solution.makespan / profile.least_time - 1 if profile.least_time else 0.0
+        least = profile.least_time
+        slower = float(solution.makespan) / least - 1 if least else 0.0
         return (
             f"{type(self._model).__name__} in {len(profile)} stages, the loss included: "
             f"{solution.describe()}\n{planned.origin}"
-            f"predicted {recomputed:.1%} slower than plain training at a peak of "
+            f"predicted {slower:.1%} slower than plain training at a peak of "
             f"{format_bytes(solution.peak_bytes)}{others}\n"
             f"{solution.schedule}"
         )

@@ -10,6 +10,7 @@
 `traffic`   one training step's transfers
 `transport` a plan and its engine, for an `Executor`
 `speed`     how fast a link is
+`settings`  how `chainstay.fit` is to offload
 ==========  ===========================================================================
 
 Rules that make it right without making the host wait, in both engines:

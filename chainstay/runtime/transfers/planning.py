@@ -66,12 +66,15 @@ class TransferPlan:
         before_backward: Per stage, before its backward.
         moved: Stages whose saved data goes to the host.
         host_bytes: The most in host memory at any time.
+        peak_bytes: The most on the device, at most the budget. A simulation may tell of less:
+            there, memory is free when a transfer ends, not just when somebody needs it.
     """
 
     before_forward: tuple[tuple[Action, ...], ...]
     before_backward: tuple[tuple[Action, ...], ...]
     moved: frozenset[int]
     host_bytes: int
+    peak_bytes: int
 
 
 def movable_profile(profile: ChainProfile) -> OffloadProfile:
@@ -124,6 +127,7 @@ def plan_transfers(schedule: Schedule, profile: OffloadProfile, budget: int) -> 
         before_backward=tuple(reversed(actions[stages + 1 :])),
         moved=frozenset(walk.let_go),
         host_bytes=_most_on_host(actions, profile),
+        peak_bytes=walk.peak,
     )
 
 
@@ -176,6 +180,7 @@ class _Walk:
         gaps: The transfers in front of each computation that are still to be issued.
         actions: What to do in front of each.
         memory: In use.
+        peak: The most so far.
         leaving: Stages whose saved data has been sent and still is on the device, oldest first.
         sent: Stages whose saved data has been sent.
         fetched: Those of them whose saved data is back, or on its way.
@@ -187,6 +192,7 @@ class _Walk:
     gaps: list[list[Op]]
     actions: list[list[Action]] = field(default_factory=list)
     memory: int = 0
+    peak: int = 0
     leaving: list[int] = field(default_factory=list)
     sent: set[int] = field(default_factory=set)
     fetched: set[int] = field(default_factory=set)
@@ -212,6 +218,7 @@ class _Walk:
         self._make_room(need, position, computation)
         if position + 1 < len(self.gaps):
             self._draw_forward(position, need, _TRANSFERS)
+        self.peak = max(self.peak, self.memory + need)
         self.memory += growth
 
     def _draw_forward(self, position: int, need: int, kinds: Collection[OpKind]) -> None:
