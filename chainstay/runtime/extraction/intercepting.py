@@ -66,6 +66,7 @@ def intercept(
         UnsupportedModelError: There are no two blocks that can be run as stages.
 
     Example:
+        >>> import torch
         >>> model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
         >>> [stage.name for stage in intercept(model, (torch.zeros(2, 8),)).stages]
         ['0', '1', '2']

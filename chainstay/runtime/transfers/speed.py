@@ -64,8 +64,9 @@ def link_from(*, small: int, one_way: int, both_ways: int) -> Link:
         both_ways: ns for 64 MiB in each direction at once.
 
     Example:
-        >>> link_from(small=10_000, one_way=5_010_000, both_ways=5_510_000)
-        Link(bandwidth=Fraction(65532, 5371), latency=10000, duplex=<Duplex.FULL: 'full'>)
+        >>> link = link_from(small=10_000, one_way=5_010_000, both_ways=5_510_000)
+        >>> f"{float(link.bandwidth):.1f} bytes per ns, {link.latency} ns, {link.duplex}"
+        '12.2 bytes per ns, 10000 ns, full'
     """
     is_full = 2 * both_ways < 3 * one_way
     spent = max((both_ways if is_full else one_way) - small, 1)
