@@ -126,7 +126,7 @@ class InterruptibleFormulation:
         return None
 
     def _holds(self, values: dict[tuple[str, object], Fraction]) -> bool:
-        """Whether whole activations move and intervals are long enough; memory is up to the referee."""
+        """Whether whole activations move and intervals last; memory is up to the referee."""
         for j in self.movable:
             out = sum(values["out", (j, q)] for q in self.outs(j))
             back = sum(values["back", (j, q)] for q in self.backs(j))
