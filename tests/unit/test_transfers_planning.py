@@ -100,6 +100,7 @@ def test_what_several_states_share_stays() -> None:
         ("Fa0 Oa1 Fa1 Fa2 Fa3 B3 Pa1 B2 Pa1 B1 B0", 99, "Pa1 comes a second time"),
         ("Fa0 Oa1 Fa1 Fa2 Fa3 B3 B2 B1 B0", 99, "B1 needs a1, which is on the host; issue Pa1"),
         ("Fa0 Fa1 Fa2 Fa3 B3 B2 B1 B0", 16, "Fa2 needs 5 bytes beside 12 .* 1 bytes more than"),
+        ("Fa0 Oa1 Fa1 Fa2 Fa3 B3 B2 Pa1 B1 B0", 11, "Fa1 needs 7 bytes beside 5 bytes"),
     ],
 )
 def test_refusals(text: str, budget: int, reason: str) -> None:

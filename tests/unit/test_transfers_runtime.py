@@ -27,8 +27,10 @@ from chainstay.runtime.transfers import engine_for, measure_link
 from chainstay.runtime.transfers.copying import DOUBLE_LINK, CopyingEngine
 from chainstay.runtime.transfers.cuda import pinned_bytes
 from chainstay.runtime.transfers.engine import Transfer
+from chainstay.runtime.transfers.planning import Act, Action, TransferPlan
 from chainstay.runtime.transfers.pool import HostPool
 from chainstay.runtime.transfers.speed import link_from
+from chainstay.runtime.transfers.traffic import Traffic
 from chainstay.solve.offload import solve_offload
 from chainstay.timetable import Transfers
 from offload_support import FAST, LATE, SLOW, Case, perceptron_case
@@ -188,6 +190,33 @@ def test_storages_go_once_and_views_are_rebuilt() -> None:
     assert moved
     assert engine.bytes <= sum(x[stage + 1] for stage in moved), "no storage goes twice"
     chain.close()
+
+
+def test_what_a_stage_passes_on_is_not_let_go() -> None:
+    """Two states have it; a second copy would come back beside the first."""
+    engine = CopyingEngine(FAST)
+    actions = (Action(Act.SEND, 0), Action(Act.RELEASE, 0))
+    plan = TransferPlan(
+        before_forward=((), actions[:1], actions[1:]),
+        before_backward=((Action(Act.FETCH, 0),), ()),
+        moved=frozenset({0}),
+        host_bytes=0,
+        peak_bytes=0,
+    )
+    traffic = Traffic(plan, engine)
+    start, passed, own = (torch.full((4,), value) for value in (1.0, 2.0, 3.0))
+    traffic.before_forward(0)
+    traffic.after_forward(0, (start,), (passed, own))
+    traffic.before_forward(1)
+    kept, moved = traffic.outputs
+    traffic.after_forward(1, (passed, own), (passed, torch.zeros(4)))
+    traffic.before_forward(2)
+    assert kept.memory is not None
+    assert moved.memory is None
+    traffic.before_backward(0)
+    assert torch.equal(moved.arrived().view(torch.float32), own)
+    assert kept.arrived().data_ptr() == passed.data_ptr()
+    engine.close()
 
 
 def test_dtypes_and_conjugates_come_back() -> None:
