@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 _BEYOND: Final = 2**62
+_IDLE: Final = 8
+"""Corners of a sum without a gain after which it is worth looking for the next gain."""
 
 
 class Steps(NamedTuple):
@@ -142,6 +144,19 @@ def _push(memory: Array, overhead: Array, size: int, m: int, value: int) -> int:
 
 
 @kernel
+def _copy(lowest: Steps, p: int, end: int, memory: Array, overhead: Array, size: int) -> int:
+    """Append corners ``p .. end - 1`` as far as they are lower; returns the new size."""
+    if size:
+        while p < end and lowest.overhead[p] >= overhead[size - 1]:
+            p += 1
+    if p < end:
+        memory[size : size + end - p] = lowest.memory[p:end]
+        overhead[size : size + end - p] = lowest.overhead[p:end]
+        size += end - p
+    return size
+
+
+@kernel
 def _merge_sum(
     lowest: Steps,
     one: Steps,
@@ -155,36 +170,41 @@ def _merge_sum(
 ) -> int:
     """The lower of `lowest` and a sum that counts from `start` to `stop` bytes.
 
+    Sums mostly gain in a few places, so between those `lowest` is copied as it is.
+
     Args: as `_first_gain`; the result goes to the front of `memory` and `overhead`, which
     are long enough for all corners of the three.
 
     Returns:
         The number of corners of the result.
     """
-    p = _corner_at(lowest, start - 1) + 1
-    size = p - lowest.first
-    memory[:size] = lowest.memory[lowest.first : p]
-    overhead[:size] = lowest.overhead[lowest.first : p]
-    i, j = _corner_at(one, start), _corner_at(other, start)
-    here = start
-    while here <= stop:
-        while p <= lowest.last and lowest.memory[p] <= here:
-            size = _push(memory, overhead, size, lowest.memory[p], lowest.overhead[p])
-            p += 1
-        value = constant + one.overhead[i] + other.overhead[j]
-        if value < ceiling:
-            size = _push(memory, overhead, size, here, value)
-        after_i = one.memory[i + 1] + one.shift if i < one.last else _BEYOND
-        after_j = other.memory[j + 1] + other.shift if j < other.last else _BEYOND
-        here = min(after_i, after_j)
-        if after_i == here:
-            i += 1
-        if after_j == here:
-            j += 1
-    while p <= lowest.last:
-        size = _push(memory, overhead, size, lowest.memory[p], lowest.overhead[p])
-        p += 1
-    return size
+    p, size, here = lowest.first, 0, start
+    while here >= 0:
+        before = _corner_at(lowest, here - 1) + 1
+        size = _copy(lowest, p, before, memory, overhead, size)
+        p = before
+        i, j = _corner_at(one, here), _corner_at(other, here)
+        idle = 0
+        while here <= stop and idle < _IDLE:
+            while p <= lowest.last and lowest.memory[p] <= here:
+                size = _push(memory, overhead, size, lowest.memory[p], lowest.overhead[p])
+                p += 1
+            value = constant + one.overhead[i] + other.overhead[j]
+            idle += 1
+            if value < ceiling and (size == 0 or value < overhead[size - 1]):
+                size = _push(memory, overhead, size, here, value)
+                idle = 0
+            after_i = one.memory[i + 1] + one.shift if i < one.last else _BEYOND
+            after_j = other.memory[j + 1] + other.shift if j < other.last else _BEYOND
+            here = min(after_i, after_j)
+            if after_i == here:
+                i += 1
+            if after_j == here:
+                j += 1
+        if here > stop:
+            break
+        here = _first_gain(lowest, one, other, constant, here, stop, ceiling)
+    return _copy(lowest, p, lowest.last + 1, memory, overhead, size)
 
 
 @kernel
