@@ -24,6 +24,8 @@ _FLUID_GAP: Final = 1e-6
 """Of a unit otherwise. Two vertices of these models differ by more than that."""
 _RELATIVE_ERROR: Final = 1e-7
 """Of a bound, taken off before it is believed."""
+_LARGEST_BELIEVED: Final = 10**5
+"""Units of an amount. With amounts of millions beside ones, HiGHS has proved too high a bound."""
 
 
 def claim(
@@ -45,7 +47,8 @@ def claim(
         least: A makespan that no answer is below.
 
     Returns:
-        For integral transfers proved in whole units; for others to a millionth of a unit.
+        For integral transfers proved in whole units; for others to a millionth of a unit, where
+        no amount is so large that HiGHS is not to be believed (then nothing is proved).
 
     Raises:
         SolverLimitError: Time ran out with nothing to show, or the solver's numbers are no
@@ -125,14 +128,16 @@ def _fluid(
     formulation = interruptible.build(problem, parts=parts, known=makespan)
     outcome = _solved(problem, formulation.model, limits, _FLUID_GAP)
     unit, least = Fraction(formulation.unit, problem.link.ticks), problem.profile.least_time
-    idle = max(0.0, outcome.bound - _error(outcome)) if math.isfinite(outcome.bound) else 0.0
+    amounts = (*formulation.times, *formulation.needs, *map(formulation.size, formulation.movable))
+    is_believed = max(amounts) <= _LARGEST_BELIEVED and math.isfinite(outcome.bound)
+    idle = max(0.0, outcome.bound - _error(outcome)) if is_believed else 0.0
     bound = least + Fraction(idle) * unit
     timetable = formulation.decode() if outcome.has_values else None
     if timetable is None:
         return None, bound
     found = exact(Fraction(timetable.starts[-1] + problem.profile.backward_times[0]))
     is_close = abs(float((found - least) / unit) - pyo.value(formulation.model.idle)) < 1e-3
-    is_proved = outcome.verdict is Verdict.OPTIMAL and is_close
+    is_proved = outcome.verdict is Verdict.OPTIMAL and is_close and is_believed
     return (
         OffloadClaim(
             schedule=timetable.program(),

@@ -267,3 +267,20 @@ def test_long_chains_of_measured_sizes() -> None:
         assert solution.makespan <= most * float(solution.lower_bound)
         fluid = solve_offload(profile, budget, link=link, transfers="interruptible", method="auto")
         assert fluid.makespan <= solution.makespan
+
+
+def test_the_mip_proves_nothing_with_amounts_of_millions() -> None:
+    """Found by `chainstay verify`: HiGHS calls 21630583/1000 optimal, and less is possible."""
+    profile = OffloadProfile(
+        activations=(3465497, 2093041, 1048583, 6291462, 6291461),
+        gradients=(8388610, 6291460, 6291456, 6291462, 6291461),
+        forward_overheads=(2097152, 1048582, 1048581, 2097158),
+        backward_overheads=(2097159, 2097159, 1048580, 2097157),
+        forward_times=(1954, 1007, 3465, 3132),
+        backward_times=(3156, 4731, 2953, 184),
+    )
+    link = Link(bandwidth=1000)
+    best = solve_offload(profile, 27355399, link=link, method="dp", transfers="interruptible")
+    other = solve_offload(profile, 27355399, link=link, method="mip", transfers="interruptible")
+    assert best.makespan == Fraction(21538187, 1000)
+    assert other.lower_bound <= best.makespan <= other.makespan
