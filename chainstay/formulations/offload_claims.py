@@ -47,8 +47,8 @@ def claim(
         least: A makespan that no answer is below.
 
     Returns:
-        For integral transfers proved in whole units; for others to a millionth of a unit, where
-        no amount is so large that HiGHS is not to be believed (then nothing is proved).
+        For integral transfers proved in whole units; for others to a millionth of a unit. Where
+        amounts are so large that HiGHS is not to be believed, nothing is proved.
 
     Raises:
         SolverLimitError: Time ran out with nothing to show, or the solver's numbers are no
@@ -107,11 +107,12 @@ def _integral(
     formulation = offload.build(problem, known=makespan)
     outcome = _solved(problem, formulation.model, limits, _GAP)
     unit = Fraction(formulation.unit, problem.link.ticks)
-    units = math.ceil(outcome.bound - _error(outcome)) if math.isfinite(outcome.bound) else 0
+    is_believed = _is_moderate(problem, formulation.unit) and math.isfinite(outcome.bound)
+    units = math.ceil(outcome.bound - _error(outcome)) if is_believed else 0
     if not outcome.has_values:
         return None, exact(unit * units)
     found = exact(unit * round(pyo.value(formulation.model.makespan)))
-    is_proved = outcome.verdict is Verdict.OPTIMAL
+    is_proved = outcome.verdict is Verdict.OPTIMAL and is_believed
     schedule = formulation.decode()
     bound = found if is_proved else exact(unit * units)
     return (
@@ -128,8 +129,7 @@ def _fluid(
     formulation = interruptible.build(problem, parts=parts, known=makespan)
     outcome = _solved(problem, formulation.model, limits, _FLUID_GAP)
     unit, least = Fraction(formulation.unit, problem.link.ticks), problem.profile.least_time
-    amounts = (*formulation.times, *formulation.needs, *map(formulation.size, formulation.movable))
-    is_believed = max(amounts) <= _LARGEST_BELIEVED and math.isfinite(outcome.bound)
+    is_believed = _is_moderate(problem, formulation.unit) and math.isfinite(outcome.bound)
     idle = max(0.0, outcome.bound - _error(outcome)) if is_believed else 0.0
     bound = least + Fraction(idle) * unit
     timetable = formulation.decode() if outcome.has_values else None
@@ -148,6 +148,15 @@ def _fluid(
         ),
         bound,
     )
+
+
+def _is_moderate(problem: OffloadProblem, unit: int) -> bool:
+    """Whether HiGHS's proofs about amounts of this size are to be believed."""
+    profile, link = problem.profile, problem.link
+    sizes = (*profile.activations, *profile.gradients)
+    times = (*profile.forward_times, *profile.backward_times)
+    amounts = (*map(link.transfer_ticks, sizes), *(time * link.ticks for time in times))
+    return max(amounts) <= unit * _LARGEST_BELIEVED
 
 
 def _error(outcome: Outcome) -> float:
