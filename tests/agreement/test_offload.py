@@ -15,7 +15,7 @@ from chainstay.baselines.offload import OFFLOAD_BASELINES, OrderedNoWait, best_o
 from chainstay.dp.offload import Algorithm1, fractional_optimum, greedy_set
 from chainstay.dp.offload.fluid import fluid_plan
 from chainstay.errors import InfeasibleBudgetError
-from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations import CPSAT, MIP, offload_claims
 from chainstay.offloading import OffloadProblem
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.solution import Family
@@ -283,4 +283,21 @@ def test_the_mip_proves_nothing_with_amounts_of_millions() -> None:
     best = solve_offload(profile, 27355399, link=link, method="dp", transfers="interruptible")
     other = solve_offload(profile, 27355399, link=link, method="mip", transfers="interruptible")
     assert best.makespan == Fraction(21538187, 1000)
+    assert other.lower_bound <= best.makespan <= other.makespan
+
+
+def test_nor_of_whole_transfers() -> None:
+    """Likewise: HiGHS calls 16107339/250 optimal."""
+    profile = OffloadProfile(
+        activations=(5242882, 6291457, 6291458, 5242886, 4194311),
+        gradients=(4194311, 6291457, 6291458, 5242886, 1048582),
+        forward_overheads=(2097159, 1048576, 1048577, 1048582),
+        backward_overheads=(1048577, 1048576, 2097155, 1048583),
+        forward_times=(3903, 5318, 695, 5239),
+        backward_times=(2138, 3361, 5777, 3113),
+    )
+    problem = OffloadProblem(profile, 27525128, Link(bandwidth=500, duplex="full"))
+    best = solve_offload(profile, problem.budget, link=problem.link, method="auto")
+    other = offload_claims.claim(problem, MIP())
+    assert best.makespan == Fraction(15131589, 250)
     assert other.lower_bound <= best.makespan <= other.makespan
