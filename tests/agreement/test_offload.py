@@ -279,9 +279,13 @@ def test_the_mip_proves_nothing_with_amounts_of_millions() -> None:
         forward_times=(1954, 1007, 3465, 3132),
         backward_times=(3156, 4731, 2953, 184),
     )
-    link = Link(bandwidth=1000)
-    best = solve_offload(profile, 27355399, link=link, method="dp", transfers="interruptible")
-    other = solve_offload(profile, 27355399, link=link, method="mip", transfers="interruptible")
+    problem = OffloadProblem(
+        profile, 27355399, Link(bandwidth=1000), transfers=Transfers.INTERRUPTIBLE
+    )
+    best = solve_offload(
+        profile, problem.budget, link=problem.link, method="dp", transfers="interruptible"
+    )
+    other = offload_claims.claim(problem, MIP())
     assert best.makespan == Fraction(21538187, 1000)
     assert other.lower_bound <= best.makespan <= other.makespan
 
