@@ -1,0 +1,62 @@
+"""What a budget is, and how many bytes it means for a measured model."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Final
+
+from torch import nn
+
+from chainstay.errors import InvalidBudgetError
+from chainstay.profiles import ChainProfile, Stage
+from chainstay.runtime.device_memory import free_bytes
+from chainstay.runtime.measurement import Measurement
+from chainstay.schedule import Schedule
+from chainstay.solve import budget_bytes
+from chainstay.validation.simulate import simulate
+
+__all__ = ["Budget", "bytes_of", "require_budget"]
+
+Budget = int | str | float | Fraction | None
+
+_ANY_PROFILE: Final = ChainProfile(
+    input_bytes=2**40, input_gradient_bytes=0, stages=(Stage(name="loss"),)
+)
+"""Tells budgets that no profile could make right before anything is measured."""
+
+
+def bytes_of(budget: Budget, model: nn.Module, reserve: int, measured: Measurement) -> int:
+    """In bytes, rounded down.
+
+    Args:
+        budget: As for `chainstay.fit`.
+        model: Whose device has memory free, if `budget` is ``None``.
+        reserve: Bytes of that to leave.
+        measured: What plain training needs, if `budget` is a share of it.
+    """
+    if budget is None:
+        return free_bytes(model, reserve)
+    schedule = Schedule.keep_all(len(measured.profile))
+    profile = measured.profile_for(schedule)
+    if isinstance(budget, float | Fraction):
+        plain = simulate(profile, schedule).peak_bytes
+        return int(Fraction(budget) * plain)
+    return budget_bytes(profile, budget)
+
+
+def require_budget(model: nn.Module, budget: object, reserve: int) -> None:
+    """Refuse what is no budget for any profile, before anything is measured.
+
+    Raises:
+        InvalidBudgetError: It is none.
+    """
+    if budget is None:
+        free_bytes(model, reserve)
+    elif isinstance(budget, float | Fraction):
+        if not 0 < budget <= 1:
+            raise InvalidBudgetError(
+                f"budget is {budget!r}; a number with a fraction is a share of plain training, "
+                "above 0 and up to 1 (write whole bytes or '8GiB' otherwise)"
+            )
+    else:
+        budget_bytes(_ANY_PROFILE, budget)  # type: ignore[arg-type]  # it looks for itself
