@@ -17,7 +17,9 @@ text   [BEHJS24]      meaning (stage ``i`` has input ``a^i`` and output ``a^{i+1
 ``Db`` --             drop what ``Fa`` of stage ``i`` saved
 ``Oa`` --             offload: send activation ``a^i`` to the host, then drop it here
 ``Ob`` --             offload what ``Fa`` of stage ``i`` saved
-``Pa`` --             prefetch: bring activation ``a^i`` back from the host
+``Sa`` --             spill: the same, to the memory beyond the host (a disk)
+``Sb`` --             spill what ``Fa`` of stage ``i`` saved
+``Pa`` --             prefetch: bring activation ``a^i`` back from where it is
 ``Pb`` --             prefetch what ``Fa`` of stage ``i`` saved
 ``T``  --             the turn of a join: all branches' outputs in, their gradients out
 ====== ============== ==========================================================
@@ -40,7 +42,7 @@ _KIND: Final = "schedule"
 _VERSION: Final = 1
 _WORD: Final = re.compile(
     r"(?:(?P<branch>0|[1-9][0-9]{0,8}):)?"
-    r"(?P<kind>Fn|Fc|Fa|B|Da|Db|Oa|Ob|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})|T"
+    r"(?P<kind>Fn|Fc|Fa|B|Da|Db|Oa|Ob|Sa|Sb|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})|T"
 )
 
 
@@ -55,6 +57,8 @@ class OpKind(StrEnum):
     DISCARD_SAVED = "Db"
     OFFLOAD_ACTIVATION = "Oa"
     OFFLOAD_SAVED = "Ob"
+    SPILL_ACTIVATION = "Sa"
+    SPILL_SAVED = "Sb"
     PREFETCH_ACTIVATION = "Pa"
     PREFETCH_SAVED = "Pb"
     TURN = "T"
@@ -66,21 +70,32 @@ class OpKind(StrEnum):
 
     @property
     def is_transfer(self) -> bool:
-        """Whether the operation moves data over the link to the host."""
-        return self in _TRANSFERS
+        """Whether the operation moves data away from the device, or back."""
+        return self in _AWAY or self in _BACK
+
+    @property
+    def is_offload(self) -> bool:
+        """Whether the operation moves data away from the device."""
+        return self in _AWAY
+
+    @property
+    def is_prefetch(self) -> bool:
+        """Whether the operation moves data back to the device."""
+        return self in _BACK
 
 
 _FORWARDS: Final = frozenset(
     {OpKind.FORWARD_DROP, OpKind.FORWARD_KEEP_INPUT, OpKind.FORWARD_KEEP_ALL}
 )
-_TRANSFERS: Final = frozenset(
+_AWAY: Final = frozenset(
     {
         OpKind.OFFLOAD_ACTIVATION,
         OpKind.OFFLOAD_SAVED,
-        OpKind.PREFETCH_ACTIVATION,
-        OpKind.PREFETCH_SAVED,
+        OpKind.SPILL_ACTIVATION,
+        OpKind.SPILL_SAVED,
     }
 )
+_BACK: Final = frozenset({OpKind.PREFETCH_ACTIVATION, OpKind.PREFETCH_SAVED})
 
 
 _KINDS: Final = frozenset(OpKind)
@@ -177,9 +192,9 @@ class Schedule:
         for index, (word, match) in enumerate(zip(words, matches, strict=True)):
             if match is None:
                 raise InvalidScheduleError(
-                    f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Pa "
-                    "or Pb and a stage number, as in 'Fa0', after a branch and a colon in a join, "
-                    "as in '1:Fa0', or T for its turn",
+                    f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Sa, "
+                    "Sb, Pa or Pb and a stage number, as in 'Fa0', after a branch and a colon in a "
+                    "join, as in '1:Fa0', or T for its turn",
                     index=index,
                     ops=[word[:20] for word in words],
                 )

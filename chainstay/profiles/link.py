@@ -1,4 +1,4 @@
-"""The link between a device and its host's memory: how long a transfer takes, exactly."""
+"""Links between a device and other memories: how long a transfer takes, exactly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Final, Self, SupportsIndex
 
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
+from chainstay.profiles.quantities import whole
 
 __all__ = ["Duplex", "Link"]
 
 _KIND: Final = "link"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _LARGEST: Final = 2**64
 
 
@@ -33,26 +34,35 @@ class Duplex(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link that moves whole tensors, one at a time.
+    """A link that moves whole tensors, one at a time, to the host or a memory beyond it.
 
     Attributes:
         bandwidth: Bytes per time unit of the profile (per ns for measured ones), an exact
             rational; a float is refused because it seldom is what was meant.
         latency: Of every transfer, in time units, before its first byte; an exact rational.
         duplex: ``"half"`` or ``"full"``.
+        capacity: Bytes that the memory behind the link may hold at any time, ``None`` for no
+            limit.
+        beyond: The link to a second, slower memory (a disk), which has one level at most;
+            transfers over it run beside those over this one.
 
     Raises:
         InvalidProfileError: A bandwidth that is not a positive rational, a latency that is
-            negative or no rational, or an unknown `duplex`.
+            negative or no rational, an unknown `duplex`, a negative `capacity`, or a third
+            level.
 
     Example:
         >>> Link(bandwidth=Fraction(25, 2)).transfer_time(100)
         Fraction(8, 1)
+        >>> Link(bandwidth=6, capacity=100, beyond=Link(bandwidth=4)).transfer_ticks(100, 1)
+        300
     """
 
     bandwidth: Fraction | int
     latency: Fraction | int = 0
     duplex: Duplex | str = Duplex.HALF
+    capacity: int | None = None
+    beyond: Link | None = None
 
     def __post_init__(self) -> None:
         bandwidth, latency = (
@@ -63,6 +73,15 @@ class Link:
             raise InvalidProfileError("bandwidth is 0, must be positive (bytes per time unit)")
         if self.duplex not in tuple(Duplex):
             raise InvalidProfileError(f"duplex is {self.duplex!r}, must be 'half' or 'full'")
+        if self.capacity is not None:
+            object.__setattr__(self, "capacity", whole(self.capacity, "capacity"))
+        if self.beyond is not None and not isinstance(self.beyond, Link):
+            raise InvalidProfileError(f"beyond is {self.beyond!r}, must be a Link or None")
+        if self.beyond is not None and self.beyond.beyond is not None:
+            raise InvalidProfileError(
+                f"beyond is {self.beyond!r}, which goes on beyond that; there are two levels at "
+                "most, so leave the last one out"
+            )
         object.__setattr__(self, "bandwidth", bandwidth)
         object.__setattr__(self, "latency", latency)
         object.__setattr__(self, "duplex", Duplex(self.duplex))
@@ -90,17 +109,37 @@ class Link:
         return self.duplex == Duplex.FULL
 
     @property
+    def levels(self) -> tuple[Link, ...]:
+        """This link, and the one beyond it if there is one."""
+        return (self,) if self.beyond is None else (self, self.beyond)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is half-duplex, without latency, and to one memory without limit."""
+        is_bare = self.capacity is None and self.beyond is None
+        return is_bare and not self.latency and not self.is_full_duplex
+
+    @property
     def ticks(self) -> int:
         """How many ticks a time unit has: in ticks, every transfer takes a whole number."""
-        return math.lcm(Fraction(self.bandwidth).numerator, Fraction(self.latency).denominator)
+        return math.lcm(
+            *(
+                number
+                for link in self.levels
+                for number in (
+                    Fraction(link.bandwidth).numerator,
+                    Fraction(link.latency).denominator,
+                )
+            )
+        )
 
     def transfer_time(self, size: int) -> Fraction:
         """Time units that moving `size` bytes takes, in either direction."""
         return Fraction(self.latency) + Fraction(size) / self.bandwidth
 
-    def transfer_ticks(self, size: int) -> int:
-        """The same in `ticks`."""
-        return int(self.transfer_time(size) * self.ticks)
+    def transfer_ticks(self, size: int, level: int = 0) -> int:
+        """The same in `ticks`; over the link beyond where `level` is 1."""
+        return int(self.levels[level].transfer_time(size) * self.ticks)
 
     def to_json(self) -> str:
         """The link as a JSON document; `from_json` gives an equal link back."""
@@ -108,6 +147,8 @@ class Link:
             "bandwidth": str(self.bandwidth),
             "latency": str(self.latency),
             "duplex": str(self.duplex),
+            "capacity": "" if self.capacity is None else str(self.capacity),
+            "beyond": "" if self.beyond is None else self.beyond.to_json(),
         }
         return documents.dump(_KIND, _VERSION, body)
 
@@ -123,7 +164,18 @@ class Link:
             bandwidth=document.rational("bandwidth"),
             latency=document.rational("latency"),
             duplex=document.choice("duplex", Duplex),
+            capacity=_whole_or_none(document, "capacity"),
+            beyond=cls.from_json(document.string("beyond")) if document.string("beyond") else None,
         )
+
+
+def _whole_or_none(document: documents.Fields, name: str) -> int | None:
+    if not document.string(name):
+        return None
+    number = document.rational(name)
+    if number.denominator != 1:
+        raise InvalidProfileError(f"{name} is {number}, must be a whole number of bytes")
+    return int(number)
 
 
 def _rational(value: object, what: str) -> Fraction:

@@ -208,6 +208,8 @@ class _Stored:
             case (
                 OpKind.OFFLOAD_ACTIVATION
                 | OpKind.OFFLOAD_SAVED
+                | OpKind.SPILL_ACTIVATION
+                | OpKind.SPILL_SAVED
                 | OpKind.PREFETCH_ACTIVATION
                 | OpKind.PREFETCH_SAVED
             ):
@@ -237,6 +239,8 @@ class _Stored:
                 OpKind.TURN
                 | OpKind.OFFLOAD_ACTIVATION
                 | OpKind.OFFLOAD_SAVED
+                | OpKind.SPILL_ACTIVATION
+                | OpKind.SPILL_SAVED
                 | OpKind.PREFETCH_ACTIVATION
                 | OpKind.PREFETCH_SAVED
             ):

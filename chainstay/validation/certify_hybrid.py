@@ -8,9 +8,9 @@ from chainstay.offloading import contradiction
 from chainstay.schedule import Discards
 from chainstay.solution import Family
 from chainstay.timetable import Time, Timetable, Transfers
+from chainstay.validation.events import TransferReplay
 from chainstay.validation.hybrid import simulate_hybrid
 from chainstay.validation.hybrid_fluid import fractional_makespan
-from chainstay.validation.transfers import TransferReplay
 
 __all__ = ["certify_hybrid", "replay_hybrid"]
 

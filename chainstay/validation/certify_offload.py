@@ -6,9 +6,10 @@ from chainstay.errors import InvalidScheduleError
 from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution, contradiction
 from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers
+from chainstay.validation.events import TransferReplay
 from chainstay.validation.fluid import simulate_timetable
 from chainstay.validation.transfer_search import proposition3_bound
-from chainstay.validation.transfers import TransferReplay, simulate_offload
+from chainstay.validation.transfers import simulate_offload
 
 __all__ = ["certify_offload", "replay"]
 

@@ -16,7 +16,7 @@ from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind
 from chainstay.timetable import Move, Time, Timetable, Transfers, computations, exact
-from chainstay.validation.transfers import TransferReplay
+from chainstay.validation.events import TransferReplay
 
 __all__ = ["require_fluid", "simulate_timetable"]
 

@@ -12,7 +12,9 @@ Operations need and make what they do in `simulate`, and any item may be dropped
   and the transfer, too.
 * ``Da``, ``Db`` drop the copy on the device as soon as computations and transfers issued
   before are done with it.
-* What the host has it keeps: an item may be dropped and prefetched many times.
+* ``Sa``, ``Sb`` do the same over the link beyond, to the second level.
+* What the host has it keeps until the last prefetch has ended: an item may be dropped and
+  prefetched many times, from where it is.
 
 Memory of an item is taken when the computation that makes it, or its prefetch, starts.
 Sizes and times are whole numbers here: bytes, and ticks of the link. This module shares no
@@ -21,27 +23,21 @@ code with any solver.
 
 from __future__ import annotations
 
-import copy
-import heapq
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Final
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.timetable import Move, Timetable, exact
+from chainstay.validation.events import EventMachine, RefusedError, TransferReplay
 from chainstay.validation.hybrid_items import (
     Item,
     freed_by,
     item_of,
+    last_prefetches,
     last_uses,
     made_by,
     reads_of,
 )
-from chainstay.validation.transfers import RefusedError, TransferReplay
 
 __all__ = ["HybridMachine", "simulate_hybrid"]
 
@@ -80,11 +76,13 @@ def simulate_hybrid(
         raise InvalidScheduleError(str(refusal)) from None
     index = 0
     try:
-        released = last_uses(schedule)
+        released, forgotten = last_uses(schedule), last_prefetches(schedule)
         for index, op in enumerate(schedule):
             machine.issue(op)
             for item in released.get(index, ()):
                 machine.release(item)
+            if index in forgotten:
+                machine.forget(item_of(op))
     except RefusedError as refusal:
         raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
     try:
@@ -94,45 +92,36 @@ def simulate_hybrid(
     return machine.replay()
 
 
-_RANKS: Final = {"compute": 0, "offload": 1, "prefetch": 2}
-"""Among events at one time; no two of equal rank run at once."""
-
-
 @dataclass(slots=True)
-class HybridMachine:
-    """A device, its link and a host that issues operations: the state of a simulation.
+class HybridMachine(EventMachine):
+    """The state of a simulation.
 
     Attributes:
         stored: Items in memory, whole or on their way in or out.
         ready: Those whose data are there.
         released: Those that go as soon as nothing reads or sends them.
-        host: What is on the host, its last byte included.
+        host: What is on the host or beyond, its last byte included.
+        levels: Where what has been sent is.
+        forgotten: What goes from there when no transfer needs it.
         gradient: The one that is held, or will be when the last backward issued ends.
     """
 
     profile: ChainProfile
-    budget: int
-    link: Link
-    now: int = 0
-    memory: int = 0
-    peak: int = 0
     gradient: int = -1
-    computing: Op | None = None
     ends: int = 0
-    events: list[tuple[int, int, Op]] = field(default_factory=list)
-    queue: deque[Op] = field(default_factory=deque)
-    busy: set[str] = field(default_factory=set)
     stored: set[Item] = field(default_factory=lambda: {("a", 0)})
     ready: set[Item] = field(default_factory=lambda: {("a", 0)})
     reading: set[Item] = field(default_factory=set)
     sending: set[Item] = field(default_factory=set)
+    fetching: set[Item] = field(default_factory=set)
     released: set[Item] = field(default_factory=set)
     sent: set[Item] = field(default_factory=set)
     host: set[Item] = field(default_factory=set)
-    starts: list[int] = field(default_factory=list)
-    moves: list[tuple[Op, int, int]] = field(default_factory=list)
+    forgotten: set[Item] = field(default_factory=set)
+    levels: dict[Item, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        EventMachine.__post_init__(self)
         profile = self.profile
         if profile.skips:
             raise InvalidProfileError(
@@ -146,13 +135,6 @@ class HybridMachine:
                 f"the network's input and the gradient of its output have {self.memory} bytes, "
                 f"the budget is {self.budget}"
             )
-
-    def copy(self) -> HybridMachine:
-        """Another machine in the same state."""
-        twin = copy.copy(self)
-        for name in _CONTAINERS:
-            setattr(twin, name, copy.copy(getattr(self, name)))
-        return twin
 
     def size(self, item: Item) -> int:
         """Bytes of an item."""
@@ -176,7 +158,9 @@ class HybridMachine:
             )
         match op.kind:
             case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
-                self._offload(op)
+                self._offload(op, 0)
+            case OpKind.SPILL_ACTIVATION | OpKind.SPILL_SAVED:
+                self._offload(op, 1)
             case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
                 self._prefetch(op)
             case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
@@ -184,39 +168,35 @@ class HybridMachine:
             case OpKind.TURN:
                 raise RefusedError(f"{op} is an operation of joins, and this is a single chain")
             case _:
-                self._compute(op)
+                self._issue(op)
 
     def release(self, item: Item) -> None:
         """Let `item` go as soon as nothing issued before reads or sends it."""
         self.released.add(item)
         self._settle()
 
-    def finish(self) -> None:
-        """Wait for everything issued."""
-        if self.gradient > 0:
-            raise RefusedError(
-                f"the schedule ends before B{self.gradient - 1}; every stage needs its backward"
-            )
-        while self.events:
-            self._advance()
+    def forget(self, item: Item) -> None:
+        """Let what is on the host go when the transfers issued before have ended."""
+        self.forgotten.add(item)
+        self._settle()
 
-    def replay(self) -> TransferReplay:
-        """What happened, after `finish`."""
-        ticks = self.link.ticks
-        moves = sorted(self.moves, key=lambda move: move[1:])
-        return TransferReplay(
-            makespan=exact(Fraction(self.ends, ticks)),
-            peak_bytes=self.peak,
-            timetable=Timetable(
-                starts=tuple(exact(Fraction(start, ticks)) for start in self.starts),
-                moves=tuple(
-                    Move(op, exact(Fraction(start, ticks)), exact(Fraction(end, ticks)))
-                    for op, start, end in moves
-                ),
-            ),
-        )
+    def moved_bytes(self, op: Op) -> int:
+        """As `EventMachine`."""
+        return self.size(item_of(op))
 
-    def _compute(self, op: Op) -> None:
+    def level(self, op: Op) -> int:
+        """As `EventMachine`."""
+        return self.levels[item_of(op)]
+
+    def _missing_end(self) -> str:
+        if self.gradient == 0:
+            return ""
+        return f"the schedule ends before B{self.gradient - 1}; every stage needs its backward"
+
+    def _end(self) -> int:
+        return self.ends
+
+    def _issue(self, op: Op) -> None:
         here, stage = self.here, self.profile.stages[op.stage]
         if op.kind is OpKind.FORWARD_DROP and ("a", op.stage) not in here:
             raise RefusedError(f"{op} needs a{op.stage} itself to drop it, and it is not stored")
@@ -248,13 +228,12 @@ class HybridMachine:
         )
         self._acquire(kept + overhead)
         self.stored.update(makes)
-        self.reading, self.computing = set(reads), op
+        self.reading = set(reads)
         self.released.update(item for item in freed_by(op) if item in self.stored)
         if op.kind is OpKind.BACKWARD:
             self.gradient = op.stage
-        self.starts.append(self.now)
         self.ends = self.now + self._duration(op)
-        heapq.heappush(self.events, (self.ends, _RANKS["compute"], op))
+        self._compute(op, self._duration(op))
 
     def _missing(self, op: Op, item: Item) -> str:
         kind, index = item
@@ -269,16 +248,18 @@ class HybridMachine:
             "is stored"
         )
 
-    def _offload(self, op: Op) -> None:
+    def _offload(self, op: Op, level: int) -> None:
         item = item_of(op)
+        if level >= len(self.link.levels):
+            raise RefusedError(f"{op} goes beyond the host, and the link does not; give it beyond=")
         if item in self.sent:
             raise RefusedError(f"{op} comes a second time; the host keeps what it has, so drop it")
         if item not in self.here:
             raise RefusedError(f"{op} moves what is not stored")
         self.sent.add(item)
         self.sending.add(item)
-        self.queue.append(op)
-        self._settle()
+        self.levels[item] = level
+        self._queue(op)
 
     def _discard(self, op: Op) -> None:
         item = item_of(op)
@@ -292,59 +273,22 @@ class HybridMachine:
         item = item_of(op)
         if item not in self.sent:
             raise RefusedError(f"{op} brings back what was not offloaded")
+        assert item not in self.forgotten, "the last prefetch is known"
         if item in self.here:
             raise RefusedError(f"{op} brings back what is stored")
         size = self.size(item)
         self._wait(
             op,
             size,
-            lambda: (
-                item in self.host
-                and item not in self.stored
-                and self._channel(op) not in self.busy
-                and (self.link.is_full_duplex or not self.queue)
-            ),
+            lambda: item in self.host and item not in self.stored and self._is_link_free(op),
         )
         self._acquire(size)
         self.stored.add(item)
+        self.fetching.add(item)
         self._start_move(op)
 
-    def _wait(self, op: Op, need: int, is_ready: Callable[[], bool]) -> None:
-        """Let time pass until `op` can start with `need` bytes more."""
-        self._settle()
-        while not (is_ready() and self.memory + need <= self.budget):
-            if not self.events:
-                raise RefusedError(self._deadlock(op, need))
-            self._advance()
-
-    def _deadlock(self, op: Op, need: int) -> str:
-        if (total := self.memory + need) > self.budget:
-            return (
-                f"{op} waits for ever: it needs {need} bytes beside the {self.memory} in use, "
-                f"{total - self.budget} more than the budget of {self.budget}"
-            )
-        return f"{op} waits for ever: what it needs comes later in the schedule"
-
-    def _advance(self) -> None:
-        """Let time pass until the next event, and see what it changes."""
-        self.now = self.events[0][0]
-        self._settle()
-
-    def _settle(self) -> None:
-        """All that ends by now ends, and what the link can start starts."""
-        while True:
-            self._free()
-            if self.events and self.events[0][0] <= self.now:
-                _, _, op = heapq.heappop(self.events)
-                self._moved(op) if op.kind.is_transfer else self._computed(op)
-            elif (
-                self.queue
-                and self._channel(self.queue[0]) not in self.busy
-                and item_of(self.queue[0]) in self.ready
-            ):
-                self._start_move(self.queue.popleft())
-            else:
-                return
+    def _can_leave(self, op: Op) -> bool:
+        return item_of(op) in self.ready
 
     def _free(self) -> None:
         gone = (self.released & self.ready) - self.reading - self.sending
@@ -353,6 +297,9 @@ class HybridMachine:
         self.released -= gone
         self.stored -= gone
         self.ready -= gone
+        for item in (self.forgotten & self.host) - self.fetching:
+            self.held[self.levels[item]] -= self.size(item)
+            self.host.discard(item)
 
     def _computed(self, op: Op) -> None:
         stage = self.profile.stages[op.stage]
@@ -365,48 +312,14 @@ class HybridMachine:
 
     def _moved(self, op: Op) -> None:
         item = item_of(op)
-        self.busy.discard(self._channel(op))
-        if op.kind in (OpKind.PREFETCH_ACTIVATION, OpKind.PREFETCH_SAVED):
+        if op.kind.is_prefetch:
             self.ready.add(item)
+            self.fetching.discard(item)
             return
         self.sending.discard(item)
         self.host.add(item)
-
-    def _start_move(self, op: Op) -> None:
-        end = self.now + self.link.transfer_ticks(self.size(item_of(op)))
-        self.busy.add(self._channel(op))
-        self.moves.append((op, self.now, end))
-        heapq.heappush(self.events, (end, _RANKS[_direction(op)], op))
-
-    def _channel(self, op: Op) -> str:
-        return _direction(op) if self.link.is_full_duplex else "both"
-
-    def _acquire(self, need: int) -> None:
-        self.memory += need
-        self.peak = max(self.peak, self.memory)
 
     def _duration(self, op: Op) -> int:
         stage = self.profile.stages[op.stage]
         time = stage.backward_time if op.kind is OpKind.BACKWARD else stage.forward_time
         return time * self.link.ticks
-
-
-def _direction(op: Op) -> str:
-    is_back = op.kind in (OpKind.PREFETCH_ACTIVATION, OpKind.PREFETCH_SAVED)
-    return "prefetch" if is_back else "offload"
-
-
-_CONTAINERS: Final = (
-    "events",
-    "queue",
-    "busy",
-    "stored",
-    "ready",
-    "reading",
-    "sending",
-    "released",
-    "sent",
-    "host",
-    "starts",
-    "moves",
-)

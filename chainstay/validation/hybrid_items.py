@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.validation.transfers import RefusedError
+from chainstay.validation.events import RefusedError
 
-__all__ = ["Item", "freed_by", "input_of", "item_of", "last_uses", "made_by", "reads_of"]
+__all__ = [
+    "Item",
+    "freed_by",
+    "input_of",
+    "item_of",
+    "last_prefetches",
+    "last_uses",
+    "made_by",
+    "reads_of",
+]
 
 Item: TypeAlias = tuple[str, int]
 """``("a", i)``: activation ``a^i``; ``("b", i)``: what ``Fa`` of stage i saved."""
 
 
+_SAVED: Final = (
+    OpKind.OFFLOAD_SAVED,
+    OpKind.SPILL_SAVED,
+    OpKind.PREFETCH_SAVED,
+    OpKind.DISCARD_SAVED,
+)
+
+
 def item_of(op: Op) -> Item:
     """What a transfer or discard is about."""
-    is_saved = op.kind in (OpKind.OFFLOAD_SAVED, OpKind.PREFETCH_SAVED, OpKind.DISCARD_SAVED)
+    is_saved = op.kind in _SAVED
     return ("b" if is_saved else "a", op.stage)
 
 
@@ -52,7 +69,7 @@ def last_uses(schedule: Schedule) -> dict[int, list[Item]]:
     released: dict[int, list[Item]] = {}
     for index, op in enumerate(schedule):
         match op.kind:
-            case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
+            case _ if op.kind.is_offload:
                 leaving[item_of(op)] = index
             case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
                 leaving.pop(item_of(op), None)
@@ -66,6 +83,15 @@ def last_uses(schedule: Schedule) -> dict[int, list[Item]]:
     for item, index in leaving.items():
         released.setdefault(index, []).append(item)
     return released
+
+
+def last_prefetches(schedule: Schedule) -> set[int]:
+    """Transfers after which nothing needs the copy that is not on the device."""
+    last: dict[Item, int] = {}
+    for index, op in enumerate(schedule):
+        if op.kind.is_transfer:
+            last[item_of(op)] = index
+    return set(last.values())
 
 
 def _returns(

@@ -11,17 +11,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import count
+from itertools import chain, count
 from typing import Final, TypeAlias
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import exact
+from chainstay.validation.events import RefusedError
 from chainstay.validation.hybrid import HybridMachine
 from chainstay.validation.hybrid_items import Item, item_of
 from chainstay.validation.transfer_search import Optimum
-from chainstay.validation.transfers import RefusedError
 
 __all__ = ["LARGEST_HYBRID", "optimal_hybrid"]
 
@@ -31,6 +31,7 @@ LARGEST_HYBRID: Final = 4
 _Key: TypeAlias = tuple[object, ...]
 _OFFLOAD: Final = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
 _PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
+_SPILL: Final = {"a": OpKind.SPILL_ACTIVATION, "b": OpKind.SPILL_SAVED}
 _DISCARD: Final = {"a": OpKind.DISCARD_ACTIVATION, "b": OpKind.DISCARD_SAVED}
 
 
@@ -56,18 +57,29 @@ def optimal_hybrid(profile: ChainProfile, *, budget: int, link: Link) -> Optimum
     seen: dict[_Key, list[tuple[int, ...]]] = {}
     while open_states:
         bound, _, machine, ops = heapq.heappop(open_states)
-        if machine.gradient == 0:
+        if machine.gradient == 0 and _ends(machine):
             return Optimum(Schedule(ops), exact(Fraction(bound, link.ticks)))
-        for op in _steps(machine, ops):
+        for op, is_last in _steps(machine, ops):
             following = machine.copy()
             try:
                 following.issue(op)
             except (RefusedError, InvalidScheduleError):
                 continue
+            if is_last:
+                following.forget(item_of(op))
             if _is_new(seen, following, (*ops, op)):
                 state = (_bound(following), next(order), following, (*ops, op))
                 heapq.heappush(open_states, state)
     return None
+
+
+def _ends(machine: HybridMachine) -> bool:
+    """Whether every transfer issued will end, too."""
+    try:
+        machine.copy().finish()
+    except RefusedError:
+        return False
+    return True
 
 
 def _bound(machine: HybridMachine) -> int:
@@ -81,11 +93,27 @@ def _bound(machine: HybridMachine) -> int:
     return max(machine.now, machine.ends) + ticks * waiting
 
 
-def _steps(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[Op]:
-    """What may come next; drops only right after what they follow on, in one order."""
-    here = machine.here
-    for item in sorted(_droppable(ops) & here):
+def _steps(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[tuple[Op, bool]]:
+    """What may come next, and whether it is the last transfer of what it moves."""
+    for op in chain(_drops(machine, ops), _computations(machine), _offloads(machine)):
+        yield op, False
+    here, is_limited = machine.here, any(link.capacity is not None for link in machine.link.levels)
+    for item in sorted(machine.sent - machine.forgotten - here):
+        if item[1] < machine.gradient:
+            op = Op(_PREFETCH[item[0]], item[1])
+            yield op, False
+            if is_limited:
+                yield op, True
+
+
+def _drops(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[Op]:
+    """Only right after what they follow on, in one order."""
+    for item in sorted(_droppable(ops) & machine.here):
         yield Op(_DISCARD[item[0]], item[1])
+
+
+def _computations(machine: HybridMachine) -> Iterator[Op]:
+    here = machine.here
     for i in range(machine.gradient):
         if ("a", i) in here or ("b", i - 1) in here:
             if ("b", i) not in here:
@@ -94,25 +122,21 @@ def _steps(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[Op]:
                 yield Op(OpKind.FORWARD_KEEP_INPUT, i)
     if machine.gradient:
         yield Op(OpKind.BACKWARD, machine.gradient - 1)
-    yield from _transfers(machine)
 
 
-def _transfers(machine: HybridMachine) -> Iterator[Op]:
-    here, sent = machine.here, machine.sent
-    for item in sorted(here - sent):
+def _offloads(machine: HybridMachine) -> Iterator[Op]:
+    for item in sorted(machine.here - machine.sent):
         if machine.size(item) and item != ("b", machine.gradient - 1):
-            yield Op(_OFFLOAD[item[0]], item[1])
-    for item in sorted(sent - here):
-        if item[1] < machine.gradient:
-            yield Op(_PREFETCH[item[0]], item[1])
+            for kinds in (_OFFLOAD, _SPILL)[: len(machine.link.levels)]:
+                yield Op(kinds[item[0]], item[1])
 
 
 def _droppable(ops: tuple[Op, ...]) -> set[Item]:
     """What the operations issued last were the last to touch, as far as anybody knows."""
     *before, last = ops or (None,)
-    if last is None or last.kind in _PREFETCH.values():
+    if last is None or last.kind.is_prefetch:
         return set()
-    if last.kind in _OFFLOAD.values():
+    if last.kind.is_offload:
         return {item_of(last)}
     if last.kind not in _DISCARD.values():
         return _touched(last)
@@ -140,7 +164,9 @@ def _is_new(
         frozenset(machine.released),
         frozenset(machine.sent),
         frozenset(machine.host),
-        tuple(machine.queue),
+        frozenset(machine.forgotten),
+        frozenset(machine.levels.items()),
+        tuple(machine.queues),
         tuple(op for *_, op in pending),
         frozenset(_droppable(ops) & machine.here),
     )

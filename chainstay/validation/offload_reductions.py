@@ -33,7 +33,8 @@ from typing import NamedTuple
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.validation.transfers import TransferReplay, simulate_offload
+from chainstay.validation.events import TransferReplay
+from chainstay.validation.transfers import simulate_offload
 
 __all__ = [
     "OffloadGadget",

@@ -17,7 +17,8 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import Time, computations, exact
-from chainstay.validation.transfers import Machine, RefusedError
+from chainstay.validation.events import RefusedError
+from chainstay.validation.transfers import Machine
 
 __all__ = ["Optimum", "optimal_program", "proposition3_bound"]
 
@@ -140,7 +141,7 @@ def _is_new(seen: dict[_Key, list[tuple[int, ...]]], machine: Machine) -> bool:
         machine.issued,
         frozenset(machine.offloads),
         frozenset(machine.prefetches),
-        tuple(machine.queue),
+        tuple(machine.queues),
         tuple(op for *_, op in pending),
     )
     times = (machine.now, *(time for time, *_ in pending))
