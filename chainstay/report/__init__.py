@@ -1,1 +1,7 @@
-"""What people see: tables and pictures of profiles, plans and measurements."""
+"""What people see: tables, pictures, pages and traces of profiles, plans and measurements."""
+
+from chainstay.report.frontier import Frontier, FrontierPoint, frontier_of
+from chainstay.report.pages import page
+from chainstay.report.tracing import trace
+
+__all__ = ["Frontier", "FrontierPoint", "frontier_of", "page", "trace"]

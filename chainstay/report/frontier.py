@@ -1,0 +1,195 @@
+"""The trade-off between budget and time around a plan, as far as a few seconds show it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from chainstay.dp.chain import DP
+from chainstay.errors import ChainstayError, InfeasibleBudgetError
+from chainstay.hybrid import HybridSolution
+from chainstay.offloading import OffloadSolution
+from chainstay.profiles import ChainProfile, HomogeneousJoin, JoinProfile, OffloadProfile
+from chainstay.report.course import Reported
+from chainstay.schedule import Discards
+from chainstay.solution import Family, Solution
+from chainstay.solve import solve_chain, solve_join
+from chainstay.solve.hybrid import solve_hybrid
+from chainstay.solve.offload import AutoOffload, solve_offload
+from chainstay.timetable import Time
+
+__all__ = ["Frontier", "FrontierPoint", "frontier_of"]
+
+_log = logging.getLogger(__name__)
+
+_CURVED_STAGES: Final = 80
+"""Longest chain whose whole curve takes about a second."""
+_STEPS: Final = 16
+"""Budgets looked at between the least feasible one and that of keeping everything."""
+
+_Solve = Callable[[int | str], Solution]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FrontierPoint:
+    """What one budget gives.
+
+    Attributes:
+        budget: Bytes (slots for a `HomogeneousJoin`).
+        makespan: Of the best plan found, in ns.
+        lower_bound: No schedule of the solution's family within `budget` is faster, in ns.
+    """
+
+    budget: int
+    makespan: Time
+    lower_bound: Time
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the makespan is proved to be the least."""
+        return self.makespan == self.lower_bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """Least makespans by budget.
+
+    Attributes:
+        points: By ascending budget; what fits in a budget fits in a larger one, too.
+        method: How they were found.
+        is_complete: Whether between neighbouring points nothing changes: a whole curve.
+    """
+
+    points: tuple[FrontierPoint, ...]
+    method: str
+    is_complete: bool = False
+
+
+def frontier_of(
+    solution: Solution,
+    profile: Reported,
+    *,
+    seconds: float = 5.0,
+    keep: Sequence[bool] | None = None,
+) -> Frontier:
+    """Solve at more budgets by a fast method of the plan's kind, until time is up.
+
+    Args:
+        solution: The plan around which to look.
+        profile: What it is a plan of.
+        seconds: No solve starts that is likely to end later.
+        keep: Of a join, as given to `solve_join`.
+
+    Returns:
+        The whole curve for chains of up to 80 stages whose plan is persistent; else the least
+        feasible budget, that of keeping all, and up to 15 between them, as far as time allows.
+        Budgets at which the method found nothing are left out.
+    """
+    rules = _rules(solution)
+    if isinstance(profile, ChainProfile) and not isinstance(solution, OffloadSolution):
+        is_curved = rules == DP() and len(profile) <= _CURVED_STAGES
+        if is_curved:
+            return _whole_curve(profile)
+    solve = _solver(solution, profile, rules, keep)
+    points = tuple(sorted(set(_solved(solve, seconds))))
+    return Frontier(points=points, method=_text(solution, profile, rules))
+
+
+def _rules(solution: Solution) -> DP:
+    """The dynamic program of the plan's own family, or of a wide one where there is none."""
+    discards = Discards.FREE if solution.discards is Discards.FREE else Discards.TABLE1
+    weak = solution.family is Family.WEAKLY_PERSISTENT and discards is not Discards.FREE
+    return DP(persistence="weak" if weak else "strong", discards=discards)
+
+
+def _whole_curve(profile: ChainProfile) -> Frontier:
+    curve = DP().curve(profile)
+    pairs = zip(curve.budgets.tolist(), curve.makespans.tolist(), strict=True)
+    return Frontier(
+        points=tuple(FrontierPoint(budget, makespan, makespan) for budget, makespan in pairs),
+        method="dp: the optimum among persistent schedules, at every budget",
+        is_complete=True,
+    )
+
+
+def _solver(
+    solution: Solution, profile: Reported, rules: DP, keep: Sequence[bool] | None
+) -> _Solve:
+    if isinstance(solution, HybridSolution) and isinstance(profile, ChainProfile):
+        link, transfers = solution.link, solution.transfers
+        return lambda budget: solve_hybrid(profile, budget, link=link, transfers=transfers)
+    if isinstance(solution, OffloadSolution) and isinstance(profile, ChainProfile):
+        return _solver(solution, OffloadProfile.from_chain(profile), rules, keep)
+    if isinstance(solution, OffloadSolution) and isinstance(profile, OffloadProfile):
+        link, transfers = solution.link, solution.transfers
+        return lambda budget: solve_offload(
+            profile, budget, link=link, transfers=transfers, method=AutoOffload(exact_stages=0)
+        )
+    if isinstance(profile, JoinProfile | HomogeneousJoin):
+        return lambda budget: solve_join(profile, budget, keep=keep)
+    assert isinstance(profile, ChainProfile)
+    return lambda budget: solve_chain(profile, budget, method=rules)
+
+
+def _text(solution: Solution, profile: Reported, rules: DP) -> str:
+    if isinstance(solution, HybridSolution):
+        return "auto"
+    if isinstance(solution, OffloadSolution):
+        return "auto, without exact solvers"
+    return str(rules) if isinstance(profile, ChainProfile) else "dp"
+
+
+def _solved(solve: _Solve, seconds: float) -> Iterator[FrontierPoint]:
+    """Of keeping all, of the least budget, then of ever finer steps between, until time is up."""
+    attempt = _Attempts(solve, time.monotonic() + seconds)
+    most = attempt("100%")
+    least = attempt.least_budget()
+    found = [most]
+    if most is not None and least is not None and least < most.budget:
+        found.append(attempt(least))
+        found += (attempt(budget) for budget in _between(least, most.budget))
+    yield from filter(None, found)
+
+
+def _between(least: int, most: int) -> Iterator[int]:
+    step = _STEPS
+    while step > 1:
+        for number in range(step // 2, _STEPS, step):
+            yield least + (most - least) * number // _STEPS
+        step //= 2
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """Solves, none of which starts if the longest so far would end after `deadline`."""
+
+    solve: _Solve
+    deadline: float
+    longest: float = 0.0
+
+    def __call__(self, budget: int | str) -> FrontierPoint | None:
+        """What `budget` gives; None where nothing is found, or in time."""
+        start = time.monotonic()
+        if start + self.longest > self.deadline:
+            return None
+        try:
+            found = self.solve(budget)
+        except ChainstayError as reason:
+            _log.info("nothing at a budget of %s: %s", budget, reason)
+            return None
+        finally:
+            self.longest = max(self.longest, time.monotonic() - start)
+        return FrontierPoint(found.budget, found.makespan, found.lower_bound)
+
+    def least_budget(self) -> int | None:
+        """The least feasible budget, as the error for a budget of 1 names it."""
+        try:
+            self.solve(1)
+        except InfeasibleBudgetError as infeasible:
+            return infeasible.required
+        except ChainstayError as reason:
+            _log.info("no least budget: %s", reason)
+        return None

@@ -1,0 +1,188 @@
+"""A plan as one HTML page that needs nothing else: no network, no server, no other file.
+
+Everything shown is replayed by the referee while the page is made. Names of stages and the
+title are text to the page, whatever they contain: they reach it escaped, or as JSON that a
+script shows as text. The page's own policy forbids it to load anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from importlib import import_module
+from importlib.metadata import version
+from importlib.resources import files
+from string import Template
+from types import ModuleType
+from typing import Final
+
+from chainstay.errors import BackendError
+from chainstay.hybrid import HybridSolution
+from chainstay.offloading import OffloadSolution
+from chainstay.profiles import HomogeneousJoin, JoinProfile
+from chainstay.report import markup
+from chainstay.report.course import Reported, course_of
+from chainstay.report.frontier import Frontier, frontier_of
+from chainstay.report.proof import proof_of
+from chainstay.report.stages import stage_table
+from chainstay.schedule import OpKind
+from chainstay.solution import Solution
+from chainstay.units import format_bytes, format_time
+
+__all__ = ["page"]
+
+_ASSETS: Final = files("chainstay.report") / "assets"
+_NO_TIMES: Final = (
+    "Parts of tensors move in this plan beside recomputation: its time is that of a model in "
+    "theory, and there is no timetable to draw. Solve with transfers='integral' for a plan that "
+    "runs."
+)
+_SIZES_NOTE: Final = (
+    "A click on a heading sorts. Sizes and times are those that the plan was made for."
+)
+_SLOTS_NOTE: Final = "A click on a heading sorts. Every value takes one slot."
+_OFFLOADS: Final = (OpKind.OFFLOAD_ACTIVATION, OpKind.OFFLOAD_SAVED)
+
+
+def page(
+    solution: Solution,
+    profile: Reported,
+    *,
+    title: str = "Training plan",
+    frontier: Frontier | None = None,
+    keep: Sequence[bool] | None = None,
+) -> str:
+    """`solution` as one self-contained HTML page.
+
+    Memory over time by category, the schedule as a Gantt chart, what other budgets would give,
+    what is proved, and the stages.
+
+    Args:
+        solution: A plan.
+        profile: What it is a plan of.
+        title: Of the page.
+        frontier: What other budgets give; None: found in a few seconds by `frontier_of`.
+        keep: Of a join, as given to `solve_join`.
+
+    Returns:
+        The page's text, about 1.3 MB and more for long schedules; write it as UTF-8.
+
+    Raises:
+        BackendError: Bokeh is not installed.
+        InvalidSolutionError: The solution is not of this profile.
+        InvalidScheduleError: Its schedule cannot run on this profile.
+    """
+    drawing = _drawing()
+    course = course_of(solution, profile, keep=keep)
+    if frontier is None:
+        frontier = frontier_of(solution, profile, keep=keep)
+    drawn = drawing.draw(solution, profile, course, frontier)
+    proof = proof_of(solution)
+    return _fill(
+        "page.html",
+        version=version("chainstay"),
+        title=escape(title),
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        library=drawn.library,
+        charts=drawn.script,
+        data=markup.json_text(drawn.content),
+        kind=_kind(solution, profile),
+        lead=escape(_lead(solution, profile)),
+        figures="\n".join(_figures(solution, profile)),
+        course=_fill("course.html", **drawn.course) if course else markup.paragraph(_NO_TIMES),
+        frontier=_fill("frontier.html", **drawn.frontier) if frontier.points else "",
+        verdict=escape(proof.verdict),
+        sentence=escape(proof.sentence),
+        facts="\n".join(markup.definition(*fact) for fact in proof.facts),
+        notes="\n".join(map(markup.paragraph, proof.notes)),
+        table=markup.table(stage_table(profile, solution.schedule)),
+        table_note=_SLOTS_NOTE if isinstance(profile, HomogeneousJoin) else _SIZES_NOTE,
+        operations=f"{len(solution.schedule):,}",
+        schedule=escape(str(solution.schedule)),
+    )
+
+
+def _drawing() -> ModuleType:
+    try:
+        return import_module("chainstay.report.drawing")
+    except ImportError as missing:
+        if missing.name is None or missing.name.partition(".")[0] != "bokeh":
+            raise
+        raise BackendError(
+            "bokeh is not installed, and reports are drawn with it; install it with: "
+            "pip install 'chainstay[report]'"
+        ) from missing
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _fill(name: str, **parts: str) -> str:
+    return Template(_asset(name)).substitute(parts)
+
+
+def _kind(solution: Solution, profile: Reported) -> str:
+    if isinstance(profile, JoinProfile | HomogeneousJoin):
+        return "plan of a join"
+    if isinstance(solution, HybridSolution):
+        return "plan of a chain, recomputing and offloading"
+    if isinstance(solution, OffloadSolution):
+        return "plan of a chain, offloading"
+    return "plan of a chain, recomputing"
+
+
+def _lead(solution: Solution, profile: Reported) -> str:
+    join = isinstance(profile, JoinProfile | HomogeneousJoin)
+    stages = profile.stages if isinstance(profile, JoinProfile | HomogeneousJoin) else len(profile)
+    chains = "a join" if join else "a chain"
+    size = _size(profile)
+    return (
+        f"One training step of {chains} of {stages:,} stage{'s' * (stages != 1)} within "
+        f"{size(solution.budget)}: {len(solution.schedule):,} operations take "
+        f"{format_time(solution.makespan)} and never need more than {size(solution.peak_bytes)}."
+    )
+
+
+def _size(profile: Reported) -> Callable[[int], str]:
+    if isinstance(profile, HomogeneousJoin):
+        return lambda slots: f"{slots} slot{'s' * (slots != 1)}"
+    return format_bytes
+
+
+def _figures(solution: Solution, profile: Reported) -> Iterator[str]:
+    least, size = profile.least_time, _size(profile)
+    excess = float(solution.makespan) / least - 1 if least else 0.0
+    yield markup.figure(
+        "Time of a step",
+        format_time(solution.makespan),
+        f"{excess:.1%} above {format_time(least)}, everything once and no waiting",
+    )
+    yield markup.figure(
+        "Peak memory",
+        size(solution.peak_bytes),
+        f"of {size(solution.budget)}",
+        share=solution.peak_bytes / solution.budget,
+    )
+    if not isinstance(solution, OffloadSolution) or isinstance(solution, HybridSolution):
+        again = sum(op.kind.is_forward for op in solution.schedule) - _forwards(solution)
+        yield markup.figure("Recomputed", f"{again:,}", "forwards run once more")
+    if isinstance(solution, OffloadSolution):
+        moved = sum(op.kind in _OFFLOADS for op in solution.schedule)
+        rate = float(solution.link.bandwidth)
+        yield markup.figure(
+            "Moved to host", f"{moved:,}", f"tensors, at {rate:.3g} bytes per ns ({rate:.3g} GB/s)"
+        )
+    proof = proof_of(solution)
+    yield markup.figure(
+        "Proof",
+        proof.verdict,
+        f"among {solution.family} schedules",
+        look="good" if solution.is_optimal else "open",
+    )
+
+
+def _forwards(solution: Solution) -> int:
+    """Of how many stages forwards run."""
+    return len({(op.branch, op.stage) for op in solution.schedule if op.kind.is_forward})

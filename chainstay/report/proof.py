@@ -1,0 +1,114 @@
+"""What is proved about a plan, in plain words."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from chainstay.hybrid import HybridSolution
+from chainstay.offloading import OffloadSolution
+from chainstay.schedule import Discards
+from chainstay.solution import Family, Solution
+from chainstay.timetable import Transfers
+from chainstay.units import format_time
+
+__all__ = ["Proof", "proof_of"]
+
+_FAMILIES: Final = {
+    Family.PERSISTENT: "Persistent: a value that is kept stays in memory until its backward has "
+    "used it; whatever is not kept is recomputed from what is.",
+    Family.WEAKLY_PERSISTENT: "Weakly persistent: what a stage saved stays until its backward; a "
+    "plain checkpoint may move on to a later stage before that.",
+    Family.SINGLE_SWEEP: "Single-sweep: between two backwards, forwards run in increasing order "
+    "of their stages.",
+    Family.CANONICAL_PERSISTENT: "Canonical persistent: what is kept stays until its backward, on "
+    "every branch and the tail, and branches run backward in the reverse order of their last "
+    "checkpoints.",
+    Family.SINGLE_TURN: "Single-turn: every schedule that runs the turn, where forward becomes "
+    "backward, once.",
+    Family.OFFLOAD_FIRST: "Offload-before-prefetch: everything that leaves has left before the "
+    "first comes back, and it comes back in reverse order.",
+    Family.ALL: "All: every valid schedule, without restriction.",
+}
+_DISCARDS: Final = {
+    Discards.TABLE1: "",
+    Discards.TAPE: "Data may be dropped at any time, but never the input of what a stage saved.",
+    Discards.FREE: "Any data may be dropped at any time, even the input of what a stage saved.",
+}
+_TRANSFERS: Final = {
+    Transfers.INTEGRAL: "Transfers are integral: whole tensors, without interruption.",
+    Transfers.INTERRUPTIBLE: "Transfers are interruptible: whole tensors, byte by byte, in as many "
+    "pieces as it takes.",
+    Transfers.FRACTIONAL: "Transfers are fractional: a part of a tensor may stay, and the rest "
+    "moves byte by byte.",
+}
+
+
+class Proof(NamedTuple):
+    """What to say about how good a plan is.
+
+    Attributes:
+        verdict: In three words.
+        sentence: What is proved.
+        facts: Names and values.
+        notes: What the names mean.
+    """
+
+    verdict: str
+    sentence: str
+    facts: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def proof_of(solution: Solution) -> Proof:
+    """The proof that comes with `solution`."""
+    kind = "schedule" if solution.family is Family.ALL else f"{solution.family} schedule"
+    if solution.is_optimal:
+        verdict = "proved optimal"
+        sentence = f"No {kind} within this budget takes less time than this one."
+    elif solution.lower_bound:
+        verdict = f"within {solution.gap:.2%}"
+        sentence = (
+            f"No {kind} within this budget takes less than {format_time(solution.lower_bound)}: "
+            f"at most {solution.gap:.2%} of this plan's time could be saved. Whether any of it "
+            "can is not known."
+        )
+    else:
+        verdict = "no bound known"
+        sentence = "How much faster another schedule could be is not known."
+    if solution.unrestricted_bound and solution.family is not Family.ALL:
+        sentence += (
+            f" No schedule at all, of whatever family, saves more than "
+            f"{solution.unrestricted_gap:.2%} of its time."
+        )
+    return Proof(verdict, sentence, _facts(solution), _notes(solution))
+
+
+def _facts(solution: Solution) -> tuple[tuple[str, str], ...]:
+    facts = [
+        ("Method", solution.method),
+        ("Found in", format_time(solution.solve_seconds * 1e9)),
+        ("Time of a step", _both(solution.makespan)),
+        ("Lower bound", _both(solution.lower_bound)),
+        ("Gap", f"{solution.gap:.2%}" if not solution.is_optimal else "none"),
+        ("Family", str(solution.family)),
+    ]
+    if solution.unrestricted_bound:
+        facts.append(("Bound on all schedules", _both(solution.unrestricted_bound)))
+    if isinstance(solution, HybridSolution):
+        facts += [
+            (f"Instead: {name}", "does not fit" if time is None else _both(time))
+            for name, time in solution.alternatives
+        ]
+    return tuple(facts)
+
+
+def _both(time: object) -> str:
+    number = float(time)  # type: ignore[arg-type]
+    return f"{format_time(number)} ({number:,.0f} ns)" if number >= 1000 else format_time(number)
+
+
+def _notes(solution: Solution) -> tuple[str, ...]:
+    notes = [_FAMILIES[solution.family], _DISCARDS[solution.discards]]
+    if isinstance(solution, OffloadSolution):
+        notes.append(_TRANSFERS[solution.transfers])
+    return tuple(filter(None, notes))

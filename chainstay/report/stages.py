@@ -1,0 +1,157 @@
+"""The table of stages: what each costs, and what the plan does with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from chainstay.profiles import ChainProfile, HomogeneousJoin, JoinProfile, OffloadProfile
+from chainstay.report.course import Reported
+from chainstay.schedule import Schedule
+from chainstay.units import format_bytes, format_time
+
+__all__ = ["Cell", "StageTable", "stage_table"]
+
+
+class Cell(NamedTuple):
+    """One entry: what is shown, and by what it sorts."""
+
+    text: str
+    key: float | str
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it sorts as a number."""
+        return not isinstance(self.key, str)
+
+
+class StageTable(NamedTuple):
+    """Columns with what they mean, and a row for each stage."""
+
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+_Place: TypeAlias = tuple[int | None, int]
+
+_STAGE: Final = ("Stage", "numbered from 0")
+_NAME: Final = ("Name", "of the stage")
+_FORWARD: Final = ("Forward", "time of one forward")
+_BACKWARD: Final = ("Backward", "time of its backward")
+_RUNS: Final = ("Runs", "how often its forward runs in this plan")
+_MOVES: Final = ("Moves", "what of it goes to host memory and comes back")
+_SIZES: Final = (
+    ("Output", "bytes of its output activation"),
+    ("Saved", "bytes of all that its backward needs, its output included"),
+    ("Gradient", "bytes of the gradient of its output"),
+    ("Temp. fwd", "bytes needed during its forward only"),
+    ("Temp. bwd", "bytes needed during its backward only"),
+)
+_OFFLOADED_SIZES: Final = (
+    ("Input", "bytes of its input, which can move"),
+    ("Gradient", "bytes of the gradient of its output"),
+    *_SIZES[3:],
+)
+
+
+def stage_table(profile: Reported, schedule: Schedule) -> StageTable:
+    """All stages of `profile`, branches before the tail."""
+    runs = Counter((op.branch, op.stage) for op in schedule if op.kind.is_forward)
+    moved = _moved(schedule)
+    if isinstance(profile, OffloadProfile):
+        return StageTable(
+            (_STAGE, _FORWARD, _BACKWARD, *_OFFLOADED_SIZES, _MOVES),
+            tuple(_offload_rows(profile, moved)),
+        )
+    if isinstance(profile, HomogeneousJoin):
+        return StageTable((_STAGE, _FORWARD, _BACKWARD, _RUNS), tuple(_slot_rows(profile, runs)))
+    chains: list[tuple[int | None, ChainProfile]] = [(None, profile)]  # type: ignore[list-item]
+    if isinstance(profile, JoinProfile):
+        chains = [*enumerate(profile.branches)]
+        chains += [(None, profile.tail)] if profile.tail else []
+    columns: tuple[tuple[str, str], ...] = (_STAGE, _NAME, _FORWARD, _BACKWARD, *_SIZES, _RUNS)
+    if moved:
+        columns = (*columns, _MOVES)
+    rows = (
+        (*row, _text(moved.get((branch, i), ""))) if moved else row
+        for branch, chain in chains
+        for i, row in enumerate(_chain_rows(chain, branch, runs, is_join=len(chains) > 1))
+    )
+    return StageTable(columns, tuple(rows))
+
+
+def _moved(schedule: Schedule) -> dict[_Place, str]:
+    moved: dict[_Place, set[str]] = {}
+    for op in schedule:
+        if op.kind.is_transfer:
+            what = "input" if op.kind.endswith("a") else "saved"
+            moved.setdefault((op.branch, op.stage), set()).add(what)
+    return {place: ", ".join(sorted(what)) for place, what in moved.items()}
+
+
+def _chain_rows(
+    chain: ChainProfile, branch: int | None, runs: Counter[_Place], *, is_join: bool
+) -> Iterator[tuple[Cell, ...]]:
+    for i, stage in enumerate(chain.stages):
+        sizes = (
+            stage.output_bytes,
+            stage.saved_bytes,
+            stage.gradient_bytes,
+            stage.forward_overhead_bytes,
+            stage.backward_overhead_bytes,
+        )
+        yield (
+            _place(branch, i, is_join=is_join),
+            _text(stage.name),
+            *_times(stage.forward_time, stage.backward_time),
+            *map(_size, sizes),
+            Cell(str(runs[branch, i]), runs[branch, i]),
+        )
+
+
+def _offload_rows(profile: OffloadProfile, moved: dict[_Place, str]) -> Iterator[tuple[Cell, ...]]:
+    for i in range(len(profile)):
+        sizes = (
+            profile.activations[i],
+            profile.gradients[i + 1],
+            profile.forward_overheads[i],
+            profile.backward_overheads[i],
+        )
+        yield (
+            _place(None, i, is_join=False),
+            *_times(profile.forward_times[i], profile.backward_times[i]),
+            *map(_size, sizes),
+            _text(moved.get((None, i), "")),
+        )
+
+
+def _slot_rows(profile: HomogeneousJoin, runs: Counter[_Place]) -> Iterator[tuple[Cell, ...]]:
+    places: Iterable[_Place] = [
+        *((j, i) for j, length in enumerate(profile.lengths) for i in range(length)),
+        *((None, i) for i in range(profile.tail_length)),
+    ]
+    for branch, i in places:
+        yield (
+            _place(branch, i, is_join=True),
+            *_times(profile.forward_time, profile.backward_time),
+            Cell(str(runs[branch, i]), runs[branch, i]),
+        )
+
+
+def _place(branch: int | None, stage: int, *, is_join: bool) -> Cell:
+    rank = 10**9 if branch is None and is_join else branch or 0
+    text = str(stage) if branch is None else f"{branch}:{stage}"
+    return Cell(f"tail {text}" if is_join and branch is None else text, rank * 1e9 + stage)
+
+
+def _text(text: str) -> Cell:
+    return Cell(text, text)
+
+
+def _size(size: int) -> Cell:
+    return Cell(format_bytes(size) if size else "–", size)
+
+
+def _times(*times: int) -> tuple[Cell, ...]:
+    return tuple(Cell(format_time(time) if time else "–", time) for time in times)

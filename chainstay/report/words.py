@@ -1,0 +1,49 @@
+"""What operations do, in words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chainstay.profiles import ChainProfile, JoinProfile
+from chainstay.report.course import Activity, Course, Reported
+from chainstay.schedule import OpKind
+
+__all__ = ["describe_activity", "stage_name"]
+
+_SENTENCES: Final = {
+    OpKind.FORWARD_DROP: "forward of {stage}; its input is dropped afterwards",
+    OpKind.FORWARD_KEEP_INPUT: "forward of {stage}; its input stays as a checkpoint",
+    OpKind.FORWARD_KEEP_ALL: "forward of {stage}; its input and all that its backward needs stay",
+    OpKind.BACKWARD: "backward of {stage}; what it has used is freed",
+    OpKind.DISCARD_ACTIVATION: "the input of {stage} is dropped",
+    OpKind.DISCARD_SAVED: "what {stage} saved for its backward is dropped",
+    OpKind.OFFLOAD_ACTIVATION: "the input of {stage} moves to host memory",
+    OpKind.OFFLOAD_SAVED: "what {stage} saved for its backward moves to host memory",
+    OpKind.PREFETCH_ACTIVATION: "the input of {stage} comes back from host memory",
+    OpKind.PREFETCH_SAVED: "what {stage} saved for its backward comes back from host memory",
+    OpKind.TURN: "the turn: all branches meet, and forward becomes backward",
+}
+_AGAIN: Final = " (recomputed: it has run before)"
+
+
+def describe_activity(activity: Activity, course: Course, profile: Reported) -> str:
+    """One sentence about an operation."""
+    op = activity.op
+    where = f"stage {op.stage}"
+    if name := stage_name(profile, op.branch, op.stage):
+        where += f" “{name}”"
+    if op.branch is not None:
+        where += f" of {course.lanes[activity.lane].name}"
+    elif isinstance(profile, JoinProfile):
+        where += " of the tail"
+    return _SENTENCES[op.kind].format(stage=where) + (_AGAIN if activity.is_again else "")
+
+
+def stage_name(profile: Reported, branch: int | None, stage: int) -> str:
+    """The name of a stage; empty where it has none."""
+    chain: ChainProfile | None = None
+    if isinstance(profile, ChainProfile):
+        chain = profile
+    elif isinstance(profile, JoinProfile):
+        chain = profile.closing if branch is None else profile.branches[branch]
+    return chain.stages[stage].name if chain and stage < len(chain) else ""
