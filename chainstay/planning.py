@@ -1,18 +1,19 @@
 """Plans for measured chains: the fastest schedule whose own peak is within the budget.
 
-What a stage needs besides what it keeps depends on the schedule (`chainstay.runtime.accounting`),
-and the solvers want one profile for all schedules. Between them stands this search. A schedule
-is judged by the profile for it alone; solvers are asked under profiles between the optimistic
-one, at most that of any schedule, and the pessimistic one, at least that:
+What a stage needs besides what it keeps depends on the schedule, and on what of it is done
+(`chainstay.runtime.accounting`), and the solvers want one profile for all. Between them stands
+this search. A schedule is judged by the simulator with an overhead for each of its operations;
+solvers are asked under profiles between the optimistic one, which has at most these whatever
+the schedule, and the pessimistic one, which has at least these:
 
 - The optimum under the optimistic profile bounds every schedule. If its own peak fits, it is
   the optimum.
-- Otherwise what was too optimistic about it is added to the profile, and so on.
+- Otherwise the overheads of the operations that do not fit are added to the profile, and so on.
 - Let d be the most by which an overhead of the pessimistic profile exceeds that of the
   optimistic one. Of any schedule, these two see peaks at most d apart, and its own lies between.
   So budgets up to d above the real one are tried with the pessimistic profile, and budgets up
   to d below it with the optimistic one, by bisection.
-- The best one's own profile may allow a faster one that runs the same stages again.
+- A profile for the best one alone may allow a faster one that runs the same stages again.
 
 Each of these finds the best on some chains. All is bounded by the optimistic optimum, so a
 solution says truly how far from optimal it may be; mostly that is a percent or less.
@@ -36,7 +37,7 @@ from chainstay.solution import Claim, Family, Method, Solution
 from chainstay.solve import Auto, budget_bytes, method_of, solve_chain
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
-from chainstay.validation.simulate import simulate
+from chainstay.validation.simulate import Replay, simulate
 
 __all__ = ["solve_measured"]
 
@@ -189,11 +190,11 @@ class _Search:
     def _correct(self, method: Method) -> None:
         """From the optimistic profile on, add what it says too little of its own optimum."""
         profile = self.optimistic
-        for _ in range(_ROUNDS):
+        for _ in range(2 * _ROUNDS):
             solution, fits = self._ask(profile, self.budget, method)
             if solution is None or fits:
                 return
-            dearer = _dearer(profile, self.measured.profile_for(solution.schedule))
+            dearer = self._dearer(profile, solution, self.budget)
             if dearer == profile:
                 return
             profile = dearer
@@ -244,8 +245,11 @@ class _Search:
             for _ in range(_ROUNDS):
                 required, solution = _least(profile, method)
                 self._offer(solution, profile, required)
-                own = self.measured.profile_for(solution.schedule)
-                following = own if is_sound else _dearer(profile, own)
+                following = (
+                    self.measured.profile_for(solution.schedule)
+                    if is_sound
+                    else self._dearer(profile, solution, required)
+                )
                 if following == profile:
                     break
                 profile = following
@@ -266,10 +270,9 @@ class _Search:
     def _offer(self, solution: Solution, profile: ChainProfile, nominal: int) -> bool:
         """Whether `solution` really fits; it is kept if it is the fastest that does."""
         schedule = solution.schedule
-        own = self.measured.profile_for(schedule)
-        replay = simulate(own, schedule, discards=solution.discards)
+        replay = self._replay(solution)
         peak, makespan = replay.peak_bytes, replay.makespan
-        excess = remade_bytes(own, schedule)
+        excess = remade_bytes(self.pessimistic, schedule)
         if not self.can_run(schedule):
             self.refused = (
                 f"the plan of {solution.method} makes again what lies between the model's blocks, "
@@ -296,6 +299,30 @@ class _Search:
             )
             self.best = _Plan(real, profile, nominal)
         return True
+
+    def _replay(self, solution: Solution) -> Replay:
+        """By the simulator, every operation with its own overhead."""
+        return simulate(
+            self.pessimistic,
+            solution.schedule,
+            discards=solution.discards,
+            overheads=self.measured.overheads_for(solution.schedule),
+        )
+
+    def _dearer(self, profile: ChainProfile, solution: Solution, limit: int) -> ChainProfile:
+        """With the overheads of those operations of `solution` that need more than `limit`."""
+        stages = list(profile.stages)
+        overheads = self.measured.overheads_for(solution.schedule)
+        for snapshot, overhead in zip(self._replay(solution).timeline, overheads, strict=True):
+            index, kind = snapshot.op.stage, snapshot.op.kind
+            if snapshot.during_bytes <= limit:
+                continue
+            name = "forward" if kind.is_forward else "backward"
+            name = f"{name}_overhead_bytes"
+            stages[index] = replace(
+                stages[index], **{name: max(overhead, getattr(stages[index], name))}
+            )
+        return replace(profile, stages=tuple(stages))
 
     def _bounded(self, solution: Solution) -> Solution:
         """With what is proved of all schedules' own peaks."""
@@ -352,18 +379,3 @@ def _margin(one: ChainProfile, other: ChainProfile) -> int:
         )
         for mine, theirs in pairs
     )
-
-
-def _dearer(one: ChainProfile, other: ChainProfile) -> ChainProfile:
-    """Of each overhead the larger one."""
-    stages = (
-        replace(
-            mine,
-            forward_overhead_bytes=max(mine.forward_overhead_bytes, theirs.forward_overhead_bytes),
-            backward_overhead_bytes=max(
-                mine.backward_overhead_bytes, theirs.backward_overhead_bytes
-            ),
-        )
-        for mine, theirs in zip(one.stages, other.stages, strict=True)
-    )
-    return replace(one, stages=tuple(stages))

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import checkpoint
 
-from chainstay import DP, ChainProfile, Schedule, measure, simulate, solve_measured
+from chainstay import DP, Replay, Schedule, measure, simulate, solve_measured
 from chainstay.baselines import checkpoint_sequential
 from chainstay.report.plots import MemoryPanel, plot_memory
 from chainstay.report.tables import Outcome, comparison
@@ -123,7 +123,7 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
         runs = [_run(task, way) for way in ways]
         agrees = _same_step(task, planned)
     outcomes = [
-        _outcome(measured.profile_for(way.schedule), way, trace.peak_bytes, elapsed)
+        _outcome(measured, way, trace.peak_bytes, elapsed)
         for way, (trace, elapsed) in zip(ways, runs, strict=True)
     ]
     console.print(comparison(task.name, solution.budget, outcomes))
@@ -133,15 +133,20 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
         f"PyTorch: {'bit for bit' if agrees else '[red]NO[/]'}.\n"
     )
     trace, _ = runs[-1]
-    profile = measured.profile_for(solution.schedule)
     return MemoryPanel(
         title=f"{task.name}\n{solution.describe()}",
-        planned=simulate(profile, solution.schedule, discards="free"),
-        plain_peak_bytes=simulate(measured.profile_for(plain), plain).peak_bytes,
+        planned=_replay(measured, solution.schedule),
+        plain_peak_bytes=_replay(measured, plain).peak_bytes,
         budget=solution.budget,
         measured_times=trace.times,
-        measured_bytes=[size + profile.input_bytes for size in trace.bytes],
+        measured_bytes=[size + measured.profile.input_bytes for size in trace.bytes],
     )
+
+
+def _replay(measured: MeasuredChain, schedule: Schedule) -> Replay:
+    """What the schedule does here, every operation with its own overhead."""
+    overheads = measured.overheads_for(schedule)
+    return simulate(measured.profile, schedule, discards="free", overheads=overheads)
 
 
 def best_segments(measured: MeasuredChain, budget: int) -> int:
@@ -149,15 +154,14 @@ def best_segments(measured: MeasuredChain, budget: int) -> int:
     stages = len(measured.profile)
 
     def badness(segments: int) -> tuple[int, int]:
-        schedule = checkpoint_sequential(stages, segments)
-        replay = simulate(measured.profile_for(schedule), schedule)
+        replay = _replay(measured, checkpoint_sequential(stages, segments))
         return max(0, replay.peak_bytes - budget), replay.makespan
 
     return min(range(1, stages), key=badness)
 
 
-def _outcome(profile: ChainProfile, way: Way, peak_bytes: int, elapsed: int) -> Outcome:
-    replay = simulate(profile, way.schedule, discards="free")
+def _outcome(measured: MeasuredChain, way: Way, peak_bytes: int, elapsed: int) -> Outcome:
+    profile, replay = measured.profile, _replay(measured, way.schedule)
     forward_time = sum(stage.forward_time for stage in profile.stages)
     return Outcome(
         name=way.name,

@@ -1,17 +1,21 @@
 """What stages cost, apart from what depends on the schedule; profiles are made of it.
 
 A `ChainProfile` has one forward overhead per stage, and no room for what is held from a
-stage's first run to its last. `Account.profile` is sound for every schedule: it takes the
-dearer form of a forward, and buffers and random states as if every stage would run again.
-`Account.profile_for` knows the schedule: a stage that runs once saves no such things, and
-one that is recorded at once never runs in the other form. It is what to predict the peak
-of that schedule with, and no other. `Account.optimistic` says the least that any schedule's
-own profile says: what is too slow or too large under it is so for every schedule.
+stage's first run to its last. `Account.overheads` knows the schedule, and says what each of
+its operations needs: a forward that saves for the backward needs less besides what it saves
+than one that drops all that, and a stage that runs once saves no buffers and random states.
+With these the simulator finds the peak of that schedule. What is made of them for solvers:
+
+* `Account.profile` is sound for every schedule: it takes the dearer form of a forward, and
+  buffers and random states as if every stage would run again.
+* `Account.profile_for` is sound for one schedule: it takes the dearest of its operations.
+* `Account.optimistic` is at most what any schedule's operations need: what is too slow or too
+  large under it is so for every schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import TypeVar
@@ -68,6 +72,24 @@ class StageCost:
             backward_overhead_bytes=backward,
         )
 
+    def overhead(self, kind: OpKind, *, is_used: bool) -> int:
+        """Of an operation of that kind, environments left out.
+
+        Args:
+            kind: What is done with this stage.
+            is_used: Of a recording, whether the stage's backward uses it.
+        """
+        match kind:
+            case OpKind.FORWARD_KEEP_ALL if is_used:
+                return self.recording_bytes
+            case OpKind.FORWARD_KEEP_ALL:
+                return max(self.recording_bytes, self.dropping_bytes)
+            case OpKind.FORWARD_DROP | OpKind.FORWARD_KEEP_INPUT:
+                return self.dropping_bytes
+            case OpKind.BACKWARD:
+                return self.backward_bytes
+        return 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
@@ -118,32 +140,54 @@ class Account:
         )
 
     def optimistic(self) -> ChainProfile:
-        """For bounds: as if no stage ran again, so at most what `profile_for` says of any.
-
-        Every stage runs once in the form that saves for its backward, whatever else it does.
-        """
+        """For bounds: as if no stage ran again, and every forward in its cheaper form."""
         return self._assembled(
-            cost.stage(forward=cost.recording_bytes, backward=cost.backward_bytes)
+            cost.stage(
+                forward=min(cost.recording_bytes, cost.dropping_bytes),
+                backward=cost.backward_bytes,
+            )
             for cost in self.stages
         )
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
-        """Sound for `schedule` alone, and closer to what that needs.
+        """Sound for `schedule` alone: of each stage's overheads there, the largest.
+
+        `overheads` is closer; this is what a solver can be asked about.
 
         Args:
             schedule: For all these stages, valid under any discards.
         """
-        forward, backward = self._environments(schedule)
-        runs = [0] * len(self.stages)
-        for op in schedule:
-            runs[op.stage] += op.kind.is_forward
+        largest = {True: [0] * len(self.stages), False: [0] * len(self.stages)}
+        for op, overhead in zip(schedule, self.overheads(schedule), strict=True):
+            stages = largest[op.kind.is_forward]
+            stages[op.stage] = max(stages[op.stage], overhead)
         return self._assembled(
-            cost.stage(
-                forward=forward[index]
-                + max(cost.recording_bytes, cost.dropping_bytes if runs[index] > 1 else 0),
-                backward=cost.backward_bytes + backward[index],
+            cost.stage(forward=forward, backward=backward)
+            for cost, forward, backward in zip(
+                self.stages, largest[True], largest[False], strict=True
             )
-            for index, cost in enumerate(self.stages)
+        )
+
+    def overheads(self, schedule: Schedule) -> tuple[int, ...]:
+        """What each operation needs while it runs, besides what is stored, in bytes.
+
+        The last recording of a stage is the one that its backward uses. The runtime runs
+        earlier ones like forwards that drop, within what the schedule has for their saved data;
+        for them the larger overhead is counted.
+
+        Args:
+            schedule: As for `profile_for`.
+        """
+        used = {
+            op.stage: position
+            for position, op in enumerate(schedule)
+            if op.kind is OpKind.FORWARD_KEEP_ALL
+        }
+        return tuple(
+            held + self.stages[op.stage].overhead(op.kind, is_used=used[op.stage] == position)
+            for position, (op, held) in enumerate(
+                zip(schedule, self._environments(schedule), strict=True)
+            )
         )
 
     def _assembled(self, stages: Iterable[Stage]) -> ChainProfile:
@@ -154,8 +198,8 @@ class Account:
             skips=self.skips,
         )
 
-    def _environments(self, schedule: Schedule) -> tuple[list[int], list[int]]:
-        """The most held in saved environments while each stage runs forward, and backward."""
+    def _environments(self, schedule: Schedule) -> Iterator[int]:
+        """What is held in saved environments while each operation runs, its own included."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for position, op in enumerate(schedule):
@@ -163,19 +207,19 @@ class Account:
                 first.setdefault(op.stage, position)
                 last[op.stage] = position
         held = 0
-        forward, backward = [0] * len(self.stages), [0] * len(self.stages)
         for position, op in enumerate(schedule):
             stage, cost = op.stage, self.stages[op.stage]
             runs_again = first[stage] < last[stage]
             if op.kind is OpKind.BACKWARD:
-                backward[stage] = held
+                yield held
                 held -= runs_again * (cost.environment_bytes - cost.random_bytes)
             elif op.kind.is_forward:
                 size = cost.environment_bytes * runs_again
                 held += size * (position == first[stage])
-                forward[stage] = max(forward[stage], held + size * (position > first[stage]))
+                yield held + size * (position > first[stage])
                 held -= cost.random_bytes * (runs_again and position == last[stage])
-        return forward, backward
+            else:
+                yield 0  # removing something takes nothing
 
 
 _Record = TypeVar("_Record", StageCost, Skip)

@@ -56,8 +56,16 @@ class Measurement:
         return movable_profile(self.account.profile_for(schedule))
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
-        """To predict the peak of `schedule` with: closer, but sound for no other schedule."""
+        """To solve for schedules like `schedule`: closer, but sound for no other schedule."""
         return self.account.profile_for(schedule)
+
+    def overheads_for(self, schedule: Schedule) -> tuple[int, ...]:
+        """To predict the peak of `schedule` with: what each operation needs by itself, in bytes.
+
+        For `chainstay.simulate`, together with `profile`. The peak is then at most that by
+        `profile_for`, which has one overhead for all forwards of a stage.
+        """
+        return self.account.overheads(schedule)
 
 
 @contextmanager

@@ -15,15 +15,17 @@ op       needs                       adds                    removes
 =======  ==========================  ======================  =========================
 
 While an operation runs, memory is all that is stored before it, what it adds, and its
-stage's overhead. A skip is in memory while any stored item has it, and counts once: an
-activation has the skips that are part of it, saved data those that are part of its stage's
-output. Likewise for gradients, while ``B`` holds those of its output and input. This module
-shares no code with any solver.
+stage's overhead, or its own where the caller knows that. A skip is in memory while any stored
+item has it, and counts once: an activation has the skips that are part of it, saved data those
+that are part of its stage's output. Likewise for gradients, while ``B`` holds those of its
+output and input. This module shares no code with any solver.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import assert_never
 
 from chainstay.errors import InvalidScheduleError
@@ -77,7 +79,11 @@ class Replay:
 
 
 def simulate(
-    profile: ChainProfile, schedule: Schedule, *, discards: Discards | str = Discards.TABLE1
+    profile: ChainProfile,
+    schedule: Schedule,
+    *,
+    discards: Discards | str = Discards.TABLE1,
+    overheads: Sequence[int] | None = None,
 ) -> Replay:
     """Replay `schedule` on `profile` under the rules that `discards` names.
 
@@ -85,6 +91,8 @@ def simulate(
         profile: The chain.
         schedule: What to run.
         discards: ``"table1"``, ``"tape"`` or ``"free"``; see `Discards`.
+        overheads: Bytes that each operation needs while it runs besides what is stored, in
+            place of its stage's in the profile, where more is known of this schedule.
 
     Returns:
         The replay; comparing its peak with a budget is the caller's business.
@@ -92,7 +100,7 @@ def simulate(
     Raises:
         InvalidScheduleError: An operation lacks what it needs (``error.index`` says which),
             or the schedule ends before the gradient of the input is there.
-        ValueError: Unknown `discards`.
+        ValueError: Unknown `discards`, or not one of `overheads` per operation.
 
     Example:
         >>> from chainstay.profiles import Stage
@@ -105,10 +113,14 @@ def simulate(
     memory = _Memory(profile, Discards(discards))
     timeline: list[Snapshot] = []
     clock = 0
-    for index, op in enumerate(schedule):
+    if overheads is not None and len(overheads) != len(schedule):
+        raise ValueError(
+            f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"
+        )
+    for index, (op, overhead) in enumerate(zip(schedule, overheads or repeat(None), strict=False)):
         start = clock
         try:
-            during_bytes = memory.apply(op)
+            during_bytes = memory.apply(op, overhead)
         except _RefusedError as refusal:
             raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
         clock += _duration(profile, op)
@@ -179,8 +191,8 @@ class _Memory:
     def stored_bytes(self) -> int:
         return self.activation_bytes() + self.saved_bytes() + self.gradient_bytes()
 
-    def apply(self, op: Op) -> int:
-        """Run `op`; bytes in use while it runs."""
+    def apply(self, op: Op, overhead_bytes: int | None = None) -> int:
+        """Run `op`; bytes in use while it runs, by default with the overhead of its stage."""
         if op.branch is not None:
             raise _RefusedError(f"{op} names a branch, and this chain has none")
         if op.stage >= len(self.profile):
@@ -199,6 +211,8 @@ class _Memory:
             case (
                 OpKind.OFFLOAD_ACTIVATION
                 | OpKind.OFFLOAD_SAVED
+                | OpKind.SPILL_ACTIVATION
+                | OpKind.SPILL_SAVED
                 | OpKind.PREFETCH_ACTIVATION
                 | OpKind.PREFETCH_SAVED
             ):
@@ -207,7 +221,13 @@ class _Memory:
                 assert_never(op.kind)
         if self.discards is Discards.TAPE:
             self._require_tape(op)
-        return during_bytes
+        return during_bytes + (self._overhead(op) if overhead_bytes is None else overhead_bytes)
+
+    def _overhead(self, op: Op) -> int:
+        stage = self.profile.stages[op.stage]
+        if op.kind.is_forward:
+            return stage.forward_overhead_bytes
+        return stage.backward_overhead_bytes if op.kind is OpKind.BACKWARD else 0
 
     def _forward(self, op: Op) -> int:
         stage = op.stage
@@ -218,7 +238,7 @@ class _Memory:
             self.saved.add(stage)
         else:
             self.activations.add(stage + 1)
-        during_bytes = self.stored_bytes() + self.profile.stages[stage].forward_overhead_bytes
+        during_bytes = self.stored_bytes()
         if op.kind is OpKind.FORWARD_DROP:
             self.activations.remove(stage)
         return during_bytes
@@ -237,12 +257,7 @@ class _Memory:
             for skip in self.profile.skips
             if stage in skip.states and stage + 1 in skip.states
         )
-        during_bytes = (
-            self.stored_bytes()
-            + self.profile.gradient_bytes(stage)
-            - passed_on
-            + self.profile.stages[stage].backward_overhead_bytes
-        )
+        during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage) - passed_on
         self.gradient = stage
         self.saved.remove(stage)
         self.activations.discard(stage)

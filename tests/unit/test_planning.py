@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -19,6 +20,7 @@ from chainstay import (
     InfeasibleBudgetError,
     InvalidBudgetError,
     Method,
+    OpKind,
     Schedule,
     SolverLimitError,
     UnknownMethodError,
@@ -31,6 +33,7 @@ from chainstay import (
 from chainstay.profiles import ChainProfile, Skip
 from chainstay.runtime.accounting import Account, StageCost
 from chainstay.runtime.measurement import Measurement
+from chainstay.validation.simulate import Replay
 
 _MEASURED = measure(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), repeats=1)
 
@@ -80,16 +83,49 @@ def persistent_schedules(first: int, end: int) -> Iterator[str]:
                 yield f"{sweep} {later} {earlier} "
 
 
+def own_overheads(account: Account, schedule: Schedule) -> list[int]:
+    """What each operation needs besides what is stored, read off the definition."""
+    ops = schedule.ops
+    needs = []
+    for here, op in enumerate(ops):
+        cost = account.stages[op.stage]
+        before = [each.stage for each in ops[:here] if each.kind.is_forward]
+        later = [each for each in ops[here + 1 :] if each.kind.is_forward]
+        if op.kind is OpKind.BACKWARD:
+            need = cost.backward_bytes
+        elif op.kind is not OpKind.FORWARD_KEEP_ALL:
+            need = cost.dropping_bytes
+        elif any(each == op for each in later):  # the backward uses that one
+            need = max(cost.recording_bytes, cost.dropping_bytes)
+        else:
+            need = cost.recording_bytes
+        over = {each.stage for each in ops[:here] if each.kind is OpKind.BACKWARD}
+        runs = Counter(each.stage for each in ops if each.kind.is_forward)
+        left = {each.stage for each in later} | ({op.stage} if op.kind.is_forward else set())
+        for stage, other in enumerate(account.stages):
+            if runs[stage] > 1 and (stage in before or stage == op.stage) and stage not in over:
+                random_gone = stage not in left
+                need += other.environment_bytes - other.random_bytes * random_gone
+        if op.kind.is_forward and op.stage in before:  # its present environment, put aside
+            need += cost.environment_bytes
+        needs.append(need if op.kind.is_forward or op.kind is OpKind.BACKWARD else 0)
+    return needs
+
+
+def own_replay(account: Account, schedule: Schedule, discards: str = "table1") -> Replay:
+    overheads = own_overheads(account, schedule)
+    return simulate(account.optimistic(), schedule, discards=discards, overheads=overheads)
+
+
 def own_peak(account: Account, schedule: Schedule, discards: str = "table1") -> int:
-    return simulate(account.profile_for(schedule), schedule, discards=discards).peak_bytes
+    return own_replay(account, schedule, discards).peak_bytes
 
 
 def outcomes(account: Account) -> list[tuple[int, int]]:
     """Makespan and own peak of every persistent schedule."""
     found = []
     for text in persistent_schedules(0, len(account.stages)):
-        schedule = Schedule.parse(text)
-        replay = simulate(account.profile_for(schedule), schedule)
+        replay = own_replay(account, Schedule.parse(text))
         found.append((replay.makespan, replay.peak_bytes))
     return found
 

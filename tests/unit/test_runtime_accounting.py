@@ -67,7 +67,7 @@ def test_a_stage_that_runs_once_saves_no_environment_and_has_one_form() -> None:
 
 def test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_backward() -> None:
     assert overheads(ACCOUNT, "Fc0 Fa1 Fa2 B2 B1 Fa0 B0") == [
-        (200 + 1000 + 1000, 300 + 400),
+        (100 + 1000 + 1000, 300 + 400),  # recorded at last, which is dearer than being dropped
         (100 + 1000, 300 + 1000),
         (100 + 1000, 300 + 1000),
     ]
@@ -76,6 +76,26 @@ def test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_
         (200 + 51_000 + 50_000, 300 + 1000),
         (100 + 51_000, 300 + 51_000),
     ]
+
+
+def test_each_operation_has_an_overhead_of_its_own() -> None:
+    """Dropped, recorded, recorded without use, and discards, which need nothing."""
+    schedule = "Fc0 Fa1 Db1 Fn1 Da1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0"
+    saved = 51_000
+    assert ACCOUNT.overheads(Schedule.parse(schedule)) == (
+        200 + 1000,
+        200 + saved,
+        0,
+        200 + saved + 50_000,
+        0,
+        100 + saved,
+        300 + saved,
+        200 + saved + 1000,
+        100 + saved + 50_000,
+        300 + 1000,
+        100 + 1000 + 1000,
+        300 + 400,
+    )
 
 
 def test_a_schedule_never_needs_more_than_the_profile_for_all_says() -> None:

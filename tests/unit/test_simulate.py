@@ -688,6 +688,39 @@ def test_rules_as_enum_and_as_text_are_the_same() -> None:
     )
 
 
+def test_operations_may_have_overheads_of_their_own() -> None:
+    """Two forwards of stage 0: 5 + 10 + 1,000 and 5 + 20 + 2; its stage's overhead is not used."""
+    stage = Stage(
+        output_bytes=10, saved_bytes=20, gradient_bytes=7,
+        forward_overhead_bytes=9999, backward_overhead_bytes=9999,
+    )  # fmt: skip
+    chain = ChainProfile(input_bytes=5, input_gradient_bytes=3, stages=(stage, stage))
+    schedule = Schedule.parse("Fc0 Fa1 B1 Fa0 B0")
+    replay = simulate(chain, schedule, overheads=(1000, 300, 40, 2, 100))
+    assert [snapshot.during_bytes for snapshot in replay.timeline] == [
+        5 + 10 + 7 + 1000,
+        5 + 10 + 20 + 7 + 300,
+        5 + 10 + 20 + 7 + 7 + 40,
+        5 + 20 + 7 + 2,
+        5 + 20 + 7 + 3 + 100,
+    ]
+    assert replay.peak_bytes == 1022
+    discarding = simulate(
+        chain, Schedule.parse("Fc0 Fc1 Da2 Fa1 B1 Fa0 B0"), discards="free", overheads=[0] * 7
+    )
+    assert discarding.timeline[2].during_bytes == 5 + 10 + 10 + 7
+    assert simulate(chain, schedule, overheads=[9999] * 5) == simulate(chain, schedule)
+
+
+@pytest.mark.parametrize("overheads", [(), (1, 2, 3), (1, 2, 3, 4, 5, 6)])
+def test_one_overhead_is_needed_for_each_operation(overheads: tuple[int, ...]) -> None:
+    stage = Stage(output_bytes=10, saved_bytes=20)
+    chain = ChainProfile(input_bytes=5, input_gradient_bytes=3, stages=(stage, stage))
+    count = len(overheads)
+    with pytest.raises(ValueError, match=f"there are {count} overheads for 5 operations; give"):
+        simulate(chain, Schedule.parse("Fc0 Fa1 B1 Fa0 B0"), overheads=overheads)
+
+
 def test_unknown_rules_are_refused() -> None:
     with pytest.raises(ValueError, match="'apples' is not a valid Discards"):
         simulate(TWO, Schedule.parse("Fa0 Fa1 B1 B0"), discards="apples")
