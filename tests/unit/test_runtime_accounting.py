@@ -73,7 +73,7 @@ def test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_
     ]
     assert overheads(ACCOUNT, "Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0") == [
         (200 + 51_000 + 1000, 300 + 400),
-        (200 + 51_000 + 50_000, 300 + 1000),
+        (100 + 51_000 + 50_000, 300 + 1000),
         (100 + 51_000, 300 + 51_000),
     ]
 

@@ -706,9 +706,9 @@ def test_operations_may_have_overheads_of_their_own() -> None:
     ]
     assert replay.peak_bytes == 1022
     discarding = simulate(
-        chain, Schedule.parse("Fc0 Fc1 Da2 Fa1 B1 Fa0 B0"), discards="free", overheads=[0] * 7
+        chain, Schedule.parse("Fc0 Fa1 B1 Fc0 Da1 Fa0 B0"), discards="free", overheads=[0] * 7
     )
-    assert discarding.timeline[2].during_bytes == 5 + 10 + 10 + 7
+    assert discarding.timeline[4].during_bytes == 5 + 10 + 7
     assert simulate(chain, schedule, overheads=[9999] * 5) == simulate(chain, schedule)
 
 
