@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from chainstay.applying import apply_plan, save_plan
     from chainstay.baselines import BASELINES, fastest_within
     from chainstay.dp import DP, BudgetCurve, least_budget, unrestricted_bound
     from chainstay.dp.join import join_curve, waterfilling_bound
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         HostBudgetError,
         InfeasibleBudgetError,
         InvalidBudgetError,
+        InvalidPlanError,
         InvalidProfileError,
         InvalidScheduleError,
         InvalidSolutionError,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from chainstay.hybrid import HybridClaim, HybridProblem, HybridSolution
     from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution
     from chainstay.planning import solve_measured
+    from chainstay.plans import Plan, load_plan
     from chainstay.profiles import (
         ChainProfile,
         HomogeneousJoin,
@@ -70,6 +73,7 @@ _HOME: Final = MappingProxyType(
     {
         name: module
         for module, names in {
+            "chainstay.applying": ("apply_plan", "save_plan"),
             "chainstay.baselines": ("BASELINES", "fastest_within"),
             "chainstay.dp": ("DP", "BudgetCurve", "least_budget", "unrestricted_bound"),
             "chainstay.dp.join": ("join_curve", "waterfilling_bound"),
@@ -81,6 +85,7 @@ _HOME: Final = MappingProxyType(
                 "HostBudgetError",
                 "InfeasibleBudgetError",
                 "InvalidBudgetError",
+                "InvalidPlanError",
                 "InvalidProfileError",
                 "InvalidScheduleError",
                 "InvalidSolutionError",
@@ -96,6 +101,7 @@ _HOME: Final = MappingProxyType(
             "chainstay.hybrid": ("HybridClaim", "HybridProblem", "HybridSolution"),
             "chainstay.offloading": ("OffloadClaim", "OffloadProblem", "OffloadSolution"),
             "chainstay.planning": ("solve_measured",),
+            "chainstay.plans": ("Plan", "load_plan"),
             "chainstay.profiles": (
                 "ChainProfile",
                 "HomogeneousJoin",
@@ -151,6 +157,7 @@ __all__ = [
     "HybridSolution",
     "InfeasibleBudgetError",
     "InvalidBudgetError",
+    "InvalidPlanError",
     "InvalidProfileError",
     "InvalidScheduleError",
     "InvalidSolutionError",
@@ -164,6 +171,7 @@ __all__ = [
     "OffloadSolution",
     "Op",
     "OpKind",
+    "Plan",
     "PlanMismatchError",
     "PlannedChain",
     "Replay",
@@ -179,14 +187,17 @@ __all__ = [
     "UnknownDeviceError",
     "UnknownMethodError",
     "UnsupportedModelError",
+    "apply_plan",
     "estimate",
     "extract",
     "fastest_within",
     "fit",
     "join_curve",
     "least_budget",
+    "load_plan",
     "measure",
     "measure_link",
+    "save_plan",
     "simulate",
     "simulate_hybrid",
     "simulate_join",

@@ -16,9 +16,11 @@ from typing import Final
 
 from chainstay.errors import ChainstayError
 
-__all__ = ["Fields", "dump", "parse"]
+__all__ = ["Fields", "dump", "kind_of", "parse"]
 
 _LARGEST_DOCUMENT: Final = 64 * 1024**2
+_MOST_VALUES: Final = 4_000_000
+"""In a document: Python takes some hundred bytes for an empty list that is written in three."""
 _RATIONAL: Final = re.compile(r"-?[0-9]{1,40}(?:/[1-9][0-9]{0,39})?")
 
 
@@ -44,12 +46,7 @@ def parse(
         error: The exception to raise, now and by the fields, with the field's name.
         oldest: The first of several versions understood, `version` being the last.
     """
-    if len(text) > _LARGEST_DOCUMENT:
-        raise error(f"{kind} document: {len(text)} characters, at most {_LARGEST_DOCUMENT}")
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError) as cause:
-        raise error(f"{kind} document: not JSON ({cause})") from cause
+    value = _loaded(text, f"{kind} document", error)
     fields = Fields(_mapping(value, kind, error), kind, error)
     if fields.string("chainstay") != kind:
         found = fields.string("chainstay")
@@ -61,6 +58,28 @@ def parse(
             f"{kind} document: field 'version' is {found_version}; this chainstay reads {known}"
         )
     return fields
+
+
+def kind_of(text: str, error: type[ChainstayError]) -> str:
+    """What a document says that it is.
+
+    Raises:
+        ChainstayError: `error`: it does not say.
+    """
+    value = _loaded(text, "document", error)
+    return Fields(_mapping(value, "document", error), "document", error).string("chainstay")
+
+
+def _loaded(text: str, title: str, error: type[ChainstayError]) -> object:
+    if len(text) > _LARGEST_DOCUMENT:
+        raise error(f"{title}: {len(text)} characters, at most {_LARGEST_DOCUMENT}")
+    if (values := sum(map(text.count, ",[{"))) > _MOST_VALUES:
+        raise error(f"{title}: about {values} values, at most {_MOST_VALUES}")
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{title}: not JSON ({cause})") from cause
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +148,16 @@ class Fields:
         if isinstance(value, str) and _RATIONAL.fullmatch(value):
             return Fraction(value)
         raise self._wrong(name, value, "a whole number or a fraction such as '25/2'")
+
+    def texts(self, name: str) -> dict[str, str]:
+        """Field `name`, an object whose values are strings."""
+        found = self.child(name)
+        return {key: found.string(key) for key in found.values}
+
+    def child(self, name: str) -> Fields:
+        """Field `name`, an object."""
+        path = f"{self.path}.{name}"
+        return Fields(_mapping(self._value(name), path, self.error), path, self.error)
 
     def children(self, name: str) -> list[Fields]:
         """Field `name`, a list of objects."""

@@ -20,6 +20,7 @@ __all__ = [
     "HostBudgetError",
     "InfeasibleBudgetError",
     "InvalidBudgetError",
+    "InvalidPlanError",
     "InvalidProfileError",
     "InvalidScheduleError",
     "InvalidSolutionError",
@@ -59,6 +60,10 @@ class UnknownMethodError(ChainstayError, ValueError):
 
 class InvalidSolutionError(ChainstayError, ValueError):
     """A solution (or its JSON document) contradicts itself."""
+
+
+class InvalidPlanError(ChainstayError, ValueError):
+    """A plan file that cannot be read, or whose schedule does not do what the file says."""
 
 
 class InvalidScheduleError(ChainstayError, ValueError):
@@ -184,8 +189,20 @@ class UnsupportedModelError(ChainstayError):
     """The model cannot be run as a chain of stages; the text names the stage and the reason."""
 
 
+class NotAJoinError(UnsupportedModelError):
+    """The model is no join of branches that know nothing of each other; the text says why."""
+
+
 class PlanMismatchError(ChainstayError):
-    """A schedule was applied to a model or an input that it was not made for."""
+    """A schedule was applied to a model or an input that it was not made for.
+
+    Attributes:
+        differences: Of a plan from a file: each thing that is not as it was, for people.
+    """
+
+    def __init__(self, message: str, *, differences: tuple[str, ...] = ()) -> None:
+        self.differences = differences
+        super().__init__(message)
 
 
 def _exact(size: int) -> str:

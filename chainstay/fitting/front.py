@@ -20,7 +20,7 @@ from chainstay.runtime.measurement import require_loss, require_repeats
 from chainstay.runtime.transfers.settings import OffloadSettings
 from chainstay.solution import Method
 
-__all__ = ["fit", "unfit"]
+__all__ = ["fit", "require_model", "unfit"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -116,7 +116,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         >>> model.chainstay.solution.is_optimal
         True
     """
-    _require_model(model)
+    require_model(model)
     _require_choice("by", by, get_args(Way))
     _require_choice("on_new_shape", on_new_shape, get_args(OnNewShape))
     require_loss(loss)
@@ -161,7 +161,7 @@ def unfit(model: Module) -> Module:
     return model
 
 
-def _require_model(model: object) -> None:
+def require_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         remedy = (
             "put the stages into a torch.nn.Sequential"

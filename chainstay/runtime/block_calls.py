@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.binding import version_of
+from chainstay.runtime.chain import Chain
+from chainstay.runtime.environment import Traits
 from chainstay.runtime.extraction.blocks import BlockStage, InterceptedChain
 from chainstay.runtime.extraction.driving import OnCall, drive
 from chainstay.runtime.liveness import ExecutionPlan, Step, plan_execution
-from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.recompute import Run, Versioned
 from chainstay.runtime.stages import ChainStage, Place
 from chainstay.runtime.states import State, detached
 from chainstay.schedule import Schedule
 
 __all__ = ["BlockExecutor", "strays"]
+
+
+class Observed(Protocol):
+    """What running blocks needs to know of them; a `Measurement` knows more."""
+
+    @property
+    def chain(self) -> Chain:
+        """The stages."""
+        ...
+
+    @property
+    def traits(self) -> tuple[Traits, ...]:
+        """Of each stage."""
+        ...
 
 
 class BlockExecutor:
@@ -35,7 +50,7 @@ class BlockExecutor:
         InvalidScheduleError: An operation lacks what it needs.
     """
 
-    def __init__(self, chain: InterceptedChain, measured: Measurement, schedule: Schedule) -> None:
+    def __init__(self, chain: InterceptedChain, measured: Observed, schedule: Schedule) -> None:
         if strays(chain, schedule):
             raise PlanMismatchError(
                 "the schedule makes again what lies between the model's blocks; use method='dp'"
@@ -44,6 +59,11 @@ class BlockExecutor:
         self._traits = measured.traits
         self._device = measured.chain.device
         self._plan = plan_execution(schedule, len(chain.stages))
+
+    @property
+    def stages(self) -> tuple[ChainStage, ...]:
+        """What the schedule speaks about, the loss excluded."""
+        return tuple(ChainStage(each.name, (each,)) for each in self._chain.stages)
 
     def __call__(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]

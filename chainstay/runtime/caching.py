@@ -14,7 +14,6 @@ import inspect
 import json
 import os
 import platform
-import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -28,14 +27,18 @@ from torch import fx, nn
 
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
+from chainstay.files import write_text
 from chainstay.profiles import Skip
 from chainstay.runtime.accounting import Account, StageCost
 from chainstay.runtime.costs import Subject
+from chainstay.runtime.extraction.blocks import BlockStage
 from chainstay.runtime.extraction.stage import GraphStage
 from chainstay.runtime.mode import Mode
+from chainstay.runtime.stages import ChainStage
 
-__all__ = ["AccountFile", "signature_of"]
+__all__ = ["AccountFile", "digest_of", "signature_of"]
 
+_DIGITS: Final = 16
 _KIND: Final = "chain-account"
 _VERSION: Final = 1
 _NUMBERS: Final = tuple(field.name for field in fields(StageCost) if field.name != "name")
@@ -84,14 +87,7 @@ class AccountFile:
             OSError: The directory cannot be written to.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".", suffix=".json")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(_text_of(account))
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_text(self.path, _text_of(account))
 
 
 def _text_of(account: Account) -> str:
@@ -152,14 +148,25 @@ def _lines(subject: Subject, mode: Mode) -> Iterator[str]:
     for tensor in (*subject.source, *subject.shared):
         yield _tensor(tensor)
     for stage in subject.stages:
-        yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
-        for part in stage.parts:
-            if isinstance(part, GraphStage):
-                yield from _graph(part.program.body)
-            else:
-                yield from _callable(getattr(part, "function", part))
-        for module, place, tensor in stage.tensors():
-            yield f"{type(module).__qualname__}.{place}: {_tensor(tensor)}"
+        yield from _stage(stage)
+
+
+def digest_of(stage: ChainStage) -> str:
+    """Of all that the stage computes, and of the tensors that it reads from modules."""
+    return hashlib.sha256("\n".join(_stage(stage)).encode()).hexdigest()[:_DIGITS]
+
+
+def _stage(stage: ChainStage) -> Iterator[str]:
+    yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
+    for part in stage.parts:
+        if isinstance(part, GraphStage):
+            yield from _graph(part.program.body)
+        elif isinstance(part, BlockStage):
+            yield from _callable(part.block)
+        else:
+            yield from _callable(getattr(part, "function", part))
+    for module, place, tensor in stage.tensors():
+        yield f"{type(module).__qualname__}.{place}: {_tensor(tensor)}"
 
 
 def _own_version() -> str:

@@ -60,6 +60,11 @@ class Planned(Protocol):
         """For people: where the stages come from, if that needs saying."""
         ...
 
+    @property
+    def overheads(self) -> tuple[int, ...] | None:
+        """What each operation needs besides what is stored, where that was measured."""
+        ...
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""
         ...
@@ -79,6 +84,7 @@ class PlannedCall:
         solution: The plan, and how good it is.
         profile: What the chain costs.
         origin: As `Planned`.
+        overheads: As `Planned`.
     """
 
     ends: Ends
@@ -86,6 +92,7 @@ class PlannedCall:
     solution: Solution
     profile: ChainProfile
     origin: str = ""
+    overheads: tuple[int, ...] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""
@@ -107,6 +114,7 @@ class PlannedBlocks:
         solution: The plan, and how good it is.
         profile: What a step costs.
         origin: As `Planned`.
+        overheads: As `Planned`.
     """
 
     forward: Callable[..., Any]
@@ -114,6 +122,7 @@ class PlannedBlocks:
     solution: Solution
     profile: ChainProfile
     origin: str
+    overheads: tuple[int, ...] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""

@@ -43,6 +43,7 @@ class Fitted:
 
     Attributes:
         plain: The model's forward without a plan.
+        planner: As the argument.
 
     Args:
         model: Whose forward it is; nothing of it is changed here.
@@ -53,8 +54,8 @@ class Fitted:
     def __init__(self, model: nn.Module, planner: Planner, on_new_shape: OnNewShape) -> None:
         self.plain = model.forward
         self._replaced = vars(model).get("forward")
+        self.planner = planner
         self._model = model
-        self._planner = planner
         self._on_new_shape = on_new_shape
         self._plans: OrderedDict[int, tuple[Situation, Planned]] = OrderedDict()
         self._made = 0
@@ -94,7 +95,7 @@ class Fitted:
         kwargs = dict(sorted(kwargs.items()))
         situation = Situation.now(self._model, args, kwargs)
         with self._removed():  # tracing reads the code of the model's own forward
-            planned = self._planner(*_leaves_of(args, kwargs))
+            planned = self.planner(*_leaves_of(args, kwargs))
         self._made += 1
         self._plans[self._made] = (situation, planned)
         if len(self._plans) > _MOST_PLANS:
@@ -141,6 +142,11 @@ class Fitted:
     def plans(self) -> tuple[Planned, ...]:
         """All plans that are kept, the one used last at the end."""
         return tuple(planned for _, planned in self._plans.values())
+
+    @property
+    def latest(self) -> tuple[Situation, Planned]:
+        """The plan used last, and what it holds for."""
+        return next(reversed(self._plans.values()))
 
     @property
     def solution(self) -> Solution:

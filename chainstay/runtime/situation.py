@@ -12,7 +12,7 @@ from torch import nn
 from chainstay.runtime.extraction.calling import CallSignature
 from chainstay.runtime.mode import Autocast
 
-__all__ = ["Situation"]
+__all__ = ["Situation", "modules_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Situation:
     @classmethod
     def now(cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Situation:
         """That of the call ``model(*args, **kwargs)`` at present."""
-        modules = _modules_of(model)
+        modules = modules_of(model)
         parameters: list[torch.dtype | torch.device | bool] = []
         for module in modules:
-            if own := module._parameters:  # noqa: SLF001  # see `_modules_of`
+            if own := module._parameters:  # noqa: SLF001  # see `modules_of`
                 for each in own.values():
                     if each is not None:
                         parameters += (each.dtype, each.device, each.requires_grad)
@@ -65,7 +65,7 @@ class Situation:
         return f"{changed[0]} ({next(shown, 'another number or nesting')})"
 
 
-def _modules_of(model: nn.Module) -> list[nn.Module]:
+def modules_of(model: nn.Module) -> list[nn.Module]:
     """``model.modules()``, level by level; that takes longer than a small model's whole step."""
     found, known = [model], {id(model)}
     for module in found:  # grows meanwhile

@@ -1,0 +1,69 @@
+"""Files that are written whole or not at all, and read only if they are of honest size."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from chainstay.errors import ChainstayError
+
+__all__ = ["read_text", "write_text"]
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Replace what is at `path`, at once: whoever looks sees the old file or the new one.
+
+    Raises:
+        OSError: The folder does not exist or cannot be written to; nothing is left behind.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():  # a pipe or a terminal is not replaced
+        with target.open("w", encoding="utf-8") as file:
+            file.write(text)
+        return
+    target = target.resolve()  # not a link, but what it points to is replaced
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).chmod(_mode_of(target))
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_text(path: str | os.PathLike[str], *, most: int, error: type[ChainstayError]) -> str:
+    """The text at `path`.
+
+    Args:
+        path: Of a file.
+        most: Bytes; a larger file is refused, and no more than that is ever read.
+        error: What to raise.
+
+    Raises:
+        ChainstayError: `error`: there is no such file, it cannot be read, is too large, or is
+            no UTF-8 text.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as cause:
+        raise error(f"{path}: {cause.strerror or cause}") from cause
+    if len(content) > most:
+        raise error(f"{path}: larger than {most} bytes, which no such file is")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as cause:
+        raise error(f"{path}: no UTF-8 text ({cause.reason} at byte {cause.start})") from cause
+
+
+def _mode_of(path: Path) -> int:
+    """Permissions of the file that is there, or those of any new file."""
+    try:
+        return path.stat().st_mode & 0o777
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask

@@ -1,0 +1,103 @@
+"""What a plan is for: a model, a call of it and a machine, in words that can be compared.
+
+Nothing of a model's values is in it. Equal fingerprints mean that memory and graph of a
+training step are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+from chainstay.documents import Fields
+
+__all__ = ["Fingerprint"]
+
+_SHOWN: Final = 8
+"""Differences that a message lists; the rest is counted."""
+_LONGEST: Final = 160
+"""Characters of a description in a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Descriptions by name, in sections.
+
+    Attributes:
+        modules: Class and settings of every module, by its path in the model.
+        parameters: Shape, type, device and ``requires_grad``; of a tied one, whose it is.
+        buffers: Shape, type and device.
+        training: The model's own flag, and that of each module that differs from the one
+            around it.
+        call: Every leaf of the arguments: of tensors shape, type, device, ``requires_grad``.
+        stages: A digest of what each stage computes, by number and name.
+        setting: Versions, device and autocast.
+    """
+
+    modules: Mapping[str, str]
+    parameters: Mapping[str, str]
+    buffers: Mapping[str, str]
+    training: Mapping[str, str]
+    call: Mapping[str, str]
+    stages: Mapping[str, str]
+    setting: Mapping[str, str]
+
+    def differences(self, present: Fingerprint) -> tuple[str, ...]:
+        """For people: each thing that is otherwise in `present`, the telling ones first.
+
+        Where modules, parameters or the call differ, so do stages: these are left out then.
+        """
+        found: list[str] = []
+        for section in _ORDER:
+            if section != "stages" or not found:
+                found += _differences(section, getattr(self, section), getattr(present, section))
+        return tuple(found)
+
+    def to_fields(self) -> dict[str, dict[str, str]]:
+        """For a document; `from_fields` reads it."""
+        return {section: dict(getattr(self, section)) for section in _ORDER}
+
+    @classmethod
+    def from_fields(cls, found: Fields) -> Self:
+        """Read `to_fields`; the error is that of `found`."""
+        return cls(**{section: found.texts(section) for section in _ORDER})
+
+    @staticmethod
+    def listing(differences: tuple[str, ...]) -> str:
+        """`differences` as indented lines, long lists cut."""
+        lines = [f"  {each}" for each in differences[:_SHOWN]]
+        if len(differences) > _SHOWN:
+            lines.append(f"  and {len(differences) - _SHOWN} more")
+        return "\n".join(lines)
+
+
+_ORDER: Final = tuple(field.name for field in fields(Fingerprint))
+_NOUNS: Final = {
+    "modules": "module",
+    "parameters": "parameter",
+    "buffers": "buffer",
+    "training": "mode of",
+    "call": "argument",
+    "stages": "stage",
+    "setting": "",
+}
+
+
+def _differences(section: str, planned: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    return list(_told(_NOUNS[section], planned, present))
+
+
+def _told(noun: str, planned: Mapping[str, str], present: Mapping[str, str]) -> Iterator[str]:
+    for name in dict.fromkeys((*planned, *present)):
+        title = f"{noun} {name or 'the model itself'}".strip()
+        if name not in present:
+            yield f"{title}: is not there, in the plan it is {_cut(planned[name])}"
+        elif name not in planned:
+            yield f"{title}: is {_cut(present[name])}, the plan does not know it"
+        elif planned[name] != present[name]:
+            yield f"{title}: is {_cut(present[name])}, in the plan {_cut(planned[name])}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -1,0 +1,118 @@
+"""A plan: a solution, and what it is a solution of. It is replayed as soon as it exists."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from chainstay import documents
+from chainstay.errors import InvalidPlanError
+from chainstay.files import write_text
+from chainstay.plans.fingerprint import Fingerprint
+from chainstay.plans.replaying import AnyReplay, Costs, replayed, require_sound
+from chainstay.profiles import ChainProfile
+from chainstay.solution import Solution
+
+__all__ = ["KIND", "VERSION", "Costs", "Cut", "Plan"]
+
+KIND: Final = "plan"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How a model was cut into the stages that the schedule speaks about.
+
+    Attributes:
+        by: ``"chain"`` (a `torch.nn.Sequential` between its own stages), ``"export"`` or
+            ``"blocks"``; see `chainstay.fit`.
+        granularity: Of an export: ``"fine"``, ``"blocks"`` or the most stages.
+    """
+
+    by: str
+    granularity: str | int = "fine"
+
+
+CUTS: Final = ("chain", "export", "blocks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A solution, what it is a solution of, and what it may be applied to.
+
+    Attributes:
+        solution: The schedule, its time, peak and proof. The bounds are the solver's word.
+        profile: What it was solved for and replayed on; of a measured model, for this schedule
+            alone.
+        overheads: Of a measured chain: bytes that each operation needs besides what is stored,
+            in place of the profile's.
+        chain: Of offloading: the chain that `profile` was made of, which is what a model is cut
+            into; ``None`` where there is no model.
+        keep: Of a join: for each branch whether its input's gradient stays; empty for none.
+        model: Name of the model, for people.
+        cut: How the model is cut into stages; ``None`` where there is no model.
+        fingerprint: What the plan may be applied to; ``None`` for nothing.
+
+    Raises:
+        InvalidPlanError: The schedule takes another time than the solution says, needs more
+            memory, or is no solution of such a profile.
+        InvalidScheduleError: The schedule cannot be run.
+    """
+
+    solution: Solution
+    profile: Costs
+    overheads: tuple[int, ...] | None = None
+    chain: ChainProfile | None = None
+    keep: tuple[bool, ...] = ()
+    model: str = ""
+    cut: Cut | None = None
+    fingerprint: Fingerprint | None = None
+
+    def __post_init__(self) -> None:
+        if self.overheads is not None and len(self.overheads) != len(self.solution.schedule):
+            raise InvalidPlanError(
+                f"the plan has {len(self.overheads)} overheads for "
+                f"{len(self.solution.schedule)} operations; there must be one for each"
+            )
+        require_sound(self.solution, self.replay())
+
+    @property
+    def stages(self) -> ChainProfile:
+        """What the stages of the model cost.
+
+        Raises:
+            InvalidPlanError: It is a plan of something else than a chain.
+        """
+        found = self.chain or self.profile
+        if not isinstance(found, ChainProfile):
+            raise InvalidPlanError(f"the plan is of a {type(found).__name__}, not of a chain")
+        return found
+
+    def replay(self) -> AnyReplay:
+        """What the referee says that the schedule does."""
+        return replayed(self.solution, self.profile, overheads=self.overheads, keep=self.keep)
+
+    def to_json(self) -> str:
+        """The plan as a JSON document; `chainstay.plans.parse_plan` reads it."""
+        cut = self.cut
+        body = {
+            "model": self.model,
+            "solution": json.loads(self.solution.to_json()),
+            "profile": json.loads(self.profile.to_json()),
+            "chain": {} if self.chain is None else json.loads(self.chain.to_json()),
+            "overheads": [] if self.overheads is None else list(self.overheads),
+            "keep": list(map(int, self.keep)),
+            "cut": {} if cut is None else {"by": cut.by, "granularity": str(cut.granularity)},
+            "fingerprint": {} if self.fingerprint is None else self.fingerprint.to_fields(),
+        }
+        return documents.dump(KIND, VERSION, body)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, whole or not at all.
+
+        Raises:
+            OSError: The folder is not there, or cannot be written to.
+        """
+        write_text(path, self.to_json())
