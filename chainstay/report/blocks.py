@@ -107,10 +107,26 @@ def _look(activity: Activity) -> str:
 
 
 def thinned_levels(levels: Sequence[Level], makespan: float) -> tuple[Level, ...]:
-    """`levels`; of too many, the highest in each slot of time, for all of the slot."""
-    if len(levels) <= 2 * MOST_BLOCKS:
-        return tuple(levels)
-    return tuple(_highest(levels, makespan / MOST_BLOCKS))
+    """`levels`, without those that last no time and are not peaks.
+
+    Of too many, the highest in each slot of time, for all of the slot.
+    """
+    steps = tuple(_without_dips(levels))
+    if len(steps) <= 2 * MOST_BLOCKS:
+        return steps
+    return tuple(_highest(steps, makespan / MOST_BLOCKS))
+
+
+def _without_dips(levels: Sequence[Level]) -> Iterator[Level]:
+    for _, same_time in groupby(levels, lambda level: level.time):
+        group = list(same_time)
+        first, last = group[0], group[-1]
+        yield first
+        highest = max(group, key=lambda level: level.total)
+        if highest.total > max(first.total, last.total):
+            yield highest
+        if len(group) > 1:
+            yield last
 
 
 def _highest(levels: Sequence[Level], slot: float) -> Iterator[Level]:

@@ -8,9 +8,11 @@ Colours that depend on light or dark mode are set by the page, from its style sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 from bokeh.events import MouseLeave, MouseMove
 from bokeh.models import (
     ColumnDataSource,
@@ -20,6 +22,7 @@ from bokeh.models import (
     Span,
 )
 from bokeh.plotting import figure
+from numpy.typing import NDArray
 
 from chainstay.report.blocks import Block
 from chainstay.report.course import Lane
@@ -27,6 +30,7 @@ from chainstay.report.frontier import Frontier
 from chainstay.report.levels import CATEGORIES, Level
 from chainstay.report.scales import Scale
 from chainstay.solution import Solution
+from chainstay.timetable import Time
 
 __all__ = [
     "BUDGET_COLOUR",
@@ -58,9 +62,12 @@ LOOK_COLOURS: Final = {
 }
 BUDGET_COLOUR: Final = "#dd3322"
 _FONT: Final = "system-ui, sans-serif"
-_LINK_HEIGHT: Final = 0.22
-"""Of a lane of the link, beside 1 for one that computes."""
+_LOW: Final = 0.25
+"""Height of a lane of the link or of one stage, beside 1 for one of more stages."""
 _GAP: Final = 0.16
+_OUTLINED: Final = 400
+"""Levels up to which the outline of memory does not cover what is in it."""
+_LANE_PIXELS: Final = 110
 _THINNEST: Final = 1 / 40
 """Of a block, as a share of its lane's height."""
 
@@ -72,16 +79,19 @@ def memory_chart(
     chart = _figure("memory", 280, x_range)
     top = max([budget, *(float(level.total) for level in levels)])
     chart.y_range = Range1d(0, 1.08 * top / size.factor)
-    times = [float(level.time) / time.factor for level in levels]
-    below = [0.0] * len(levels)
+    below = np.zeros(len(levels))
+    edges = {"time": _numbers(level.time for level in levels) / time.factor, "bottom": below}
     for field, _ in CATEGORIES:
-        sizes = [float(getattr(level, field)) / size.factor for level in levels]
-        above = [low + high for low, high in zip(below, sizes, strict=True)]
-        if any(sizes):
-            colour = CATEGORY_COLOURS[field]
-            chart.varea(times, below, above, fill_color=colour, fill_alpha=0.9)
-        below = above
-    chart.line(times, below, line_width=1, name="total")
+        below = below + _numbers(getattr(level, field) for level in levels) / size.factor
+        edges[field] = below
+    source = ColumnDataSource(edges, name="levels")
+    for (low, high), colour in zip(
+        pairwise(list(edges)[1:]), CATEGORY_COLOURS.values(), strict=True
+    ):
+        chart.varea("time", low, high, source=source, fill_color=colour, fill_alpha=0.9)
+    visible = min(1.0, max(_OUTLINED / max(len(levels), 1), 0.05))
+    total = list(edges)[-1]
+    chart.line("time", total, source=source, line_width=1, line_alpha=visible, name="total")
     chart.add_layout(
         Span(
             location=budget / size.factor,
@@ -100,15 +110,14 @@ def schedule_chart(
 ) -> Figure:
     """Who does what when: a lane for each, stages upwards within a lane."""
     bases, height = _bases(lanes)
-    computing = sum(not lane.is_link for lane in lanes)
-    chart = _figure("schedule", 110 + 110 * computing + 30 * (len(lanes) - computing), x_range)
+    chart = _figure("schedule", 60 + round(_LANE_PIXELS * height), x_range)
     chart.y_range = Range1d(0, height)
     spans = [_vertical(block, lanes[block.lane], bases[block.lane]) for block in blocks]
     corners = {
-        "left": [block.start / time.factor for block in blocks],
-        "right": [block.end / time.factor for block in blocks],
-        "bottom": [low for low, _ in spans],
-        "top": [high for _, high in spans],
+        "left": _numbers(block.start for block in blocks) / time.factor,
+        "right": _numbers(block.end for block in blocks) / time.factor,
+        "bottom": _numbers(low for low, _ in spans),
+        "top": _numbers(high for _, high in spans),
     }
     nowhere: dict[str, list[float]] = {side: [] for side in corners}
     sides = {side: side for side in corners}
@@ -136,22 +145,22 @@ def frontier_chart(frontier: Frontier, solution: Solution, *, time: Scale, size:
     """Makespan over budget: what is found, what is proved, and the plan."""
     chart = _figure("frontier", 300, None)
     chart.toolbar.autohide = True
-    points = frontier.points
+    points, blue = frontier.points, LOOK_COLOURS["forward"]
     budgets = [point.budget / size.factor for point in points]
     found = [float(point.makespan) / time.factor for point in points]
-    chart.step(budgets, found, mode="after", line_color=LOOK_COLOURS["forward"], line_width=2)
+    best = list(accumulate(found, min))
+    chart.step(budgets, best, mode="after", line_color=blue, line_width=2)
     if not frontier.is_complete:
-        proved = [float(point.lower_bound) / time.factor for point in points]
-        for colour, values in ((None, proved), (LOOK_COLOURS["forward"], found)):
-            chart.scatter(
-                budgets,
-                values,
-                marker="circle" if colour else "triangle",
-                size=7,
-                fill_color=colour,
-                line_color=LOOK_COLOURS["forward"],
-                name="" if colour else "bounds",
-            )
+        chart.scatter(budgets, found, marker="circle", size=7, color=blue)
+        open_points = [point for point in points if not point.is_optimal]
+        chart.scatter(
+            [point.budget / size.factor for point in open_points],
+            [float(point.lower_bound) / time.factor for point in open_points],
+            marker="triangle",
+            size=8,
+            color=blue,
+            alpha=0.6,
+        )
     chart.scatter(
         [solution.budget / size.factor],
         [float(solution.makespan) / time.factor],
@@ -163,6 +172,10 @@ def frontier_chart(frontier: Frontier, solution: Solution, *, time: Scale, size:
     )
     _finish(chart, f"budget [{size.unit}]", f"time of a step [{time.unit}]")
     return chart
+
+
+def _numbers(values: Iterable[float | Time]) -> NDArray[np.float64]:
+    return np.array([float(value) for value in values])
 
 
 def _figure(name: str, height: int, x_range: Range1d | None) -> Figure:
@@ -208,7 +221,7 @@ def _follow(chart: Figure) -> None:
 
 
 def _height(lane: Lane) -> float:
-    return _LINK_HEIGHT if lane.is_link else 1.0
+    return 1.0 if lane.stages > 1 else _LOW
 
 
 def _bases(lanes: Sequence[Lane]) -> tuple[list[float], float]:
@@ -222,7 +235,7 @@ def _bases(lanes: Sequence[Lane]) -> tuple[list[float], float]:
 
 def _vertical(block: Block, lane: Lane, base: float) -> tuple[float, float]:
     if lane.is_link:
-        return base, base + _LINK_HEIGHT
+        return base, base + _LOW
     thickness = max(1 / lane.stages, _THINNEST)
     step = (1 - thickness) / max(lane.stages - 1, 1)
     lowest, highest = base + step * block.first_stage, base + step * block.last_stage

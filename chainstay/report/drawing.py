@@ -63,8 +63,8 @@ def draw(solution: Solution, profile: Reported, course: Course | None, frontier:
         figures["schedule"] = charts.schedule_chart(
             blocks, course.lanes, time=time, x_range=x_range
         )
-        content |= _content(course, blocks, levels, time)
-    if frontier.points:
+        content |= {"size": size.factor, **_content(course, blocks, levels, time)}
+    if _is_tradeoff(frontier):
         figures["frontier"] = charts.frontier_chart(frontier, solution, time=time, size=size)
     script, places = _embedded(figures)
     return Drawn(
@@ -72,8 +72,13 @@ def draw(solution: Solution, profile: Reported, course: Course | None, frontier:
         script=script,
         content=content,
         course=_course_parts(places, course, blocks, levels) if course else {},
-        frontier=_frontier_parts(places, frontier) if frontier.points else {},
+        frontier=_frontier_parts(places, frontier) if _is_tradeoff(frontier) else {},
     )
+
+
+def _is_tradeoff(frontier: Frontier) -> bool:
+    """Whether there is more than the plan itself to draw."""
+    return len(frontier.points) > 1
 
 
 def _time_range(end: float) -> Range1d:
@@ -103,17 +108,18 @@ def _content(
         "words": list(words),
         "says": [words[block.words] for block in blocks],
         "categories": [
-            (field, label, charts.CATEGORY_COLOURS[field])
-            for field, label in CATEGORIES
-            if any(getattr(level, field) for level in levels)
+            (field, label, charts.CATEGORY_COLOURS[field]) for field, label in _in_use(levels)
         ],
-        "levels": {
-            "time": [float(level.time) / time.factor for level in levels],
-            **{
-                field: [float(getattr(level, field)) for level in levels] for field, _ in CATEGORIES
-            },
-        },
     }
+
+
+def _in_use(levels: Sequence[Level]) -> list[tuple[str, str]]:
+    """The categories that this plan has anything of."""
+    return [
+        (field, label)
+        for field, label in CATEGORIES
+        if any(getattr(level, field) for level in levels)
+    ]
 
 
 def _lanes(lanes: Sequence[Lane], blocks: Sequence[Block]) -> list[dict[str, Any]]:
@@ -130,11 +136,7 @@ def _course_parts(
     places: dict[str, str], course: Course, blocks: Sequence[Block], levels: Sequence[Level]
 ) -> dict[str, str]:
     looks = {block.look for block in blocks}
-    shown = [
-        (label, charts.CATEGORY_COLOURS[field], "box")
-        for field, label in CATEGORIES
-        if any(getattr(level, field) for level in levels)
-    ]
+    shown = [(label, charts.CATEGORY_COLOURS[field], "box") for field, label in _in_use(levels)]
     marks = [
         (label, charts.LOOK_COLOURS[look], "box") for look, label in LOOKS.items() if look in looks
     ]
@@ -168,7 +170,7 @@ def _frontier_parts(places: dict[str, str], frontier: Frontier) -> dict[str, str
         if proved < len(frontier.points):
             marks.append(("bound: nothing is below", line, "bound"))
         note = (
-            f"{len(frontier.points)} budgets solved by {frontier.method}; {proved} proved optimal. "
-            "Between them, the time is at most that of the point to the left."
+            f"{len(frontier.points)} plans, this one and others by {frontier.method}; {proved} "
+            "proved optimal. Between them, the time is at most that of the point to the left."
         )
     return {"marks": markup.legend(marks), "frontier": places["frontier"], "note": escape(note)}

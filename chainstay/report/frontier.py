@@ -30,6 +30,9 @@ _CURVED_STAGES: Final = 80
 _STEPS: Final = 16
 """Budgets looked at between the least feasible one and that of keeping everything."""
 
+_LIMITED_BY_TIME: Final = ("mip", "cpsat")
+"""Methods that take as long as they are given, and are not asked here."""
+
 _Solve = Callable[[int | str], Solution]
 
 
@@ -85,8 +88,8 @@ def frontier_of(
 
     Returns:
         The whole curve for chains of up to 80 stages whose plan is persistent; else the least
-        feasible budget, that of keeping all, and up to 15 between them, as far as time allows.
-        Budgets at which the method found nothing are left out.
+        feasible budget, that of keeping all, and up to 15 between them, as far as time allows,
+        beside the plan itself. Budgets at which the method found nothing are left out.
     """
     rules = _rules(solution)
     if isinstance(profile, ChainProfile) and not isinstance(solution, OffloadSolution):
@@ -94,8 +97,9 @@ def frontier_of(
         if is_curved:
             return _whole_curve(profile)
     solve = _solver(solution, profile, rules, keep)
-    points = tuple(sorted(set(_solved(solve, seconds))))
-    return Frontier(points=points, method=_text(solution, profile, rules))
+    own = FrontierPoint(solution.budget, solution.makespan, solution.lower_bound)
+    points = sorted({own, *_solved(solve, seconds, _expected(solution))})
+    return Frontier(points=tuple(points), method=_text(solution, profile, rules))
 
 
 def _rules(solution: Solution) -> DP:
@@ -142,9 +146,19 @@ def _text(solution: Solution, profile: Reported, rules: DP) -> str:
     return str(rules) if isinstance(profile, ChainProfile) else "dp"
 
 
-def _solved(solve: _Solve, seconds: float) -> Iterator[FrontierPoint]:
+def _expected(solution: Solution) -> float:
+    """Seconds that a solve by our methods is likely to take, as far as the plan's own tells."""
+    is_pure_offloading = isinstance(solution, OffloadSolution) and not isinstance(
+        solution, HybridSolution
+    )
+    if is_pure_offloading or solution.method.startswith(_LIMITED_BY_TIME):
+        return 0.0
+    return solution.solve_seconds
+
+
+def _solved(solve: _Solve, seconds: float, expected: float) -> Iterator[FrontierPoint]:
     """Of keeping all, of the least budget, then of ever finer steps between, until time is up."""
-    attempt = _Attempts(solve, time.monotonic() + seconds)
+    attempt = _Attempts(solve, time.monotonic() + seconds, expected)
     most = attempt("100%")
     least = attempt.least_budget()
     found = [most]
@@ -168,7 +182,7 @@ class _Attempts:
 
     solve: _Solve
     deadline: float
-    longest: float = 0.0
+    longest: float
 
     def __call__(self, budget: int | str) -> FrontierPoint | None:
         """What `budget` gives; None where nothing is found, or in time."""
@@ -186,6 +200,8 @@ class _Attempts:
 
     def least_budget(self) -> int | None:
         """The least feasible budget, as the error for a budget of 1 names it."""
+        if time.monotonic() + self.longest > self.deadline:
+            return None
         try:
             self.solve(1)
         except InfeasibleBudgetError as infeasible:

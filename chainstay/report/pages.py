@@ -37,6 +37,12 @@ _NO_TIMES: Final = (
     "theory, and there is no timetable to draw. Solve with transfers='integral' for a plan that "
     "runs."
 )
+_ALONE: Final = """<section id="frontier" class="alone">
+<h2>What other budgets would give</h2>
+<p class="note">This was not asked, since one solve takes longer than a page may.
+<code>frontier_of(solution, profile, seconds=600)</code> asks, and <code>page</code> shows its
+answer.</p>
+</section>"""
 _SIZES_NOTE: Final = (
     "A click on a heading sorts. Sizes and times are those that the plan was made for."
 )
@@ -91,7 +97,7 @@ def page(
         lead=escape(_lead(solution, profile)),
         figures="\n".join(_figures(solution, profile)),
         course=_fill("course.html", **drawn.course) if course else markup.paragraph(_NO_TIMES),
-        frontier=_fill("frontier.html", **drawn.frontier) if frontier.points else "",
+        frontier=_fill("frontier.html", **drawn.frontier) if drawn.frontier else _ALONE,
         verdict=escape(proof.verdict),
         sentence=escape(proof.sentence),
         facts="\n".join(markup.definition(*fact) for fact in proof.facts),
@@ -157,7 +163,7 @@ def _figures(solution: Solution, profile: Reported) -> Iterator[str]:
     yield markup.figure(
         "Time of a step",
         format_time(solution.makespan),
-        f"{excess:.1%} above {format_time(least)}, everything once and no waiting",
+        f"{excess:.1%} more than without a budget ({format_time(least)})",
     )
     yield markup.figure(
         "Peak memory",
@@ -166,13 +172,19 @@ def _figures(solution: Solution, profile: Reported) -> Iterator[str]:
         share=solution.peak_bytes / solution.budget,
     )
     if not isinstance(solution, OffloadSolution) or isinstance(solution, HybridSolution):
-        again = sum(op.kind.is_forward for op in solution.schedule) - _forwards(solution)
-        yield markup.figure("Recomputed", f"{again:,}", "forwards run once more")
+        forwards = [(op.branch, op.stage) for op in solution.schedule if op.kind.is_forward]
+        again = len(forwards) - len(set(forwards))
+        yield markup.figure(
+            "Recomputed",
+            f"{again:,} forward{'s' * (again != 1)}",
+            f"beside the {len(set(forwards)):,} of plain training",
+        )
     if isinstance(solution, OffloadSolution):
         moved = sum(op.kind in _OFFLOADS for op in solution.schedule)
-        rate = float(solution.link.bandwidth)
         yield markup.figure(
-            "Moved to host", f"{moved:,}", f"tensors, at {rate:.3g} bytes per ns ({rate:.3g} GB/s)"
+            "Moved to host",
+            f"{moved:,} tensor{'s' * (moved != 1)}",
+            f"over a link of {float(solution.link.bandwidth):.3g} GB/s",
         )
     proof = proof_of(solution)
     yield markup.figure(
@@ -181,8 +193,3 @@ def _figures(solution: Solution, profile: Reported) -> Iterator[str]:
         f"among {solution.family} schedules",
         look="good" if solution.is_optimal else "open",
     )
-
-
-def _forwards(solution: Solution) -> int:
-    """Of how many stages forwards run."""
-    return len({(op.branch, op.stage) for op in solution.schedule if op.kind.is_forward})

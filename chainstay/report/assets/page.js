@@ -40,7 +40,7 @@ window.chainstay = (() => {
   }
 
   function follow(data, find) {
-    const source = find("blocks").data, cursor = find("cursor");
+    const source = find("blocks").data, levels = find("levels").data, cursor = find("cursor");
     const charts = [find("memory"), find("schedule")];
     const lines = charts.map((chart) => chart.center.find((part) => part.name === "cursor-line"));
     const element = (id) => document.getElementById(id);
@@ -66,19 +66,22 @@ window.chainstay = (() => {
     }
 
     function levelAt(x) {
-      const times = data.levels.time, i = Math.max(0, last(times, x));
+      const times = levels.time, i = Math.max(0, last(times, x));
       const next = Math.min(i + 1, times.length - 1);
       const share = times[next] > times[i] ? Math.min(1, (x - times[i]) / (times[next] - times[i])) : 0;
+      const edge = (name) => levels[name][i] + share * (levels[name][next] - levels[name][i]);
+      const names = Object.keys(levels).filter((name) => name !== "time");
       return data.categories.map(([field]) => {
-        const sizes = data.levels[field];
-        return sizes[i] + share * (sizes[next] - sizes[i]);
+        const below = names[names.indexOf(field) - 1];
+        return Math.round((edge(field) - edge(below)) * data.size);
       });
     }
 
     function say(i, x) {
-      const time = (value) => `${value.toFixed(3)} ${data.time.unit}`;
+      const decimals = Math.max(0, 6 - Math.ceil(Math.log10(data.makespan || 1)));
+      const time = (value) => `${Number(value.toFixed(decimals))} ${data.time.unit}`;
       element("op-label").textContent = i < 0 ? "idle" : data.labels[i];
-      element("op-words").textContent = i < 0 ? "nothing is computed here" : data.words[data.says[i]];
+      element("op-words").textContent = i < 0 ? "nothing is computed: what comes next waits for a transfer" : data.words[data.says[i]];
       element("op-when").textContent = i < 0 ? `at ${time(x)}`
         : `from ${time(starts[i])} to ${time(ends[i])}, ${time(ends[i] - starts[i])} long`;
       const sizes = levelAt(x);
@@ -146,7 +149,7 @@ window.chainstay = (() => {
     const dressAll = () => charts.forEach(dress);
     dressAll();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", dressAll);
-    if (data.levels) follow(data, find);
+    if (data.lanes) follow(data, find);
     document.documentElement.dataset.ready = "yes";
   }
 
