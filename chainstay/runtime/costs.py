@@ -25,6 +25,7 @@ from torch import nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.accounting import Account, StageCost
+from chainstay.runtime.boundary import Gradients
 from chainstay.runtime.clock import TimedStage, time_chain
 from chainstay.runtime.environment import (
     Environment,
@@ -152,24 +153,34 @@ def _timed(
     return timed
 
 
-def trace_chain(observed: Sequence[ObservedStage], subject: Subject) -> list[StageMemory]:
-    """Memory of every stage, run alone on what the stages before it give."""
+def trace_chain(
+    observed: Sequence[ObservedStage], subject: Subject, gradients: Gradients | None = None
+) -> list[StageMemory]:
+    """Memory of every stage, run alone on what the stages before it give.
+
+    Args:
+        observed: The stages.
+        subject: Likewise.
+        gradients: Of the last state, as whoever reads it leaves them; by default as usual.
+    """
     probes = [
         StageProbe(stage=each.stage, shared=subject.shared, leaves=each.leaves) for each in observed
     ]
-    with closing(_phases(probes, subject)) as phases:  # a failing stage leaves no gradient behind
+    # A failing stage leaves no gradient behind.
+    with closing(_phases(probes, subject, gradients)) as phases:
         traces = iter(trace_phases(phases, subject.device))
     return [probe.memory(traces) for probe in reversed(probes)][::-1]
 
 
-def _phases(probes: Sequence[StageProbe], subject: Subject) -> Generator[Callable[[], None]]:
+def _phases(
+    probes: Sequence[StageProbe], subject: Subject, gradients: Gradients | None
+) -> Generator[Callable[[], None]]:
     """Every stage's phases, the last stage first: its gradients lie as the one below gets them."""
     source, device = subject.source, subject.device
     parked = []
     for index, probe in enumerate(probes):
         parked.append(_parked(source))
         source = detached(run_stage(probe.stage, index, source, subject.shared))
-    gradients = None
     subject.progress("tracing memory", steps=0, more=len(probes))
     for index, probe in reversed(list(enumerate(probes))):
         subject.progress("tracing memory")

@@ -32,19 +32,19 @@ __all__ = ["measure_extracted"]
 
 @dataclass(frozen=True, slots=True)
 class LossPart:
-    """The loss behind an extracted chain.
+    """The loss behind what was extracted.
 
     Attributes:
-        chain: Which puts the output together.
+        finish: Puts the output together, from the last state and the shared values.
         function: From the output to one number.
     """
 
-    chain: ExtractedChain
+    finish: Callable[[State, State], Any]
     function: Callable[[Any], torch.Tensor | None]
 
     def __call__(self, state: State, shared: State) -> State:
         """As `Part`."""
-        loss = self.function(self.chain.finish(state, shared))
+        loss = self.function(self.finish(state, shared))
         return (loss,)  # type: ignore[return-value]  # whoever runs it first looks what it is
 
     def modules(self) -> Iterator[nn.Module]:
@@ -101,7 +101,7 @@ def measure_extracted(  # noqa: PLR0913  # all but the chain and the call have d
         stages = [ChainStage(each.name, (each,)) for each in chain.stages]
         function = loss or _own_loss(chain, source, shared)
         if function is not None:
-            stages.append(ChainStage("loss", (LossPart(chain, function),), is_loss=True))
+            stages.append(ChainStage("loss", (LossPart(chain.finish, function),), is_loss=True))
         subject = Subject(
             stages=merge_idle_cuts(stages, source, shared),
             source=detached(source),

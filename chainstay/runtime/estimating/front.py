@@ -137,7 +137,7 @@ def _subject_of(
             state = stage(state, shared)
         function = loss or (None if loss_in(chain.finish(state, shared)) is None else loss_in)
     if function is not None:
-        stages.append(ChainStage("loss", (LossPart(chain, function),), is_loss=True))
+        stages.append(ChainStage("loss", (LossPart(chain.finish, function),), is_loss=True))
     return Subject(
         stages=merge_idle_cuts(stages, source, shared),
         source=detached(source),

@@ -27,7 +27,15 @@ from chainstay.runtime.extraction.sources import CallInput, ModelTensor
 from chainstay.runtime.extraction.stage import GraphStage
 from chainstay.runtime.extraction.values import SharedValue, Value
 
-__all__ = ["Parts", "assemble"]
+__all__ = [
+    "Parts",
+    "assemble",
+    "made_early",
+    "output_leaf",
+    "position_of",
+    "shared_nodes",
+    "stages_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +65,35 @@ class Parts:
 def assemble(parts: Parts, call: CallSignature) -> ExtractedChain:
     """The chain."""
     flat, crossings = parts.flat, parts.crossings
-    early = _made_early(parts)
+    early = made_early(parts)
     ranges = [
         [node for node in crossings.operators[before + 1 : after + 1] if node not in early]
         for before, after in pairwise(parts.places)
     ]
     states = [crossings.at(place) for place in parts.places]
-    inputs, made = _shared_nodes(flat, ranges, early)
+    inputs, made = shared_nodes(flat, ranges, early)
     shared = {node: index for index, node in enumerate([*inputs, *made])}
     first_state = states[0]
     return ExtractedChain(
         model=parts.model,
-        stages=tuple(_stages(parts, ranges, states, shared)),
+        stages=tuple(stages_of(parts, ranges, states, shared)),
         boundaries=tuple(tuple(_value(parts, node, states) for node in state) for state in states),
         shared=tuple(_shared_value(parts.seen, node) for node in shared),
         prologue=compile_program(
             flat, [node for node in crossings.operators if node in early], (), shared, made
         ),
-        shared_inputs=tuple(_position(flat, node) for node in inputs),
-        state_inputs=tuple(_position(flat, node) for node in first_state),
+        shared_inputs=tuple(position_of(flat, node) for node in inputs),
+        state_inputs=tuple(position_of(flat, node) for node in first_state),
         call=call,
         output=OutputPlan(
             flat.output_spec,
-            tuple(_output_leaf(flat, leaf, states[-1], shared) for leaf in flat.output),
+            tuple(output_leaf(flat, leaf, states[-1], shared) for leaf in flat.output),
         ),
         likeness=Likeness.of(parts.model),
     )
 
 
-def _made_early(parts: Parts) -> set[fx.Node]:
+def made_early(parts: Parts) -> set[fx.Node]:
     """Movable values that cross a cut or leave the model, and all that make them."""
     crossings = parts.crossings
     outputs = {leaf for leaf in parts.flat.output if isinstance(leaf, fx.Node)}
@@ -98,7 +106,7 @@ def _made_early(parts: Parts) -> set[fx.Node]:
     return with_makers(wanted, crossings.movable, parts.seen)
 
 
-def _shared_nodes(
+def shared_nodes(
     flat: FlatGraph, ranges: Sequence[Sequence[fx.Node]], early: set[fx.Node]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
     """Inputs of the call, and values made early, that stages or the output use."""
@@ -116,13 +124,14 @@ def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _position(flat: FlatGraph, node: fx.Node) -> int:
+def position_of(flat: FlatGraph, node: fx.Node) -> int:
+    """Of an input of the call, among its leaves."""
     source = flat.sources[node]
     assert isinstance(source, CallInput)
     return source.position
 
 
-def _stages(
+def stages_of(
     parts: Parts,
     ranges: Sequence[Sequence[fx.Node]],
     states: Sequence[Sequence[fx.Node]],
@@ -197,7 +206,7 @@ def _shared_value(seen: Observations, node: fx.Node) -> SharedValue:
     )
 
 
-def _output_leaf(
+def output_leaf(
     flat: FlatGraph, leaf: object, state: Sequence[fx.Node], shared: Mapping[fx.Node, int]
 ) -> object:
     """Where a leaf of the output is found when the stages have run."""

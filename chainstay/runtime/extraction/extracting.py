@@ -17,16 +17,16 @@ from chainstay.runtime.extraction.chain import ExtractedChain
 from chainstay.runtime.extraction.crossing import find_crossings
 from chainstay.runtime.extraction.cutting import Granularity, choose_cuts
 from chainstay.runtime.extraction.exporting import export_quietly
-from chainstay.runtime.extraction.flattening import flatten
+from chainstay.runtime.extraction.flattening import FlatGraph, flatten
 from chainstay.runtime.extraction.likeness import hooks_of
 from chainstay.runtime.extraction.naming import repeated_blocks
-from chainstay.runtime.extraction.observing import observe
+from chainstay.runtime.extraction.observing import Observations, observe
 from chainstay.runtime.extraction.referee import require_same
 from chainstay.runtime.extraction.sharing import movable_nodes
 from chainstay.runtime.extraction.untouched import attributes_kept
 from chainstay.runtime.preserve import undisturbed
 
-__all__ = ["extract"]
+__all__ = ["extract", "require_granularity", "trace"]
 
 
 def extract(
@@ -66,13 +66,8 @@ def extract(
         ['0+1', '2']
     """
     kwargs = dict(sample_kwargs or {})
-    require_module_and_tuple(model, sample_args)
-    _require_granularity(granularity)
-    device = device_of(model, sample_args, kwargs)
-    _refuse_hooks(model)
-    with undisturbed(model.modules(), device), attributes_kept(model), torch.enable_grad():
-        flat = flatten(export_quietly(model, sample_args, kwargs), model)
-        seen = observe(flat, tree_leaves((sample_args, kwargs)))
+    require_granularity(granularity)
+    flat, seen, device = trace(model, sample_args, kwargs)
     movable = movable_nodes(flat, seen)
     crossings = find_crossings(flat, seen, movable)
     cuts = choose_cuts(crossings, seen, granularity, repeated_blocks(model))
@@ -84,7 +79,28 @@ def extract(
     return chain
 
 
-def _require_granularity(granularity: object) -> None:
+def trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[FlatGraph, Observations, torch.device]:
+    """The graph of a call, what its operators do, and where.
+
+    Raises:
+        UnsupportedModelError: The model cannot be traced; it is left as it was.
+    """
+    require_module_and_tuple(model, args)
+    device = device_of(model, args, kwargs)
+    _refuse_hooks(model)
+    with undisturbed(model.modules(), device), attributes_kept(model), torch.enable_grad():
+        flat = flatten(export_quietly(model, args, kwargs), model)
+        return flat, observe(flat, tree_leaves((args, kwargs))), device
+
+
+def require_granularity(granularity: object) -> None:
+    """Refuse what says nothing about stages.
+
+    Raises:
+        ValueError: Neither a name nor a number of stages.
+    """
     is_count = isinstance(granularity, int) and granularity >= 1
     if not is_count and granularity not in ("fine", "blocks"):
         raise ValueError(

@@ -1,0 +1,276 @@
+"""Plans for measured joins: the fastest schedule found whose own peak is within the budget.
+
+As `chainstay.planning` does for chains: solvers are asked about problems between an optimistic
+and a pessimistic one, and what they find is judged by what its operations really need. Two
+things are arranged before, which the solver leaves open and which change no time:
+
+- *The way to the join.* Stages run first in the order of plain training, so that random
+  numbers and buffers are as there. The solver may send branches forward in turns.
+- *The way back.* Each branch's part of the backward phase stays as it is; branches take turns
+  as the solver says, or go back one after another as in plain training. The first is taken
+  only where no gradient is summed in another order, and where autograd can be told.
+
+Either may need more memory than what the solver had in mind, so it is simulated again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from chainstay.baselines.join import keep_all_join
+from chainstay.dp import DP
+from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
+from chainstay.profiles import JoinProfile
+from chainstay.runtime.joining.execution import plan_join
+from chainstay.runtime.joining.executor import shape_of
+from chainstay.runtime.joining.measuring import MeasuredJoin
+from chainstay.runtime.joining.order import can_change_order
+from chainstay.runtime.joining.ordering import same_sum
+from chainstay.schedule import Op, Schedule
+from chainstay.solution import Family, Solution
+from chainstay.solve.join import solve_join
+from chainstay.validation.join import simulate_join
+
+__all__ = ["peak_of_join", "runnable_orders", "solve_measured_join"]
+
+_ROUNDS: Final = 4
+"""Solves of each kind; each halves what is unknown of the best nominal budget."""
+
+
+def solve_measured_join(measured: MeasuredJoin, budget: int, method: DP | None = None) -> Solution:
+    """The fastest schedule found of a measured join whose own peak is within the budget.
+
+    Plain training, if that fits.
+
+    Args:
+        measured: What the join costs, see `chainstay.runtime.joining.measuring`.
+        budget: In bytes.
+        method: Settings of the dynamic program.
+
+    Returns:
+        The schedule, which the runtime can run; `peak_bytes` is its own, and `lower_bound` that
+        of a problem at most as hard as that of any schedule.
+
+    Raises:
+        InfeasibleBudgetError: Nothing was found that fits; with ``error.required``, the least
+            peak found, something is.
+        InvalidProfileError: Too many branches or stages for the dynamic program.
+
+    Complexity:
+        About ten solves of the join at most.
+    """
+    start = time.perf_counter()
+    search = _Search(measured, budget, method or DP())
+    solution = search.plain() or search.fastest()
+    return replace(solution, solve_seconds=time.perf_counter() - start)
+
+
+def peak_of_join(measured: MeasuredJoin, schedule: Schedule) -> int:
+    """The most memory that a schedule of a measured join needs, in bytes."""
+    account = measured.account
+    replay = simulate_join(account.bare(), schedule, keep=account.keep)
+    overheads = account.overheads(schedule)
+    steps = zip(replay.timeline, overheads, strict=True)
+    return max(snapshot.during_bytes + overhead for snapshot, overhead in steps)
+
+
+@dataclass(slots=True)
+class _Search:
+    """What was found so far.
+
+    Attributes:
+        measured: The join.
+        budget: The real one, in bytes.
+        method: Of solving.
+        best: The fastest plan so far that fits.
+        bound: The optimum of the optimistic problem, once that is known.
+        least: The smallest peak of a schedule that can be run.
+    """
+
+    measured: MeasuredJoin
+    budget: int
+    method: DP
+    best: Solution | None = None
+    bound: Solution | None = None
+    least: int | None = None
+    optimistic: JoinProfile = field(init=False)
+    pessimistic: JoinProfile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.optimistic = self.measured.account.optimistic()
+        self.pessimistic = self.measured.account.pessimistic()
+
+    def plain(self) -> Solution | None:
+        """Plain training, if it fits; nothing is faster."""
+        schedule = keep_all_join(self.optimistic)
+        peak = peak_of_join(self.measured, schedule)
+        if peak > self.budget:
+            return None
+        return Solution(
+            schedule=schedule,
+            makespan=self.optimistic.least_time,
+            peak_bytes=peak,
+            budget=self.budget,
+            lower_bound=self.optimistic.least_time,
+            unrestricted_bound=self.optimistic.least_time,
+            family=Family.ALL,
+            method=str(self.method),
+            solve_seconds=0.0,
+        )
+
+    def fastest(self) -> Solution:
+        """By all that the module's text says."""
+        self.bound = self._ask(self.optimistic, self.budget)[0]
+        margin = _margin(self.optimistic, self.pessimistic)
+        self._bisect(self.pessimistic, self.budget, self.budget + margin)
+        self._bisect(self.optimistic, self.budget - margin, self.budget)
+        self._repeat()
+        if self.best is None:
+            for profile in (self.pessimistic, self.optimistic):
+                self._smallest(profile)
+        if self.best is None:
+            assert self.least is not None, "the least of the pessimistic problem can be run"
+            raise InfeasibleBudgetError(
+                budget=self.budget,
+                required=self.least,
+                stages=self.optimistic.stages,
+                family="known",
+                network="join",
+            )
+        bound = 0 if self.bound is None else self.bound.lower_bound
+        least = self.optimistic.least_time
+        if bound > self.best.makespan:
+            return replace(self.best, lower_bound=least, unrestricted_bound=least)
+        return replace(self.best, lower_bound=max(bound, least), unrestricted_bound=least)
+
+    def _bisect(self, profile: JoinProfile, low: int, high: int) -> None:
+        """Look for the largest nominal budget from `low` to `high` whose schedule fits."""
+        nominal = low
+        for _ in range(_ROUNDS):
+            if self._is_proved:
+                return
+            solution, fits = self._ask(profile, nominal) if nominal > 0 else (None, False)
+            if solution is None or fits:
+                low = nominal
+            else:
+                high = nominal
+            nominal = (low + high + 1) // 2
+            if nominal in (low, high):
+                return
+
+    def _repeat(self) -> None:
+        """Solve for what the best plan's operations need, while that helps."""
+        for _ in range(_ROUNDS):
+            before = self.best
+            if before is None or self._is_proved:
+                return
+            self._ask(self.measured.account.profile_for(before.schedule), self.budget)
+            if self.best is before:
+                return
+
+    @property
+    def _is_proved(self) -> bool:
+        """Whether nothing faster can be found."""
+        if self.best is None or self.bound is None:
+            return False
+        return self.best.makespan <= self.bound.lower_bound
+
+    def _smallest(self, profile: JoinProfile) -> None:
+        """Try the schedule of the smallest peak."""
+        keep = self.measured.account.keep
+        try:
+            solution = solve_join(profile, 1, self.method, keep=keep)
+        except InfeasibleBudgetError as error:
+            solution = solve_join(profile, error.required, self.method, keep=keep)
+        self._offer(solution)
+
+    def _ask(self, profile: JoinProfile, nominal: int) -> tuple[Solution | None, bool]:
+        """The solution of that problem, if it has one, and whether it really fits."""
+        try:
+            solution = solve_join(profile, nominal, self.method, keep=self.measured.account.keep)
+        except InfeasibleBudgetError:
+            return None, False
+        return solution, self._offer(solution)
+
+    def _offer(self, solution: Solution) -> bool:
+        """Whether `solution` really fits in some order; it is kept if it is the fastest."""
+        fits = False
+        for schedule in runnable_orders(self.measured, solution.schedule):
+            peak = peak_of_join(self.measured, schedule)
+            self.least = peak if self.least is None else min(self.least, peak)
+            if peak <= self.budget:
+                fits = True
+                is_faster = self.best is None or solution.makespan < self.best.makespan
+                if is_faster:
+                    self.best = replace(
+                        solution,
+                        schedule=schedule,
+                        peak_bytes=peak,
+                        budget=self.budget,
+                        lower_bound=0,
+                        unrestricted_bound=0,
+                    )
+        return fits
+
+
+def runnable_orders(measured: MeasuredJoin, schedule: Schedule) -> Iterator[Schedule]:
+    """`schedule` with the ways to the join and back that the runtime can take.
+
+    They take the same time: branches do the same, in other turns.
+    """
+    forward = _branch_by_branch(schedule)
+    shape = shape_of(measured)
+    plain = _backward_one_by_one(forward)
+    for candidate in dict.fromkeys((forward, plain)):
+        try:
+            plan = plan_join(candidate, shape)
+        except InvalidScheduleError:
+            continue
+        rank = {stage: index for index, stage in enumerate(plan.backward)}
+        position = {stage: index for index, stage in enumerate(shape.stages())}
+        ranks = {position[stage]: place for stage, place in rank.items()}
+        if plan.is_plain_order or (can_change_order() and _sums_stay(measured, ranks.__getitem__)):
+            yield candidate
+
+
+def _sums_stay(measured: MeasuredJoin, rank: Callable[[int], int]) -> bool:
+    """Whether gradients of what is used three times or more are summed as in plain training."""
+    return all(same_sum(list(uses), sorted(uses, key=rank)) for uses in measured.sums)
+
+
+def _branch_by_branch(schedule: Schedule) -> Schedule:
+    """Everything in front of the tail's first operation, one branch after the other."""
+    start = next(index for index, op in enumerate(schedule) if op.branch is None)
+    head = sorted(schedule[:start], key=_branch)
+    return Schedule((*head, *schedule[start:]))
+
+
+def _backward_one_by_one(schedule: Schedule) -> Schedule:
+    """Everything behind the tail's last operation, the last branch first."""
+    end = 1 + max(index for index, op in enumerate(schedule) if op.branch is None)
+    rest = sorted(schedule[end:], key=_branch, reverse=True)
+    return Schedule((*schedule[:end], *rest))
+
+
+def _branch(op: Op) -> int:
+    assert op.branch is not None, "an operation on a branch"
+    return op.branch
+
+
+def _margin(one: JoinProfile, other: JoinProfile) -> int:
+    """The most by which an overhead of `other` exceeds that of `one`."""
+    pairs = zip(
+        (stage for chain in (*one.branches, one.closing) for stage in chain.stages),
+        (stage for chain in (*other.branches, other.closing) for stage in chain.stages),
+        strict=True,
+    )
+    return max(
+        max(
+            theirs.forward_overhead_bytes - mine.forward_overhead_bytes,
+            theirs.backward_overhead_bytes - mine.backward_overhead_bytes,
+        )
+        for mine, theirs in pairs
+    )

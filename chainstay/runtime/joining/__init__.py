@@ -1,0 +1,1 @@
+"""Models whose branches meet, trained by schedules of joins."""

@@ -1,0 +1,164 @@
+"""What was seen of branches and tail, as costs; compare `chainstay.runtime.costs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from chainstay.runtime.accounting import StageCost
+from chainstay.runtime.costs import ObservedStage
+from chainstay.runtime.joining.account import JoinAccount, JoinedChain, JoinedStage
+from chainstay.runtime.memory import rounded_bytes
+from chainstay.runtime.probe import StageMemory
+
+__all__ = ["Seen", "account_for_join"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A branch or the tail, stage by stage."""
+
+    observed: Sequence[ObservedStage]
+    memories: Sequence[StageMemory]
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss is its last stage."""
+        return self.observed[-1].stage.is_loss
+
+    @property
+    def standing_bytes(self) -> int:
+        """Bytes that a plan holds through the whole step."""
+        total = 0
+        for each, memory in zip(self.observed, self.memories, strict=True):
+            made = each.result.bytes_outside(each.given)
+            if each.stage.is_loss:
+                total += made + memory.output_gradients.allocated_bytes
+            else:
+                total += max(memory.dropped_bytes - made, 0)
+        return total
+
+
+def account_for_join(seen: Sequence[Seen], branches: int, common_bytes: int) -> JoinAccount:
+    """The costs of all stages.
+
+    Args:
+        seen: The branches, and the tail with the loss if there is one of these.
+        branches: How many branches there are.
+        common_bytes: That stand through the whole step, whatever the stages.
+    """
+    standing = common_bytes + sum(part.standing_bytes for part in seen)
+    tails = seen[branches:]
+    outputs = [part.observed[-1].result.bytes for part in seen[:branches]]
+    is_met_by_loss = all(part.observed[0].stage.is_loss for part in tails)
+    handed = sum(outputs) if is_met_by_loss else _last_state_bytes(tails[0])
+    own = outputs if is_met_by_loss else [0] * branches
+    chains = [
+        _branch(part, standing, handed, mine)
+        for part, mine in zip(seen[:branches], own, strict=True)
+    ]
+    free = _stage(_free_loss(standing), (0, 0), ())
+    tail = JoinedChain(input_bytes=0, input_gradient_bytes=0, stages=(free,))
+    for part in tails:
+        tail = _tail(part, standing)
+        if not part.has_loss:
+            tail = replace(tail, stages=(*tail.stages, free))
+    return JoinAccount(branches=tuple(chains), tail=tail)
+
+
+def _last_state_bytes(tail: Seen) -> int:
+    last = tail.observed[-1]
+    return (last.given if tail.has_loss else last.result).bytes
+
+
+def _branch(part: Seen, standing: int, handed: int, own: int) -> JoinedChain:
+    """`handed` bytes are the model's output, `own` of them this branch's output."""
+    last = len(part.observed) - 1
+    stages = []
+    for index, each in enumerate(part.observed):
+        backward = _backward_bytes(part, index)
+        waiting = handed
+        if index == last:  # the caller may hold what the graph does not
+            backward, waiting = backward + own, handed - own
+        cost = _cost(part, index, standing, max(backward, 0))
+        stages.append(_stage(cost, (handed, waiting), _leaves(each)))
+    return _chain(part, stages)
+
+
+def _tail(part: Seen, standing: int) -> JoinedChain:
+    last = len(part.observed) - 1 - part.has_loss
+    handed = part.observed[last].result if last >= 0 else part.observed[0].given
+    stages = []
+    for index, each in enumerate(part.observed):
+        waiting = handed.bytes_outside(each.given)
+        backward = _backward_bytes(part, index)
+        later = waiting
+        if index == last:
+            backward, later = backward + waiting, 0
+        cost = _cost(part, index, standing, max(backward, 0))
+        stages.append(_stage(cost, (waiting, later), _leaves(each)))
+    return _chain(part, stages)
+
+
+def _backward_bytes(part: Seen, index: int) -> int:
+    """Of a backward, beside what it reads and gives; below zero if the graph lacks its output."""
+    each, memory = part.observed[index], part.memories[index]
+    known = each.given.bytes + memory.kept_bytes
+    known += memory.input_gradients.allocated_bytes + memory.output_gradients.allocated_bytes
+    return memory.backward_peak - known
+
+
+def _cost(part: Seen, index: int, standing: int, backward: int) -> StageCost:
+    each, memory = part.observed[index], part.memories[index]
+    held = each.given.bytes
+    recording = memory.kept_peak - held - memory.kept_bytes
+    dropping = memory.dropped_peak - held - each.result.bytes_outside(each.given)
+    is_loss = each.stage.is_loss
+    return StageCost(
+        name=each.stage.name,
+        forward_time=each.forward_time,
+        backward_time=each.backward_time,
+        output_bytes=each.result.bytes,
+        saved_bytes=memory.kept_bytes,
+        gradient_bytes=memory.output_gradients.allocated_bytes,
+        recording_bytes=max(recording, 0) + standing,
+        dropping_bytes=max(dropping, 0) + standing,
+        backward_bytes=backward + standing,
+        environment_bytes=0 if is_loss else each.environment_bytes,
+        random_bytes=0 if is_loss else each.random_bytes,
+    )
+
+
+def _free_loss(standing: int) -> StageCost:
+    return StageCost(
+        name="loss",
+        forward_time=0,
+        backward_time=0,
+        output_bytes=0,
+        saved_bytes=0,
+        gradient_bytes=0,
+        recording_bytes=standing,
+        dropping_bytes=standing,
+        backward_bytes=standing,
+        environment_bytes=0,
+    )
+
+
+def _stage(
+    cost: StageCost, waiting: tuple[int, int], leaves: tuple[tuple[int, int], ...]
+) -> JoinedStage:
+    return JoinedStage(
+        cost=cost, forward_waiting=waiting[0], backward_waiting=waiting[1], leaves=leaves
+    )
+
+
+def _leaves(each: ObservedStage) -> tuple[tuple[int, int], ...]:
+    return tuple((id(leaf), rounded_bytes(leaf.nbytes, leaf.device)) for leaf in each.leaves)
+
+
+def _chain(part: Seen, stages: Sequence[JoinedStage]) -> JoinedChain:
+    return JoinedChain(
+        input_bytes=part.observed[0].given.bytes,
+        input_gradient_bytes=part.memories[0].input_gradients.allocated_bytes,
+        stages=tuple(stages),
+    )
