@@ -27,14 +27,18 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from chainstay.dp import DP, unrestricted_bound
-from chainstay.errors import InfeasibleBudgetError, SolverLimitError, UnknownMethodError
-from chainstay.formulations import CPSAT, MIP
+from chainstay.errors import (
+    InfeasibleBudgetError,
+    SolverLimitError,
+    UnknownMethodError,
+)
+from chainstay.planning.asking import Answers, is_exact, scout_of
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.remaking import remade_bytes
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
-from chainstay.solve import Auto, budget_bytes, method_of, solve_chain
+from chainstay.solve import Auto, budget_bytes, method_of
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import Replay, simulate
@@ -128,6 +132,8 @@ class _Search:
         least: The smallest peak of a schedule that can be run.
         refused: Why a schedule whose peak fits cannot be run, if there was one.
         limit: What a solver said that ran out of time.
+        makes_again: Whether a plan makes again what it holds, so that others may need less.
+        answers: Of solvers: ways to look for plans meet.
     """
 
     measured: Measurement
@@ -138,6 +144,8 @@ class _Search:
     least: int | None = None
     refused: str = ""
     limit: SolverLimitError | None = None
+    makes_again: bool = False
+    answers: Answers = field(default_factory=Answers)
     optimistic: ChainProfile = field(init=False)
     pessimistic: ChainProfile = field(init=False)
 
@@ -168,15 +176,20 @@ class _Search:
         if self.best is None:
             for method in methods:
                 self._smallest(method)
-            self._repeat(_scout(methods[0]))
+                if not (self.refused or self.makes_again):
+                    break
+            self._repeat(scout_of(methods[0]))
         if self.best is None:
             raise self._nothing(methods)
         return self._bounded(self.best.solution)
 
     def _by(self, method: Method) -> None:
         """Try all that the module's text says."""
-        scout = _scout(method)
-        self.bound = self.bound or self._ask(self.optimistic, self.budget, scout)[0]
+        scout = scout_of(method)
+        solution, _ = self._ask(self.optimistic, self.budget, scout)
+        self.bound = self.bound or solution
+        if solution is None and is_exact(scout):
+            return  # then nothing fits under any profile
         self._correct(scout)
         margin = _margin(self.optimistic, self.pessimistic)
         self._bisect(self.pessimistic, self.budget, self.budget + margin, scout)
@@ -243,7 +256,7 @@ class _Search:
         for is_sound in (True, False):
             profile = self.pessimistic if is_sound else self.optimistic
             for _ in range(_ROUNDS):
-                required, solution = _least(profile, method)
+                required, solution = self.answers.least(profile, method)
                 self._offer(solution, profile, required)
                 following = (
                     self.measured.profile_for(solution.schedule)
@@ -259,7 +272,7 @@ class _Search:
     ) -> tuple[Solution | None, bool]:
         """The method's solution of that problem, if it has one, and whether it really fits."""
         try:
-            solution = solve_chain(profile, nominal, method)
+            solution = self.answers.solution(profile, nominal, method)
         except InfeasibleBudgetError:
             return None, False
         except SolverLimitError as limit:
@@ -273,6 +286,7 @@ class _Search:
         replay = self._replay(solution)
         peak, makespan = replay.peak_bytes, replay.makespan
         excess = remade_bytes(self.pessimistic, schedule)
+        self.makes_again = self.makes_again or excess > 0
         if not self.can_run(schedule):
             self.refused = (
                 f"the plan of {solution.method} makes again what lies between the model's blocks, "
@@ -347,26 +361,6 @@ class _Search:
             stages=len(self.pessimistic),
             family="known",
         )
-
-
-def _scout(method: Method) -> Method:
-    """What to look for promising problems with: quick, and alike."""
-    match method:
-        case Auto() | CPSAT() | MIP() | DP(persistence="weak"):
-            return DP(discards=method.discards)
-    return method
-
-
-def _least(profile: ChainProfile, method: Method) -> tuple[int, Solution]:
-    """The least budget that the method has a solution for, and that, all times taken as equal."""
-    profile = replace(
-        profile,
-        stages=tuple(replace(each, forward_time=1, backward_time=1) for each in profile.stages),
-    )
-    try:
-        return 1, solve_chain(profile, 1, method)
-    except InfeasibleBudgetError as error:
-        return error.required, solve_chain(profile, error.required, method)
 
 
 def _margin(one: ChainProfile, other: ChainProfile) -> int:
