@@ -94,7 +94,9 @@ def plan_of(model: nn.Module) -> Plan:
     return planned_as_plan(planned, type(model).__name__, cut, fingerprint)
 
 
-def planned_as_plan(planned: Planned, name: str, cut: Cut, fingerprint: Fingerprint) -> Plan:
+def planned_as_plan(
+    planned: PlannedCall | PlannedBlocks, name: str, cut: Cut, fingerprint: Fingerprint
+) -> Plan:
     """What `planned` goes by, as a plan for a file."""
     solution, chain = planned.solution, planned.profile
     about: dict[str, Any] = {

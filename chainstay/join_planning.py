@@ -23,7 +23,7 @@ from typing import Final
 from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
-from chainstay.profiles import JoinProfile
+from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.joining.execution import plan_join
 from chainstay.runtime.joining.executor import shape_of
 from chainstay.runtime.joining.measuring import MeasuredJoin
@@ -179,12 +179,16 @@ class _Search:
         return self.best.makespan <= self.bound.lower_bound
 
     def _smallest(self, profile: JoinProfile) -> None:
-        """Try the schedule of the smallest peak."""
-        keep = self.measured.account.keep
+        """Try the schedule of the smallest peak, all times taken as equal.
+
+        It depends neither on the budget nor on times, which differ whenever they are measured:
+        with the least peak that a call tells of, the next one succeeds.
+        """
+        keep, even = self.measured.account.keep, _evenly_timed(profile)
         try:
-            solution = solve_join(profile, 1, self.method, keep=keep)
+            solution = solve_join(even, 1, self.method, keep=keep)
         except InfeasibleBudgetError as error:
-            solution = solve_join(profile, error.required, self.method, keep=keep)
+            solution = solve_join(even, error.required, self.method, keep=keep)
         self._offer(solution)
 
     def _ask(self, profile: JoinProfile, nominal: int) -> tuple[Solution | None, bool]:
@@ -203,11 +207,14 @@ class _Search:
             self.least = peak if self.least is None else min(self.least, peak)
             if peak <= self.budget:
                 fits = True
-                is_faster = self.best is None or solution.makespan < self.best.makespan
-                if is_faster:
+                makespan = simulate_join(
+                    self.optimistic, schedule, keep=self.measured.account.keep
+                ).makespan
+                if self.best is None or makespan < self.best.makespan:
                     self.best = replace(
                         solution,
                         schedule=schedule,
+                        makespan=makespan,
                         peak_bytes=peak,
                         budget=self.budget,
                         lower_bound=0,
@@ -258,6 +265,16 @@ def _backward_one_by_one(schedule: Schedule) -> Schedule:
 def _branch(op: Op) -> int:
     assert op.branch is not None, "an operation on a branch"
     return op.branch
+
+
+def _evenly_timed(profile: JoinProfile) -> JoinProfile:
+    def evenly(chain: ChainProfile) -> ChainProfile:
+        stages = (replace(each, forward_time=1, backward_time=1) for each in chain.stages)
+        return replace(chain, stages=tuple(stages))
+
+    return replace(
+        profile, branches=tuple(map(evenly, profile.branches)), tail=evenly(profile.closing)
+    )
 
 
 def _margin(one: JoinProfile, other: JoinProfile) -> int:

@@ -11,6 +11,7 @@ from torch import nn
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.budgets import Budget, bytes_of
+from chainstay.fitting.joins import JoinAttempt, faster_of
 from chainstay.planning import solve_measured
 from chainstay.runtime.accounting import Account
 from chainstay.runtime.block_calls import BlockExecutor, strays
@@ -79,7 +80,21 @@ class Planner:
                 return self._instead(args, kwargs, refusal)
         if self.offloading is not None:
             return self._offloaded(ends, measured, self.offloading)
-        solution = solve_measured(measured, self._budget_of(measured), self.method)
+        attempt = JoinAttempt(
+            model=self.model,
+            ends=ends,
+            call=(args, kwargs),
+            loss=self.loss,
+            granularity=self.granularity,
+            settings=self.settings,
+            budget=self._budget_of(measured),
+            method=self.method,
+        )
+        return faster_of(lambda: self._recomputed(ends, measured, attempt.budget), attempt)
+
+    def _recomputed(self, ends: Ends, measured: Measurement, budget: int) -> PlannedCall:
+        """The plan of one chain, without transfers."""
+        solution = solve_measured(measured, budget, self.method)
         executor = Executor(measured.chain, measured.traits, solution.schedule)
         return PlannedCall(ends, executor, solution, measured.profile_for(solution.schedule))
 

@@ -152,6 +152,9 @@ class JoinProfile:
         """How many stages there are in all branches and the tail."""
         return sum(map(len, self.branches)) + (len(self.tail) if self.tail else 0)
 
+    def __len__(self) -> int:
+        return self.stages
+
     @property
     def least_time(self) -> int:
         """Every forward and every backward once, in ns: no schedule is faster."""

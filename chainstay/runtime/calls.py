@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.block_calls import BlockExecutor
 from chainstay.runtime.executor import Executor
 from chainstay.runtime.states import State
@@ -51,7 +51,7 @@ class Planned(Protocol):
         ...
 
     @property
-    def profile(self) -> ChainProfile:
+    def profile(self) -> ChainProfile | JoinProfile:
         """What the stages cost."""
         ...
 

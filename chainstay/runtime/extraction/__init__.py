@@ -6,6 +6,7 @@
 `flattening`    its graph as one list of operators
 `regions`       autocast and gradient modes inside a forward
 `sources`       where a graph's inputs come from
+`towers`        which operators belong to parts that know nothing of each other
 `observing`     what each operator does to memory and gradients
 `sharing`       what can be made once, before the first stage
 `crossing`      what crosses each place between two operators

@@ -38,6 +38,7 @@ class ExtractedChain:
         call: What calls must be like.
         output: How the model's output is put together.
         likeness: What the model must be like.
+        not_a_join: Why the model has no branches to be planned apart; empty if it has.
     """
 
     model: nn.Module
@@ -50,6 +51,7 @@ class ExtractedChain:
     call: CallSignature
     output: OutputPlan
     likeness: Likeness
+    not_a_join: str = ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """All stages in order: what ``model(*args, **kwargs)`` gives, bit for bit.

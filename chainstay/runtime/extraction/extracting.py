@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import NotAJoinError, UnsupportedModelError
 from chainstay.runtime.extraction.assembling import Parts, assemble
 from chainstay.runtime.extraction.calling import CallSignature
 from chainstay.runtime.extraction.calls import device_of, require_module_and_tuple
@@ -23,6 +24,7 @@ from chainstay.runtime.extraction.naming import repeated_blocks
 from chainstay.runtime.extraction.observing import Observations, observe
 from chainstay.runtime.extraction.referee import require_same
 from chainstay.runtime.extraction.sharing import movable_nodes
+from chainstay.runtime.extraction.towers import find_towers
 from chainstay.runtime.extraction.untouched import attributes_kept
 from chainstay.runtime.preserve import undisturbed
 
@@ -76,6 +78,10 @@ def extract(
         CallSignature.of(sample_args, kwargs),
     )
     require_same(model, chain, sample_args, kwargs, device)
+    try:
+        find_towers(flat, seen, movable)
+    except NotAJoinError as reason:
+        return replace(chain, not_a_join=str(reason))
     return chain
 
 

@@ -87,7 +87,8 @@ class PlannedJoin:
         executor: Runs it.
         solution: The plan, and how good it is.
         profile: What the join costs.
-        origin: For people.
+        origin: As `Planned`.
+        overheads: As `Planned`.
     """
 
     join: ExtractedJoin
@@ -95,6 +96,7 @@ class PlannedJoin:
     solution: Solution
     profile: JoinProfile
     origin: str
+    overheads: tuple[int, ...] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""

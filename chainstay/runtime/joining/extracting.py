@@ -30,9 +30,9 @@ from chainstay.runtime.extraction.observing import Observations
 from chainstay.runtime.extraction.referee import require_same
 from chainstay.runtime.extraction.sharing import movable_nodes
 from chainstay.runtime.extraction.stage import GraphStage
+from chainstay.runtime.extraction.towers import find_towers, title_of
 from chainstay.runtime.joining.extracted import ExtractedJoin
 from chainstay.runtime.joining.ordering import sort_by_part, uses_of_leaves
-from chainstay.runtime.joining.towers import find_towers, title_of
 
 __all__ = ["extract_join"]
 

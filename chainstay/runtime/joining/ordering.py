@@ -16,7 +16,7 @@ from torch import fx
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.extraction.flattening import FlatGraph
 from chainstay.runtime.extraction.observing import Observations
-from chainstay.runtime.joining.towers import Towers, title_of
+from chainstay.runtime.extraction.towers import Towers, title_of
 
 __all__ = ["same_sum", "sort_by_part", "uses_of_leaves"]
 
