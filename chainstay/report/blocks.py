@@ -28,8 +28,8 @@ LOOKS: Final = {
     "again": "forward, recomputed",
     "backward": "backward",
     "turn": "turn",
-    "out": "to host",
-    "back": "from host",
+    "out": "moved away",
+    "back": "brought back",
 }
 """How blocks look, and what that means."""
 
@@ -99,10 +99,8 @@ def _look(activity: Activity) -> str:
     kind = activity.op.kind
     if kind.is_forward:
         return "again" if activity.is_again else "forward"
-    if kind in (OpKind.OFFLOAD_ACTIVATION, OpKind.OFFLOAD_SAVED):
-        return "out"
     if kind.is_transfer:
-        return "back"
+        return "out" if kind.is_offload else "back"
     return "turn" if kind is OpKind.TURN else "backward"
 
 

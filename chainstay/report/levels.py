@@ -7,15 +7,15 @@ operations run, so it follows from the timetable (offloading) or from the refere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple
 
 from chainstay.profiles import ChainProfile, Link, OffloadProfile
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import OpKind, Schedule
 from chainstay.timetable import Time, Timetable, Transfers
 from chainstay.validation.hybrid import HybridMachine
-from chainstay.validation.hybrid_items import last_uses
+from chainstay.validation.hybrid_items import item_of, last_prefetches, last_uses
 from chainstay.validation.simulate import Replay, Snapshot
 
 __all__ = ["CATEGORIES", "Level", "hybrid_levels", "offload_levels", "replay_levels", "slot_levels"]
@@ -55,17 +55,17 @@ class Level(NamedTuple):
         return self.activation + self.saved + self.gradient + self.temporary
 
 
-def replay_levels(replay: Replay, overhead: Callable[[Op], int]) -> tuple[Level, ...]:
+def replay_levels(replay: Replay, overheads: Sequence[int]) -> tuple[Level, ...]:
     """Of operations one after another.
 
     Args:
         replay: By the simulator of a chain or of a join.
-        overhead: Bytes that an operation needs beside what it reads and makes.
+        overheads: Bytes that each operation needs beside what it reads and makes.
     """
     levels: list[Level] = []
     before: Snapshot | None = None
-    for snapshot in replay.timeline:
-        activation, saved, gradient, temporary = _during(snapshot, before, overhead(snapshot.op))
+    for snapshot, overhead in zip(replay.timeline, overheads, strict=True):
+        activation, saved, gradient, temporary = _during(snapshot, before, overhead)
         levels.append(Level(snapshot.start, activation, saved, gradient, temporary))
         levels.append(Level(snapshot.end, activation, saved, gradient, temporary))
         before = snapshot
@@ -216,11 +216,13 @@ def hybrid_levels(
         InvalidScheduleError: As `simulate_hybrid`.
     """
     machine = _WatchedMachine(profile, budget, link)
-    released = last_uses(schedule)
-    for index, op in enumerate(schedule):
+    released, forgotten = last_uses(schedule), last_prefetches(schedule)
+    for index, op in enumerate(schedule):  # as `simulate_hybrid`
         machine.issue(op)
         for item in released.get(index, ()):
             machine.release(item)
+        if index in forgotten:
+            machine.forget(item_of(op))
         machine.look()
     machine.finish()
     return tuple(machine.seen)

@@ -25,7 +25,6 @@ from chainstay.report.course import Reported, course_of
 from chainstay.report.frontier import Frontier, frontier_of
 from chainstay.report.proof import proof_of
 from chainstay.report.stages import stage_table
-from chainstay.schedule import OpKind
 from chainstay.solution import Solution
 from chainstay.units import format_bytes, format_time
 
@@ -47,16 +46,16 @@ _SIZES_NOTE: Final = (
     "A click on a heading sorts. Sizes and times are those that the plan was made for."
 )
 _SLOTS_NOTE: Final = "A click on a heading sorts. Every value takes one slot."
-_OFFLOADS: Final = (OpKind.OFFLOAD_ACTIVATION, OpKind.OFFLOAD_SAVED)
 
 
-def page(
+def page(  # noqa: PLR0913  # options of a plan, all by name
     solution: Solution,
     profile: Reported,
     *,
     title: str = "Training plan",
     frontier: Frontier | None = None,
     keep: Sequence[bool] | None = None,
+    overheads: Sequence[int] | None = None,
 ) -> str:
     """`solution` as one self-contained HTML page.
 
@@ -69,6 +68,8 @@ def page(
         title: Of the page.
         frontier: What other budgets give; None: found in a few seconds by `frontier_of`.
         keep: Of a join, as given to `solve_join`.
+        overheads: Of a measured chain: bytes that each operation needs beside what is stored,
+            where more is known than the profile says (`Plan.overheads`).
 
     Returns:
         The page's text, about 1.3 MB and more for long schedules; write it as UTF-8.
@@ -79,7 +80,7 @@ def page(
         InvalidScheduleError: Its schedule cannot run on this profile.
     """
     drawing = _drawing()
-    course = course_of(solution, profile, keep=keep)
+    course = course_of(solution, profile, keep=keep, overheads=overheads)
     if frontier is None:
         frontier = frontier_of(solution, profile, keep=keep)
     drawn = drawing.draw(solution, profile, course, frontier)
@@ -180,9 +181,9 @@ def _figures(solution: Solution, profile: Reported) -> Iterator[str]:
             f"beside the {len(set(forwards)):,} of plain training",
         )
     if isinstance(solution, OffloadSolution):
-        moved = sum(op.kind in _OFFLOADS for op in solution.schedule)
+        moved = sum(op.kind.is_offload for op in solution.schedule)
         yield markup.figure(
-            "Moved to host",
+            "Moved away",
             f"{moved:,} tensor{'s' * (moved != 1)}",
             f"over a link of {float(solution.link.bandwidth):.3g} GB/s",
         )

@@ -27,6 +27,8 @@ _FAMILIES: Final = {
     "backward, once.",
     Family.OFFLOAD_FIRST: "Offload-before-prefetch: everything that leaves has left before the "
     "first comes back, and it comes back in reverse order.",
+    Family.TWICE: "At-most-twice: between two backwards at most two sweeps of forwards in "
+    "increasing order of their stages, and at most two prefetches of each tensor.",
     Family.ALL: "All: every valid schedule, without restriction.",
 }
 _DISCARDS: Final = {

@@ -40,7 +40,7 @@ _NAME: Final = ("Name", "of the stage")
 _FORWARD: Final = ("Forward", "time of one forward")
 _BACKWARD: Final = ("Backward", "time of its backward")
 _RUNS: Final = ("Runs", "how often its forward runs in this plan")
-_MOVES: Final = ("Moves", "what of it goes to host memory and comes back")
+_MOVES: Final = ("Moves", "what of it leaves the device and comes back")
 _SIZES: Final = (
     ("Output", "bytes of its output activation"),
     ("Saved", "bytes of all that its backward needs, its output included"),
@@ -85,7 +85,7 @@ def _moved(schedule: Schedule) -> dict[_Place, str]:
     moved: dict[_Place, set[str]] = {}
     for op in schedule:
         if op.kind.is_transfer:
-            what = "input" if op.kind.endswith("a") else "saved"
+            what = "input" if op.kind.value.endswith("a") else "saved"
             moved.setdefault((op.branch, op.stage), set()).add(what)
     return {place: ", ".join(sorted(what)) for place, what in moved.items()}
 

@@ -28,7 +28,11 @@ _NANOSECONDS: Final = 1000
 
 
 def trace(
-    solution: Solution, profile: Reported, *, keep: Sequence[bool] | None = None
+    solution: Solution,
+    profile: Reported,
+    *,
+    keep: Sequence[bool] | None = None,
+    overheads: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """`solution` as a Chrome trace; ``json.dump`` it into a file.
 
@@ -36,6 +40,7 @@ def trace(
         solution: A plan.
         profile: What it is a plan of, with times in ns.
         keep: Of a join, as given to `solve_join`.
+        overheads: Of a measured chain, as in `course_of`.
 
     Raises:
         InvalidSolutionError: The solution is not of this profile, or has no times: fractional
@@ -50,7 +55,7 @@ def trace(
         >>> [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
         [('Fa0', 0.0, 1.0), ('Fa1', 1.0, 1.0), ('B1', 2.0, 2.0), ('B0', 4.0, 2.0)]
     """
-    course = course_of(solution, profile, keep=keep)
+    course = course_of(solution, profile, keep=keep, overheads=overheads)
     if course is None:
         raise InvalidSolutionError(
             "transfers is 'fractional', and such a plan with recomputation has a makespan and no "

@@ -1,0 +1,226 @@
+"""What a plan does over time, as reports draw it, against the referees and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chainstay.baselines import BASELINES
+from chainstay.errors import InvalidScheduleError, InvalidSolutionError
+from chainstay.hybrid import HybridProblem
+from chainstay.offloading import OffloadSolution
+from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
+from chainstay.report.course import Course, course_of
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Family, Solution
+from chainstay.solve import solve_join
+from chainstay.solve.hybrid import solve_hybrid
+from chainstay.solve.offload import AutoOffload, solve_offload
+from chainstay.timetable import Transfers
+from chainstay.validation.simulate import simulate
+from chainstay.validation.transfers import simulate_offload
+from offload_strategies import OffloadCase, offload_cases
+from report_plans import KINDS, a_chain, plan
+from strategies import chains
+
+_STAGE = Stage(
+    forward_time=2, backward_time=3, output_bytes=10, saved_bytes=30, backward_overhead_bytes=1
+)
+_CHAIN = ChainProfile(input_bytes=5, input_gradient_bytes=0, stages=(_STAGE, _STAGE))
+
+
+def _replayed(profile: ChainProfile, schedule: Schedule) -> Solution:
+    """`schedule` as a solution about which nothing is proved."""
+    replay = simulate(profile, schedule, discards="free")
+    return Solution(
+        schedule=schedule,
+        makespan=replay.makespan,
+        peak_bytes=replay.peak_bytes,
+        budget=max(replay.peak_bytes, 1),
+        lower_bound=0,
+        family=Family.ALL,
+        discards=Discards.FREE,
+        method="by hand",
+        solve_seconds=0.0,
+    )
+
+
+def _course(solution: Solution, profile: ChainProfile | OffloadProfile) -> Course:
+    course = course_of(solution, profile)
+    assert course is not None
+    return course
+
+
+def _require_consistent(course: Course, peak_bytes: int) -> None:
+    levels = course.levels
+    assert max(level.total for level in levels) == peak_bytes
+    assert all(min(level[1:]) >= 0 for level in levels)
+    times = [level.time for level in levels]
+    assert times == sorted(times)
+    assert times[-1] <= course.makespan
+    for lane in range(len(course.lanes)):
+        busy = [activity for activity in course.activities if activity.lane == lane]
+        for one, other in pairwise(busy):
+            assert one.end <= other.start
+
+
+def test_chain_by_hand() -> None:
+    solution = _replayed(_CHAIN, Schedule.parse("Fc0 Da1 Fc0 Fa1 B1 Fa0 B0"))
+    course = _course(solution, _CHAIN)
+    assert [level.time for level in course.levels[::2]] == [0, 2, 2, 4, 6, 9, 11]
+    assert [level.time for level in course.levels[1::2]] == [2, 2, 4, 6, 9, 11, 14]
+    assert [level[1:] for level in course.levels[::2]] == [
+        (15, 0, 0, 0),
+        (15, 0, 0, 0),
+        (15, 0, 0, 0),
+        (15, 30, 0, 0),
+        (15, 30, 0, 1),
+        (5, 30, 0, 0),
+        (5, 30, 0, 1),
+    ]
+    assert [(str(a.op), a.start, a.end, a.is_again) for a in course.activities] == [
+        ("Fc0", 0, 2, False),
+        ("Fc0", 2, 4, True),
+        ("Fa1", 4, 6, False),
+        ("B1", 6, 9, False),
+        ("Fa0", 9, 11, True),
+        ("B0", 11, 14, False),
+    ]
+
+
+def test_offload_by_hand() -> None:
+    profile = OffloadProfile(
+        activations=(2, 3, 4),
+        gradients=(1, 1, 1),
+        forward_overheads=(0, 1),
+        backward_overheads=(0, 2),
+        forward_times=(1, 2),
+        backward_times=(2, 3),
+    )
+    schedule = Schedule.parse("Oa0 Fa0 Fa1 B1 Pa0 B0")
+    link = Link(bandwidth=2)
+    replay = simulate_offload(profile, schedule, budget=12, link=link)
+    solution = OffloadSolution(
+        schedule=schedule,
+        makespan=replay.makespan,
+        peak_bytes=replay.peak_bytes,
+        budget=12,
+        lower_bound=0,
+        family=Family.ALL,
+        method="by hand",
+        solve_seconds=0.0,
+        link=link,
+        transfers=Transfers.INTEGRAL,
+        timetable=replay.timetable,
+    )
+    course = _course(solution, profile)
+    assert [lane.name for lane in course.lanes] == ["compute", "to host", "from host"]
+    # a0 leaves in [0, 1] and is read until 1; B1 is over at 6, a0 comes back in [6, 7].
+    seen = [(level.time, level.activation, level.gradient, level.temporary)
+            for level in course.levels]  # fmt: skip
+    assert seen[-1] == (replay.makespan, 0, 1, 0)
+    for level in [(0, 5, 0, 0), (1, 7, 0, 1), (3, 7, 2, 2)]:
+        assert level in seen
+
+
+@given(chains(), st.data())
+@settings(max_examples=60)
+def test_chain_levels_are_the_simulators(profile: ChainProfile, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["keep-all", "drop-all", "sqrt"]))
+    solution = _replayed(profile, *BASELINES[name](profile, 0))
+    course = _course(solution, profile)
+    _require_consistent(course, solution.peak_bytes)
+    replay = simulate(profile, solution.schedule, discards="free")
+    assert [level.total for level in course.levels[::2]] == [
+        snapshot.during_bytes for snapshot in replay.timeline
+    ]
+    for level, snapshot in zip(course.levels[::2], replay.timeline, strict=True):
+        stage = profile.stages[snapshot.op.stage]
+        assert level.temporary in {stage.forward_overhead_bytes, stage.backward_overhead_bytes, 0}
+        assert level.gradient >= snapshot.gradient_bytes
+
+
+@pytest.mark.parametrize("transfers", list(Transfers))
+@given(offload_cases())
+@settings(max_examples=40)
+def test_offload_levels_have_the_referees_peak(transfers: Transfers, case: OffloadCase) -> None:
+    profile, link = case.profile, case.link
+    if 0 in (*profile.forward_times, *profile.backward_times):
+        times = {name: tuple(time + 1 for time in getattr(profile, name))
+                 for name in ("forward_times", "backward_times")}  # fmt: skip
+        profile = replace(profile, **times)
+    if transfers is not Transfers.INTEGRAL:
+        link = Link(bandwidth=link.bandwidth)
+    solution = solve_offload(
+        profile, case.budget, link=link, transfers=transfers, method=AutoOffload(exact_stages=0)
+    )
+    course = _course(solution, profile)
+    levels = course.levels
+    highest = max(level.total for level in levels)
+    assert -int(-highest // 1) == solution.peak_bytes
+    assert all(min(level[1:]) >= 0 for level in levels)
+    assert levels[-1].total == profile.gradients[0]
+    assert levels[-1].time <= course.makespan == solution.makespan
+
+
+@given(chains(max_stages=5, families=("plain", "fat", "wild")), st.integers(0, 3))
+@settings(max_examples=25)
+def test_hybrid_levels_have_the_referees_peak(profile: ChainProfile, quarters: int) -> None:
+    link = Link(bandwidth=Fraction(3, 2))
+    most = simulate(profile, Schedule.keep_all(len(profile))).peak_bytes
+    least = HybridProblem(profile, 1, link).required_bytes
+    budget = max(1, most - quarters * (most - least) // 4)
+    solution = solve_hybrid(profile, budget, link=link)
+    _require_consistent(_course(solution, profile), solution.peak_bytes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_plan(kind: str) -> None:
+    solution, profile = plan(kind).solution, plan(kind).profile
+    course = course_of(solution, profile)
+    assert course is not None
+    _require_consistent(course, solution.peak_bytes)
+    assert max(activity.end for activity in course.activities) == solution.makespan
+    moves = [activity for activity in course.activities if course.lanes[activity.lane].is_link]
+    assert bool(moves) == any(op.kind.is_transfer for op in solution.schedule)
+    if kind == "join":
+        assert [lane.name for lane in course.lanes] == ["branch 0", "branch 1", "tail"]
+    again = [activity for activity in course.activities if activity.is_again]
+    forwards = [(op.branch, op.stage) for op in solution.schedule if op.kind.is_forward]
+    assert len(again) == len(forwards) - len(set(forwards))
+
+
+def test_fractional_hybrid_has_no_times_and_is_checked() -> None:
+    solution, profile = plan("hybrid fractional").solution, plan("hybrid fractional").profile
+    assert course_of(solution, profile) is None
+    with pytest.raises(InvalidSolutionError, match=r"the solution says .*, its replay"):
+        course_of(replace(solution, makespan=solution.makespan + 1), profile)
+
+
+@pytest.mark.parametrize("keep", [(True, False), [False, True]])
+def test_kept_gradients_of_a_join(keep: Sequence[bool]) -> None:
+    profile = plan("slots").profile
+    solution = solve_join(profile, 8, keep=keep)  # type: ignore[arg-type]
+    course = course_of(solution, profile, keep=keep)
+    assert course is not None
+    assert course.levels[-1].gradient == 1
+
+
+def test_a_plan_of_another_profile_is_refused() -> None:
+    solution = plan("chain").solution
+    other = a_chain(8)
+    slower = replace(other, stages=(replace(other.stages[0], forward_time=1), *other.stages[1:]))
+    with pytest.raises(InvalidSolutionError, match=r"the solution says \d+ ns .*gives \d+ ns"):
+        course_of(solution, slower)
+    with pytest.raises(InvalidScheduleError):
+        course_of(solution, a_chain(7))
+    with pytest.raises(InvalidSolutionError, match="Solution is no plan of a OffloadProfile"):
+        course_of(solution, plan("offload integral").profile)
+    with pytest.raises(InvalidSolutionError, match="OffloadSolution is no plan of a JoinProfile"):
+        course_of(plan("offload integral").solution, plan("join").profile)
