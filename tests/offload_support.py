@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,12 +14,14 @@ from torch.nn import functional
 from chainstay.offloading import OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime import MeasuredChain, PlannedChain, measure
-from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.runtime.transfers.copying import CopyingEngine, CopyTicket
+from chainstay.runtime.transfers.engine import Ticket, Transfer
+from chainstay.runtime.transfers.pool import Slot
 from chainstay.solve.offload import solve_offload
 from models import gpt2, resnet50
 from runtime_support import StepRecord, train
 
-__all__ = ["FAST", "LATE", "Case", "gpt_case", "perceptron_case", "resnet_case"]
+__all__ = ["BUGS", "FAST", "LATE", "SLOW", "Case", "gpt_case", "perceptron_case", "resnet_case"]
 
 FAST = Link.from_bytes_per_second(4_000_000_000, latency_ns=20_000, duplex="full")
 """Of the engine, so that tests need not wait; plans are made for the double's own link."""
@@ -29,6 +31,54 @@ SLOW = Link.from_bytes_per_second(500_000_000, latency_ns=20_000)
 
 LATE = Link.from_bytes_per_second(4_000_000_000, latency_ns=10_000_000, duplex="full")
 """Of an engine on which nothing has arrived, or left, while nobody waits."""
+
+
+class FreesWithoutWaiting(CopyingEngine):
+    """Lets device memory go while it is being sent."""
+
+    def __init__(self) -> None:
+        super().__init__(LATE, poison=True)
+        self.sent = set[CopyTicket]()
+
+    def send(self, transfers: Sequence[Transfer]) -> CopyTicket:
+        ticket = super().send(transfers)
+        self.sent.add(ticket)
+        return ticket
+
+    def wait(self, ticket: Ticket) -> None:
+        if ticket not in self.sent:
+            super().wait(ticket)
+
+
+class UsesWithoutWaiting(CopyingEngine):
+    """Reads what has not arrived."""
+
+    def __init__(self) -> None:
+        super().__init__(LATE, poison=True)
+        self.fetched = set[CopyTicket]()
+
+    def fetch(self, transfers: Sequence[Transfer], sent: Ticket) -> CopyTicket:
+        ticket = super().fetch(transfers, sent)
+        self.fetched.add(ticket)
+        return ticket
+
+    def wait(self, ticket: Ticket) -> None:
+        if ticket not in self.fetched:
+            super().wait(ticket)
+
+
+class RecyclesTooEarly(CopyingEngine):
+    """Gives host memory to others while it is being read."""
+
+    def __init__(self) -> None:
+        super().__init__(LATE, poison=True)
+
+    def give_back(self, slot: Slot, after: Ticket | None) -> None:  # noqa: ARG002  # the bug
+        super().give_back(slot, None)
+
+
+BUGS = [FreesWithoutWaiting, UsesWithoutWaiting, RecyclesTooEarly]
+"""Engines that break one of the rules each."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from chainstay.runtime.measuring import measure
 from chainstay.runtime.own_hooks import own_hooks_aside
 from chainstay.runtime.parameter_hooks import parameter_hooks_aside
 from chainstay.runtime.sharding import gathered, is_sharded, left_sharded
-from chainstay.runtime.transfers import Transport, engine_for, measure_link
+from chainstay.runtime.transfers import Transport, engine_for, measure_link, program_of
 from chainstay.runtime.transfers.settings import OffloadSettings
 from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
@@ -110,10 +110,11 @@ class Planner:
             method=self.method,  # type: ignore[arg-type]  # it looks for itself
         )
         engine = engine_for(device, link=solution.link, host_budget=settings.host_budget)
-        transport = Transport.of(solution, measured.offload_profile, engine)
-        solution = replace(solution, peak_bytes=transport.plan.peak_bytes)
-        executor = Executor(measured.chain, measured.traits, solution.schedule, transport)
         profile = measured.profile_for(Schedule.keep_all(len(measured.profile)))
+        overheads = measured.overheads_for(program_of(solution))
+        transport = Transport.of(solution, profile, overheads, engine)
+        solution = replace(solution, peak_bytes=transport.plan.peak_bytes)
+        executor = Executor(measured.chain, measured.traits, transport.schedule, transport)
         return PlannedCall(ends, executor, solution, profile)
 
     def _require_recomputing(self, reason: str) -> None:

@@ -8,11 +8,12 @@ from chainstay.runtime.environment import Traits
 from chainstay.runtime.liveness import plan_execution
 from chainstay.runtime.mode import Mode
 from chainstay.runtime.recompute import Run, Versioned
+from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State
 from chainstay.runtime.transfers.transport import Transport
 from chainstay.schedule import Schedule
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "matching"]
 
 
 class Executor:
@@ -43,9 +44,13 @@ class Executor:
         self._chain = chain
         self._traits = traits
         self._transport = transport
-        if transport is not None:
-            schedule = Schedule(tuple(op for op in schedule if not op.kind.is_transfer))
-        self._plan = plan_execution(_matching(schedule, chain), len(chain.stages))
+        transfers = None if transport is None else transport.plan
+        self._plan = plan_execution(matching(schedule, chain), len(chain.stages), transfers)
+
+    @property
+    def stages(self) -> tuple[ChainStage, ...]:
+        """What the schedule speaks about, the loss excluded."""
+        return self._chain.stages
 
     def close(self) -> None:
         """Stop transfers and let host memory go; nothing is trained after that."""
@@ -94,8 +99,12 @@ class Executor:
             )
 
 
-def _matching(schedule: Schedule, chain: Chain) -> Schedule:
-    """`schedule`, if it is for this chain and its loss."""
+def matching(schedule: Schedule, chain: Chain) -> Schedule:
+    """`schedule`, if it is for this chain and its loss.
+
+    Raises:
+        PlanMismatchError: It is for another number of stages.
+    """
     planned = 1 + max((op.stage for op in schedule), default=-1)
     needed = len(chain.stages) + 1
     if planned != needed:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import nn
@@ -46,6 +46,22 @@ class CapturedEverythingError(Exception):
     """Ends a recomputation whose remaining work nobody needs."""
 
 
+class Absent(Protocol):
+    """A tensor that may be away."""
+
+    def restored(self) -> torch.Tensor:
+        """The tensor, brought back if need be."""
+        ...
+
+
+class Parking(Protocol):
+    """Knows which tensors may go away."""
+
+    def parked(self, tensor: torch.Tensor) -> Absent | None:
+        """What stands for `tensor` if that may."""
+        ...
+
+
 class Handle:
     """Stands in the graph for a tensor that was dropped, and holds it once it is back."""
 
@@ -56,7 +72,7 @@ class Handle:
         self.prepare = prepare
         self.shape = tensor.shape
         self.dtype = tensor.dtype
-        self.tensor: torch.Tensor | None = None
+        self.tensor: torch.Tensor | Absent | None = None
         self.alias: Alias | None = None
 
 
@@ -114,14 +130,16 @@ class Kept:
     prepare: Callable[[], None]
     handles: Handles
     source: Source
+    parking: Parking | None = None
 
     def __call__(self, tensor: torch.Tensor) -> object:
-        """A handle if the tensor lies in the input; others stay, as autograd would hold them."""
+        """A handle if the tensor lies in the input, or may go away; others stay."""
         alias = self.source.alias(tensor)
-        if alias is None:
+        parked = None if alias or self.parking is None else self.parking.parked(tensor)
+        if alias is None and parked is None:
             return Staying.of(self.stage, tensor)
         handle = self.handles.add(Handle(self.stage, self.prepare, tensor))
-        handle.alias = alias
+        handle.alias, handle.tensor = alias, parked
         return handle
 
 
@@ -134,12 +152,14 @@ class Capture:
         handles: Of its first run; empty if nothing is to be captured.
         released: The input, if the captured tensors must not hold it.
         stops_when_done: Nobody needs the output.
+        parking: Knows which tensors may go away.
     """
 
     stage: int
     handles: Handles
     released: Source | None
     stops_when_done: bool
+    parking: Parking | None = None
     packed: int = 0
     needed: int = 0
 
@@ -185,7 +205,8 @@ class Capture:
             )
         handle.alias = self.released.alias(tensor) if self.released is not None else None
         if handle.alias is None:
-            handle.tensor = tensor.detach()
+            parked = None if self.parking is None else self.parking.parked(tensor)
+            handle.tensor = parked or tensor.detach()
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
@@ -229,7 +250,8 @@ def unpack(packed: Packed) -> torch.Tensor:
             f"what stage {packed.stage} saved was not recomputed, because an earlier "
             "recomputation failed; run the forward again"
         )
-    return packed.tensor
+    tensor = packed.tensor
+    return tensor if isinstance(tensor, torch.Tensor) else tensor.restored()
 
 
 def _unchanged(packed: Staying) -> torch.Tensor:

@@ -12,10 +12,12 @@ more than what is stored:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from chainstay.errors import InvalidScheduleError
+from chainstay.runtime.items import Action, Item, TransferPlan, item_of, made_by
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = ["ExecutionPlan", "Step", "plan_execution"]
@@ -34,6 +36,8 @@ class Step:
             later forward of the stage before.
         input_wanted: A later forward reads its input before anyone makes it anew.
         output_wanted: A later forward or backward reads its output, likewise.
+        makes: What it makes, if that goes to the host.
+        actions: Transfers in front of it.
     """
 
     stage: int
@@ -43,6 +47,8 @@ class Step:
     releases_input: bool
     input_wanted: bool
     output_wanted: bool
+    makes: Item | None = None
+    actions: tuple[Action, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +59,25 @@ class ExecutionPlan:
         forward: All before the loss's forward; it has the first run of every stage.
         before_backward: Per stage, the forwards that run just before its backward.
         released: Stages whose backward needs its input back, made anew by then.
+        closing: Transfers after all that, just before the backward of a stage; the loss's,
+            just before its forward.
     """
 
     forward: tuple[Step, ...]
     before_backward: tuple[tuple[Step, ...], ...]
     released: frozenset[int]
+    closing: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)
 
 
-def plan_execution(schedule: Schedule, stages: int) -> ExecutionPlan:
+def plan_execution(
+    schedule: Schedule, stages: int, transfers: TransferPlan | None = None
+) -> ExecutionPlan:
     """Cut `schedule` into steps; operations on the loss (stage `stages`) are the user's.
 
     Args:
         schedule: For `stages` stages and the loss, valid under free discards.
         stages: At least one.
+        transfers: What is made of the transfers in `schedule`, if it may have any.
 
     Raises:
         InvalidScheduleError: An operation lacks what it needs, or a backward is missing.
@@ -73,27 +85,38 @@ def plan_execution(schedule: Schedule, stages: int) -> ExecutionPlan:
     Complexity:
         O(len(schedule)).
     """
-    _check(schedule, stages + 1)
+    _check(schedule, stages + 1, has_link=transfers is not None)
     forward: list[Step] = []
     segments: list[list[Step]] = [[] for _ in range(stages)]
     gradient = stages  # of this activation; the stage below it has the next backward
     is_forward_done = False
     steps = _steps(schedule, stages)
+    moved = frozenset() if transfers is None else transfers.moved
+    actions = iter(() if transfers is None else transfers.actions)
+    pending: tuple[Action, ...] = ()
+    closing: dict[int, tuple[Action, ...]] = {}
     for op, step in zip(schedule, steps, strict=True):
-        if op.kind is OpKind.BACKWARD:
+        is_backward = op.kind is OpKind.BACKWARD
+        if is_backward or op.kind.is_forward:
+            pending += next(actions, ())
+        if is_backward:
+            closing[op.stage], pending = closing.get(op.stage, ()) + pending, ()
             gradient = op.stage
         elif step is None:
             continue
         elif step.stage == stages:
             is_forward_done = True
-        elif is_forward_done:
-            segments[gradient - 1].append(step)
+            closing[stages], pending = pending, ()
         else:
-            forward.append(step)
+            makes = made_by(op) if made_by(op) in moved else None
+            target = segments[gradient - 1] if is_forward_done else forward
+            target.append(replace(step, makes=makes, actions=pending))
+            pending = ()
     return ExecutionPlan(
         forward=tuple(forward),
         before_backward=tuple(map(tuple, segments)),
         released=frozenset(step.stage for step in steps if step and step.releases_input),
+        closing={stage: some for stage, some in closing.items() if some},
     )
 
 
@@ -160,9 +183,9 @@ class _Readers:
         return step
 
 
-def _check(schedule: Schedule, stages: int) -> None:
+def _check(schedule: Schedule, stages: int, *, has_link: bool) -> None:
     """Follow what is stored; the first operation that lacks its input is refused."""
-    stored = _Stored(gradient=stages)
+    stored = _Stored(gradient=stages, has_link=has_link)
     for index, op in enumerate(schedule):
         reason = stored.refuse(op)
         if reason is not None:
@@ -176,16 +199,21 @@ def _check(schedule: Schedule, stages: int) -> None:
 
 @dataclass(slots=True)
 class _Stored:
-    """Which activations and saved data exist, and whose gradient."""
+    """Which activations and saved data exist, and whose gradient.
+
+    Whether data is on the device when it is needed is for whoever plans transfers to say.
+    """
 
     gradient: int
+    has_link: bool
     activations: set[int] = field(default_factory=lambda: {0})
     saved: set[int] = field(default_factory=set)
+    away: set[Item] = field(default_factory=set)
 
     def has_input(self, stage: int) -> bool:
         return stage in self.activations or stage - 1 in self.saved
 
-    def refuse(self, op: Op) -> str | None:
+    def refuse(self, op: Op) -> str | None:  # noqa: C901  # one case per kind of operation
         """Why `op` cannot run, if so."""
         if op.branch is not None:
             return "names a branch, and this chain has none"
@@ -205,20 +233,22 @@ class _Stored:
                 what = f"its input and what Fa{op.stage} saves"
             case OpKind.TURN:
                 return "is an operation of joins, and this is a single chain"
+            case _ if not self.has_link:
+                return "moves data to or from the host, and this runtime has no link to it"
+            case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
+                held, what = item_of(op) in self.away, f"{item_of(op)} on the host"
             case (
                 OpKind.OFFLOAD_ACTIVATION
                 | OpKind.OFFLOAD_SAVED
                 | OpKind.SPILL_ACTIVATION
                 | OpKind.SPILL_SAVED
-                | OpKind.PREFETCH_ACTIVATION
-                | OpKind.PREFETCH_SAVED
             ):
-                return "moves data to or from the host, and this runtime has no link to it"
+                held, what = True, ""
             case _:
                 assert_never(op.kind)
         return None if held else f"needs {what}, which is not stored"
 
-    def apply(self, op: Op) -> None:
+    def apply(self, op: Op) -> None:  # noqa: C901  # one case per kind of operation
         match op.kind:
             case OpKind.FORWARD_KEEP_ALL:
                 self.saved.add(op.stage)
@@ -236,14 +266,17 @@ class _Stored:
                 self.saved.discard(op.stage)
                 self.activations.discard(op.stage)
             case (
-                OpKind.TURN
-                | OpKind.OFFLOAD_ACTIVATION
+                OpKind.OFFLOAD_ACTIVATION
                 | OpKind.OFFLOAD_SAVED
                 | OpKind.SPILL_ACTIVATION
                 | OpKind.SPILL_SAVED
-                | OpKind.PREFETCH_ACTIVATION
-                | OpKind.PREFETCH_SAVED
             ):
+                self.away.add(item_of(op))
+            case OpKind.PREFETCH_ACTIVATION:
+                self.activations.add(op.stage)
+            case OpKind.PREFETCH_SAVED:
+                self.saved.add(op.stage)
+            case OpKind.TURN:
                 raise AssertionError(f"{op} was refused")
             case _:
                 assert_never(op.kind)

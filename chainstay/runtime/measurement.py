@@ -18,10 +18,10 @@ from chainstay.runtime.chain import Chain, TensorLayout
 from chainstay.runtime.costs import Subject, account_for, observe_chain, trace_chain
 from chainstay.runtime.environment import Traits, observe_traits
 from chainstay.runtime.fusing import blaming, run_stage
+from chainstay.runtime.items import movable_chain
 from chainstay.runtime.mode import Mode, Titled
 from chainstay.runtime.preserve import undisturbed
 from chainstay.runtime.states import detached
-from chainstay.runtime.transfers.planning import movable_profile
 from chainstay.schedule import Schedule
 
 __all__ = ["Measurement", "measure_subject", "measuring", "require_loss", "require_repeats"]
@@ -53,7 +53,12 @@ class Measurement:
         The input, which is the caller's, and what several states share stay on the device.
         """
         schedule = Schedule.keep_all(len(self.account.stages))
-        return movable_profile(self.account.profile_for(schedule))
+        return OffloadProfile.from_chain(movable_chain(self.account.profile_for(schedule)))
+
+    @property
+    def movable_profile(self) -> ChainProfile:
+        """For `chainstay.solve_hybrid`: as `profile`, and what cannot be moved is in overheads."""
+        return movable_chain(self.profile)
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
         """To solve for schedules like `schedule`: closer, but sound for no other schedule."""

@@ -13,6 +13,7 @@ from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.offloading import OffloadSolution
 from chainstay.runtime.costs import Subject
 from chainstay.runtime.execute import PlannedChain
+from chainstay.runtime.executor import matching
 from chainstay.runtime.fusing import fuse_stages
 from chainstay.runtime.measurement import (
     Measurement,
@@ -26,7 +27,7 @@ from chainstay.runtime.mode import titled_modules
 from chainstay.runtime.progress import progress_bar
 from chainstay.runtime.stages import ChainStage, Children, Model, TensorPart, split_model
 from chainstay.runtime.states import detached
-from chainstay.runtime.transfers import Engine, Transport, engine_for
+from chainstay.runtime.transfers import Engine, Transport, engine_for, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 
@@ -62,7 +63,8 @@ class MeasuredChain(Measurement):
 
         Args:
             plan: Made under any discards: ``"table1"``, ``"tape"`` or ``"free"``; or what
-                `chainstay.solve_offload` makes of `offload_profile`.
+                `chainstay.solve_offload` makes of `offload_profile`, or
+                `chainstay.solve_hybrid` of `movable_profile`.
             engine: Makes the transfers of such a plan; by default, that of the device.
             host_budget: Of the default engine: bytes of host memory, ``None`` for no limit.
 
@@ -83,7 +85,8 @@ class MeasuredChain(Measurement):
             engine = engine or engine_for(
                 self.chain.device, link=plan.link, host_budget=host_budget
             )
-            transport = Transport.of(plan, self.offload_profile, engine)
+            schedule = matching(program_of(plan), self.chain)
+            transport = Transport.of(plan, self.profile, self.overheads_for(schedule), engine)
         return PlannedChain(self.chain, self.children, self.traits, schedule, transport)
 
 

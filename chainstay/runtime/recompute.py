@@ -28,11 +28,13 @@ from chainstay.runtime.handles import (
     Kept,
     unpack,
 )
+from chainstay.runtime.items import Action
 from chainstay.runtime.liveness import ExecutionPlan, Step
 from chainstay.runtime.probe import dropping
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, detached, is_among
-from chainstay.runtime.transfers.traffic import Traffic
+from chainstay.runtime.transfers.cells import Cell
+from chainstay.runtime.transfers.traffic import ParkedState, Parking, Traffic
 
 __all__ = ["Run", "Versioned"]
 
@@ -52,7 +54,8 @@ class Run:
         environments: Of the first run of each stage that runs again.
         bindings: Likewise.
         handles: Per stage, the stand-ins for what it saved.
-        traffic: Of saved data to host memory and back; ``None`` where all stays.
+        traffic: To host memory and back; ``None`` where all stays.
+        held: Of the state that the next first run reads, what may go to the host.
     """
 
     stages: tuple[ChainStage, ...]
@@ -61,11 +64,12 @@ class Run:
     device: torch.device
     shared: Versioned
     pending: int
-    checkpoints: dict[int, Versioned] = field(default_factory=dict)
+    checkpoints: dict[int, Versioned | ParkedState] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     bindings: dict[int, Binding] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
     traffic: Traffic | None = None
+    held: list[Cell] = field(default_factory=list)
 
     def forward(self, state: State) -> State:
         """The model's forward: first runs build the graph, any others go beside it."""
@@ -74,8 +78,8 @@ class Run:
                 state = self.first_run(step, state)
             else:
                 self.run_again(step)
-        if self.traffic is not None:
-            self.traffic.before_forward(len(self.stages))
+        self._transfer(self.plan.closing.get(len(self.stages), ()))
+        self.held = []
         return state
 
     def prepare_backward(self, stage: int) -> None:
@@ -83,18 +87,16 @@ class Run:
         while self.pending >= stage:
             following = self.pending
             self.pending -= 1
-            if self.traffic is not None:
-                self.traffic.before_backward(following)
             for step in self.plan.before_backward[following]:
                 self.run_again(step)
+            self._transfer(self.plan.closing.get(following, ()))
             if following in self.plan.released:
                 self.handles[following].lay_over(self._take_checkpoint(following))
 
     def first_run(self, step: Step, state: State) -> State:
         """The next state, part of the model's own graph."""
         stage = self.stages[step.stage]
-        if self.traffic is not None:
-            self.traffic.before_forward(step.stage)
+        self._transfer(step.actions)
         if step.input_wanted:
             self._store(step.stage, state)
         if not step.is_last:
@@ -104,7 +106,7 @@ class Run:
         with self._hooked(step, state):
             output = stage(state, self.shared.state)
         if self.traffic is not None:
-            self.traffic.after_forward(step.stage, state, output)
+            self.held = self.traffic.made(step, state, output)
         if self._acts_before_backward(step.stage):
             for node in _nodes_of(output, state):
                 node.register_prehook(lambda _: self.prepare_backward(step.stage))
@@ -112,12 +114,15 @@ class Run:
 
     def run_again(self, step: Step) -> None:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
+        self._transfer(step.actions)
+        held = self.checkpoints[step.stage]  # what it saves of its input must be told from others
         state, environment = self._take_start(step)
         capture = Capture(
             stage=step.stage,
             handles=self.handles[step.stage] if step.captures else Handles(),
             released=Source.of(state) if step.releases_input else None,
             stops_when_done=not step.output_wanted,
+            parking=self._parking(step, state) if step.captures else None,
         )
         if capture.is_done and not step.output_wanted:
             return
@@ -128,17 +133,26 @@ class Run:
                     output = self.stages[step.stage](_non_leaves(state), self.shared.state)
             except CapturedEverythingError:
                 return
+        del held
         capture.require_done()
         if step.output_wanted:
+            made = None if self.traffic is None else self.traffic.made(step, state, output)
             self._store(step.stage + 1, output)
+            del made
 
     def _acts_before_backward(self, stage: int) -> bool:
-        is_moving = self.traffic is not None and self.traffic.acts_before_backward(stage)
-        return is_moving or bool(self.plan.before_backward[stage])
+        return bool(self.plan.before_backward[stage] or self.plan.closing.get(stage))
+
+    def _transfer(self, actions: tuple[Action, ...]) -> None:
+        if actions and self.traffic is not None:
+            self.traffic.act(actions)
 
     def _store(self, stage: int, state: State) -> None:
         """Keep the input of `stage`: the same memory without the graph that made it."""
-        self.checkpoints[stage] = Versioned.of(detached(state))
+        if self.traffic is None:
+            self.checkpoints[stage] = Versioned.of(detached(state))
+        else:
+            self.checkpoints[stage] = self.traffic.checkpoint(detached(state))
 
     def _take_start(self, step: Step) -> tuple[State, Environment]:
         """What the stage starts from; kept only if another forward will start from it too."""
@@ -173,19 +187,24 @@ class Run:
         """What the first run of a stage saves goes as planned; untouched where all of it stays."""
         stage = step.stage
         prepare = partial(self.prepare_backward, stage)
+        parking = self._parking(step, state) if step.captures else None
         if step.captures and not step.releases_input:
-            if self.traffic is None:
-                return nullcontext()
-            return self.traffic.hooks(
-                self.stages[stage], stage, (*state, *self.shared.state), prepare
-            )
+            return nullcontext() if parking is None else parking.hooks()
         handles = self.handles[stage] = Handles()
         pack = (
-            Kept(stage, prepare, handles, Source.of(state))
+            Kept(stage, prepare, handles, Source.of(state), parking)
             if step.captures
             else Dropped(stage, prepare, handles)
         )
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def _parking(self, step: Step, state: State) -> Parking | None:
+        """What finds tensors that move among those that a run saves."""
+        if self.traffic is None:
+            return None
+        prepare = partial(self.prepare_backward, step.stage)
+        given = (*state, *self.shared.state)
+        return self.traffic.parking(self.stages[step.stage], step, given, prepare)
 
 
 @dataclass(frozen=True, slots=True)

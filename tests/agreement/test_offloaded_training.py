@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 from chainstay.runtime import trace_memory
-from chainstay.runtime.transfers.copying import CopyingEngine, CopyTicket
-from chainstay.runtime.transfers.engine import Ticket, Transfer
-from chainstay.runtime.transfers.pool import Slot
-from offload_support import FAST, LATE, Case, gpt_case, perceptron_case, resnet_case
+from chainstay.runtime.transfers.copying import CopyingEngine
+from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case
 
 CASES = [resnet_case, gpt_case]
 
@@ -50,51 +48,7 @@ def test_the_least_budget_is_used_up(make: Callable[[], Case]) -> None:
     assert 0.9 * case.budget(0) <= trace.peak_bytes + case.batch.nbytes <= case.budget(0)
 
 
-class FreesWithoutWaiting(CopyingEngine):
-    """Lets device memory go while it is being sent."""
-
-    def __init__(self) -> None:
-        super().__init__(LATE, poison=True)
-        self.sent = set[CopyTicket]()
-
-    def send(self, transfers: Sequence[Transfer]) -> CopyTicket:
-        ticket = super().send(transfers)
-        self.sent.add(ticket)
-        return ticket
-
-    def wait(self, ticket: Ticket) -> None:
-        if ticket not in self.sent:
-            super().wait(ticket)
-
-
-class UsesWithoutWaiting(CopyingEngine):
-    """Reads what has not arrived."""
-
-    def __init__(self) -> None:
-        super().__init__(LATE, poison=True)
-        self.fetched = set[CopyTicket]()
-
-    def fetch(self, transfers: Sequence[Transfer], sent: Ticket) -> CopyTicket:
-        ticket = super().fetch(transfers, sent)
-        self.fetched.add(ticket)
-        return ticket
-
-    def wait(self, ticket: Ticket) -> None:
-        if ticket not in self.fetched:
-            super().wait(ticket)
-
-
-class RecyclesTooEarly(CopyingEngine):
-    """Gives host memory to others while it is being read."""
-
-    def __init__(self) -> None:
-        super().__init__(LATE, poison=True)
-
-    def give_back(self, slot: Slot, after: Ticket | None) -> None:  # noqa: ARG002  # the bug
-        super().give_back(slot, None)
-
-
-@pytest.mark.parametrize("bug", [FreesWithoutWaiting, UsesWithoutWaiting, RecyclesTooEarly])
+@pytest.mark.parametrize("bug", BUGS)
 @pytest.mark.parametrize("make", [*CASES, perceptron_case])
 def test_seeded_bugs_are_caught(make: Callable[[], Case], bug: Callable[[], CopyingEngine]) -> None:
     case = make()

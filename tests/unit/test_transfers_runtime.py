@@ -23,11 +23,12 @@ from chainstay.errors import (
 )
 from chainstay.profiles import Link
 from chainstay.runtime import measure
+from chainstay.runtime.items import Act, Action, Item
+from chainstay.runtime.liveness import Step
 from chainstay.runtime.transfers import engine_for, measure_link
 from chainstay.runtime.transfers.copying import DOUBLE_LINK, CopyingEngine
 from chainstay.runtime.transfers.cuda import pinned_bytes
 from chainstay.runtime.transfers.engine import Transfer
-from chainstay.runtime.transfers.planning import Act, Action, TransferPlan
 from chainstay.runtime.transfers.pool import HostPool
 from chainstay.runtime.transfers.speed import link_from
 from chainstay.runtime.transfers.traffic import Traffic
@@ -188,32 +189,36 @@ def test_storages_go_once_and_views_are_rebuilt() -> None:
     case.step(chain)
     x = case.measured.offload_profile.activations
     assert moved
-    assert engine.bytes <= sum(x[stage + 1] for stage in moved), "no storage goes twice"
+    assert engine.bytes <= sum(x[item.stage + 1] for item in moved), "no storage goes twice"
     chain.close()
 
 
 def test_what_a_stage_passes_on_is_not_let_go() -> None:
     """Two states have it; a second copy would come back beside the first."""
     engine = CopyingEngine(FAST)
-    actions = (Action(Act.SEND, 0), Action(Act.RELEASE, 0))
-    plan = TransferPlan(
-        before_forward=((), actions[:1], actions[1:]),
-        before_backward=((Action(Act.FETCH, 0),), ()),
-        moved=frozenset({0}),
-        host_bytes=0,
-        peak_bytes=0,
+    item = Item("a", 1)
+    first, second = (
+        Step(
+            stage=stage,
+            is_first=True,
+            is_last=True,
+            captures=False,
+            releases_input=False,
+            input_wanted=False,
+            output_wanted=True,
+            makes=None if stage else item,
+        )
+        for stage in range(2)
     )
-    traffic = Traffic(plan, engine)
+    traffic = Traffic(engine)
     start, passed, own = (torch.full((4,), value) for value in (1.0, 2.0, 3.0))
-    traffic.before_forward(0)
-    traffic.after_forward(0, (start,), (passed, own))
-    traffic.before_forward(1)
-    kept, moved = traffic.outputs
-    traffic.after_forward(1, (passed, own), (passed, torch.zeros(4)))
-    traffic.before_forward(2)
+    kept, moved = traffic.made(first, (start,), (passed, own))
+    traffic.act([Action(Act.SEND, item)])
+    traffic.made(second, (passed, own), (passed, torch.zeros(4)))
+    traffic.act([Action(Act.RELEASE, item)])
     assert kept.memory is not None
     assert moved.memory is None
-    traffic.before_backward(0)
+    traffic.act([Action(Act.FETCH, item)])
     assert torch.equal(moved.arrived().view(torch.float32), own)
     assert kept.arrived().data_ptr() == passed.data_ptr()
     engine.close()
@@ -248,7 +253,7 @@ def test_a_change_in_place_is_found() -> None:
         chain = case.offloaded(0, CopyingEngine(FAST))
         kept.clear()
         value = case.loss(chain(case.batch))
-        moved = stage in chain._executor._transport.plan.moved  # type: ignore[union-attr]
+        moved = Item("b", stage) in chain._executor._transport.plan.moved  # type: ignore[union-attr]
         with torch.no_grad():
             kept[stage].zero_()
         if moved:  # the copy on the host is as it was

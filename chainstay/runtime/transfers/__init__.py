@@ -1,17 +1,18 @@
-"""Saved data that goes to host memory and comes back, beside the computation.
+"""Stored data that goes to host memory and comes back, beside the computation.
 
-==========  ===========================================================================
-`planning`  a program list as what to do before each computation, counted in bytes
-`engine`    what moves bytes, and what it promises: the seam between the two engines
-`pool`      host memory, handed out in slots, within a limit
-`cuda`      the engine of CUDA devices: pinned slots, two side streams, events
-`copying`   the engine of the CPU, a double of the other: two throttled threads
-`cells`     one saved storage on its way to the host and back; what the graph holds
-`traffic`   one training step's transfers
-`transport` a plan and its engine, for an `Executor`
-`speed`     how fast a link is
-`settings`  how `chainstay.fit` is to offload
-==========  ===========================================================================
+==============  =======================================================================
+`planning`      a program list as what to do before each computation, counted in bytes
+`computations`  the program list, cut where something is computed
+`engine`        what moves bytes, and what it promises: the seam between the two engines
+`pool`          host memory, handed out in slots, within a limit
+`cuda`          the engine of CUDA devices: pinned slots, two side streams, events
+`copying`       the engine of the CPU, a double of the other: two throttled threads
+`cells`         one storage on its way to the host and back; what is held of it meanwhile
+`traffic`       one training step's transfers
+`transport`     a plan and its engine, for an `Executor`
+`speed`         how fast a link is
+`settings`      how `chainstay.fit` is to offload
+==============  =======================================================================
 
 Rules that make it right without making the host wait, in both engines:
 
@@ -26,6 +27,6 @@ Rules that make it right without making the host wait, in both engines:
 
 from chainstay.runtime.transfers.engine import Engine
 from chainstay.runtime.transfers.speed import measure_link
-from chainstay.runtime.transfers.transport import Transport, engine_for
+from chainstay.runtime.transfers.transport import Transport, engine_for, program_of
 
-__all__ = ["Engine", "Transport", "engine_for", "measure_link"]
+__all__ = ["Engine", "Transport", "engine_for", "measure_link", "program_of"]

@@ -1,4 +1,4 @@
-"""One saved storage on its way to the host and back, and what the graph holds instead of it.
+"""One storage on its way to the host and back, and what is held of it meanwhile.
 
 =============  =================  ==============  =========================
 a cell that    has memory on the  and a slot      and the ticket of
@@ -8,9 +8,11 @@ is leaving     device             being written   the transfer to the host
 is away        --                 filled          the same
 is returning   device, unread     being read      the transfer from the host
 is back        device             --              --
+is a copy      device             filled          the transfer from the host
 =============  =================  ==============  =========================
 
-Only the graph's handles hold a cell for long. When they go, so do memory and slot.
+Only the graph's handles and checkpoints hold a cell for long. When they go, so do memory and
+slot.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ __all__ = ["Cell", "Parked", "fetch", "release", "send"]
 
 
 class Cell:
-    """A storage that several saved tensors may lie in, stored once.
+    """A storage that several tensors may lie in, stored once.
 
     Attributes:
         stage: That made it.
@@ -40,11 +42,13 @@ class Cell:
     """
 
     __slots__ = (
-        "__weakref__", "_engine", "_parked", "_size", "_slot", "memory", "stage", "stays", "ticket",
+        "__weakref__", "_engine", "_is_unread", "_parked", "_size", "_slot", "memory", "stage",
+        "stays", "ticket",
     )  # fmt: skip
 
     def __init__(self, stage: int, engine: Engine, tensor: torch.Tensor) -> None:
         self._slot: Slot | None = None
+        self._is_unread = False
         self.ticket: Ticket | None = None
         self.stays = False
         self.stage = stage
@@ -79,20 +83,22 @@ class Cell:
             if parked is not None:
                 parked.let_go()
         memory, self.memory = self.memory, None
+        self._is_unread = False
         if memory is not None:
             self._engine.freed(memory)
 
     def come(self) -> tuple[torch.Tensor, Slot, Ticket]:
-        """Allocate memory on the device to be fetched into; the slot is given away."""
+        """Allocate memory on the device to be fetched into."""
         assert self._slot is not None, "it was sent"
         assert self.ticket is not None, "it was sent"
+        self._is_unread = True
         self.memory = flat(self._size, self._engine.device)
         return self.memory, self._slot, self.ticket
 
-    def under(self, ticket: Ticket, *, is_back: bool) -> None:
-        """Its transfer has begun."""
+    def under(self, ticket: Ticket, *, leaves_host: bool) -> None:
+        """Its transfer has begun; with `leaves_host`, the slot is given back when that ends."""
         self.ticket = ticket
-        if is_back and self._slot is not None:
+        if leaves_host and self._slot is not None:
             slot, self._slot = self._slot, None
             self._engine.give_back(slot, ticket)
 
@@ -101,21 +107,23 @@ class Cell:
         if self.memory is None:
             fetch([self], self._engine)
         assert self.memory is not None, "it is on its way at least"
-        if self._slot is None and self.ticket is not None:
+        if self._is_unread and self.ticket is not None:
             self._engine.wait(self.ticket)
-            self.ticket = None
+            self._is_unread = False
+            if self._slot is None:
+                self.ticket = None
         return self.memory
 
     def __del__(self) -> None:
         """Give back what it has, in the order of the computation."""
+        if self._is_unread and self.ticket is not None:
+            self._engine.forget(self.ticket)
         if self._slot is not None:
             self._engine.give_back(self._slot, self.ticket)
-        elif self.ticket is not None:
-            self._engine.forget(self.ticket)
 
 
 class Parked:
-    """Stands in the graph for a saved tensor that may be away."""
+    """Stands for a tensor that may be away, in the graph or in a checkpoint."""
 
     __slots__ = (
         "__weakref__", "_cell", "_is_spoiled", "_layout", "_prepare", "_tensor", "_version",
@@ -162,7 +170,7 @@ def send(cells: Sequence[Cell], engine: Engine) -> None:
     if transfers:
         ticket = engine.send(transfers)
         for cell in cells:
-            cell.under(ticket, is_back=False)
+            cell.under(ticket, leaves_host=False)
 
 
 def release(cells: Sequence[Cell], engine: Engine) -> None:
@@ -174,12 +182,12 @@ def release(cells: Sequence[Cell], engine: Engine) -> None:
         cell.go()
 
 
-def fetch(cells: Sequence[Cell], engine: Engine) -> None:
-    """Start bringing `cells` back."""
+def fetch(cells: Sequence[Cell], engine: Engine, *, leaves_host: bool = True) -> None:
+    """Start bringing `cells` back; without `leaves_host`, the host's copies stay."""
     coming = [(cell, *cell.come()) for cell in cells if cell.memory is None]
     by_ticket = {id(sent): sent for _, _, _, sent in coming}
     for key, sent in by_ticket.items():
         group = [(cell, memory, slot) for cell, memory, slot, s in coming if id(s) == key]
         ticket = engine.fetch([(memory, slot) for _, memory, slot in group], sent)
         for cell, _, _ in group:
-            cell.under(ticket, is_back=True)
+            cell.under(ticket, leaves_host=leaves_host)

@@ -1,23 +1,25 @@
-"""One training step's transfers: which storages a stage saved, and what to do with them when."""
+"""One training step's transfers: which storages an item lies in, and what to do with them when."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 import torch
 
+from chainstay.runtime.binding import version_of
 from chainstay.runtime.handles import Packed, Staying, unpack
+from chainstay.runtime.items import Act, Action, Item
+from chainstay.runtime.liveness import Step
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, address_of
 from chainstay.runtime.transfers.cells import Cell, Parked, fetch, release, send
 from chainstay.runtime.transfers.engine import Engine
-from chainstay.runtime.transfers.planning import Act, Action, TransferPlan
 
-__all__ = ["Traffic"]
+__all__ = ["ParkedState", "Parking", "Traffic"]
 
 Cells = dict[int, weakref.ref[Cell]]
 """By the address of their storage, good as long as they are on the device."""
@@ -27,138 +29,184 @@ Cells = dict[int, weakref.ref[Cell]]
 class Traffic:
     """Transfers between one forward and its backward.
 
-    It holds the cells of the last state only, and only until the next stage has run: after
-    that, the graph's handles do.
+    It holds no cell: the graph's handles do, checkpoints, and whoever runs stages.
 
     Attributes:
-        plan: What to do.
         engine: Moves bytes.
-        parcels: Per stage, what it saved that moves.
-        outputs: Cells of the state that the next stage reads.
-        inputs: The same, by address.
+        parcels: Of every item that goes to the host, the storages that it lies in.
+        cells: All that were made.
     """
 
-    plan: TransferPlan
     engine: Engine
-    parcels: dict[int, list[weakref.ref[Cell]]] = field(default_factory=dict)
-    outputs: list[Cell] = field(default_factory=list)
-    inputs: Cells = field(default_factory=dict)
+    parcels: dict[Item, list[weakref.ref[Cell]]] = field(default_factory=dict)
+    cells: Cells = field(default_factory=dict)
 
-    def before_forward(self, stage: int) -> None:
-        """All that the plan has before the forward of `stage`, or at the end of the last one."""
-        self._do(self.plan.before_forward[stage])
-        if stage == len(self.plan.before_backward):
-            self.outputs = []
-
-    def before_backward(self, stage: int) -> None:
-        """All that the plan has before the backward of `stage`."""
-        self._do(self.plan.before_backward[stage])
-
-    def acts_before_backward(self, stage: int) -> bool:
-        """Whether the plan has anything there."""
-        return bool(self.plan.before_backward[stage])
-
-    def hooks(
-        self, stage: ChainStage, index: int, state: State, prepare: Callable[[], None]
-    ) -> AbstractContextManager[object]:
-        """For the forward of stage `index` on `state`: what moves gets handles.
-
-        Args:
-            stage: About to run.
-            index: Of it.
-            state: Its input.
-            prepare: Brings about all that comes before the stage's backward.
-        """
-        if index not in self.plan.moved and not self.inputs:
-            return nullcontext()
-        own = self.parcels.setdefault(index, []) if index in self.plan.moved else None
-        fixed = {address_of(tensor) for _, _, tensor in stage.tensors()}
-        fixed |= {address_of(tensor) for tensor in state} - self.inputs.keys()
-        pack = Parking(index, prepare, self.engine, frozenset(fixed), dict(self.inputs), own)
-        return torch.autograd.graph.saved_tensors_hooks(pack, restored)
-
-    def after_forward(self, index: int, state: State, output: State) -> None:
-        """Know the state that stage `index` made of `state`: it goes with what it saved."""
-        passed = {address_of(tensor) for tensor in state}
-        self._let_stay(output)
-        self.inputs, self.outputs = {}, []
-        if index not in self.plan.moved:
-            return
-        parcel = self.parcels.setdefault(index, [])
-        known = _by_address(parcel)
-        for tensor in output:
-            address = address_of(tensor)
-            if not _is_movable(tensor, self.engine) or address in passed | self.inputs.keys():
-                continue
-            cell = known.get(address)
-            if cell is None:
-                cell = Cell(index, self.engine, tensor)
-                parcel.append(weakref.ref(cell))
-            self.outputs.append(cell)
-            self.inputs[address] = weakref.ref(cell)
-
-    def _let_stay(self, output: State) -> None:
-        """What the stage passes on belongs to several states from now on."""
-        for tensor in output:
-            reference = self.inputs.get(address_of(tensor))
-            cell = reference() if reference is not None else None
-            if cell is not None:
-                cell.stays = True
-
-    def _do(self, actions: Iterable[Action]) -> None:
+    def act(self, actions: Iterable[Action]) -> None:
+        """Do what the plan says."""
         for action in actions:
-            parcel = self.parcels.get(action.stage, ())
+            parcel = self.parcels.get(action.item, ())
             cells = [cell for cell in (reference() for reference in parcel) if cell is not None]
             match action.act:
                 case Act.SEND:
                     send(cells, self.engine)
                 case Act.RELEASE:
                     release(cells, self.engine)
-                case Act.FETCH:
-                    fetch(cells, self.engine)
+                case Act.FETCH | Act.COPY:
+                    fetch(cells, self.engine, leaves_host=action.act is Act.FETCH)
+                    for cell in cells:
+                        self._know(cell)
                 case _:
                     assert_never(action.act)
+
+    def parking(
+        self, stage: ChainStage, step: Step, given: State, prepare: Callable[[], None]
+    ) -> Parking | None:
+        """What finds tensors that move, for a run of `stage` that saves them; if there are any.
+
+        Args:
+            stage: About to run.
+            step: What for.
+            given: Its input, and what all stages may read.
+            prepare: Brings about all that comes before the stage's backward.
+        """
+        known = {address_of(tensor) for tensor in given}
+        inputs = {address for address in known if self.cell_at(address) is not None}
+        if step.makes is None and not inputs:
+            return None
+        fixed = {address_of(tensor) for _, _, tensor in stage.tensors()} | known - inputs
+        own = None
+        if step.makes is not None:
+            own = self.parcels[step.makes] = []
+        return Parking(step.stage, prepare, self, frozenset(fixed), own)
+
+    def made(self, step: Step, given: State, output: State) -> list[Cell]:
+        """Know the state that `step` made of `given`: what is new in it is part of its item.
+
+        Returns:
+            Its cells, to be held as long as the state is.
+        """
+        held = []
+        passed = {address_of(tensor) for tensor in given}
+        parcel = None if step.makes is None else self.parcels.setdefault(step.makes, [])
+        for tensor in output:
+            address = address_of(tensor)
+            cell = self.cell_at(address)
+            if address in passed:
+                if cell is not None:  # it belongs to several states from now on
+                    cell.stays = True
+            elif cell is None and parcel is not None and is_movable(tensor, self.engine):
+                cell = self.new_cell(step.stage, tensor, parcel)
+            if cell is not None:
+                held.append(cell)
+        return held
+
+    def checkpoint(self, state: State) -> ParkedState:
+        """`state` to be read again; what moves may be away meanwhile."""
+        return ParkedState.of(state, self)
+
+    def cell_at(self, address: int) -> Cell | None:
+        """The cell whose memory on the device is there, if there is one."""
+        reference = self.cells.get(address)
+        cell = reference() if reference is not None else None
+        if cell is None or cell.memory is None or address_of(cell.memory) != address:
+            return None
+        return cell
+
+    def new_cell(self, stage: int, tensor: torch.Tensor, parcel: list[weakref.ref[Cell]]) -> Cell:
+        """One for the storage of `tensor`."""
+        cell = Cell(stage, self.engine, tensor)
+        parcel.append(weakref.ref(cell))
+        self._know(cell)
+        return cell
+
+    def _know(self, cell: Cell) -> None:
+        if cell.memory is not None:
+            self.cells[address_of(cell.memory)] = weakref.ref(cell)
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedState:
+    """A state whose tensors may be away; stands for a `Versioned` one.
+
+    Attributes:
+        tensors: As they are, or what stands for them.
+        versions: How often each of the former had been changed in place.
+        wanting: Which want gradients.
+    """
+
+    tensors: tuple[torch.Tensor | Parked, ...]
+    versions: tuple[int, ...]
+    wanting: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, state: State, traffic: Traffic) -> ParkedState:
+        """Hold `state`, or the cells that its tensors lie in."""
+        held = []
+        for tensor in state:
+            cell = traffic.cell_at(address_of(tensor))
+            held.append(tensor if cell is None else Parked(cell, _nothing, tensor))
+        return cls(
+            tuple(held),
+            tuple(_version_of(each) for each in held),
+            tuple(tensor.requires_grad for tensor in state),
+        )
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing that is here has been changed in place since."""
+        return self.versions == tuple(map(_version_of, self.tensors))
+
+    @property
+    def state(self) -> State:
+        """The tensors.
+
+        Raises:
+            PlanMismatchError: One was changed in place before it went.
+        """
+        tensors = (
+            each.restored().detach() if isinstance(each, Parked) else each for each in self.tensors
+        )
+        return tuple(
+            tensor.requires_grad_(wants)
+            for tensor, wants in zip(tensors, self.wanting, strict=True)
+        )
 
 
 @dataclass(slots=True)
 class Parking:
-    """Pack hook of a stage's forward. The graph keeps it, so it holds no memory.
+    """Pack hook of a stage's run. The graph keeps it, so it holds no memory.
 
     Attributes:
         stage: Which.
         prepare: Brings about all that comes before its backward.
-        engine: Moves bytes.
+        traffic: Knows the cells.
         fixed: Addresses of what stays: parameters, buffers, an input that does not move.
-        cells: Of the input, and what has been saved so far.
         own: Gets the cells of what it saves, if that moves.
     """
 
     stage: int
     prepare: Callable[[], None]
-    engine: Engine
+    traffic: Traffic
     fixed: frozenset[int]
-    cells: Cells
     own: list[weakref.ref[Cell]] | None
 
     def __call__(self, tensor: torch.Tensor) -> object:
         """A handle if the tensor moves; others stay, as autograd would hold them."""
-        cell = self._cell(tensor) if _is_movable(tensor, self.engine) else None
-        if cell is None:
-            return Staying.of(self.stage, tensor)
-        return Parked(cell, self.prepare, tensor)
+        return self.parked(tensor) or Staying.of(self.stage, tensor)
 
-    def _cell(self, tensor: torch.Tensor) -> Cell | None:
-        address = address_of(tensor)
-        reference = self.cells.get(address)
-        cell = reference() if reference is not None else None
-        if cell is not None and cell.memory is not None:
-            return cell
-        if self.own is None or address in self.fixed:
+    def parked(self, tensor: torch.Tensor) -> Parked | None:
+        """What stands for the tensor if it moves."""
+        if not is_movable(tensor, self.traffic.engine):
             return None
-        cell = Cell(self.stage, self.engine, tensor)
-        self.cells[address] = reference = weakref.ref(cell)
-        self.own.append(reference)
-        return cell
+        address = address_of(tensor)
+        cell = self.traffic.cell_at(address)
+        if cell is None and self.own is not None and address not in self.fixed:
+            cell = self.traffic.new_cell(self.stage, tensor, self.own)
+        return None if cell is None else Parked(cell, self.prepare, tensor)
+
+    def hooks(self) -> AbstractContextManager[object]:
+        """For a run whose saved data stays in the graph, or goes to the host."""
+        return torch.autograd.graph.saved_tensors_hooks(self, restored)
 
 
 def restored(packed: Parked | Packed) -> torch.Tensor:
@@ -166,7 +214,7 @@ def restored(packed: Parked | Packed) -> torch.Tensor:
     return packed.restored() if isinstance(packed, Parked) else unpack(packed)
 
 
-def _is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
+def is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
     """Whether it is plain memory on the device; parameters and tensors of other types are not."""
     return (
         type(tensor) in _PLAIN
@@ -179,6 +227,9 @@ def _is_movable(tensor: torch.Tensor, engine: Engine) -> bool:
 _PLAIN: Final = (torch.Tensor,)
 
 
-def _by_address(parcel: Iterable[weakref.ref[Cell]]) -> dict[int, Cell]:
-    cells = (reference() for reference in parcel)
-    return {address_of(cell.memory): cell for cell in cells if cell and cell.memory is not None}
+def _nothing() -> None:
+    """A checkpoint's tensors are asked for when all is prepared."""
+
+
+def _version_of(tensor: torch.Tensor | Parked) -> int:
+    return 0 if isinstance(tensor, Parked) else version_of(tensor)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from chainstay.errors import HostBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.hybrid import HybridSolution
 from chainstay.offloading import OffloadSolution
-from chainstay.profiles import Link, OffloadProfile
+from chainstay.profiles import ChainProfile, Link
+from chainstay.runtime.items import TransferPlan, as_chain_schedule, movable_chain, standing_bytes
 from chainstay.runtime.transfers.copying import DOUBLE_LINK, CopyingEngine
 from chainstay.runtime.transfers.cuda import CudaEngine
 from chainstay.runtime.transfers.engine import Engine
-from chainstay.runtime.transfers.planning import TransferPlan, plan_transfers
+from chainstay.runtime.transfers.planning import plan_transfers
 from chainstay.runtime.transfers.traffic import Traffic
+from chainstay.schedule import Schedule
 from chainstay.timetable import Transfers
 
-__all__ = ["Transport", "engine_for"]
+__all__ = ["Transport", "engine_for", "program_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +28,35 @@ class Transport:
     """What to move when, and what moves it.
 
     Attributes:
-        plan: For every step.
+        schedule: With the transfers, in the names of its chain.
+        plan: What they mean for every step.
         engine: Shared by all steps.
     """
 
+    schedule: Schedule
     plan: TransferPlan
     engine: Engine
 
     @classmethod
-    def of(cls, solution: OffloadSolution, profile: OffloadProfile, engine: Engine) -> Transport:
-        """The transfers of `solution` for a chain that costs `profile`.
+    def of(
+        cls,
+        solution: OffloadSolution,
+        profile: ChainProfile,
+        overheads: Sequence[int],
+        engine: Engine,
+    ) -> Transport:
+        """The transfers of `solution`.
+
+        Args:
+            solution: Of offloading, or of both that and recomputing.
+            profile: What the chain costs; all of it, see `movable_chain`.
+            overheads: Bytes that each operation of `program_of(solution)` needs besides what is
+                stored, in place of its stage's in the profile.
+            engine: Makes the transfers.
 
         Raises:
-            PlanMismatchError: It moves parts of activations, or moves them in parts.
+            PlanMismatchError: It moves parts of activations, or moves them in parts, or
+                beyond the host's memory.
             InvalidScheduleError: It does not fit in its budget when run.
             HostBudgetError: What is away at once needs more than the engine's host memory.
         """
@@ -45,15 +65,31 @@ class Transport:
                 f"the plan has {solution.transfers} transfers, and this runtime moves whole "
                 "activations at once; solve with transfers='integral'"
             )
-        plan = plan_transfers(solution.schedule, profile, solution.budget)
+        schedule = program_of(solution)
+        plan = plan_transfers(
+            schedule,
+            movable_chain(profile),
+            solution.budget,
+            overheads=[
+                overhead + (0 if op.kind.is_transfer else standing_bytes(profile, op.stage))
+                for op, overhead in zip(schedule, overheads, strict=True)
+            ],
+        )
         limit = engine.pool.limit
         if limit is not None and plan.host_bytes > limit:
             raise HostBudgetError(budget=limit, required=plan.host_bytes, is_least=True)
-        return cls(plan, engine)
+        return cls(schedule, plan, engine)
 
     def start(self) -> Traffic:
         """For one step."""
-        return Traffic(self.plan, self.engine)
+        return Traffic(self.engine)
+
+
+def program_of(solution: OffloadSolution) -> Schedule:
+    """Its program list in the names of the chain, which offloading alone numbers otherwise."""
+    if isinstance(solution, HybridSolution):
+        return solution.schedule
+    return as_chain_schedule(solution.schedule)
 
 
 def engine_for(

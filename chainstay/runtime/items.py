@@ -1,0 +1,184 @@
+"""What may go to the host, and what the host of a device is to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
+
+from chainstay.profiles import ChainProfile, OffloadProfile, Stage
+from chainstay.schedule import Op, OpKind, Schedule
+
+__all__ = [
+    "Act",
+    "Action",
+    "Item",
+    "TransferPlan",
+    "as_chain_schedule",
+    "freed_by",
+    "item_of",
+    "made_by",
+    "movable_chain",
+    "movable_profile",
+    "reads_of",
+    "standing_bytes",
+]
+
+
+class Item(NamedTuple):
+    """Something that a schedule stores.
+
+    Attributes:
+        kind: ``"a"``: activation ``a^number``; ``"b"``: what ``Fa`` of stage `number` saved.
+        number: As said.
+    """
+
+    kind: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.number}"
+
+    @property
+    def stage(self) -> int:
+        """That makes it."""
+        return self.number - (self.kind == "a")
+
+
+class Act(Enum):
+    """What the host does about an item.
+
+    Attributes:
+        SEND: Start sending it to the host.
+        RELEASE: Wait until it has been sent, and let its device memory go.
+        FETCH: Allocate device memory and start bringing it back; the host's copy goes.
+        COPY: The same, and the host keeps its copy.
+    """
+
+    SEND = "send"
+    RELEASE = "release"
+    FETCH = "fetch"
+    COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One of these, of one item."""
+
+    act: Act
+    item: Item
+
+    def __str__(self) -> str:
+        return f"{self.act.value} {self.item}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferPlan:
+    """What to do about stored items, and when.
+
+    Attributes:
+        actions: In front of each computation of the schedule, forwards and backwards.
+        moved: Items that go to the host.
+        host_bytes: The most in host memory at any time.
+        peak_bytes: The most on the device, at most the budget. A simulation may tell of less:
+            there, memory is free when a transfer ends, not just when somebody needs it.
+    """
+
+    actions: tuple[tuple[Action, ...], ...]
+    moved: frozenset[Item]
+    host_bytes: int
+    peak_bytes: int
+
+
+def item_of(op: Op) -> Item:
+    """What a transfer or a discard is about."""
+    is_saved = op.kind in (OpKind.OFFLOAD_SAVED, OpKind.PREFETCH_SAVED, OpKind.DISCARD_SAVED)
+    return Item("b" if is_saved else "a", op.stage)
+
+
+def made_by(op: Op) -> Item:
+    """What a forward makes."""
+    if op.kind is OpKind.FORWARD_KEEP_ALL:
+        return Item("b", op.stage)
+    return Item("a", op.stage + 1)
+
+
+def reads_of(op: Op, here: Collection[Item]) -> tuple[Item, ...]:
+    """What a computation reads; its input is a plain activation, else part of saved data."""
+    plain = Item("a", op.stage)
+    source = plain if plain in here else Item("b", op.stage - 1)
+    return (source, Item("b", op.stage)) if op.kind is OpKind.BACKWARD else (source,)
+
+
+def freed_by(op: Op) -> tuple[Item, ...]:
+    """What a computation or discard removes from the device, where it is there."""
+    match op.kind:
+        case OpKind.BACKWARD:
+            return (Item("a", op.stage), Item("b", op.stage))
+        case OpKind.FORWARD_DROP | OpKind.DISCARD_ACTIVATION:
+            return (Item("a", op.stage),)
+        case OpKind.DISCARD_SAVED:
+            return (Item("b", op.stage),)
+    return ()
+
+
+def movable_chain(profile: ChainProfile) -> ChainProfile:
+    """What can be moved of a chain; the rest is needed beside it while it is there.
+
+    That is the input, the caller's, and what several states share. A shared tensor counts in
+    every operation of the stages from its maker on: it is there at most as long as persistent
+    schedules need those.
+    """
+    return replace(
+        profile,
+        input_bytes=0,
+        stages=tuple(_movable(profile, index) for index in range(len(profile))),
+        skips=(),
+    )
+
+
+def standing_bytes(profile: ChainProfile, stage: int) -> int:
+    """What cannot be moved and may be there while `stage` runs."""
+    shared = (skip.bytes for skip in profile.skips if 0 < skip.first <= stage + 1)
+    return profile.input_bytes + sum(shared)
+
+
+def _movable(profile: ChainProfile, index: int) -> Stage:
+    stage, state = profile.stages[index], index + 1
+    standing = standing_bytes(profile, index)
+    shared = (skip.bytes for skip in profile.skips if state in skip.states)
+    made = (skip.bytes for skip in profile.skips if skip.first == state)
+    return replace(
+        stage,
+        output_bytes=stage.output_bytes - sum(shared),
+        saved_bytes=stage.saved_bytes - sum(made),
+        forward_overhead_bytes=stage.forward_overhead_bytes + standing,
+        backward_overhead_bytes=stage.backward_overhead_bytes + standing,
+    )
+
+
+def movable_profile(profile: ChainProfile) -> OffloadProfile:
+    """The same for plans that run nothing again."""
+    return OffloadProfile.from_chain(movable_chain(profile))
+
+
+def as_chain_schedule(schedule: Schedule) -> Schedule:
+    """A program list for an `OffloadProfile` in the names of its chain.
+
+    There the activation ``a^j`` is what stage j - 1 saves. The input is the caller's.
+    """
+    return Schedule(tuple(_renamed(schedule)))
+
+
+def _renamed(schedule: Schedule) -> Iterator[Op]:
+    for op in schedule:
+        match op.kind:
+            case OpKind.OFFLOAD_ACTIVATION if op.stage:
+                yield Op(OpKind.OFFLOAD_SAVED, op.stage - 1)
+            case OpKind.PREFETCH_ACTIVATION if op.stage:
+                yield Op(OpKind.PREFETCH_SAVED, op.stage - 1)
+            case OpKind.OFFLOAD_ACTIVATION | OpKind.PREFETCH_ACTIVATION:
+                pass
+            case _:
+                yield op

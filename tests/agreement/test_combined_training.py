@@ -1,0 +1,230 @@
+"""Training by plans that recompute and offload: bit for bit, within the budget, nothing left."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.offload_networks import Appended
+from chainstay.hybrid import HybridProblem, HybridSolution
+from chainstay.profiles import Link
+from chainstay.runtime import PlannedChain, trace_memory
+from chainstay.runtime.items import TransferPlan, movable_chain
+from chainstay.runtime.transfers import Engine, Transport
+from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.schedule import Schedule
+from chainstay.solve.hybrid import Pofo, solve_hybrid
+from chainstay.validation.simulate import simulate
+from hybrid_support import least_plan, with_random_transfers
+from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case
+from runtime_support import random_free, random_persistent
+from zoo import build
+
+PERCENT = (22, 28, 35, 42, 50, 58, 66, 75, 84, 95)
+"""Of the way from the least budget to what plain training needs."""
+
+
+@cache
+def densenet_case() -> Case:
+    """DenseNet-121 on tiny images: dense layers whose state grows."""
+    net: Any = build("DenseNet-121").model
+    stages: list[nn.Module] = []
+    for name, part in net.features.named_children():
+        stages += map(Appended, part.children()) if name.startswith("denseblock") else [part]
+    pool = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), net.classifier)
+    images, classes = torch.randn(2, 3, 32, 32), torch.randint(0, 10, (2,))
+    return Case.of(
+        nn.Sequential(*stages, nn.Sequential(*pool)),
+        images,
+        lambda scores: functional.cross_entropy(scores, classes),
+    )
+
+
+@dataclass(frozen=True)
+class Combined:
+    """A model and a link on which neither recomputing nor offloading is for nothing."""
+
+    case: Case
+    link: Link
+
+    @classmethod
+    def of(cls, case: Case) -> Combined:
+        """All that is saved takes as long to move as a step takes to compute."""
+        profile = case.measured.movable_profile
+        moved = sum(stage.saved_bytes for stage in profile.stages)
+        return cls(case, Link(bandwidth=Fraction(moved, profile.least_time), latency=2000))
+
+    def budget(self, percent: int) -> int:
+        """Bytes."""
+        profile = self.case.measured.movable_profile
+        plain = simulate(profile, Schedule.keep_all(len(profile))).peak_bytes
+        least = HybridProblem(profile, plain, self.link).required_bytes
+        return least + (plain - least) * percent // 100
+
+    @cache  # noqa: B019  # cases live as long as the tests
+    def solution(self, percent: int) -> HybridSolution:
+        """A plan for that budget."""
+        return solve_hybrid(
+            self.case.measured.movable_profile,
+            self.budget(percent),
+            link=self.link,
+            method=Pofo(slots=20, tries=40),
+        )
+
+
+@cache
+def combined(make: Callable[[], Case]) -> Combined:
+    """Of one of the cases."""
+    return Combined.of(make())
+
+
+CASES = [resnet_case, gpt_case, densenet_case]
+
+
+def started(model: nn.Module) -> None:
+    """Gradients are there, so that a step leaves no memory behind."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+@pytest.mark.parametrize("percent", PERCENT)
+@pytest.mark.parametrize("make", CASES)
+def test_equal_bit_for_bit_and_within_the_budget(make: Callable[[], Case], percent: int) -> None:
+    case, solution = make(), combined(make).solution(percent)
+    poisoned = case.measured.planned(solution, engine=CopyingEngine(FAST, poison=True))
+    assert case.trained(poisoned).differences(case.trained(case.model)) == []
+    started(case.model)
+    engine = CopyingEngine(FAST)
+    chain = case.measured.planned(solution, engine=engine)
+    case.step(chain)
+    trace = trace_memory(lambda: case.step(chain), "cpu")
+    peak = trace.peak_bytes + case.batch.nbytes
+    assert peak <= plan_of(chain).peak_bytes <= solution.budget
+    assert abs(trace.end_bytes) <= 4, "a step leaves its loss behind, at most"
+    assert bool(plan_of(chain).moved) == (engine.pool.allocated_bytes > 0)
+    assert engine.pool.allocated_bytes <= plan_of(chain).host_bytes
+    chain.close()
+
+
+def plan_of(chain: PlannedChain) -> TransferPlan:
+    """What was made of its transfers."""
+    transport = chain._executor._transport
+    assert transport is not None
+    return transport.plan
+
+
+@pytest.mark.parametrize("make", CASES)
+def test_plans_do_both(make: Callable[[], Case]) -> None:
+    """Or else the test above would say nothing about what one has to do with the other."""
+    count = 0
+    for percent in PERCENT:
+        schedule = combined(make).solution(percent).schedule
+        offloads = sum(op.kind.is_offload for op in schedule)
+        forwards = sum(op.kind.is_forward for op in schedule)
+        count += offloads > 0 and 2 * forwards > len(schedule) - 2 * offloads
+    assert count >= 4
+
+
+@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("make", CASES)
+def test_seeded_bugs_are_caught(make: Callable[[], Case], bug: Callable[[], CopyingEngine]) -> None:
+    case = make()
+    chain = max(
+        (case.measured.planned(combined(make).solution(each), engine=bug()) for each in PERCENT),
+        key=lambda chain: len(plan_of(chain).moved),
+    )
+    started(case.model)
+    case.step(chain)
+    chain.close()
+    assert any(p.grad is not None and p.grad.isnan().any() for p in case.model.parameters())
+
+
+def mixed(seed: int, engine: Engine, *, is_tight: bool = False) -> tuple[Case, PlannedChain, int]:
+    """The perceptron by a random program list of anything, in the least memory that allows.
+
+    With `is_tight`, each operation needs so much besides that all that can be away is away.
+    """
+    case = perceptron_case()
+    measured = case.measured
+    stages = len(measured.profile)
+    base = (
+        random_persistent(stages, seed, keep=0.5)
+        if seed % 2
+        else random_free(stages, seed, stray=0.1)
+    )
+    schedule = with_random_transfers(base, seed)
+    profile = movable_chain(measured.profile_for(schedule))
+    budget, plan = least_plan(schedule, profile)
+    if is_tight:
+        places = range(len(schedule))
+        needs = [
+            least_plan(schedule, profile, [budget * (each == place) for each in places])[0]
+            for place in places
+        ]
+        overheads = [budget + max(needs) - need for need in needs]
+        budget, plan = least_plan(schedule, profile, overheads)
+    transport = Transport(schedule, plan, engine)
+    chain = PlannedChain(measured.chain, measured.children, measured.traits, schedule, transport)
+    return case, chain, budget
+
+
+@pytest.mark.parametrize("seed", [*range(1, 40, 2), 10, 14, 40, 54, 62])
+def test_anything_goes_bit_for_bit(seed: int) -> None:
+    """Checkpoints and what was saved again, away once or twice, wherever a schedule has them."""
+    case, chain, budget = mixed(seed, CopyingEngine(FAST, poison=True))
+    assert case.trained(chain, steps=1).differences(case.trained(case.model, steps=1)) == []
+    started(case.model)
+    engine = CopyingEngine(FAST)
+    _, chain, _ = mixed(seed, engine)
+    case.step(chain)
+    peak = trace_memory(lambda: case.step(chain), "cpu").peak_bytes
+    assert peak + case.batch.nbytes <= budget
+    assert engine.pool.used_bytes == 0
+    chain.close()
+
+
+@pytest.mark.parametrize("seed", [2, 9, 15, 43, 45, 46, 47, 49, 55, 61, 79])
+def test_all_that_can_be_away_is_away(seed: int) -> None:
+    case, chain, _ = mixed(seed, CopyingEngine(FAST, poison=True), is_tight=True)
+    assert len(plan_of(chain).moved) > 1
+    assert case.trained(chain).differences(case.trained(case.model)) == []
+
+
+@pytest.mark.parametrize("make", CASES)
+def test_what_breaks_off_leaves_nothing(make: Callable[[], Case]) -> None:
+    """A missing backward, one that fails, and a forward that fails."""
+    case, solution = make(), combined(make).solution(PERCENT[3])
+    engine = CopyingEngine(FAST, poison=True)
+    chain = case.measured.planned(solution, engine=engine)
+    output = chain(case.batch)
+    del output
+    assert engine.pool.used_bytes == 0
+    stages = [module for module in case.model if list(module.parameters())]
+    for stage in (stages[len(stages) // 3], stages[-2]):
+        for register in (stage.register_forward_hook, stage.register_full_backward_hook):
+            fails = register(stop)
+            with pytest.raises(ZeroDivisionError):
+                case.step(chain)
+            fails.remove()
+            gc.collect()
+            assert engine.pool.used_bytes == 0
+    case.model.zero_grad()
+    assert case.trained(chain).differences(case.trained(case.model)) == []
+    chain.close()
+    assert engine.pool.allocated_bytes == 0
+    assert not [each for each in threading.enumerate() if each.name.startswith("chainstay")]
+
+
+def stop(*_: object) -> None:
+    """A hook."""
+    raise ZeroDivisionError
