@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
-from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.errors import InvalidPlanError, PlanMismatchError, UnsupportedModelError
 from chainstay.fitting.front import require_model
 from chainstay.hybrid import HybridSolution
 from chainstay.offloading import OffloadSolution
@@ -34,7 +34,7 @@ from chainstay.runtime.fitted import Fitted
 from chainstay.runtime.items import movable_chain
 from chainstay.runtime.situation import Situation, modules_of
 from chainstay.runtime.stages import ChainStage
-from chainstay.runtime.transfers import Transport, engine_for
+from chainstay.runtime.transfers import Transport, engine_for, program_of
 
 __all__ = ["apply_plan", "fingerprint_of", "moved_profile", "plan_of", "save_plan"]
 
@@ -101,13 +101,14 @@ def planned_as_plan(
     solution, chain = planned.solution, planned.profile
     about: dict[str, Any] = {
         "solution": solution,
+        "overheads": planned.overheads,
         "model": name,
         "cut": cut,
         "fingerprint": fingerprint,
     }
     if isinstance(solution, OffloadSolution):
         return Plan(profile=moved_profile(solution, chain), chain=chain, **about)
-    return Plan(profile=chain, overheads=planned.overheads, **about)
+    return Plan(profile=chain, **about)
 
 
 def moved_profile(solution: OffloadSolution, chain: ChainProfile) -> OffloadProfile | ChainProfile:
@@ -213,7 +214,13 @@ class _Applied:
         if not isinstance(solution, OffloadSolution):
             return None
         engine = engine_for(cut.chain.device, link=solution.link, host_budget=self.host_budget)
-        return Transport.of(solution, self.plan.stages, engine)
+        overheads = self.plan.overheads or ()
+        if len(overheads) != len(program_of(solution)):
+            raise InvalidPlanError(
+                f"the plan has {len(overheads)} overheads for {len(program_of(solution))} "
+                "operations; there must be one for each, so plan again"
+            )
+        return Transport.of(solution, self.plan.stages, overheads, engine)
 
 
 def _require_equal(planned: Fingerprint, present: Fingerprint) -> None:

@@ -8,10 +8,15 @@ from pathlib import Path
 
 from chainstay.errors import ChainstayError
 
-__all__ = ["read_text", "write_text"]
+__all__ = ["read_text", "write_bytes", "write_text"]
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """As `write_bytes`, in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace what is at `path`, at once: whoever looks sees the old file or the new one.
 
     Raises:
@@ -19,14 +24,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """
     target = Path(path)
     if target.exists() and not target.is_file():  # a pipe or a terminal is not replaced
-        with target.open("w", encoding="utf-8") as file:
-            file.write(text)
+        target.write_bytes(content)
         return
     target = target.resolve()  # not a link, but what it points to is replaced
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         Path(name).chmod(_mode_of(target))
         Path(name).replace(target)
     except BaseException:

@@ -11,17 +11,19 @@ from chainstay.cli.planning import Asked, Outcome
 from chainstay.cli.planning_files import chain_outcome, keep_everything, segmented
 from chainstay.cli.profiling import Request
 from chainstay.cli.ways import best_of, checkpointed, solved
+from chainstay.hybrid import HybridSolution
 from chainstay.offloading import OffloadSolution
 from chainstay.planning import solve_measured
-from chainstay.plans import Cut, Plan
+from chainstay.plans import Costs, Cut, Plan
 from chainstay.profiles import ChainProfile, Link
 from chainstay.runtime.block_calls import strays
 from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.situation import Situation
-from chainstay.runtime.transfers import Transport, engine_for, measure_link
+from chainstay.runtime.transfers import Transport, engine_for, measure_link, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 from chainstay.solve.budgets import size_of
+from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import solve_offload
 
 __all__ = ["plan_of_model", "recomputing"]
@@ -45,7 +47,10 @@ def plan_of_model(costed: Costed, request: Request, asked: Asked, link: Link | N
         solved("recompute", lambda: recomputing(costed, budget, asked)),
     ]
     if asked.offload and costed.cut.blocks is None:
-        ways.append(solved("offload", lambda: _offloading(costed, budget, asked, link)))
+        ways += [
+            solved("offload", lambda: _moving(costed, budget, asked, link)),
+            solved("both", lambda: _moving(costed, budget, asked, link, recompute=True)),
+        ]
     chosen = best_of(ways)
     assert chosen.solution is not None, "chosen from those that were solved"
     return Outcome(
@@ -70,27 +75,34 @@ def recomputing(costed: Costed, budget: int, asked: Asked) -> Solution:
     )
 
 
-def _offloading(costed: Costed, budget: int, asked: Asked, link: Link | None) -> Solution:
+def _moving(
+    costed: Costed, budget: int, asked: Asked, link: Link | None, *, recompute: bool = False
+) -> Solution:
     """The best plan with transfers, its peak that of the runtime."""
     measured, cut = costed.measured, costed.cut
     assert measured is not None
     assert cut is not None
     device = cut.chain.device
-    solution = solve_offload(
-        measured.offload_profile,
-        budget,
-        link=link or measure_link(device),
-        method=asked.other_method(),
-    )
+    known = link or measure_link(device)
+    solution: OffloadSolution
+    if recompute:
+        solution = solve_hybrid(measured.movable_profile, budget, link=known)
+    else:
+        costs, method = measured.offload_profile, asked.other_method()
+        solution = solve_offload(costs, budget, link=known, method=method)
     engine = engine_for(device, link=solution.link)
     try:
-        plan = Transport.of(solution, _plain_profile(measured), engine).plan
+        overheads = measured.overheads_for(program_of(solution))
+        plan = Transport.of(solution, _chain_of(measured, solution), overheads, engine).plan
     finally:
         engine.close()
     return replace(solution, peak_bytes=plan.peak_bytes)
 
 
-def _plain_profile(measured: Measurement) -> ChainProfile:
+def _chain_of(measured: Measurement, solution: OffloadSolution) -> ChainProfile:
+    """The chain whose movable part was solved for."""
+    if isinstance(solution, HybridSolution):
+        return measured.profile
     return measured.profile_for(Schedule.keep_all(len(measured.profile)))
 
 
@@ -107,8 +119,10 @@ def plan_of(costed: Costed, request: Request, solution: Solution) -> Plan:
         "fingerprint": fingerprint_of(workload.model, situation, cut.chain.stages),
     }
     if isinstance(solution, OffloadSolution):
-        chain = _plain_profile(measured)
-        return Plan(profile=moved_profile(solution, chain), chain=chain, **about)
+        chain = _chain_of(measured, solution)
+        overheads = measured.overheads_for(program_of(solution))
+        profile: Costs = moved_profile(solution, chain)
+        return Plan(profile=profile, chain=chain, overheads=overheads, **about)
     schedule = solution.schedule
     overheads = measured.overheads_for(schedule)
     return Plan(profile=measured.profile_for(schedule), overheads=overheads, **about)

@@ -96,7 +96,13 @@ class Planner:
         """The plan of one chain, without transfers."""
         solution = solve_measured(measured, budget, self.method)
         executor = Executor(measured.chain, measured.traits, solution.schedule)
-        return PlannedCall(ends, executor, solution, measured.profile_for(solution.schedule))
+        return PlannedCall(
+            ends,
+            executor,
+            solution,
+            measured.profile_for(solution.schedule),
+            overheads=measured.overheads_for(solution.schedule),
+        )
 
     def _offloaded(
         self, ends: Ends, measured: Measurement, settings: OffloadSettings
@@ -115,7 +121,7 @@ class Planner:
         transport = Transport.of(solution, profile, overheads, engine)
         solution = replace(solution, peak_bytes=transport.plan.peak_bytes)
         executor = Executor(measured.chain, measured.traits, transport.schedule, transport)
-        return PlannedCall(ends, executor, solution, profile)
+        return PlannedCall(ends, executor, solution, profile, overheads=overheads)
 
     def _require_recomputing(self, reason: str) -> None:
         if self.offloading is not None:
@@ -169,6 +175,7 @@ class Planner:
             solution=solution,
             profile=measured.profile_for(solution.schedule),
             origin=f"by blocks ({chain.stages[0].name} to {chain.stages[-1].name}): {reason}\n",
+            overheads=measured.overheads_for(solution.schedule),
         )
 
     def _measured(

@@ -47,7 +47,7 @@ class Plan:
         profile: What it was solved for and replayed on; of a measured model, for this schedule
             alone.
         overheads: Of a measured chain: bytes that each operation needs besides what is stored,
-            in place of the profile's.
+            in place of the profile's. With transfers only the runtime asks for them.
         chain: Of offloading: the chain that `profile` was made of, which is what a model is cut
             into; ``None`` where there is no model.
         keep: Of a join: for each branch whether its input's gradient stays; empty for none.
@@ -71,10 +71,11 @@ class Plan:
     fingerprint: Fingerprint | None = None
 
     def __post_init__(self) -> None:
-        if self.overheads is not None and len(self.overheads) != len(self.solution.schedule):
+        count = len(self.solution.schedule)
+        if self.overheads is not None and self.chain is None and len(self.overheads) != count:
             raise InvalidPlanError(
-                f"the plan has {len(self.overheads)} overheads for "
-                f"{len(self.solution.schedule)} operations; there must be one for each"
+                f"the plan has {len(self.overheads)} overheads for {count} operations; there must "
+                "be one for each"
             )
         require_sound(self.solution, self.replay())
 
