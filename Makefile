@@ -4,13 +4,28 @@ BIN := .venv/bin
 # Where the system's Python has torch already (a GPU machine, say), that torch is used.
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check bench format clean chromium
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
 
-test: .venv/ready-dev
+test: .venv/ready-dev chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The browser in which reports are tested. Where it cannot be had, those tests skip and say so.
+chromium:
+	@for name in chromium chromium-browser google-chrome-stable google-chrome; do \
+	  if command -v $$name > /dev/null; then exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "installing Chromium, to test reports in"; \
+	  (timeout 300 apt-get -qq update && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get -qq install -y \
+	    -o DPkg::Lock::Timeout=300 --no-install-recommends chromium fonts-dejavu-core) > /dev/null 2>&1 || \
+	  echo "Chromium cannot be installed here; reports are not tested in a browser"; \
+	else \
+	  echo "Chromium is not installed, so reports are not tested in a browser; get it by your" \
+	    "package manager, on Debian with: apt install chromium"; \
+	fi
 
 check: .venv/ready-dev
 	$(BIN)/ruff format --check .

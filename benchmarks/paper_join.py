@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 from rich.console import Console
 from rich.table import Table
 
@@ -89,8 +89,9 @@ def figure_8(console: Console, accepted: Mapping[str, Any], folder: Path) -> int
             )
             draw(axis, shape, dict(found))
         axis.set(title=f"L = {size}", xlabel="slots c", yscale="log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axis.yaxis.set_major_formatter(ScalarFormatter())
-        axis.yaxis.set_minor_formatter(ScalarFormatter())
+        axis.yaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel("makespan")
     table.title = "Figure 8"
     return finish(console, table, picture, folder / "join_figure8.png", differences)

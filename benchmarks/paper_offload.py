@@ -14,7 +14,7 @@ needs torchvision. Prints a table of the worst and mean ratios, writes a picture
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from statistics import mean
@@ -113,19 +113,19 @@ def _makespan(name: str, profile: OffloadProfile, budget: int, link: Link) -> Fr
 
 def summary(curves: Mapping[tuple[str, str], Mapping[str, list[tuple[float, float]]]]) -> Table:
     """Worst and mean ratio to the bound of every method on every profile."""
-    table = Table(title="makespan / bound of Proposition 3: worst (mean), budgets that fit")
+    table = Table(title=f"makespan / bound of Proposition 3, at {len(SHARES)} budgets")
     table.add_column("profile")
-    for name in COLOURS:
-        table.add_column(name, justify="right")
+    table.add_column("method")
+    for heading in ("worst", "mean", "budgets that fit"):
+        table.add_column(heading, justify="right")
     for (network, device), found in curves.items():
-        cells = [_cell([ratio for _, ratio in found[name]]) for name in COLOURS]
-        table.add_row(f"{network}, {device}", *cells)
+        table.add_section()
+        for place, name in enumerate(COLOURS):
+            values = [ratio for _, ratio in found[name]]
+            figures = (f"{max(values):.3f}", f"{mean(values):.3f}") if values else ("–", "–")
+            heading = "" if place else f"{network}, {device}"
+            table.add_row(heading, name, *figures, str(len(values)))
     return table
-
-
-def _cell(found: Iterable[float]) -> str:
-    values = list(found)
-    return f"{max(values):.3f} ({mean(values):.3f}), {len(values)}" if values else "none"
 
 
 def plot(
@@ -161,7 +161,8 @@ def plot(
             axes.spines[["top", "right"]].set_visible(False)
     grid[0, 0].set_ylabel("makespan / lower bound")
     grid[1, 0].set_ylabel("makespan / lower bound")
-    grid[0, -1].legend(frameon=False, fontsize=9)
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.suptitle("Offloading whole activations: makespan over the bound of Proposition 3")
     figure.savefig(path)
 

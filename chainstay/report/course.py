@@ -34,9 +34,9 @@ from chainstay.solution import Solution
 from chainstay.timetable import Time, Transfers, computations
 from chainstay.validation.certify_hybrid import replay_hybrid
 from chainstay.validation.certify_offload import replay
+from chainstay.validation.events import TransferReplay
 from chainstay.validation.join import simulate_join
 from chainstay.validation.simulate import Replay, simulate
-from chainstay.validation.transfers import TransferReplay
 
 __all__ = ["Activity", "Course", "Lane", "Reported", "course_of"]
 
