@@ -27,12 +27,12 @@ class HybridProblem:
     Attributes:
         profile: Costs of n stages, without skips.
         budget: Bytes on the device.
-        link: To the host, whose memory is not limited.
+        link: To the host; its capacity and what is beyond it count.
         transfers: ``"integral"`` or ``"fractional"``.
 
     Raises:
         InvalidProfileError: Skips, other transfers, or fractional ones over a link with
-            latency or two directions.
+            latency, two directions or two levels, or to a memory with a limit.
     """
 
     profile: ChainProfile
@@ -52,16 +52,17 @@ class HybridProblem:
                 f"this chain has {len(self.profile.skips)} skips, which transfers do not know; "
                 "extract the model with granularity='blocks' or a smaller number of stages"
             )
-        is_plain = not self.link.latency and not self.link.is_full_duplex
-        if self.transfers is Transfers.FRACTIONAL and not is_plain:
+        if self.transfers is Transfers.FRACTIONAL and not self.link.is_plain:
             raise InvalidProfileError(
-                "fractional transfers are defined for a half-duplex link without latency, not "
-                f"for {self.link}; use transfers='integral'"
+                "fractional transfers are defined for a half-duplex link without latency to one "
+                f"memory without limit, not for {self.link}; use transfers='integral'"
             )
 
     @property
     def required_bytes(self) -> int:
         """The least feasible budget: everything on the host that the operation at hand can spare.
+
+        With no limit on the host, that is; with one, something more may be needed.
 
         A stage's input is its predecessor's output, plain or in what that saved; both are made
         once, with a larger gradient held the earlier, and read from the host ever after.
@@ -114,9 +115,10 @@ def _made(profile: ChainProfile, forms: list[tuple[list[int], int]], beside: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridClaim(OffloadClaim):
-    """A solver's word; fields as in `OffloadClaim`, and two about fractional transfers.
+    """A solver's word; fields as in `OffloadClaim`, and more.
 
     Attributes:
+        unrestricted_bound: No schedule at all of the problem's transfers is faster.
         fractional_makespan: Of the best plan known when parts of items may move.
         fractional_bound: On all such plans: persistent, and nothing leaves after the loss or
             comes back before it. No bound on other schedules.
@@ -124,6 +126,7 @@ class HybridClaim(OffloadClaim):
             does not fit.
     """
 
+    unrestricted_bound: Time = 0
     fractional_makespan: Time | None = None
     fractional_bound: Time = 0
     alternatives: tuple[tuple[str, Time | None], ...] = ()

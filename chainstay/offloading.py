@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _KIND: Final = "offload-solution"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class OffloadProblem:
     Attributes:
         profile: Costs of n stages.
         budget: Bytes on the device.
-        link: To the host.
+        link: To the host; its capacity counts.
         transfers: How freely activations may move; its name will do.
 
     Raises:
-        InvalidProfileError: Transfers that there are not, or interruptible or fractional ones
-            over a link with latency.
+        InvalidProfileError: Transfers that there are not, interruptible or fractional ones
+            over a link with latency or to a memory with a limit, or a link of two levels.
     """
 
     profile: OffloadProfile
@@ -62,6 +62,16 @@ class OffloadProblem:
             raise InvalidProfileError(
                 f"the link's latency is {self.link.latency}, and {self.transfers} transfers have "
                 "none; use latency=0, or transfers='integral'"
+            )
+        if self.transfers is not Transfers.INTEGRAL and self.link.capacity is not None:
+            raise InvalidProfileError(
+                f"the link's capacity is {self.link.capacity} bytes, and {self.transfers} "
+                "transfers know no limit on host memory; use transfers='integral'"
+            )
+        if self.link.beyond is not None:
+            raise InvalidProfileError(
+                "offloading whole activations knows one memory, and this link goes on beyond the "
+                "host; use solve_hybrid, or leave beyond out"
             )
 
     def require_feasible(self) -> None:
@@ -104,11 +114,18 @@ class OffloadSolution(Solution):
         link: To the host.
         transfers: How freely activations move.
         timetable: When everything starts, and what moves when, as the referee counted it.
+        held_bytes: The most behind each link at any time, the host's first.
     """
 
     link: Link
     transfers: Transfers
     timetable: Timetable
+    held_bytes: tuple[int, ...] = (0,)
+
+    @property
+    def host_bytes(self) -> int:
+        """The most in host memory at any time."""
+        return self.held_bytes[0]
 
     def describe(self) -> str:
         """One sentence for people; `Solution.describe`, and what moves."""
@@ -129,6 +146,7 @@ class OffloadSolution(Solution):
             "solve_seconds": self.solve_seconds,
             "link": self.link.to_json(),
             "transfers": self.transfers,
+            "held_bytes": list(self.held_bytes),
             "starts": [{"at": str(start)} for start in self.timetable.starts],
             "moves": [
                 {"op": str(move.op), "start": str(move.start), "end": str(move.end)}
@@ -159,6 +177,7 @@ class OffloadSolution(Solution):
             solve_seconds=document.number("solve_seconds"),
             link=Link.from_json(document.string("link")),
             transfers=Transfers(document.choice("transfers", Transfers)),
+            held_bytes=document.integers("held_bytes"),
             timetable=Timetable(
                 tuple(exact(start.rational("at")) for start in document.children("starts")),
                 tuple(_move(move) for move in document.children("moves")),

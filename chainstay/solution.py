@@ -31,6 +31,8 @@ class Family(StrEnum):
         SINGLE_TURN: Of a homogeneous join: every schedule that runs the turn once.
         OFFLOAD_FIRST: Of offloading: all offloads, by increasing index, end before the first
             prefetch starts; prefetches by decreasing index.
+        TWICE: Of recomputing with transfers: between two backwards at most two sweeps of
+            forwards in increasing stage order, and at most two prefetches of each item.
         ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
 
@@ -40,6 +42,7 @@ class Family(StrEnum):
     CANONICAL_PERSISTENT = "canonical persistent"
     SINGLE_TURN = "single-turn"
     OFFLOAD_FIRST = "offload-before-prefetch"
+    TWICE = "at-most-twice"
     ALL = "all"
 
 
@@ -50,6 +53,7 @@ _BREADTH: Final = (
     Family.SINGLE_SWEEP,
     Family.SINGLE_TURN,
     Family.OFFLOAD_FIRST,
+    Family.TWICE,
     Family.ALL,
 )
 """Families, each within the next, as far as they speak about the same networks."""

@@ -17,6 +17,7 @@ variable        meaning
 ``away[j,k]``   it is on the host when computation k starts
 ``out[i,j]``    activation i is on the host when the prefetch of j starts
 ``first[a,b]``  transfer a has the link before transfer b; transfers are (direction, j)
+``held[i,j]``   activation i has its place on a limited host when the offload of j starts
 ==============  ======================================================================
 """
 
@@ -173,7 +174,7 @@ def build(problem: OffloadProblem, *, known: Fraction | int | None = None) -> Of
         model=model,
         problem=problem,
         unit=unit,
-        size_unit=math.gcd(*sizes, *overheads, problem.budget) or 1,
+        size_unit=math.gcd(*sizes, *overheads, problem.budget, link.capacity or 0) or 1,
         horizon=float(longest / unit),
     )
     _add_variables(of)
@@ -198,11 +199,15 @@ def _add_variables(of: OffloadFormulation) -> None:
     model.out = pyo.Var(
         [(i, j) for i in of.movable for j in of.movable if i != j], domain=pyo.Binary
     )
+    is_limited = of.problem.link.capacity is not None
     apart = [
         (a, b)
         for a, b in combinations(of.transfers, 2)
-        if a[1] != b[1] and (a[0] is b[0] or not of.problem.link.is_full_duplex)
+        if a[1] != b[1] and (a[0] is b[0] or is_limited or not of.problem.link.is_full_duplex)
     ]
+    model.held = pyo.Var(
+        [(i, j) for i in of.movable for j in of.movable if i != j and is_limited], domain=pyo.Binary
+    )
     model.pairs = pyo.Set(initialize=range(len(apart)))
     model.first = pyo.Var(model.pairs, domain=pyo.Binary)
     model.transfers_of_pairs = apart
@@ -252,6 +257,8 @@ def one_transfer_at_a_time(of: OffloadFormulation) -> Constraint:
 
     def rows() -> Iterator[Relation]:
         for pair, (a, b) in enumerate(model.transfers_of_pairs):
+            if of.problem.link.is_full_duplex and a[0] is not b[0]:
+                continue
             unused = 2 - model.moves[a[1]] - model.moves[b[1]]
             yield of.begin(b) + late * (1 - model.first[pair] + unused) >= of.begin(a) + of.moving(
                 a[1]
@@ -316,6 +323,40 @@ def out_is_gone_and_later_back(of: OffloadFormulation) -> Constraint:
     return listed(rows())
 
 
+def held_unless_back_or_later(of: OffloadFormulation) -> Constraint:
+    """``held[i,j]``, unless i has come back before j leaves, or leaves after it."""
+    model, late = of.model, 2 * of.horizon
+    order: dict[tuple[_Transfer, _Transfer], Expression] = {}
+    for pair, (a, b) in enumerate(model.transfers_of_pairs):
+        order[a, b] = model.first[pair]
+        order[b, a] = 1 - model.first[pair]
+
+    def rows() -> Iterator[Relation]:
+        for i, j in model.held:
+            is_back = order[(_BACK, i), (_OUT, j)]
+            unused = 2 - model.moves[i] - model.moves[j]
+            yield model.held[i, j] + unused >= order[(_OUT, i), (_OUT, j)] - is_back
+            yield model.leaves[j] + late * (1 - is_back + unused) >= (
+                model.returns[i] + of.moving(i)
+            )
+
+    return listed(rows())
+
+
+def memory_of_the_host(of: OffloadFormulation) -> Constraint:
+    """What has its place on the host when j leaves, and j, are at most its capacity."""
+    model, capacity = of.model, of.problem.link.capacity
+    if capacity is None:
+        return listed(())
+    room = capacity / of.size_unit
+    return listed(
+        of.size(j) * model.moves[j]
+        + sum(of.size(i) * model.held[i, j] for i in of.movable if i != j)
+        <= room
+        for j in of.movable
+    )
+
+
 def memory_of_computations(of: OffloadFormulation) -> Constraint:
     """``load[k] - Σ_j size[j] away[j,k] <= budget``."""
     model, budget = of.model, of.problem.budget / of.size_unit
@@ -360,5 +401,7 @@ GROUPS: Final = (
     out_is_gone_and_later_back,
     memory_of_computations,
     memory_of_prefetches,
+    held_unless_back_or_later,
+    memory_of_the_host,
 )
 """The sentences of the model; leave one out, and some instance has too fast an answer."""

@@ -10,6 +10,7 @@ from chainstay.errors import InvalidProfileError, SolverLimitError
 from chainstay.formulations import backends, interruptible, offload
 from chainstay.formulations.algebra import Model, pyo
 from chainstay.formulations.backends import Outcome
+from chainstay.formulations.believing import are_moderate, error_of
 from chainstay.formulations.mip import MIP
 from chainstay.formulations.settings import Limits, Verdict
 from chainstay.offloading import OffloadClaim, OffloadProblem, contradiction
@@ -22,10 +23,6 @@ _GAP: Final = 0.5
 """Of a unit, when objectives are whole units: below it, nothing is left to find."""
 _FLUID_GAP: Final = 1e-6
 """Of a unit otherwise. Two vertices of these models differ by more than that."""
-_RELATIVE_ERROR: Final = 1e-7
-"""Of a bound, taken off before it is believed."""
-_LARGEST_BELIEVED: Final = 10**5
-"""Units of an amount. With amounts of millions beside ones, HiGHS has proved too high a bound."""
 
 
 def claim(
@@ -51,8 +48,8 @@ def claim(
         amounts are so large that HiGHS is not to be believed, nothing is proved.
 
     Raises:
-        SolverLimitError: Time ran out with nothing to show, or the solver's numbers are no
-            fractions of a moderate denominator.
+        SolverLimitError: Time ran out with nothing to show, nothing fits on the host, or the
+            solver's numbers are no fractions of a moderate denominator.
         BackendError: The solver is missing or failed.
         CertificateError: The solver says that nothing fits.
         InvalidProfileError: Other transfers than integral ones over another link.
@@ -96,6 +93,8 @@ def _require_ours(problem: OffloadProblem) -> None:
 def _solved(problem: OffloadProblem, model: Model, limits: Limits, gap: float) -> Outcome:
     outcome = backends.solve(model, limits, gap=gap)
     if outcome.verdict is Verdict.INFEASIBLE:
+        if problem.link.capacity is not None:
+            raise SolverLimitError("the MIP: nothing fits with so little room on the host")
         raise contradiction("the MIP says that nothing fits", problem, {"mip": None})
     return outcome
 
@@ -108,7 +107,7 @@ def _integral(
     outcome = _solved(problem, formulation.model, limits, _GAP)
     unit = Fraction(formulation.unit, problem.link.ticks)
     is_believed = _is_moderate(problem, formulation.unit) and math.isfinite(outcome.bound)
-    units = math.ceil(outcome.bound - _error(outcome)) if is_believed else 0
+    units = math.ceil(outcome.bound - error_of(outcome)) if is_believed else 0
     if not outcome.has_values:
         return None, exact(unit * units)
     found = exact(unit * round(pyo.value(formulation.model.makespan)))
@@ -130,7 +129,7 @@ def _fluid(
     outcome = _solved(problem, formulation.model, limits, _FLUID_GAP)
     unit, least = Fraction(formulation.unit, problem.link.ticks), problem.profile.least_time
     is_believed = _is_moderate(problem, formulation.unit) and math.isfinite(outcome.bound)
-    idle = max(0.0, outcome.bound - _error(outcome)) if is_believed else 0.0
+    idle = max(0.0, outcome.bound - error_of(outcome)) if is_believed else 0.0
     bound = least + Fraction(idle) * unit
     timetable = formulation.decode() if outcome.has_values else None
     if timetable is None:
@@ -156,8 +155,4 @@ def _is_moderate(problem: OffloadProblem, unit: int) -> bool:
     sizes = (*profile.activations, *profile.gradients)
     times = (*profile.forward_times, *profile.backward_times)
     amounts = (*map(link.transfer_ticks, sizes), *(time * link.ticks for time in times))
-    return max(amounts) <= unit * _LARGEST_BELIEVED
-
-
-def _error(outcome: Outcome) -> float:
-    return _RELATIVE_ERROR * max(1.0, abs(outcome.bound))
+    return are_moderate(amounts, unit)

@@ -4,13 +4,17 @@ Each half of the schedule, the way back in reversed time, runs by itself: transf
 first out, computations as soon as enough has left. Glued together and sorted by time that is
 a program list, of which the referee says what it takes. Local improvement then changes what
 is moved, item by item, and when transfers are issued, place by place.
+
+All that moves is away at the turn, so what is behind each link must have room there together.
+Where it has not, the fast link takes what is away for the shortest time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.hybrid import HybridProblem
@@ -22,7 +26,10 @@ from chainstay.validation.simulate import simulate
 
 __all__ = ["Program", "WholeTransfers"]
 
-_OFFLOAD: Final = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
+_OFFLOAD: Final = (
+    {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED},
+    {"a": OpKind.SPILL_ACTIVATION, "b": OpKind.SPILL_SAVED},
+)
 _PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
 
 
@@ -33,15 +40,30 @@ class Program(NamedTuple):
     schedule: Schedule
 
 
+_Choice: TypeAlias = frozenset[tuple[Item, int]]
+"""What moves, and over which link."""
+
+
 class _Life(NamedTuple):
-    """Of an item that may be away at the turn: positions of computations, bytes and ticks."""
+    """Of an item that may be away at the turn: positions of computations, bytes; ticks by link."""
 
     item: Item
     made: int
     last_forward: int
     first_backward: int
     size: int
-    ticks: int
+    ticks: tuple[int, ...]
+
+
+class _Moving(NamedTuple):
+    """A life and the link that it moves over."""
+
+    life: _Life
+    level: int
+
+    @property
+    def ticks(self) -> int:
+        return self.life.ticks[self.level]
 
 
 @dataclass(slots=True)
@@ -73,10 +95,10 @@ class WholeTransfers:
 
     def best(self, moved: Collection[Item]) -> Program | None:
         """The best program list found from moving `moved`, or ``None`` if nothing fits."""
-        chosen = frozenset(moved) & self._lives.keys()
+        chosen = self._assigned(moved)
         program = self._program(chosen)
         if program is None:  # all that can leave is the way to run in least memory
-            chosen = frozenset(self._lives)
+            chosen = self._assigned(self._lives)
             program = self._program(chosen)
         if program is None:
             return None
@@ -121,59 +143,90 @@ class WholeTransfers:
             item: life for item, life in self._lives.items() if life.size and item != ends
         }
 
+    def _assigned(self, moved: Collection[Item]) -> _Choice:
+        """A link with room for each item, as far as there is one."""
+        room = [
+            math.inf if link.capacity is None else link.capacity
+            for link in self.problem.link.levels
+        ]
+        chosen: set[tuple[Item, int]] = set()
+        lives = [self._lives[item] for item in moved if item in self._lives]
+        for life in sorted(lives, key=lambda life: (life.made, life.item), reverse=True):
+            level = next((k for k, left in enumerate(room) if life.size <= left), None)
+            if level is not None:
+                room[level] -= life.size
+                chosen.add((life.item, level))
+        return frozenset(chosen)
+
+    def _has_room(self, chosen: _Choice) -> bool:
+        held = [0] * len(self.problem.link.levels)
+        for item, level in chosen:
+            held[level] += self._lives[item].size
+        limits = [link.capacity for link in self.problem.link.levels]
+        return all(limit is None or size <= limit for size, limit in zip(held, limits, strict=True))
+
     def _life(self, item: Item, made: int, last_forward: int, first_backward: int) -> _Life:
         profile, (kind, i) = self.problem.profile, item
         size = profile.activation_bytes(i) if kind == "a" else profile.stages[i].saved_bytes
-        ticks = self.problem.link.transfer_ticks(size)
+        link = self.problem.link
+        ticks = tuple(link.transfer_ticks(size, level) for level in range(len(link.levels)))
         return _Life(item, made, last_forward, first_backward, size, ticks)
 
-    def _neighbours(self, chosen: frozenset[Item]) -> Iterator[frozenset[Item]]:
-        """One item less, one more, one exchanged for one near it."""
-        items = sorted(self._lives)
-        for item in sorted(chosen):
-            yield chosen - {item}
-        others = [item for item in items if item not in chosen]
-        for item in others:
-            yield chosen | {item}
-        for item in sorted(chosen):
-            for other in sorted(others, key=lambda other: abs(other[1] - item[1]))[:3]:
-                yield chosen - {item} | {other}
+    def _neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
+        """One item less, one more, over another link, exchanged for one near it."""
+        return filter(self._has_room, self._all_neighbours(chosen))
 
-    def _program(self, chosen: frozenset[Item]) -> Program | None:
+    def _all_neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
+        levels = range(len(self.problem.link.levels))
+        moved = {item for item, _ in chosen}
+        others = [item for item in sorted(self._lives) if item not in moved]
+        for pair in sorted(chosen):
+            yield chosen - {pair}
+        for item in others:
+            for level in levels:
+                yield chosen | {(item, level)}
+        for item, level in sorted(chosen):
+            for other in levels:
+                if other != level:
+                    yield chosen - {(item, level)} | {(item, other)}
+            for near in sorted(others, key=lambda other: abs(other[1] - item[1]))[:3]:
+                yield chosen - {(item, level)} | {(near, level)}
+
+    def _program(self, chosen: _Choice) -> Program | None:
         """The faster of two ways to glue the halves, if any fits."""
-        lives = sorted((self._lives[item] for item in chosen), key=lambda life: life.made)
+        moving = [_Moving(self._lives[item], level) for item, level in sorted(chosen)]
+        moving.sort(key=lambda each: each.life.made)
+        mirrored = sorted(moving, key=lambda each: -each.life.first_backward)
         turn, last = self._turn, len(self.ops) - 1
         forward = _half(
             self._excess[:turn],
             self._times[:turn],
-            [(life.made, life.last_forward, life) for life in lives],
+            [(each.life.made, each.life.last_forward, each) for each in moving],
         )
-        mirrored = sorted(lives, key=lambda life: -life.first_backward)
         backward = _half(
             self._excess[turn:][::-1],
             self._times[turn:][::-1],
-            [(last - life.first_backward,) * 2 + (life,) for life in mirrored],
+            [(last - each.life.first_backward,) * 2 + (each,) for each in mirrored],
         )
         if forward is None or backward is None:
             return None
-        tight = max(forward.end + backward.end, forward.moved + backward.moved)
-        loose = max(forward.end, forward.moved) + max(backward.end, backward.moved)
+        together = map(sum, zip(forward.moved, backward.moved, strict=True))
+        tight = max(forward.end + backward.end, *together)
+        loose = max(forward.end, *forward.moved) + max(backward.end, *backward.moved)
         programs = [
-            self._judged(self._glued(forward, backward, lives, mirrored, end))
+            self._judged(self._glued((forward, backward), (moving, mirrored), end))
             for end in dict.fromkeys((tight, loose))
         ]
         return min(filter(None, programs), default=None, key=lambda program: program.makespan)
 
     def _glued(
         self,
-        forward: _Half,
-        backward: _Half,
-        lives: Sequence[_Life],
-        mirrored: Sequence[_Life],
+        halves: tuple[_Half, _Half],
+        movings: tuple[Sequence[_Moving], Sequence[_Moving]],
         end: int,
     ) -> Schedule:
         """All operations by their starts; offloads first, prefetches last among equals."""
-        turn, last = self._turn, len(self.ops) - 1
+        turn, last, (forward, backward) = self._turn, len(self.ops) - 1, halves
         timed: list[tuple[int, int, int, Op]] = []
         for position, op in enumerate(self.ops):
             if position < turn:
@@ -181,18 +234,19 @@ class WholeTransfers:
             else:
                 start = end - backward.starts[last - position] - self._times[position]
             timed.append((start, 1, position, op))
-        for place, (life, start) in enumerate(zip(lives, forward.move_starts, strict=True)):
-            kind, i = life.item
-            timed.append((start, 0, place, Op(_OFFLOAD[kind], i)))
-        for place, (life, start) in enumerate(zip(mirrored, backward.move_starts, strict=True)):
-            kind, i = life.item
-            begin = end - start - life.ticks
+        sent: list[tuple[Op, int]] = []
+        for place, (each, start) in enumerate(zip(movings[0], forward.move_starts, strict=True)):
+            kind, i = each.life.item
+            sent.append((Op(_OFFLOAD[each.level][kind], i), each.life.made))
+            timed.append((start, 0, place, sent[-1][0]))
+        for place, (each, start) in enumerate(zip(movings[1], backward.move_starts, strict=True)):
+            kind, i = each.life.item
+            begin = end - start - each.ticks
             timed.append((begin, 2, -place, Op(_PREFETCH[kind], i)))
         ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
-        for life in lives:  # makers that take no time come before what they make leaves
-            if life.made >= 0:
-                op, maker = Op(_OFFLOAD[life.item[0]], life.item[1]), self.ops[life.made]
-                place, before = ordered.index(op), ordered.index(maker)
+        for op, made in sent:  # makers that take no time come before what they make leaves
+            if made >= 0:
+                place, before = ordered.index(op), ordered.index(self.ops[made])
                 if place < before:
                     ordered.insert(before, ordered.pop(place))
         return Schedule(tuple(ordered))
@@ -238,11 +292,11 @@ class _Half(NamedTuple):
     starts: list[int]
     end: int
     move_starts: list[int]
-    moved: int
+    moved: tuple[int, int]
 
 
 def _half(
-    excess: Sequence[int], times: Sequence[int], items: Sequence[tuple[int, int, _Life]]
+    excess: Sequence[int], times: Sequence[int], items: Sequence[tuple[int, int, _Moving]]
 ) -> _Half | None:
     """Everything as early as it can; ``None`` if memory does not suffice with all items away.
 
@@ -255,13 +309,13 @@ def _half(
     ends: list[int] = []
     move_starts: list[int] = []
     gone: list[tuple[int, int, int]] = []
-    clock = free = place = 0
+    free = [0, 0]
+    clock = place = 0
     for position, (over, time) in enumerate(zip(excess, times, strict=True)):
         while place < len(items) and items[place][0] < position:
-            made, served, life = items[place]
-            move_starts.append(max(free, ends[made] if made >= 0 else 0))
-            free = move_starts[-1] + life.ticks
-            gone.append((free, served, life.size))
+            move_starts.append(_moved(items[place], ends, free))
+            _, served, each = items[place]
+            gone.append((free[each.level], served, each.life.size))
             place += 1
         away = 0
         for end, served, size in sorted(gone):
@@ -274,7 +328,13 @@ def _half(
         starts.append(clock)
         clock += time
         ends.append(clock)
-    for made, _, life in items[place:]:
-        move_starts.append(max(free, ends[made] if made >= 0 else 0))
-        free = move_starts[-1] + life.ticks
-    return _Half(starts, clock, move_starts, free)
+    move_starts += [_moved(item, ends, free) for item in items[place:]]
+    return _Half(starts, clock, move_starts, (free[0], free[1]))
+
+
+def _moved(item: tuple[int, int, _Moving], ends: Sequence[int], free: list[int]) -> int:
+    """When a transfer starts; its link is `free` when it ends."""
+    made, _, each = item
+    start = max(free[each.level], ends[made] if made >= 0 else 0)
+    free[each.level] = start + each.ticks
+    return start

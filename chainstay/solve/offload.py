@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -36,6 +35,7 @@ from chainstay.offloading import (
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family
+from chainstay.solve.asking import asked, host_limit_error, link_within
 from chainstay.solve.budgets import size_of
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
@@ -46,13 +46,14 @@ __all__ = ["AutoOffload", "ExactOffload", "solve_offload"]
 _log = logging.getLogger(__name__)
 
 
-def solve_offload(
+def solve_offload(  # noqa: PLR0913 - all by name
     profile: OffloadProfile,
     budget: int | str,
     *,
     link: Link,
     method: OffloadMethod | DP | MIP | CPSAT | str = "auto",
     transfers: Transfers | str = Transfers.INTEGRAL,
+    host_budget: int | str | None = None,
 ) -> OffloadSolution:
     """The fastest way to train a chain in a memory budget by offloading whole activations.
 
@@ -60,11 +61,13 @@ def solve_offload(
         profile: What the chain costs.
         budget: Bytes on the device for activations, gradients of activations and overheads:
             an int, text such as ``"8GiB"``, or a share of what plain training needs, ``"50%"``.
-        link: To the host, whose memory is not limited here.
+        link: To the host.
         method: ``"auto"``, ``"heuristics"``, ``"greedy"``, ``"dp"``, ``"cpsat"``, ``"mip"``; the
             settings objects `DP`, `CPSAT` and `MIP`; or a callable of `OffloadMethod`.
         transfers: ``"integral"`` (what runs on machines), ``"interruptible"``, or
             ``"fractional"``.
+        host_budget: Bytes that may be on the host at any moment, or text such as ``"8GiB"``;
+            ``None``: the link's own capacity.
 
     Returns:
         The program list with its makespan (an exact int or Fraction), peak, times, and how
@@ -73,10 +76,12 @@ def solve_offload(
     Raises:
         InvalidProfileError: `profile`, `link` or `transfers` are none, or the method does not
             know such links or transfers.
-        InvalidBudgetError: `budget` is not a positive number of bytes.
+        InvalidBudgetError: `budget` or `host_budget` is not a number of bytes.
         UnknownMethodError: There is no such method.
         InfeasibleBudgetError: Not one stage at a time fits; ``error.required`` is the least
             budget for which all of them do.
+        HostBudgetError: No plan found needs so little host memory; ``error.required`` is
+            enough.
         SolverLimitError: The method ran out of time or room with nothing to show.
         BackendError: The method's solver is not installed, or failed.
         CertificateError: The method's claim is false: a bug, with all that is needed to report
@@ -95,19 +100,20 @@ def solve_offload(
             f"profile is a {type(profile).__name__}, must be an OffloadProfile; of a chain, pass "
             "OffloadProfile.from_chain(chain)"
         )
-    if not isinstance(link, Link):
-        raise InvalidProfileError(f"link is {link!r}, must be a Link, as in Link(bandwidth=16)")
     size = size_of(budget, lambda: profile.peak_bytes)
-    problem = OffloadProblem(profile, size, link, cast("Transfers", transfers))
+    there = link_within(link, host_budget)
+    problem = OffloadProblem(profile, size, there, cast("Transfers", transfers))
     solver = _solver(method, problem.transfers)
     problem.require_feasible()
-    start = time.perf_counter()
-    claim = solver(problem)
-    seconds = time.perf_counter() - start
-    if not isinstance(claim, OffloadClaim):
-        raise UnknownMethodError(
-            f"method {solver} returned a {type(claim).__name__}, must return an OffloadClaim"
-        )
+
+    def on_the_host(link: Link) -> int:
+        unlimited = replace(problem, link=link)
+        return replay(unlimited, _quick(unlimited)).held_bytes[0]
+
+    try:
+        claim, seconds = asked(solver, problem, OffloadClaim)
+    except SolverLimitError as reason:
+        raise host_limit_error(reason, there, on_the_host) from reason
     return certify_offload(
         problem,
         claim,
@@ -131,7 +137,11 @@ class _Rule:
         ordered = OrderedNoWait.of(problem)
         best = best_ordered(ordered, self.sets(problem))
         plan = None if best is None else ordered.plan(best[1])
-        assert plan is not None, "the rules choose sets that leave enough memory"
+        if plan is None:
+            raise SolverLimitError(
+                f"{self} moves more than {problem.link.capacity} bytes of host memory have room "
+                "for; use method='auto'"
+            )
         return OffloadClaim(
             schedule=plan.schedule,
             makespan=plan.makespan,
@@ -213,9 +223,14 @@ class AutoOffload:
         """As `OffloadMethod`, for all transfers."""
         if problem.transfers is Transfers.FRACTIONAL:
             return Greedy()(problem)
-        claim = _quick(problem)
-        is_proved = claim.family is Family.ALL and claim.makespan == claim.lower_bound
         stages = len(problem.profile)
+        try:
+            claim = _quick(problem)
+        except SolverLimitError:
+            if stages > self.exact_stages:
+                raise
+            return ExactOffload(CPSAT(time_limit_s=self.time_limit_s), alone=True)(problem)
+        is_proved = claim.family is Family.ALL and claim.makespan == claim.lower_bound
         if is_proved or stages > self.exact_stages:
             return claim
         settings: MIP | CPSAT = CPSAT(time_limit_s=self.time_limit_s)

@@ -11,11 +11,12 @@ from chainstay.baselines.offload import (
     autoswap_sets,
     best_ordered,
     first_sets,
+    fitting_sets,
     tflms,
     vdnn_sets,
 )
 from chainstay.dp.offload import fractional_optimum, promising_sets
-from chainstay.errors import InvalidProfileError
+from chainstay.errors import InvalidProfileError, SolverLimitError
 from chainstay.offloading import OffloadClaim, OffloadProblem
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
@@ -55,6 +56,7 @@ class Heuristics:
 
         Raises:
             InfeasibleBudgetError: Not one stage at a time fits.
+            SolverLimitError: No set that the host has room for leaves enough memory.
             InvalidProfileError: Other transfers.
         """
         if problem.transfers is not Transfers.INTEGRAL:
@@ -85,7 +87,7 @@ class Heuristics:
         if len(movable) <= self.every_set_of:
             sets = chain(sets, _all_sets(movable))
         else:
-            fluid = replace(problem, link=replace(problem.link, latency=0))
+            fluid = replace(problem, link=replace(problem.link, latency=0, capacity=None))
             fluid = replace(fluid, transfers=Transfers.INTERRUPTIBLE)
             sets = chain(
                 sets,
@@ -93,9 +95,14 @@ class Heuristics:
                 first_sets(ordered),
                 vdnn_sets(ordered),
                 autoswap_sets(ordered),
+                fitting_sets(ordered),
             )
         best = best_ordered(ordered, sets)
-        assert best is not None, "with all older activations away, everything fits"
+        if best is None:
+            raise SolverLimitError(
+                f"{self} found no activations that {problem.link.capacity} bytes of host memory "
+                "have room for, and that leave enough memory; raise host_budget, or budget"
+            )
         ticks, chosen = best
         least = bound * problem.link.ticks
         if len(movable) > self.every_set_of and ticks > least:

@@ -51,6 +51,7 @@ def certify_hybrid(
         replayed = replay_hybrid(problem, claim)
     except InvalidScheduleError as invalid:
         raise contradiction(f"{method}: {invalid}", problem, {method: claim}) from invalid
+    bound = max(bound, claim.unrestricted_bound)
     if claim.family is Family.ALL:
         bound = max(bound, claim.lower_bound)
     lower_bound = max(claim.lower_bound, bound)
@@ -75,6 +76,7 @@ def certify_hybrid(
         link=problem.link,
         transfers=problem.transfers,
         timetable=replayed.timetable,
+        held_bytes=replayed.held_bytes,
         fractional_makespan=claim.fractional_makespan,
         fractional_bound=claim.fractional_bound,
         alternatives=claim.alternatives,

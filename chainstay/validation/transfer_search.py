@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 from typing import NamedTuple, TypeAlias
@@ -58,8 +59,9 @@ def optimal_program(profile: OffloadProfile, *, budget: int, link: Link) -> Opti
 
     Raises:
         InfeasibleBudgetError: No program list fits in `budget` bytes.
+        InvalidScheduleError: None ends with so little room on the host.
     """
-    if (required := _least_budget(profile, link)) > budget:
+    if (required := _least_budget(profile, replace(link, capacity=None))) > budget:
         raise InfeasibleBudgetError(
             budget=budget, required=required, stages=len(profile), family="all"
         )
@@ -81,7 +83,9 @@ def optimal_program(profile: OffloadProfile, *, budget: int, link: Link) -> Opti
                 continue
             if _is_new(seen, following):
                 heapq.heappush(open_states, (_bound(following), next(order), following, (*ops, op)))
-    raise InvalidScheduleError("no program list ends, although all old activations can be away")
+    raise InvalidScheduleError(
+        "no program list ends, although all old activations can be away if the host has room"
+    )
 
 
 def _least_budget(profile: OffloadProfile, link: Link) -> int:

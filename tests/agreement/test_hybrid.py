@@ -14,13 +14,14 @@ from chainstay.hybrid import HybridProblem, HybridSolution
 from chainstay.instances import random_chain
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.solve.hybrid import Pofo, solve_hybrid
+from chainstay.solve.hybrid import AutoHybrid, Pofo, solve_hybrid
 from chainstay.timetable import Time
 from chainstay.validation.hybrid import simulate_hybrid
 from chainstay.validation.hybrid_fluid import fractional_makespan
 from chainstay.validation.hybrid_search import optimal_hybrid
 from golden_hybrids import GOLDEN_HYBRIDS, GoldenHybrid
 
+QUICK = AutoHybrid(time_limit_s=0.3)
 FEASIBLE = [golden for golden in GOLDEN_HYBRIDS if golden.fractional is not None]
 
 
@@ -55,7 +56,7 @@ def test_pofo_is_the_golden_optimum_and_the_referee_agrees(golden: GoldenHybrid)
 
 @pytest.mark.parametrize("golden", FEASIBLE, ids=lambda golden: golden.name)
 def test_whole_transfers_reach_the_golden_integral_optimum(golden: GoldenHybrid) -> None:
-    solution = solve_hybrid(golden.profile, golden.budget, link=golden.link)
+    solution = solve_hybrid(golden.profile, golden.budget, link=golden.link, method=QUICK)
     replay = simulate_hybrid(
         golden.profile, solution.schedule, budget=golden.budget, link=golden.link
     )
@@ -110,7 +111,7 @@ def test_no_answer_is_below_the_searched_optimum(seed: int) -> None:
     profile, budget, link = _tiny(random.Random(seed), 2)
     found = optimal_hybrid(profile, budget=budget, link=link)
     assert found is not None
-    solution = solve_hybrid(profile, budget, link=link)
+    solution = solve_hybrid(profile, budget, link=link, method=QUICK)
     assert hybrid_bound(profile, budget, link) <= found.makespan <= solution.makespan
 
 
@@ -143,7 +144,7 @@ def test_pofo_is_no_slower_than_recomputing_or_offloading_alone(seed: int) -> No
         assert optimum is not None
         assert optimum <= recomputed
     assert optimum is None or optimum >= profile.least_time
-    solution = solve_hybrid(profile, budget, link=link)
+    solution = solve_hybrid(profile, budget, link=link, method=AutoHybrid(exact_stages=2))
     for _, makespan in solution.alternatives:
         assert makespan is None or solution.makespan <= makespan
     assert solution.makespan <= (recomputed or solution.makespan)

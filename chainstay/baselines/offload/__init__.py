@@ -11,7 +11,12 @@ from types import MappingProxyType
 from typing import Final
 
 from chainstay.baselines.offload.ordered import OrderedNoWait, OrderedPlan
-from chainstay.baselines.offload.sets import autoswap_sets, first_sets, vdnn_sets
+from chainstay.baselines.offload.sets import (
+    autoswap_sets,
+    first_sets,
+    fitting_sets,
+    vdnn_sets,
+)
 from chainstay.baselines.offload.tflms import tflms, tflms_plan
 from chainstay.offloading import OffloadProblem
 from chainstay.schedule import Schedule
@@ -23,6 +28,7 @@ __all__ = [
     "autoswap_sets",
     "best_ordered",
     "first_sets",
+    "fitting_sets",
     "tflms",
     "tflms_plan",
     "vdnn_sets",

@@ -92,6 +92,11 @@ class OrderedNoWait:
         """Activations that it can make sense to move."""
         return [j for j, size in enumerate(self.sizes[:-1]) if size]
 
+    def exceeds_host(self, chosen: Collection[int]) -> bool:
+        """Whether all of `chosen` together, away at the turn, have no room on the host."""
+        capacity = self.problem.link.capacity
+        return capacity is not None and sum(self.sizes[j] for j in chosen) > capacity
+
     def makespan_ticks(self, chosen: Collection[int]) -> int | None:
         """When everything ends if `chosen` moves, or ``None`` if that leaves too little memory.
 
@@ -121,7 +126,9 @@ class OrderedNoWait:
         return sorted(j for j in chosen if self.sizes[j])
 
     def _halves(self, chosen: Collection[int]) -> tuple[_Half, _Half] | None:
-        """Both halves, unless some computation finds too little memory in any case."""
+        """Both halves, unless some computation or the host finds too little memory in any case."""
+        if self.exceeds_host(chosen):
+            return None
         order = self._order(chosen)
         older = [0, *accumulate(self.sizes[j] * (j in chosen) for j in range(len(self.sizes)))]
         for needs in self.needs:

@@ -64,6 +64,21 @@ def first_sets(ordered: OrderedNoWait) -> Iterator[frozenset[int]]:
         yield frozenset(movable[:count])
 
 
+def fitting_sets(ordered: OrderedNoWait) -> Iterator[frozenset[int]]:
+    """Where host memory is limited: runs of activations from each place on, and the largest."""
+    if ordered.problem.link.capacity is None:
+        return
+    movable = ordered.movable
+    orders = [movable[start:] for start in range(len(movable))]
+    orders.append(sorted(movable, key=lambda j: -ordered.sizes[j]))
+    for order in orders:
+        chosen: set[int] = set()
+        for j in order:
+            if not ordered.exceeds_host(chosen | {j}):
+                chosen.add(j)
+        yield frozenset(chosen)
+
+
 def _scores(ordered: OrderedNoWait) -> tuple[list[int], list[int], list[int], list[int]]:
     """Duration, area, and both weighted by bytes above the budget, of what can move."""
     times = [*ordered.times[0], *reversed(ordered.times[1])]

@@ -68,6 +68,8 @@ def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TflmsPlan | No
         The plan, or ``None`` if it runs out of memory.
     """
     chosen, stages = ordered.movable[:count], len(ordered.sizes)
+    if ordered.exceeds_host(chosen):
+        return None
     clock = [0, *accumulate(ordered.times[0])]
     offloads: dict[int, int] = {}
     free = 0

@@ -196,6 +196,8 @@ def claim(
     limits = Limits(time_s=method.time_limit_s, threads=method.workers, seed=method.seed)
     outcome = solve(program.model, limits)
     if outcome.verdict is Verdict.INFEASIBLE:
+        if problem.link.capacity is not None:
+            raise SolverLimitError(f"{method}: nothing fits with so little room on the host")
         raise contradiction(f"{method} says that nothing fits", problem, {str(method): None})
     step = Fraction(program.ticks_per_step, problem.link.ticks)
     slack = 0 if program.ticks_per_step == 1 else 2 * (len(problem.profile) + len(program.moving))
@@ -236,7 +238,7 @@ def _compute_in_order(of: OffloadProgram) -> None:
 def _move_one_at_a_time(of: OffloadProgram, movable: list[int]) -> None:
     """Made, offloaded, released when read by its forward too, prefetched, read by its backward."""
     model, links = of.model, ([], [])  # type: tuple[Any, tuple[list[Any], list[Any]]]
-    last = len(of.times) - 1
+    last, on_host = len(of.times) - 1, []
     for j in movable:
         steps, moves = of.transfer_steps(j), model.new_bool_var(f"moves {j}")
         offload, released, prefetch = (
@@ -256,11 +258,16 @@ def _move_one_at_a_time(of: OffloadProgram, movable: list[int]) -> None:
         for time in (offload, prefetch):
             model.add(time == 0).only_enforce_if(~moves)
         of.moving[j] = _Moving(moves, offload, released, prefetch)
+        length, back = model.new_int_var(0, of.horizon, ""), prefetch + steps
+        on_host.append(model.new_optional_interval_var(offload, length, back, moves, f"host {j}"))
     if of.problem.link.is_full_duplex:
         for link in links:
             model.add_no_overlap(link)
     else:
         model.add_no_overlap([*links[0], *links[1]])
+    if (capacity := of.problem.link.capacity) is not None:
+        sizes = [of.problem.profile.activations[j] for j in movable]
+        model.add_cumulative(on_host, sizes, capacity)
 
 
 def _store_activations(of: OffloadProgram) -> None:

@@ -1,0 +1,126 @@
+"""The best of keeping all, recomputing, offloading and both, improved where chains are short."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+
+from chainstay.errors import BackendError, ChainstayError, InvalidScheduleError, SolverLimitError
+from chainstay.formulations import CPSAT
+from chainstay.hybrid import HybridClaim, HybridProblem
+from chainstay.offloading import OffloadProblem
+from chainstay.profiles import OffloadProfile
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.solve.hybrid_exact import ExactPrograms
+from chainstay.solve.hybrid_pofo import Pofo, claim_of, nothing_found, recomputing_only
+from chainstay.solve.hybrid_whole import Program
+from chainstay.solve.offload_heuristics import Heuristics
+from chainstay.timetable import Time, Transfers
+from chainstay.validation.hybrid import simulate_hybrid
+
+__all__ = ["AutoHybrid"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoHybrid:
+    """The best of keeping all, recomputing only, offloading only, and both.
+
+    Attributes:
+        combined: The method for both.
+        exact_stages: Longest chain on which a constraint program goes on from the best of them.
+        time_limit_s: For it, in seconds.
+    """
+
+    combined: Pofo = field(default_factory=Pofo)
+    exact_stages: int = 6
+    time_limit_s: float = 4.0
+
+    def __str__(self) -> str:
+        return "auto" if self.exact_stages else "auto (without cpsat)"
+
+    def __call__(self, problem: HybridProblem) -> HybridClaim:
+        """As `HybridMethod`."""
+        if problem.transfers is Transfers.FRACTIONAL:
+            return self.combined(problem)
+        schedules: dict[str, Schedule | None] = {
+            "keep all": Schedule.keep_all(len(problem.profile)),
+            "recompute": recomputing_only(problem),
+            "offload": _offloading(problem),
+        }
+        claims: dict[str, HybridClaim | None] = {}
+        for name, schedule in schedules.items():
+            makespan = None if schedule is None else _makespan(problem, schedule)
+            program = None
+            if schedule is not None and makespan is not None:
+                program = Program(makespan, schedule)
+            claims[name] = None if program is None else claim_of(program, problem)
+        claims["combined"] = self._combined(problem, claims["keep all"])
+        combined = claims["combined"]
+        best = self._improved(problem, list(filter(None, claims.values())))
+        return replace(
+            best,
+            fractional_makespan=combined.fractional_makespan if combined else None,
+            fractional_bound=combined.fractional_bound if combined else 0,
+            alternatives=tuple(
+                (name, None if claim is None else claim.makespan) for name, claim in claims.items()
+            ),
+        )
+
+    def _improved(self, problem: HybridProblem, found: list[HybridClaim]) -> HybridClaim:
+        """The best of what was found, or what the constraint program makes of it."""
+        best = min(found, key=lambda claim: claim.makespan, default=None)
+        least, stages = problem.profile.least_time, len(problem.profile)
+        if stages > self.exact_stages or (best is not None and best.makespan == least):
+            if best is None:
+                raise nothing_found(problem)
+            return best
+        exact = ExactPrograms(CPSAT(time_limit_s=self.time_limit_s))
+        try:
+            return exact.after(problem, best)
+        except (BackendError, SolverLimitError) as reason:
+            _log.info("without %s: %s", exact, reason)
+            if best is None:
+                raise nothing_found(problem) from reason
+            return best
+
+    def _combined(self, problem: HybridProblem, keep_all: HybridClaim | None) -> HybridClaim | None:
+        """Both, unless nothing is left to gain."""
+        if keep_all is not None:
+            least = problem.profile.least_time
+            return replace(keep_all, fractional_makespan=least, fractional_bound=least)
+        try:
+            return self.combined(problem)
+        except SolverLimitError as reason:
+            _log.info("without %s: %s", self.combined, reason)
+            return None
+
+
+def _makespan(problem: HybridProblem, schedule: Schedule) -> Time | None:
+    try:
+        return simulate_hybrid(
+            problem.profile, schedule, budget=problem.budget, link=problem.link
+        ).makespan
+    except InvalidScheduleError:
+        return None
+
+
+def _offloading(problem: HybridProblem) -> Schedule | None:
+    """The best program list of offloading whole saved data, if one fits."""
+    profile = OffloadProfile.from_chain(problem.profile)
+    try:
+        question = OffloadProblem(profile, problem.budget, replace(problem.link, beyond=None))
+        schedule = Heuristics()(question).schedule
+    except ChainstayError as reason:
+        _log.info("without offloading only: %s", reason)
+        return None
+    return Schedule(tuple(map(_as_saved, schedule)))
+
+
+def _as_saved(op: Op) -> Op:
+    """In a chain, the activation ``x_j`` is what stage j - 1 saves."""
+    if not op.kind.is_transfer or op.stage == 0:
+        return op
+    is_offload = op.kind is OpKind.OFFLOAD_ACTIVATION
+    return Op(OpKind.OFFLOAD_SAVED if is_offload else OpKind.PREFETCH_SAVED, op.stage - 1)
