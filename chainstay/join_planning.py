@@ -31,6 +31,7 @@ from chainstay.runtime.joining.order import can_change_order
 from chainstay.runtime.joining.ordering import same_sum
 from chainstay.schedule import Op, Schedule
 from chainstay.solution import Family, Solution
+from chainstay.solve.budgets import size_of
 from chainstay.solve.join import solve_join
 from chainstay.validation.join import simulate_join
 
@@ -40,14 +41,17 @@ _ROUNDS: Final = 4
 """Solves of each kind; each halves what is unknown of the best nominal budget."""
 
 
-def solve_measured_join(measured: MeasuredJoin, budget: int, method: DP | None = None) -> Solution:
+def solve_measured_join(
+    measured: MeasuredJoin, budget: int | str, method: DP | None = None
+) -> Solution:
     """The fastest schedule found of a measured join whose own peak is within the budget.
 
     Plain training, if that fits.
 
     Args:
         measured: What the join costs, see `chainstay.runtime.joining.measuring`.
-        budget: In bytes.
+        budget: Bytes as for `chainstay.solve_join`; a percentage is of what plain training
+            needs.
         method: Settings of the dynamic program.
 
     Returns:
@@ -55,6 +59,7 @@ def solve_measured_join(measured: MeasuredJoin, budget: int, method: DP | None =
         of a problem at most as hard as that of any schedule.
 
     Raises:
+        InvalidBudgetError: `budget` is not a positive number of bytes.
         InfeasibleBudgetError: Nothing was found that fits; with ``error.required``, the least
             peak found, something is.
         InvalidProfileError: Too many branches or stages for the dynamic program.
@@ -63,7 +68,8 @@ def solve_measured_join(measured: MeasuredJoin, budget: int, method: DP | None =
         About ten solves of the join at most.
     """
     start = time.perf_counter()
-    search = _Search(measured, budget, method or DP())
+    plain_peak = peak_of_join(measured, keep_all_join(measured.account.bare()))
+    search = _Search(measured, size_of(budget, lambda: plain_peak), method or DP(), plain_peak)
     solution = search.plain() or search.fastest()
     return replace(solution, solve_seconds=time.perf_counter() - start)
 
@@ -85,6 +91,7 @@ class _Search:
         measured: The join.
         budget: The real one, in bytes.
         method: Of solving.
+        plain_peak: Of plain training, which can always be run.
         best: The fastest plan so far that fits.
         bound: The optimum of the optimistic problem, once that is known.
         least: The smallest peak of a schedule that can be run.
@@ -93,26 +100,26 @@ class _Search:
     measured: MeasuredJoin
     budget: int
     method: DP
+    plain_peak: int
     best: Solution | None = None
     bound: Solution | None = None
-    least: int | None = None
+    least: int = field(init=False)
     optimistic: JoinProfile = field(init=False)
     pessimistic: JoinProfile = field(init=False)
 
     def __post_init__(self) -> None:
+        self.least = self.plain_peak
         self.optimistic = self.measured.account.optimistic()
         self.pessimistic = self.measured.account.pessimistic()
 
     def plain(self) -> Solution | None:
         """Plain training, if it fits; nothing is faster."""
-        schedule = keep_all_join(self.optimistic)
-        peak = peak_of_join(self.measured, schedule)
-        if peak > self.budget:
+        if self.least > self.budget:
             return None
         return Solution(
-            schedule=schedule,
+            schedule=keep_all_join(self.optimistic),
             makespan=self.optimistic.least_time,
-            peak_bytes=peak,
+            peak_bytes=self.least,
             budget=self.budget,
             lower_bound=self.optimistic.least_time,
             unrestricted_bound=self.optimistic.least_time,
@@ -124,15 +131,14 @@ class _Search:
     def fastest(self) -> Solution:
         """By all that the module's text says."""
         self.bound = self._ask(self.optimistic, self.budget)[0]
+        self._correct()
         margin = _margin(self.optimistic, self.pessimistic)
         self._bisect(self.pessimistic, self.budget, self.budget + margin)
         self._bisect(self.optimistic, self.budget - margin, self.budget)
         self._repeat()
         if self.best is None:
-            for profile in (self.pessimistic, self.optimistic):
-                self._smallest(profile)
+            self._smallest()
         if self.best is None:
-            assert self.least is not None, "the least of the pessimistic problem can be run"
             raise InfeasibleBudgetError(
                 budget=self.budget,
                 required=self.least,
@@ -178,18 +184,48 @@ class _Search:
             return False
         return self.best.makespan <= self.bound.lower_bound
 
-    def _smallest(self, profile: JoinProfile) -> None:
-        """Try the schedule of the smallest peak, all times taken as equal.
+    def _correct(self) -> None:
+        """From the optimistic problem on, add what it says too little of its own optimum."""
+        profile = self.optimistic
+        for _ in range(_ROUNDS):
+            solution, fits = self._ask(profile, self.budget)
+            if solution is None or fits:
+                return
+            dearer = self._dearer(profile, solution)
+            if dearer == profile:
+                return
+            profile = dearer
 
-        It depends neither on the budget nor on times, which differ whenever they are measured:
+    def _smallest(self) -> None:
+        """Try schedules of small peaks, all times taken as equal.
+
+        They depend neither on the budget nor on times, which differ whenever they are measured:
         with the least peak that a call tells of, the next one succeeds.
         """
+        self.least = self.plain_peak
+        for is_sound in (True, False):
+            profile = self.pessimistic if is_sound else self.optimistic
+            for _ in range(_ROUNDS):
+                solution = self._least(profile)
+                self._offer(solution)
+                own = self.measured.account.profile_for(solution.schedule)
+                following = own if is_sound else self._dearer(profile, solution)
+                if following == profile:
+                    break
+                profile = following
+
+    def _least(self, profile: JoinProfile) -> Solution:
+        """The schedule of the smallest peak of that problem."""
         keep, even = self.measured.account.keep, _evenly_timed(profile)
         try:
-            solution = solve_join(even, 1, self.method, keep=keep)
+            return solve_join(even, 1, self.method, keep=keep)
         except InfeasibleBudgetError as error:
-            solution = solve_join(even, error.required, self.method, keep=keep)
-        self._offer(solution)
+            return solve_join(even, error.required, self.method, keep=keep)
+
+    def _dearer(self, profile: JoinProfile, solution: Solution) -> JoinProfile:
+        """`profile` with the overheads that the schedule has, where these are larger."""
+        own = self.measured.account.profile_for(solution.schedule)
+        return _larger(profile, own)
 
     def _ask(self, profile: JoinProfile, nominal: int) -> tuple[Solution | None, bool]:
         """The solution of that problem, if it has one, and whether it really fits."""
@@ -204,7 +240,7 @@ class _Search:
         fits = False
         for schedule in runnable_orders(self.measured, solution.schedule):
             peak = peak_of_join(self.measured, schedule)
-            self.least = peak if self.least is None else min(self.least, peak)
+            self.least = min(self.least, peak)
             if peak <= self.budget:
                 fits = True
                 makespan = simulate_join(
@@ -275,6 +311,28 @@ def _evenly_timed(profile: JoinProfile) -> JoinProfile:
     return replace(
         profile, branches=tuple(map(evenly, profile.branches)), tail=evenly(profile.closing)
     )
+
+
+def _larger(one: JoinProfile, other: JoinProfile) -> JoinProfile:
+    """The larger overheads of both, which differ in nothing else."""
+
+    def chain(mine: ChainProfile, theirs: ChainProfile) -> ChainProfile:
+        stages = (
+            replace(
+                each,
+                forward_overhead_bytes=max(
+                    each.forward_overhead_bytes, there.forward_overhead_bytes
+                ),
+                backward_overhead_bytes=max(
+                    each.backward_overhead_bytes, there.backward_overhead_bytes
+                ),
+            )
+            for each, there in zip(mine.stages, theirs.stages, strict=True)
+        )
+        return replace(mine, stages=tuple(stages))
+
+    branches = tuple(map(chain, one.branches, other.branches))
+    return replace(one, branches=branches, tail=chain(one.closing, other.closing))
 
 
 def _margin(one: JoinProfile, other: JoinProfile) -> int:
