@@ -257,9 +257,9 @@ def fingerprint_of(
 
 
 def _module(module: nn.Module) -> str:
-    kind = type(module)
+    """Its class, wherever that was imported from, and its settings."""
     settings = _ADDRESS.sub("", module.extra_repr())
-    return f"{kind.__module__}.{kind.__qualname__}({settings})"[:_LONGEST]
+    return f"{type(module).__qualname__}({settings})"[:_LONGEST]
 
 
 def _tensors(named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, str]]:

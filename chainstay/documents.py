@@ -16,7 +16,7 @@ from typing import Final
 
 from chainstay.errors import ChainstayError
 
-__all__ = ["Fields", "dump", "kind_of", "parse"]
+__all__ = ["Fields", "dump", "fields_of", "parse"]
 
 _LARGEST_DOCUMENT: Final = 64 * 1024**2
 _MOST_VALUES: Final = 4_000_000
@@ -60,14 +60,13 @@ def parse(
     return fields
 
 
-def kind_of(text: str, error: type[ChainstayError]) -> str:
-    """What a document says that it is.
+def fields_of(text: str, error: type[ChainstayError]) -> Fields:
+    """The fields of a document of any kind and version.
 
     Raises:
-        ChainstayError: `error`: it does not say.
+        ChainstayError: `error`: it is too large, or no JSON object.
     """
-    value = _loaded(text, "document", error)
-    return Fields(_mapping(value, "document", error), "document", error).string("chainstay")
+    return Fields(_mapping(_loaded(text, "document", error), "document", error), "document", error)
 
 
 def _loaded(text: str, title: str, error: type[ChainstayError]) -> object:

@@ -95,7 +95,7 @@ def parse_profile(text: str, error: type[ChainstayError]) -> Costs:
         ChainstayError: `error`: it is no document, or of another kind; `InvalidProfileError`:
             it is malformed.
     """
-    kind = documents.kind_of(text, error)
+    kind = documents.fields_of(text, error).string("chainstay")
     if kind not in _PROFILES:
         raise error(f"the document is a {kind[:40]!r}, must be one of {', '.join(_PROFILES)}")
     return _PROFILES[kind](text)
@@ -141,8 +141,7 @@ def _solution(fields: Fields, stages: int) -> Solution:
     kind = fields.choice("chainstay", _SOLUTIONS)
     inner = fields
     if kind == "hybrid-solution":
-        text = fields.string("solution")
-        inner = documents.parse(text, "offload-solution", 1, InvalidPlanError)
+        inner = documents.fields_of(fields.string("solution"), InvalidPlanError)
     most = min(_MOST_OPS, 4 * (stages + 2) ** 2)
     if (ops := len(inner.string("schedule").split(maxsplit=most))) > most:
         raise InvalidPlanError(

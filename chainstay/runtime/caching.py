@@ -200,7 +200,7 @@ def _callable(function: object) -> Iterator[str]:
 
 
 def _code(function: object) -> Iterator[str]:
-    yield f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    yield getattr(function, "__qualname__", "")  # wherever it was imported from
     for cell in getattr(function, "__closure__", None) or ():
         held = cell.cell_contents
         yield _tensor(held) if isinstance(held, torch.Tensor) else f"{type(held)}"

@@ -1,0 +1,315 @@
+"""Plans saved by one process and applied by another: the same training, nothing measured again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay import (
+    InvalidPlanError,
+    Link,
+    PlanMismatchError,
+    UnsupportedModelError,
+    apply_plan,
+    fit,
+    load_plan,
+    save_plan,
+    unfit,
+)
+from chainstay.runtime import clock
+
+WIDTH = 24
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(width, 3 * width), nn.GELU(), nn.Dropout(0.2), nn.Linear(3 * width, width)
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = hidden + self.body(hidden)
+        return total
+
+
+class Tower(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.blocks = nn.ModuleList(Residual(width) for _ in range(5))
+        self.last = nn.Linear(width, 3)
+
+    def forward(self, sample: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+        hidden = self.norm(self.first(sample))
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores = self.last(hidden) * scale
+        return {"scores": scores, "loss": scores.square().mean()}
+
+
+class Body(Tower):
+    """Gives one tensor, and no loss."""
+
+    def forward(self, sample: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        scores: torch.Tensor = super().forward(sample)["scores"]
+        return scores
+
+
+def sequential() -> nn.Sequential:
+    layers = OrderedDict((f"block{i}", Residual(WIDTH)) for i in range(5))
+    return nn.Sequential(layers)
+
+
+def loss_of(output: Any) -> torch.Tensor:  # noqa: ANN401
+    loss: torch.Tensor = output["loss"] if isinstance(output, Mapping) else output.square().mean()
+    return loss
+
+
+SAMPLE = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(3))
+LINK = Link(bandwidth=Fraction(2))
+WAYS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]] = {
+    "chain": (sequential, {}, {"loss": loss_of, "budget": "60%"}),
+    "export": (Tower, {"scale": 2.0}, {"budget": "75%"}),
+    "export without loss": (Body, {}, {"budget": "75%"}),
+    "coarse": (Tower, {}, {"granularity": 8, "budget": "85%"}),
+    "blocks": (Tower, {}, {"by": "blocks", "budget": "75%"}),
+    "offload": (
+        Tower,
+        {},
+        {"offload": True, "recompute": False, "link": LINK, "budget": "75%"},
+    ),
+}
+
+
+def made(kind: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return WAYS[kind][0]()
+
+
+def trained(model: nn.Module, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Losses, gradients, buffers and random state of two steps."""
+    torch.manual_seed(7)
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        loss = loss_of(model(SAMPLE, **kwargs))
+        loss.backward()
+        found.append(loss.detach())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1)
+    gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    buffers = [each.clone() for each in model.buffers()]
+    return [*found, *gradients, *buffers, torch.get_rng_state()]
+
+
+@pytest.fixture
+def unmeasurable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, nothing can be timed."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("something is measured")
+
+    return lambda: (
+        [  # type: ignore[func-returns-value]
+            monkeypatch.setattr(clock, name, refused) for name in clock.__all__
+        ]
+        and None
+    )
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_saved_plan_trains_another_copy_bit_for_bit(
+    kind: str, tmp_path: Path, unmeasurable: Callable[[], None]
+) -> None:
+    _, kwargs, settings = WAYS[kind]
+    first = fit(made(kind, 0), (SAMPLE,), kwargs, progress=False, **settings)
+    save_plan(first, tmp_path / "plan.json")
+    plan = load_plan(tmp_path / "plan.json")
+    assert plan.solution == first.chainstay.solution
+    assert plan.replay().peak_bytes <= plan.solution.peak_bytes <= plan.solution.budget
+    assert len(plan.solution.schedule) > 2 * len(plan.stages), "there is something to do again"
+
+    unmeasurable()
+    expected = trained(made(kind, 1), kwargs)
+    second = apply_plan(made(kind, 1), (SAMPLE,), kwargs, plan=tmp_path / "plan.json")
+    assert second.chainstay.solution == plan.solution
+    found = trained(second, kwargs)
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
+    save_plan(second, tmp_path / "again.json")
+    assert load_plan(tmp_path / "again.json") == plan
+    unfit(second)
+    assert "forward" not in vars(second)
+
+
+def test_another_process_knows_the_plan_by_its_fingerprint(tmp_path: Path) -> None:
+    """Addresses, hashes and the order of sets differ there."""
+    save_plan(fit(made("export", 0), (SAMPLE,), budget="75%", progress=False), tmp_path / "p.json")
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_plan_files import SAMPLE, apply_plan, made
+print(apply_plan(made("export", 5), (SAMPLE,), plan={str(tmp_path / "p.json")!r}).chainstay)
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
+    assert "Tower in " in result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    save_plan(fit(made("export", 0), (SAMPLE,), budget="75%", progress=False), path)
+    return path
+
+
+def switched(model: nn.Module) -> None:
+    model.blocks[2].body[2].eval()  # type: ignore[index, union-attr]
+
+
+def frozen(model: nn.Module) -> None:
+    model.first.weight.requires_grad_(requires_grad=False)  # type: ignore[union-attr, operator]
+
+
+def tied(model: nn.Module) -> None:
+    model.blocks[1].body[0].weight = model.blocks[0].body[0].weight  # type: ignore[index, union-attr]
+
+
+def another_class(model: nn.Module) -> None:
+    model.blocks[0].body[1] = nn.ReLU()  # type: ignore[index, union-attr]
+
+
+def another_setting(model: nn.Module) -> None:
+    model.blocks[0].body[2].p = 0.0  # type: ignore[index, union-attr]
+
+
+def wider(model: nn.Module) -> None:
+    model.last = nn.Linear(WIDTH, 4)
+
+
+def without_statistics(model: nn.Module) -> None:
+    model.norm = nn.BatchNorm1d(WIDTH, track_running_stats=False)
+
+
+def doubled(model: nn.Module) -> None:
+    model.double()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (switched, "mode of blocks.2.body.2: is evaluation, the plan does not know it"),
+        (nn.Module.eval, "mode of the model itself: is evaluation, in the plan training"),
+        (frozen, r"parameter first.weight: is \(24, 24\) .*cpu, in the plan .*, trained"),
+        (tied, "parameter blocks.1.body.0.weight: is the same as blocks.0.body.0.weight"),
+        (another_class, r"module blocks.0.body.1: is .*ReLU\(\), in the plan .*GELU"),
+        (another_setting, r"module blocks.0.body.2: is .*p=0.0.*, in the plan .*p=0.2"),
+        (wider, r"parameter last.weight: is \(4, 24\) .*, in the plan \(3, 24\)"),
+        (without_statistics, "buffer norm.running_mean: is not there, in the plan it is"),
+        (doubled, r"parameter first.weight: is \(24, 24\) torch.float64"),
+    ],
+)
+def test_another_model_is_refused_naming_what_differs(
+    plan_path: Path, change: Callable[[nn.Module], None], message: str
+) -> None:
+    model = made("export", 0)
+    change(model)
+    sample = SAMPLE.double() if change is doubled else SAMPLE
+    with pytest.raises(PlanMismatchError, match=message) as caught:
+        apply_plan(model, (sample,), plan=plan_path)
+    assert caught.value.differences
+    assert not hasattr(model, "chainstay")
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((SAMPLE[:8],), {}, r"argument args\[0\]: is \(8, 24\) .*, in the plan \(16, 24\)"),
+        ((SAMPLE.clone().requires_grad_(),), {}, r"args\[0\]: is .* with gradient, in the plan"),
+        ((SAMPLE,), {"scale": 3.0}, r"argument kwargs\['scale'\]: is 3.0, the plan does not"),
+    ],
+)
+def test_another_call_is_refused_naming_what_differs(
+    plan_path: Path, args: tuple[Any, ...], kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PlanMismatchError, match=message):
+        apply_plan(made("export", 0), args, kwargs, plan=plan_path)
+
+
+def test_another_setting_is_refused_naming_what_differs(plan_path: Path) -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(PlanMismatchError, match=r"autocast: is autocast to torch.bfloat16 with its"),
+    ):
+        apply_plan(made("export", 0), (SAMPLE,), plan=plan_path)
+    document = json.loads(plan_path.read_text())
+    document["fingerprint"]["setting"]["torch"] = "1.0"
+    elsewhere = plan_path.with_name("elsewhere.json")
+    elsewhere.write_text(json.dumps(document))
+    with pytest.raises(PlanMismatchError, match=r"torch: is 2\..*, in the plan 1\.0"):
+        apply_plan(made("export", 0), (SAMPLE,), plan=elsewhere)
+
+
+def test_the_same_modules_doing_something_else_are_refused(plan_path: Path) -> None:
+    class Other(Tower):
+        def forward(self, sample: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+            return super().forward(sample.tanh(), scale=scale)
+
+    Other.__qualname__, Other.__module__ = Tower.__qualname__, Tower.__module__
+    with pytest.raises(PlanMismatchError, match=r"stage 0 \(first"):
+        apply_plan(Other(), (SAMPLE,), plan=plan_path)
+
+
+def test_a_new_shape_is_refused_or_runs_plainly(plan_path: Path) -> None:
+    refusing = apply_plan(made("export", 0), (SAMPLE,), plan=plan_path)
+    with pytest.raises(PlanMismatchError, match="differs in its arguments"):
+        refusing(SAMPLE[:8])
+    plain = apply_plan(
+        made("export", 0), (SAMPLE,), plan=load_plan(plan_path), on_new_shape="run plainly"
+    )
+    plain(SAMPLE[:8])["loss"].backward()
+    with pytest.raises(ValueError, match="on_new_shape is 'plan', must be 'refuse' or 'run pl"):
+        apply_plan(made("export", 0), (SAMPLE,), plan=plan_path, on_new_shape="plan")  # type: ignore[arg-type]
+
+
+def test_what_is_no_plan_of_a_model_is_refused(plan_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"this Tower is not fitted; call chainstay.fit"
+    ):
+        save_plan(Tower(), tmp_path / "plan.json")
+    with pytest.raises(InvalidPlanError, match="No such file"):
+        apply_plan(Tower(), (SAMPLE,), plan=tmp_path / "plan.json")
+    document = json.loads(plan_path.read_text())
+    document["fingerprint"] = {}
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(document))
+    with pytest.raises(PlanMismatchError, match="for a profile and not for a model"):
+        apply_plan(Tower(), (SAMPLE,), plan=bare)
+    fitted = apply_plan(Tower(), (SAMPLE,), plan=plan_path)
+    with pytest.raises(UnsupportedModelError, match="fitted already"):
+        apply_plan(fitted, (SAMPLE,), plan=plan_path)
+
+
+def test_the_public_names_are_these() -> None:
+    for name in ("Plan", "apply_plan", "load_plan", "save_plan", "InvalidPlanError"):
+        assert name in chainstay.__all__
+        assert getattr(chainstay, name) is not None
