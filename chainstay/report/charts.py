@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from bokeh.events import MouseLeave, MouseMove
+from bokeh.events import MouseLeave, MouseMove, Tap
 from bokeh.models import (
     ColumnDataSource,
     CustomJS,
@@ -25,20 +25,18 @@ from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from chainstay.report.blocks import Block
+from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, LOOK_COLOURS
 from chainstay.report.course import Lane
 from chainstay.report.frontier import Frontier
+from chainstay.report.lanes import block_spans, lane_spans, lanes_height
 from chainstay.report.levels import CATEGORIES, Level
 from chainstay.report.scales import Scale
 from chainstay.solution import Solution
 from chainstay.timetable import Time
 
 __all__ = [
-    "BUDGET_COLOUR",
-    "CATEGORY_COLOURS",
-    "LOOK_COLOURS",
     "Figure",
     "frontier_chart",
-    "lane_spans",
     "memory_chart",
     "schedule_chart",
 ]
@@ -46,30 +44,10 @@ __all__ = [
 Figure: TypeAlias = Any
 """A Bokeh figure."""
 
-CATEGORY_COLOURS: Final = {
-    "activation": "#4477aa",
-    "saved": "#66ccee",
-    "gradient": "#ccbb44",
-    "temporary": "#aaaaaa",
-}
-LOOK_COLOURS: Final = {
-    "forward": "#4477aa",
-    "again": "#ee7733",
-    "backward": "#228833",
-    "turn": "#888888",
-    "out": "#aa3377",
-    "back": "#cc88bb",
-}
-BUDGET_COLOUR: Final = "#dd3322"
 _FONT: Final = "system-ui, sans-serif"
-_LOW: Final = 0.25
-"""Height of a lane of the link or of one stage, beside 1 for one of more stages."""
-_GAP: Final = 0.16
 _OUTLINED: Final = 400
 """Levels up to which the outline of memory does not cover what is in it."""
 _LANE_PIXELS: Final = 110
-_THINNEST: Final = 1 / 40
-"""Of a block, as a share of its lane's height."""
 
 
 def memory_chart(
@@ -109,10 +87,10 @@ def schedule_chart(
     blocks: Sequence[Block], lanes: Sequence[Lane], *, time: Scale, x_range: Range1d
 ) -> Figure:
     """Who does what when: a lane for each, stages upwards within a lane."""
-    bases, height = _bases(lanes)
+    height = lanes_height(lanes)
     chart = _figure("schedule", 60 + round(_LANE_PIXELS * height), x_range)
     chart.y_range = Range1d(0, height)
-    spans = [_vertical(block, lanes[block.lane], bases[block.lane]) for block in blocks]
+    spans = block_spans(blocks, lanes)
     corners = {
         "left": _numbers(block.start for block in blocks) / time.factor,
         "right": _numbers(block.end for block in blocks) / time.factor,
@@ -123,22 +101,21 @@ def schedule_chart(
     sides = {side: side for side in corners}
     colours = [LOOK_COLOURS[block.look] for block in blocks]
     blocks_source = ColumnDataSource({**corners, "colour": colours}, name="blocks")
-    chart.quad(**sides, source=blocks_source, fill_color="colour", line_color=None)
+    chart.quad(
+        **sides, source=blocks_source, fill_color="colour", line_color=None, name="blocks-drawn"
+    )
     cursor = ColumnDataSource(nowhere, name="cursor")
     chart.quad(**sides, source=cursor, fill_color=None, line_width=2, name="cursor-block")
     _finish(chart, f"time [{time.unit}]", "")
-    middles = {base + _height(lane) / 2: lane.name for base, lane in zip(bases, lanes, strict=True)}
+    middles = {
+        (low + high) / 2: lane.name
+        for lane, (low, high) in zip(lanes, lane_spans(lanes), strict=True)
+    }
     chart.yaxis.ticker = FixedTicker(ticks=list(middles))
     chart.yaxis.major_label_overrides = middles
     chart.ygrid.visible = False
     _follow(chart)
     return chart
-
-
-def lane_spans(lanes: Sequence[Lane]) -> list[tuple[float, float]]:
-    """From where to where each lane reaches in the schedule's chart."""
-    bases, _ = _bases(lanes)
-    return [(base, base + _height(lane)) for base, lane in zip(bases, lanes, strict=True)]
 
 
 def frontier_chart(frontier: Frontier, solution: Solution, *, time: Scale, size: Scale) -> Figure:
@@ -216,27 +193,6 @@ def _follow(chart: Figure) -> None:
     """Let the page know where the mouse is."""
     chart.add_layout(Span(location=0, dimension="height", visible=False, name="cursor-line"))
     code = "window.chainstay.point(cb_obj.x, cb_obj.y, name)"
-    chart.js_on_event(MouseMove, CustomJS(args={"name": chart.name}, code=code))
+    for event in (MouseMove, Tap):
+        chart.js_on_event(event, CustomJS(args={"name": chart.name}, code=code))
     chart.js_on_event(MouseLeave, CustomJS(code="window.chainstay.leave()"))
-
-
-def _height(lane: Lane) -> float:
-    return 1.0 if lane.stages > 1 else _LOW
-
-
-def _bases(lanes: Sequence[Lane]) -> tuple[list[float], float]:
-    """Where each lane starts, the first one highest, and the height of all."""
-    bases, base = [], 0.0
-    for lane in reversed(lanes):
-        bases.append(base + _GAP / 2)
-        base += _height(lane) + _GAP
-    return bases[::-1], base
-
-
-def _vertical(block: Block, lane: Lane, base: float) -> tuple[float, float]:
-    if lane.is_link:
-        return base, base + _LOW
-    thickness = max(1 / lane.stages, _THINNEST)
-    step = (1 - thickness) / max(lane.stages - 1, 1)
-    lowest, highest = base + step * block.first_stage, base + step * block.last_stage
-    return lowest, highest + thickness

@@ -17,8 +17,10 @@ from bokeh.resources import Resources
 from chainstay.profiles import HomogeneousJoin
 from chainstay.report import charts, markup
 from chainstay.report.blocks import LOOKS, Block, blocks_of, thinned_levels
+from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, LOOK_COLOURS
 from chainstay.report.course import Course, Lane, Reported
 from chainstay.report.frontier import Frontier
+from chainstay.report.lanes import lane_spans
 from chainstay.report.levels import CATEGORIES, Level
 from chainstay.report.scales import SLOTS, Scale, byte_scale, time_scale
 from chainstay.solution import Solution
@@ -107,9 +109,7 @@ def _content(
         "labels": [block.label for block in blocks],
         "words": list(words),
         "says": [words[block.words] for block in blocks],
-        "categories": [
-            (field, label, charts.CATEGORY_COLOURS[field]) for field, label in _in_use(levels)
-        ],
+        "categories": [(field, label, CATEGORY_COLOURS[field]) for field, label in _in_use(levels)],
     }
 
 
@@ -125,7 +125,7 @@ def _in_use(levels: Sequence[Level]) -> list[tuple[str, str]]:
 def _lanes(lanes: Sequence[Lane], blocks: Sequence[Block]) -> list[dict[str, Any]]:
     """Where each lane is, and from which to which of `blocks` are its own."""
     described, first = [], 0
-    for number, (lane, (low, high)) in enumerate(zip(lanes, charts.lane_spans(lanes), strict=True)):
+    for number, (lane, (low, high)) in enumerate(zip(lanes, lane_spans(lanes), strict=True)):
         last = first + sum(block.lane == number for block in blocks)
         described.append({"link": lane.is_link, "low": low, "high": high, "blocks": (first, last)})
         first = last
@@ -136,10 +136,8 @@ def _course_parts(
     places: dict[str, str], course: Course, blocks: Sequence[Block], levels: Sequence[Level]
 ) -> dict[str, str]:
     looks = {block.look for block in blocks}
-    shown = [(label, charts.CATEGORY_COLOURS[field], "box") for field, label in _in_use(levels)]
-    marks = [
-        (label, charts.LOOK_COLOURS[look], "box") for look, label in LOOKS.items() if look in looks
-    ]
+    shown = [(label, CATEGORY_COLOURS[field], "box") for field, label in _in_use(levels)]
+    marks = [(label, LOOK_COLOURS[look], "box") for look, label in LOOKS.items() if look in looks]
     note = (
         "Within a lane, stages go upwards. Drag to look closer, on either chart; ← and → go from "
         "operation to operation."
@@ -150,7 +148,7 @@ def _course_parts(
             "memory at its highest in each of as many slots of time."
         )
     return {
-        "categories": markup.legend([*shown, ("budget", charts.BUDGET_COLOUR, "line")]),
+        "categories": markup.legend([*shown, ("budget", BUDGET_COLOUR, "line")]),
         "memory": places["memory"],
         "looks": markup.legend(marks),
         "schedule": places["schedule"],
@@ -159,8 +157,8 @@ def _course_parts(
 
 
 def _frontier_parts(places: dict[str, str], frontier: Frontier) -> dict[str, str]:
-    line = charts.LOOK_COLOURS["forward"]
-    marks = [("this plan", charts.LOOK_COLOURS["again"], "diamond")]
+    line = LOOK_COLOURS["forward"]
+    marks = [("this plan", LOOK_COLOURS["again"], "diamond")]
     if frontier.is_complete:
         marks.append(("least time, proved", line, "line"))
         note = f"Every budget, by {frontier.method}."

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chainstay.baselines import BASELINES
 from chainstay.errors import InvalidScheduleError, InvalidSolutionError
-from chainstay.hybrid import HybridProblem
+from chainstay.hybrid import HybridProblem, HybridSolution
 from chainstay.offloading import OffloadSolution
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
 from chainstay.report.course import Course, course_of
@@ -23,6 +23,7 @@ from chainstay.solve import solve_join
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import AutoOffload, solve_offload
 from chainstay.timetable import Transfers
+from chainstay.validation.hybrid import simulate_hybrid
 from chainstay.validation.simulate import simulate
 from chainstay.validation.transfers import simulate_offload
 from offload_strategies import OffloadCase, offload_cases
@@ -194,6 +195,48 @@ def test_every_kind_of_plan(kind: str) -> None:
     again = [activity for activity in course.activities if activity.is_again]
     forwards = [(op.branch, op.stage) for op in solution.schedule if op.kind.is_forward]
     assert len(again) == len(forwards) - len(set(forwards))
+
+
+def test_overheads_of_each_operation_count() -> None:
+    schedule = Schedule.parse("Fc0 Fa1 B1 Fa0 B0")
+    overheads = (7, 0, 2, 100, 3)
+    replay = simulate(_CHAIN, schedule, overheads=overheads)
+    solution = replace(_replayed(_CHAIN, schedule), peak_bytes=135, budget=200)
+    course = course_of(solution, _CHAIN, overheads=overheads)
+    assert course is not None
+    assert [level.temporary for level in course.levels[::2]] == list(overheads)
+    assert [level.total for level in course.levels[::2]] == [
+        snapshot.during_bytes for snapshot in replay.timeline
+    ]
+    with pytest.raises(InvalidSolutionError, match="gives 12 ns and 135 bytes"):
+        course_of(replace(solution, peak_bytes=134), _CHAIN, overheads=overheads)
+
+
+def test_what_goes_beyond_the_host_has_lanes_of_its_own() -> None:
+    link = Link(bandwidth=10, beyond=Link(bandwidth=5))
+    schedule = Schedule.parse("Sa0 Fa0 Ob0 Fa1 B1 Pb0 Pa0 B0")
+    replay = simulate_hybrid(_CHAIN, schedule, budget=100, link=link)
+    solution = HybridSolution(
+        schedule=schedule,
+        makespan=replay.makespan,
+        peak_bytes=replay.peak_bytes,
+        budget=100,
+        lower_bound=0,
+        family=Family.ALL,
+        method="by hand",
+        solve_seconds=0.0,
+        discards=Discards.FREE,
+        link=link,
+        transfers=Transfers.INTEGRAL,
+        timetable=replay.timetable,
+    )
+    course = _course(solution, _CHAIN)
+    _require_consistent(course, replay.peak_bytes)
+    moves = {str(a.op): course.lanes[a.lane].name for a in course.activities if a.lane}
+    assert moves == {"Sa0": "to disk", "Ob0": "to host", "Pb0": "from host", "Pa0": "from disk"}
+    ends = {str(a.op): (a.start, a.end) for a in course.activities}
+    assert ends["Sa0"] == (0, 1)
+    assert ends["Ob0"] == (2, 5)
 
 
 def test_fractional_hybrid_has_no_times_and_is_checked() -> None:

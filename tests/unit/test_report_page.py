@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
+from matplotlib.figure import Figure
 
 from chainstay.dp import DP
 from chainstay.errors import BackendError, InvalidSolutionError
 from chainstay.profiles import ChainProfile
-from chainstay.report import Frontier, FrontierPoint, blocks, frontier_of, page, trace
+from chainstay.report import Frontier, FrontierPoint, blocks, frontier_of, page, picture, trace
 from chainstay.report.course import course_of
 from chainstay.report.levels import Level
 from chainstay.report.proof import proof_of
@@ -254,6 +257,41 @@ def _torch_trace(path: Path) -> dict[str, Any]:
     profiler.export_chrome_trace(str(path))
     found: dict[str, Any] = json.loads(path.read_text())
     return found
+
+
+class TestPicture:
+    @pytest.mark.parametrize("kind", ["slots", "offload interruptible"])
+    def test_is_a_file(self, kind: str, tmp_path: Path) -> None:
+        solution, profile, file = plan(kind).solution, plan(kind).profile, tmp_path / "plan.svg"
+        picture(solution, profile, file, title="A <b> of $x$")
+        ET.parse(file)
+        content = io.BytesIO()
+        picture(solution, profile, content, kind="png")
+        assert content.getvalue().startswith(b"\x89PNG")
+
+    def test_shows_memory_and_every_operation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn: list[Figure] = []
+        monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+        hybrid = plan("hybrid integral")
+        course = course_of(hybrid.solution, hybrid.profile)
+        assert course is not None
+        picture(hybrid.solution, hybrid.profile, io.BytesIO(), kind="png")
+        upper, lower = drawn[0].axes
+        areas = [area.get_datalim(upper.transData) for area in upper.collections]
+        highest = max(area.y1 for area in areas)
+        assert highest == pytest.approx(hybrid.solution.peak_bytes / 2**20)
+        (blocks_drawn,) = lower.collections
+        boxes = [path.get_extents() for path in blocks_drawn.get_paths()]
+        spans = sorted((round(box.x0, 6), round(box.x1, 6)) for box in boxes)
+        assert spans == sorted(
+            (round(float(a.start) / 1e6, 6), round(float(a.end) / 1e6, 6))
+            for a in course.activities
+        )
+
+    def test_fractional_hybrid_has_no_times(self) -> None:
+        fractional = plan("hybrid fractional")
+        with pytest.raises(InvalidSolutionError, match="transfers is 'fractional'"):
+            picture(fractional.solution, fractional.profile, io.BytesIO(), kind="png")
 
 
 class TestProof:

@@ -18,6 +18,8 @@ window.chainstay = (() => {
     for (const renderer of model.renderers) {
       if (["total", "cursor-block", "plan"].includes(renderer.name))
         renderer.glyph.line_color = colour("--strong");
+      const isSparse = renderer.name === "blocks-drawn" && renderer.data_source.data.left.length <= 500;
+      if (isSparse) renderer.glyph.line_color = colour("--page");
     }
   }
 
@@ -118,7 +120,8 @@ window.chainstay = (() => {
     };
     document.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!step || event.altKey || event.ctrlKey || event.metaKey || !order.length) return;
+      const isElsewhere = event.target.closest(".scroll, pre, summary");
+      if (!step || isElsewhere || event.altKey || event.ctrlKey || event.metaKey) return;
       const place = shown < 0 ? (step > 0 ? 0 : order.length - 1) : order.indexOf(shown) + step;
       const i = order[Math.min(Math.max(place, 0), order.length - 1)];
       show(i, (starts[i] + ends[i]) / 2);
