@@ -29,7 +29,7 @@ from itertools import repeat
 from typing import assert_never
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.profiles import ChainProfile, Skip
+from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 
 __all__ = ["Replay", "Snapshot", "simulate"]
@@ -149,7 +149,10 @@ class _RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Memory:
-    """What is stored: activations and saved data by index, and one gradient."""
+    """What is stored: activations and saved data by index, and one gradient.
+
+    `skips_in` has the indices of the skips that each activation has.
+    """
 
     profile: ChainProfile
     discards: Discards
@@ -158,12 +161,17 @@ class _Memory:
     gradient: int = -1
     own_activation_bytes: tuple[int, ...] = ()
     own_saved_bytes: tuple[int, ...] = ()
+    skips_in: tuple[frozenset[int], ...] = ()
 
     def __post_init__(self) -> None:
         profile = self.profile
         self.gradient = len(profile)
+        self.skips_in = tuple(
+            frozenset(k for k, skip in enumerate(profile.skips) if i in skip.states)
+            for i in range(len(profile) + 1)
+        )
         self.own_activation_bytes = tuple(
-            profile.activation_bytes(i) - sum(s.bytes for s in profile.skips if i in s.states)
+            profile.activation_bytes(i) - self._skip_bytes(self.skips_in[i])
             for i in range(len(profile) + 1)
         )
         self.own_saved_bytes = tuple(
@@ -174,16 +182,13 @@ class _Memory:
     def activation_bytes(self) -> int:
         """Of all activations; each skip in them once."""
         own = sum(self.own_activation_bytes[index] for index in self.activations)
-        return own + sum(s.bytes for s in self.profile.skips if self._is_in_activation(s))
+        return own + self._skip_bytes(self._skips_in_activations())
 
     def saved_bytes(self) -> int:
         """Of all saved data; each skip in them once, and not at all if an activation has it."""
         own = sum(self.own_saved_bytes[stage] for stage in self.saved)
-        return own + sum(
-            skip.bytes
-            for skip in self.profile.skips
-            if self._is_in_saved(skip) and not self._is_in_activation(skip)
-        )
+        in_saved = frozenset[int]().union(*(self.skips_in[stage + 1] for stage in self.saved))
+        return own + self._skip_bytes(in_saved - self._skips_in_activations())
 
     def gradient_bytes(self) -> int:
         return self.profile.gradient_bytes(self.gradient)
@@ -253,9 +258,8 @@ class _Memory:
             raise _RefusedError(f"{op} needs what Fa{stage} saves, and it is not stored")
         self._require_input(op)
         passed_on = sum(
-            skip.gradient_bytes
-            for skip in self.profile.skips
-            if stage in skip.states and stage + 1 in skip.states
+            self.profile.skips[k].gradient_bytes
+            for k in self.skips_in[stage] & self.skips_in[stage + 1]
         )
         during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage) - passed_on
         self.gradient = stage
@@ -294,11 +298,11 @@ class _Memory:
     def _has_input(self, stage: int) -> bool:
         return stage in self.activations or stage - 1 in self.saved
 
-    def _is_in_activation(self, skip: Skip) -> bool:
-        return any(index in skip.states for index in self.activations)
+    def _skips_in_activations(self) -> frozenset[int]:
+        return frozenset[int]().union(*(self.skips_in[index] for index in self.activations))
 
-    def _is_in_saved(self, skip: Skip) -> bool:
-        return any(stage + 1 in skip.states for stage in self.saved)
+    def _skip_bytes(self, indices: frozenset[int]) -> int:
+        return sum(self.profile.skips[k].bytes for k in indices)
 
 
 def _duration(profile: ChainProfile, op: Op) -> int:
