@@ -126,6 +126,23 @@ def back_after_it_left(of: HybridFormulation) -> Constraint:
     return listed(rows())
 
 
+def back_for_a_reader(of: HybridFormulation) -> Constraint:
+    """What leaves comes back, and what comes back is read."""
+    model = of.model
+
+    def rows() -> Iterator[Relation]:
+        for item in of.movable:
+            sent, copies = sum(model.sent[item, level] for level in of.levels), of.copies(item)
+            backs = [v for v in copies if of.lives[v].kind == "back"]
+            yield sent <= sum(model.comes[v] for v in backs)
+            for v in backs:
+                yield model.comes[v] <= sum(
+                    model.reads[k, v] for k in of.numbers if (k, v) in model.reads
+                )
+
+    return listed(rows())
+
+
 def one_copy_at_a_time(of: HybridFormulation) -> Constraint:
     """Of two lives of an item, one is gone before the other is made."""
     model, late = of.model, 2 * of.horizon
@@ -232,6 +249,7 @@ SENTENCES = (
     input_stays,
     sent_once_from_a_copy,
     back_after_it_left,
+    back_for_a_reader,
     one_copy_at_a_time,
     prefetches_have_their_place,
     plain_input_before_saved,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from chainstay.verify.checking import Answered, Check, checks
 from chainstay.verify.contestants import CONTESTANTS, Contestant
@@ -99,26 +100,65 @@ class Campaign:
     results: Callable[[Iterable[int], int, int], Iterator[Result]]
 
 
-def chain_campaign(contestants: Sequence[Contestant] = CONTESTANTS) -> Campaign:
-    """Chains, `contestants` being asked."""
+class _Answer(Answered, Protocol):
+    """An answer, and who gave it."""
+
+    @property
+    def contestant(self) -> Asked:
+        """Who."""
+
+
+class _Checked(Protocol):
+    """One instance, checked, whatever it is."""
+
+    @property
+    def number(self) -> int:
+        """Of the instance."""
+
+    @property
+    def answers(self) -> Sequence[_Answer]:
+        """Of all who were asked."""
+
+    @property
+    def reason(self) -> str:
+        """Why not all can be right; empty if they can."""
+
+
+_Check = TypeVar("_Check", bound=_Checked)
+
+
+def _campaign(
+    noun: str,
+    contestants: Sequence[Asked],
+    checked: Callable[[Iterable[int], int, int], Iterator[_Check]],
+    report: Callable[[_Check, int], Report],
+) -> Campaign:
+    """From checks of numbers, a seed and workers, and how to report one of them."""
 
     def results(numbers: Iterable[int], seed: int, workers: int) -> Iterator[Result]:
-        for check in checks(numbers, seed=seed, contestants=contestants, workers=workers):
-
-            def report(check: Check = check) -> Report:
-                assert check.contradiction is not None, "only contradictions are reported"
-                small = minimised(check.instance, check.contradiction.between)
-                text = counter_example(check, seed=seed, instance=small)
-                return Report(text, len(small.profile))
-
+        for check in checked(numbers, seed, workers):
             yield Result(
                 number=check.number,
                 answers=[(answer.contestant.name, answer) for answer in check.answers],
-                reason="" if check.contradiction is None else check.contradiction.reason,
-                report=report,
+                reason=check.reason,
+                report=partial(report, check, seed),
             )
 
-    return Campaign(noun="chains", contestants=contestants, results=results)
+    return Campaign(noun=noun, contestants=contestants, results=results)
+
+
+def chain_campaign(contestants: Sequence[Contestant] = CONTESTANTS) -> Campaign:
+    """Chains, `contestants` being asked."""
+
+    def checked(numbers: Iterable[int], seed: int, workers: int) -> Iterator[Check]:
+        return checks(numbers, seed=seed, contestants=contestants, workers=workers)
+
+    def report(check: Check, seed: int) -> Report:
+        assert check.contradiction is not None, "only contradictions are reported"
+        small = minimised(check.instance, check.contradiction.between)
+        return Report(counter_example(check, seed=seed, instance=small), len(small.profile))
+
+    return _campaign("chains", contestants, checked, report)
 
 
 def offload_campaign(
@@ -126,64 +166,40 @@ def offload_campaign(
 ) -> Campaign:
     """Offloading instances, `contestants` being asked."""
 
-    def results(numbers: Iterable[int], seed: int, workers: int) -> Iterator[Result]:
-        for check in offload_checks(numbers, seed=seed, contestants=contestants, workers=workers):
+    def checked(numbers: Iterable[int], seed: int, workers: int) -> Iterator[OffloadCheck]:
+        return offload_checks(numbers, seed=seed, contestants=contestants, workers=workers)
 
-            def report(check: OffloadCheck = check) -> Report:
-                small = minimised_offload(check)
-                text = offload_counter_example(small, seed=seed)
-                return Report(text, len(small.instance.profile))
+    def report(check: OffloadCheck, seed: int) -> Report:
+        small = minimised_offload(check)
+        return Report(offload_counter_example(small, seed=seed), len(small.instance.profile))
 
-            yield Result(
-                number=check.number,
-                answers=[(answer.contestant.name, answer) for answer in check.answers],
-                reason=check.reason,
-                report=report,
-            )
-
-    return Campaign(noun="offloading instances", contestants=contestants, results=results)
+    return _campaign("offloading instances", contestants, checked, report)
 
 
 def join_campaign(contestants: Sequence[JoinContestant] = JOIN_CONTESTANTS) -> Campaign:
     """Joins of both models, `contestants` being asked."""
 
-    def results(numbers: Iterable[int], seed: int, workers: int) -> Iterator[Result]:
-        for check in join_checks(numbers, seed=seed, contestants=contestants, workers=workers):
+    def checked(numbers: Iterable[int], seed: int, workers: int) -> Iterator[JoinCheck]:
+        return join_checks(numbers, seed=seed, contestants=contestants, workers=workers)
 
-            def report(check: JoinCheck = check) -> Report:
-                small = minimised_join(check)
-                text = join_counter_example(small, seed=seed)
-                return Report(text, small.instance.profile.stages)
+    def report(check: JoinCheck, seed: int) -> Report:
+        small = minimised_join(check)
+        return Report(join_counter_example(small, seed=seed), small.instance.profile.stages)
 
-            yield Result(
-                number=check.number,
-                answers=[(answer.contestant.name, answer) for answer in check.answers],
-                reason=check.reason,
-                report=report,
-            )
-
-    return Campaign(noun="joins", contestants=contestants, results=results)
+    return _campaign("joins", contestants, checked, report)
 
 
 def hybrid_campaign(contestants: Sequence[HybridContestant] = HYBRID_CONTESTANTS) -> Campaign:
     """Chains to recompute and offload, `contestants` being asked."""
 
-    def results(numbers: Iterable[int], seed: int, workers: int) -> Iterator[Result]:
-        for check in hybrid_checks(numbers, seed=seed, contestants=contestants, workers=workers):
+    def checked(numbers: Iterable[int], seed: int, workers: int) -> Iterator[HybridCheck]:
+        return hybrid_checks(numbers, seed=seed, contestants=contestants, workers=workers)
 
-            def report(check: HybridCheck = check) -> Report:
-                small = minimised_hybrid(check)
-                text = hybrid_counter_example(small, seed=seed)
-                return Report(text, len(small.instance.profile))
+    def report(check: HybridCheck, seed: int) -> Report:
+        small = minimised_hybrid(check)
+        return Report(hybrid_counter_example(small, seed=seed), len(small.instance.profile))
 
-            yield Result(
-                number=check.number,
-                answers=[(answer.contestant.name, answer) for answer in check.answers],
-                reason=check.reason,
-                report=report,
-            )
-
-    return Campaign(noun="hybrid instances", contestants=contestants, results=results)
+    return _campaign("hybrid instances", contestants, checked, report)
 
 
 CAMPAIGNS: Final[Mapping[str, Campaign]] = MappingProxyType(

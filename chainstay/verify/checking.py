@@ -36,6 +36,11 @@ class Check:
     answers: tuple[Answer, ...]
     contradiction: Contradiction | None
 
+    @property
+    def reason(self) -> str:
+        """Why not all answers can be right; empty if they can."""
+        return "" if self.contradiction is None else self.contradiction.reason
+
 
 class Answered(Protocol):
     """What a tally counts of an answer, whatever it is about."""

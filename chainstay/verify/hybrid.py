@@ -9,34 +9,42 @@ transfers, takes no less than its own computations and items with parts of them.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import permutations
-from typing import Final
+from typing import Final, TypeAlias
 
 from chainstay.dp import DP
 from chainstay.dp.hybrid import hybrid_bound
 from chainstay.errors import (
-    ChainstayError,
     InfeasibleBudgetError,
     InvalidScheduleError,
     SolverLimitError,
 )
+from chainstay.formulations import CPSAT, MIP
 from chainstay.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
 from chainstay.instances import ChainInstance, random_chain, simpler
 from chainstay.offloading import counter_example
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family
-from chainstay.solve.hybrid import AutoHybrid, Pofo
-from chainstay.timetable import Transfers
+from chainstay.solve.hybrid import AutoHybrid, ExactPrograms, Pofo
+from chainstay.solve.hybrid_pofo import relaxed
+from chainstay.timetable import Time, Transfers
 from chainstay.validation.certify_hybrid import certify_hybrid
 from chainstay.validation.hybrid_fluid import fractional_makespan
 from chainstay.validation.hybrid_search import optimal_hybrid
 from chainstay.verify.checking import in_batches
+from chainstay.verify.rounds import (
+    MINIMISING_SECONDS,
+    Round,
+    TransferAnswer,
+    TransferContestant,
+    answered,
+    minimised_round,
+)
 
 __all__ = [
     "HYBRID_CONTESTANTS",
@@ -50,13 +58,14 @@ __all__ = [
     "random_hybrid",
 ]
 
-_MINIMISING_SECONDS: Final = 60.0
+_LIMITED: Final = (5, 7)
+"""Remainders of numbers whose link has a limit, and besides a second level."""
 _BANDWIDTHS: Final = tuple(map(Fraction, ("1/3", "1", "2", "5/2", "9")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridInstance:
-    """A chain without skips, a budget in bytes and a half-duplex link without latency."""
+    """A chain without skips, a budget in bytes and a link."""
 
     profile: ChainProfile
     budget: int
@@ -75,6 +84,10 @@ def random_hybrid(seed: int, number: int) -> HybridInstance:
     is_measured = profile.stages[0].name == "measured"
     bandwidth = draw.choice(_BANDWIDTHS) * (1000 if is_measured else 1)
     link = Link(bandwidth=bandwidth)
+    if number % 8 in _LIMITED:
+        room = sum(stage.saved_bytes for stage in profile.stages)
+        beyond = Link(bandwidth=bandwidth / 2) if number % 8 == _LIMITED[1] else None
+        link = replace(link, capacity=draw.randint(0, room), beyond=beyond)
     least = HybridProblem(profile, 1, link).required_bytes
     most = max(least, profile.input_bytes + sum(stage.saved_bytes for stage in profile.stages))
     budget = least + (most - least) * draw.randint(0, 8) // 8
@@ -135,71 +148,60 @@ class _Only:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HybridContestant:
-    """A method and which instances it is asked about.
+class HybridContestant(TransferContestant[HybridMethod]):
+    """A `TransferContestant`.
 
     Attributes:
-        method: To ask.
-        transfers: Of the problem that it is asked.
-        most_stages: It gets chains of at most this length.
-        every: Of those, one in so many.
+        takes_any_link: Whether it gets links with latency, two directions, a limit or a level
+            beyond.
     """
 
-    method: HybridMethod
-    transfers: Transfers
-    most_stages: int
-    every: int = 1
-
-    @property
-    def name(self) -> str:
-        """The method, its settings, and the model of transfers."""
-        return f"{self.method}, {self.transfers}"
+    takes_any_link: bool = True
 
     @property
     def plan(self) -> str:
         """Which instances it is asked about, in words."""
-        which = "all" if self.every == 1 else f"1 in {self.every}"
-        return f"{which}, n ≤ {self.most_stages}"
+        return self.sample + ("" if self.takes_any_link else ", simple link")
 
     def is_asked(self, number: int, instance: HybridInstance) -> bool:
         """Whether the plan has this method for instance `number`."""
-        return len(instance.profile) <= self.most_stages and number % self.every == 0
+        can_take = self.takes_any_link or instance.link.is_plain
+        return can_take and self.is_in_plan(number, len(instance.profile))
+
+
+def _plan(method: HybridMethod, most_stages: int) -> HybridContestant:
+    return HybridContestant(
+        method=method,
+        transfers=Transfers.FRACTIONAL,
+        most_stages=most_stages,
+        takes_any_link=False,
+    )
+
+
+def _program(method: HybridMethod, most_stages: int, every: int) -> HybridContestant:
+    return HybridContestant(
+        method=method, transfers=Transfers.INTEGRAL, most_stages=most_stages, every=every
+    )
 
 
 HYBRID_CONTESTANTS: Final[tuple[HybridContestant, ...]] = (
-    HybridContestant(method=Pofo(), transfers=Transfers.FRACTIONAL, most_stages=5),
-    HybridContestant(method=Pofo(slots=40), transfers=Transfers.FRACTIONAL, most_stages=20),
-    HybridContestant(method=_Only("recompute"), transfers=Transfers.FRACTIONAL, most_stages=20),
-    HybridContestant(method=_Only("offload"), transfers=Transfers.FRACTIONAL, most_stages=20),
-    HybridContestant(
-        method=AutoHybrid(combined=Pofo(tries=60)), transfers=Transfers.INTEGRAL, most_stages=5
-    ),
-    HybridContestant(method=_Search(), transfers=Transfers.INTEGRAL, most_stages=2, every=2),
+    _plan(Pofo(), 5),
+    _plan(Pofo(slots=40), 20),
+    _plan(_Only("recompute"), 20),
+    _plan(_Only("offload"), 20),
+    _program(AutoHybrid(combined=Pofo(tries=60), exact_stages=0), 5, 1),
+    _program(AutoHybrid(combined=Pofo(tries=60), time_limit_s=1.0), 3, 3),
+    _program(_Search(), 2, 1),
+    _program(ExactPrograms(CPSAT(time_limit_s=3.0), alone=True), 3, 3),
+    _program(ExactPrograms(MIP(time_limit_s=10.0), alone=True), 2, 5),
 )
-"""Quick methods on every instance, exhaustive search on samples of the shortest."""
+"""Quick methods on every instance, exhaustive search and exact ones on samples of the shortest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridAnswer:
-    """What one contestant said to one instance; fields as in `OffloadAnswer`."""
-
-    contestant: HybridContestant
-    seconds: float
-    claim: HybridClaim | None = None
-    required: int | None = None
-    solution: HybridSolution | None = None
-    refusal: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridCheck:
-    """One instance, checked; fields as in `OffloadCheck`."""
-
-    number: int
-    instance: HybridInstance
-    answers: tuple[HybridAnswer, ...]
-    reason: str = ""
-    between: tuple[HybridContestant, ...] = ()
+HybridAnswer: TypeAlias = TransferAnswer[HybridContestant, HybridClaim, HybridSolution]
+"""What one contestant said to one instance."""
+HybridCheck: TypeAlias = Round[HybridInstance, HybridAnswer, HybridContestant]
+"""One instance, checked."""
 
 
 def hybrid_checks(
@@ -225,41 +227,34 @@ def _check(
     asked = [each for each in contestants if each.is_asked(number, instance)]
     answers = tuple(_judged(contestant, instance) for contestant in asked)
     reason, between = _contradiction(answers)
-    return HybridCheck(
-        number=number, instance=instance, answers=answers, reason=reason, between=between
-    )
+    return Round(number=number, instance=instance, answers=answers, reason=reason, between=between)
 
 
 def _judged(contestant: HybridContestant, instance: HybridInstance) -> HybridAnswer:
     """Ask, replay the claim, and hold program lists against their own fractional value."""
     problem = HybridProblem(instance.profile, instance.budget, instance.link, contestant.transfers)
-    start = time.perf_counter()
-    answer, claim = HybridAnswer(contestant=contestant, seconds=0.0), None
-    try:
+
+    def ask() -> HybridClaim:
         problem.require_feasible()
-        claim = contestant.method(problem)
-        solution = certify_hybrid(
+        return contestant.method(problem)
+
+    def certified(claim: HybridClaim) -> HybridSolution:
+        return certify_hybrid(
             problem,
             claim,
-            bound=hybrid_bound(problem.profile, problem.budget, problem.link),
+            bound=hybrid_bound(problem.profile, problem.budget, relaxed(problem.link)),
             method=contestant.name,
             solve_seconds=0.0,
         )
-        answer = replace(
-            answer, claim=claim, solution=solution, refusal=_below_own_value(problem, solution)
-        )
-    except InfeasibleBudgetError as infeasible:
-        answer = replace(answer, required=infeasible.required)
-    except SolverLimitError:
-        pass
-    except ChainstayError as error:
-        answer = replace(answer, claim=claim, refusal=str(error))
-    return replace(answer, seconds=time.perf_counter() - start)
+
+    return answered(
+        contestant, ask, certified, lambda solution: _below_own_value(problem, solution)
+    )
 
 
 def _below_own_value(problem: HybridProblem, solution: HybridSolution) -> str:
     """Why a program list that is a plan of [POFO] is too fast; empty if it is not."""
-    if problem.transfers is not Transfers.INTEGRAL:
+    if problem.transfers is not Transfers.INTEGRAL or not problem.link.is_plain:
         return ""
     computations = [op for op in solution.schedule if op.kind.is_forward or op.kind == "B"]
     turn = computations.index(Op(OpKind.BACKWARD, len(problem.profile) - 1))
@@ -294,35 +289,38 @@ def _contradiction(
         if one.solution is None or other.claim is None:
             continue
         is_within = one.contestant.transfers is other.contestant.transfers
-        if is_within and one.solution.makespan < other.claim.lower_bound:
+        bound = _bound_on_all(other)
+        if is_within and one.solution.makespan < bound:
             reason = (
-                f"{other.contestant.name} says that nothing is faster than "
-                f"{other.claim.lower_bound}, and {one.contestant.name} has a schedule of "
-                f"{one.solution.makespan}"
+                f"{other.contestant.name} says that nothing is faster than {bound}, and "
+                f"{one.contestant.name} has a schedule of {one.solution.makespan}"
             )
             return reason, (one.contestant, other.contestant)
     return "", ()
 
 
-def minimised_hybrid(check: HybridCheck, *, seconds: float = _MINIMISING_SECONDS) -> HybridCheck:
+def _bound_on_all(answer: HybridAnswer) -> Time:
+    """What it says that no answer to the same problem is faster than.
+
+    All fractional answers are persistent, so a bound on such plans is one on all of them.
+    """
+    assert answer.claim is not None, "there is a claim"
+    if answer.claim.family is Family.TWICE:
+        return answer.claim.unrestricted_bound
+    return max(answer.claim.lower_bound, answer.claim.unrestricted_bound)
+
+
+def minimised_hybrid(check: HybridCheck, *, seconds: float = MINIMISING_SECONDS) -> HybridCheck:
     """The same contradiction on a smallest instance, unless time ran out."""
-    deadline = time.monotonic() + seconds
-
-    def failing(instance: ChainInstance) -> HybridCheck | None:
-        asked = HybridInstance(
-            profile=instance.profile, budget=instance.budget, link=check.instance.link
-        )
-        found = _check(0, asked, check.between)
-        return found if found.reason and time.monotonic() < deadline else None
-
-    small = check
-    while found := next(filter(None, map(failing, simpler(_chain_of(small)))), None):
-        small = replace(found, number=check.number)
-    return small
+    return minimised_round(
+        check, _simpler_hybrid, lambda instance: _check(0, instance, check.between), seconds
+    )
 
 
-def _chain_of(check: HybridCheck) -> ChainInstance:
-    return ChainInstance(profile=check.instance.profile, budget=check.instance.budget)
+def _simpler_hybrid(instance: HybridInstance) -> Iterator[HybridInstance]:
+    chain = ChainInstance(profile=instance.profile, budget=instance.budget)
+    for one in simpler(chain):
+        yield replace(instance, profile=one.profile, budget=one.budget)
 
 
 def hybrid_counter_example(check: HybridCheck, *, seed: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
-from typing import Final
+from typing import Final, TypeAlias
 
 from chainstay import evidence
 from chainstay.baselines.join import equivalent_chain
@@ -26,6 +26,12 @@ from chainstay.validation.join import simulate_join
 from chainstay.validation.join_search import join_optimum
 from chainstay.verify.checking import in_batches
 from chainstay.verify.join_instances import JoinInstance, random_join, simpler_joins
+from chainstay.verify.rounds import (
+    MINIMISING_SECONDS,
+    Round,
+    held_to_required,
+    minimised_round,
+)
 
 __all__ = [
     "JOIN_CONTESTANTS",
@@ -37,8 +43,6 @@ __all__ = [
     "join_counter_example",
     "minimised_join",
 ]
-
-_MINIMISING_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,23 +174,8 @@ class JoinAnswer:
         return self.statement.required
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinCheck:
-    """One instance, checked.
-
-    Attributes:
-        number: Of the instance.
-        instance: What was asked about.
-        answers: Of all who were asked.
-        reason: Why not all can be right; empty if they can.
-        between: Who gave the answers that cannot.
-    """
-
-    number: int
-    instance: JoinInstance
-    answers: tuple[JoinAnswer, ...]
-    reason: str = ""
-    between: tuple[JoinContestant, ...] = ()
+JoinCheck: TypeAlias = Round[JoinInstance, JoinAnswer, JoinContestant]
+"""One instance, checked."""
 
 
 def join_checks(
@@ -216,21 +205,14 @@ def join_contradiction(answers: Sequence[JoinAnswer]) -> tuple[str, tuple[JoinCo
     return "", ()
 
 
-def minimised_join(check: JoinCheck, *, seconds: float = _MINIMISING_SECONDS) -> JoinCheck:
+def minimised_join(check: JoinCheck, *, seconds: float = MINIMISING_SECONDS) -> JoinCheck:
     """The same contradiction on a smallest instance, unless time ran out."""
-    deadline = time.monotonic() + seconds
 
-    def failing(instance: JoinInstance) -> JoinCheck | None:
-        if time.monotonic() > deadline:
-            return None
+    def again(instance: JoinInstance) -> JoinCheck:
         asked = [each for each in check.between if each.is_asked(0, instance.profile)]
-        found = _check(check.number, instance, asked)
-        return found if found.reason else None
+        return _check(check.number, instance, asked)
 
-    small = check
-    while found := next(filter(None, map(failing, simpler_joins(small.instance))), None):
-        small = found
-    return small
+    return minimised_round(check, simpler_joins, again, seconds)
 
 
 def join_counter_example(check: JoinCheck, *, seed: int) -> str:
@@ -266,29 +248,19 @@ def _check_all(
 def _check(number: int, instance: JoinInstance, asked: Sequence[JoinContestant]) -> JoinCheck:
     answers = tuple(_ask(contestant, instance) for contestant in asked)
     reason, between = join_contradiction(answers)
-    return JoinCheck(
-        number=number, instance=instance, answers=answers, reason=reason, between=between
-    )
+    return Round(number=number, instance=instance, answers=answers, reason=reason, between=between)
 
 
 def _ask(contestant: JoinContestant, instance: JoinInstance) -> JoinAnswer:
     """Ask, replay the claim, and hold the method to a least budget that it names."""
     start = time.perf_counter()
-    answer = _judged(contestant, instance)
-    required = answer.required
-    if required is not None:
-        roomy = _judged(contestant, replace(instance, budget=required))
-        if required <= instance.budget or roomy.required is not None or roomy.refusal:
-            refusal = (
-                f"{contestant.name}: nothing fits in {instance.budget}, it says, and {required} "
-                f"would do, which is not so {roomy.refusal}"
-            )
-            answer = replace(answer, refusal=refusal)
-        elif required > 1:
-            tight = _judged(contestant, replace(instance, budget=required - 1))
-            if tight.solution is not None:
-                answer = replace(answer, refusal=f"{contestant.name}: less than that fits, too")
-    return replace(answer, seconds=time.perf_counter() - start)
+
+    def judged(budget: int) -> JoinAnswer:
+        return _judged(contestant, replace(instance, budget=budget))
+
+    answer = judged(instance.budget)
+    refusal = held_to_required(answer, contestant.name, instance.budget, judged)
+    return replace(answer, refusal=refusal, seconds=time.perf_counter() - start)
 
 
 def _judged(contestant: JoinContestant, instance: JoinInstance) -> JoinAnswer:

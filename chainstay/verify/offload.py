@@ -6,16 +6,15 @@ of any model must not be faster than what a method proved about the same or a fr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
-from typing import Final
+from typing import Final, TypeAlias
 
 from chainstay.baselines.offload import OFFLOAD_BASELINES
 from chainstay.dp.offload import Algorithm1, Greedy, fractional_optimum
-from chainstay.errors import ChainstayError, InfeasibleBudgetError, SolverLimitError
+from chainstay.errors import SolverLimitError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.offloading import (
     OffloadClaim,
@@ -34,6 +33,15 @@ from chainstay.validation.transfer_search import optimal_program
 from chainstay.validation.transfers import simulate_offload
 from chainstay.verify.checking import in_batches
 from chainstay.verify.offload_instances import OffloadInstance, random_offload, simpler_offload
+from chainstay.verify.rounds import (
+    MINIMISING_SECONDS,
+    Round,
+    TransferAnswer,
+    TransferContestant,
+    answered,
+    held_to_required,
+    minimised_round,
+)
 
 __all__ = [
     "OFFLOAD_CONTESTANTS",
@@ -47,43 +55,28 @@ __all__ = [
 ]
 
 _BREADTH: Final = tuple(Transfers)
-_MINIMISING_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadContestant:
-    """A method and which instances it is asked about.
+class OffloadContestant(TransferContestant[OffloadMethod]):
+    """A `TransferContestant`.
 
     Attributes:
-        method: To ask.
-        transfers: Of the problem that it is asked.
-        most_stages: It gets chains of at most this length.
-        every: Of those, one in so many.
         takes_any_link: Whether it gets links with latency or two directions.
     """
 
-    method: OffloadMethod
-    transfers: Transfers
-    most_stages: int
-    every: int = 1
     takes_any_link: bool = True
-
-    @property
-    def name(self) -> str:
-        """The method, its settings, and the model of transfers."""
-        return f"{self.method}, {self.transfers}"
 
     @property
     def plan(self) -> str:
         """Which instances it is asked about, in words."""
-        which = "all" if self.every == 1 else f"1 in {self.every}"
-        return f"{which}, n ≤ {self.most_stages}" + ("" if self.takes_any_link else ", simple link")
+        return self.sample + ("" if self.takes_any_link else ", simple link")
 
     def is_asked(self, number: int, instance: OffloadInstance) -> bool:
         """Whether the plan has this method for instance `number`."""
         link = instance.link
         can_take = self.takes_any_link or not (link.latency or link.is_full_duplex)
-        return can_take and len(instance.profile) <= self.most_stages and number % self.every == 0
+        return can_take and self.is_in_plan(number, len(instance.profile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,44 +158,10 @@ OFFLOAD_CONTESTANTS: Final[tuple[OffloadContestant, ...]] = (
 """Quick methods on every instance, exhaustive and exact ones on samples of short chains."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadAnswer:
-    """What one contestant said to one instance.
-
-    Attributes:
-        contestant: Who.
-        seconds: How long it took, its replay included.
-        claim: Its claim, if any.
-        required: The least budget, if it said that nothing fits.
-        solution: Its claim, once the referee agreed.
-        refusal: Why the answer cannot be right, by itself.
-    """
-
-    contestant: OffloadContestant
-    seconds: float
-    claim: OffloadClaim | None = None
-    required: int | None = None
-    solution: OffloadSolution | None = None
-    refusal: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadCheck:
-    """One instance, checked.
-
-    Attributes:
-        number: Of the instance.
-        instance: What was asked about.
-        answers: Of all who were asked.
-        reason: Why not all can be right; empty if they can.
-        between: Who gave the answers that cannot.
-    """
-
-    number: int
-    instance: OffloadInstance
-    answers: tuple[OffloadAnswer, ...]
-    reason: str = ""
-    between: tuple[OffloadContestant, ...] = ()
+OffloadAnswer: TypeAlias = TransferAnswer[OffloadContestant, OffloadClaim, OffloadSolution]
+"""What one contestant said to one instance."""
+OffloadCheck: TypeAlias = Round[OffloadInstance, OffloadAnswer, OffloadContestant]
+"""One instance, checked."""
 
 
 def offload_checks(
@@ -233,48 +192,34 @@ def _check(
     asked = [each for each in contestants if each.is_asked(number, instance)]
     answers = tuple(_ask(contestant, instance) for contestant in asked)
     reason, between = offload_contradiction(answers)
-    return OffloadCheck(
-        number=number, instance=instance, answers=answers, reason=reason, between=between
-    )
+    return Round(number=number, instance=instance, answers=answers, reason=reason, between=between)
 
 
 def _ask(contestant: OffloadContestant, instance: OffloadInstance) -> OffloadAnswer:
     """Ask, replay the claim, and hold the method to a least budget that it names."""
-    start = time.perf_counter()
-    answer = _judged(contestant, instance)
-    if (required := answer.required) is not None:
-        roomy = _judged(contestant, replace(instance, budget=required))
-        tight = _judged(contestant, replace(instance, budget=max(1, required - 1)))
-        if required <= instance.budget or roomy.required is not None or roomy.refusal:
-            refusal = (
-                f"{contestant.name}: nothing fits in {instance.budget} bytes, it says, and "
-                f"{required} would do, which is not so {roomy.refusal}"
-            )
-            answer = replace(answer, refusal=refusal)
-        elif required > 1 and tight.required is None:
-            answer = replace(answer, refusal=f"{contestant.name}: less than that fits, too")
-    return replace(answer, seconds=time.perf_counter() - start)
+
+    def judged(budget: int) -> OffloadAnswer:
+        return _judged(contestant, replace(instance, budget=budget))
+
+    answer = judged(instance.budget)
+    return replace(
+        answer, refusal=held_to_required(answer, contestant.name, instance.budget, judged)
+    )
 
 
 def _judged(contestant: OffloadContestant, instance: OffloadInstance) -> OffloadAnswer:
     problem = OffloadProblem(instance.profile, instance.budget, instance.link, contestant.transfers)
-    answer, claim = OffloadAnswer(contestant=contestant, seconds=0.0), None
-    try:
-        claim = contestant.method(problem)
-        solution = certify_offload(
+
+    def certified(claim: OffloadClaim) -> OffloadSolution:
+        return certify_offload(
             problem,
             claim,
             bound=fractional_optimum(problem),
             method=contestant.name,
             solve_seconds=0.0,
         )
-    except InfeasibleBudgetError as infeasible:
-        return replace(answer, required=infeasible.required)
-    except SolverLimitError:
-        return answer
-    except ChainstayError as error:
-        return replace(answer, claim=claim, refusal=str(error))
-    return replace(answer, claim=claim, solution=solution)
+
+    return answered(contestant, lambda: contestant.method(problem), certified)
 
 
 def offload_contradiction(
@@ -321,19 +266,12 @@ def _offloads_first(claim: OffloadClaim) -> bool:
     )
 
 
-def minimised_offload(check: OffloadCheck, *, seconds: float = _MINIMISING_SECONDS) -> OffloadCheck:
+def minimised_offload(check: OffloadCheck, *, seconds: float = MINIMISING_SECONDS) -> OffloadCheck:
     """The same contradiction on a smallest instance, unless time ran out."""
-    deadline = time.monotonic() + seconds
-
-    def failing(instance: OffloadInstance) -> OffloadCheck | None:
-        # The sampling plan is about numbers; who disagreed is asked in any case.
-        found = _check(0, instance, check.between)
-        return found if found.reason and time.monotonic() < deadline else None
-
-    small = check
-    while found := next(filter(None, map(failing, simpler_offload(small.instance))), None):
-        small = replace(found, number=check.number)
-    return small
+    # The sampling plan is about numbers; who disagreed is asked in any case.
+    return minimised_round(
+        check, simpler_offload, lambda instance: _check(0, instance, check.between), seconds
+    )
 
 
 def offload_counter_example(check: OffloadCheck, *, seed: int) -> str:
