@@ -54,10 +54,18 @@ class JoinedChain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinAccount:
-    """A join's costs; the last stage of the tail is the loss."""
+    """A join's costs; the last stage of the tail is the loss.
+
+    Attributes:
+        branches: In their order.
+        tail: Behind them.
+        passed_bytes: Of what branches give and the tail hands out as it is. The caller holds
+            it still when a branch has made it anew.
+    """
 
     branches: tuple[JoinedChain, ...]
     tail: JoinedChain
+    passed_bytes: int
 
     @property
     def keep(self) -> tuple[bool, ...]:
@@ -80,7 +88,7 @@ class JoinAccount:
     def pessimistic(self) -> JoinProfile:
         """Sound for every schedule."""
         environments = sum(stage.cost.environment_bytes for stage in self._stages())
-        sums = self._all_sums()
+        sums = self._all_sums() + self.passed_bytes
 
         def overheads(stage: JoinedStage) -> Overheads:
             beside = environments + sums
@@ -167,6 +175,7 @@ class _Walk:
         sums: Gradients that are half summed, and their bytes.
         environments: Bytes of saved buffers and random states.
         has_output: Whether the caller has the model's output.
+        is_remade: Whether a branch has run to its end again.
     """
 
     account: JoinAccount
@@ -177,6 +186,7 @@ class _Walk:
     sums: dict[int, int] = field(default_factory=dict)
     environments: int = 0
     has_output: bool = False
+    is_remade: bool = False
 
     def __post_init__(self) -> None:
         for position, op in enumerate(self.schedule):
@@ -199,13 +209,15 @@ class _Walk:
         cost = stage.cost
         if op.branch is None and op.stage == len(self.account.tail.stages) - 1:
             self.has_output = True
+        is_end = op.branch is not None and op.stage == len(self._chain(op).stages) - 1
+        self.is_remade |= is_end and position > self.first[key]
         runs_again = self.first[key] < self.last[key]
         size = cost.environment_bytes * runs_again
         is_first = position == self.first[key]
         is_recording = op.kind is OpKind.FORWARD_KEEP_ALL
         needed = cost.recording_bytes if is_recording else cost.dropping_bytes
         needed += self.environments + size + sum(self.sums.values())
-        needed += stage.forward_waiting * self.has_output
+        needed += stage.forward_waiting * self.has_output + self._passed(op)
         self.environments += size * is_first
         self.environments -= cost.random_bytes * (runs_again and position == self.last[key])
         return needed
@@ -223,6 +235,15 @@ class _Walk:
                 self.sums.pop(number, None)
         held = sum((before | self.sums).values())
         needed = cost.backward_bytes + stage.backward_waiting + self.environments + held
+        needed += self._passed(op)
         runs_again = self.first[key] < self.last[key]
         self.environments -= runs_again * (cost.environment_bytes - cost.random_bytes)
         return needed
+
+    def _passed(self, op: Op) -> int:
+        """What the caller holds besides the branches' outputs in a stage of the tail."""
+        is_twice = op.branch is None and self.has_output and self.is_remade
+        return self.account.passed_bytes * is_twice
+
+    def _chain(self, op: Op) -> JoinedChain:
+        return self.account.tail if op.branch is None else self.account.branches[op.branch]

@@ -59,11 +59,19 @@ def account_for_join(seen: Sequence[Seen], branches: int, common_bytes: int) -> 
     ]
     free = _stage(_free_loss(standing), (0, 0), ())
     tail = JoinedChain(input_bytes=0, input_gradient_bytes=0, stages=(free,))
+    passed = 0
     for part in tails:
         tail = _tail(part, standing)
+        passed = 0 if is_met_by_loss else handed - _own_bytes(part)
         if not part.has_loss:
             tail = replace(tail, stages=(*tail.stages, free))
-    return JoinAccount(branches=tuple(chains), tail=tail)
+    return JoinAccount(branches=tuple(chains), tail=tail, passed_bytes=passed)
+
+
+def _own_bytes(tail: Seen) -> int:
+    """Of the model's output, what branches have not given."""
+    last = tail.observed[-1]
+    return (last.given if tail.has_loss else last.result).bytes_outside(tail.observed[0].given)
 
 
 def _last_state_bytes(tail: Seen) -> int:

@@ -209,7 +209,6 @@ class _Readers:
         if captures:
             self.recorded.discard(stage)
         self.wanted.discard(output)
-        if stage != shape.loss:
-            self.wanted.update(inputs)
+        self.wanted.update(inputs)
         self.run_later.add(stage)
         return step
