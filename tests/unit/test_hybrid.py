@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chainstay import InvalidProfileError, InvalidScheduleError, UnknownMethodError, solve_hybrid
-from chainstay.dp.hybrid.inner import looked_up
+from chainstay.dp.hybrid.inner import FINITE, Fronts, looked_up
 from chainstay.dp.jit import interpreted
 from chainstay.instances import with_skip
 from chainstay.profiles import ChainProfile, Link, Skip, Stage
@@ -46,13 +46,24 @@ def test_whole_transfers_free_memory_when_they_end() -> None:
     assert simulate_hybrid(CHAIN, schedule, budget=17, link=LINK).makespan == 10 + 2
 
 
-def test_between_grid_points_both_slopes_count() -> None:
-    table = np.array([[[1.0, 1.2, 2.0]]], dtype=np.float32)
+def test_a_front_waits_for_what_it_has_no_room_for() -> None:
+    none = np.empty(2, dtype=np.int32)
+    # Of two plans with room for 2, one is quick and needs 2, the other needs none of it.
+    fronts = Fronts(
+        start=np.array([[0, 0, 0, 0]], dtype=np.int32),
+        plans=np.array([[0, 0, 2, 2]], dtype=np.int32),
+        base=np.array([5.0, 6.0]),
+        demand=np.array([2.0, 0.0]),
+        choice=none,
+        later=none,
+        sooner=none,
+    )
     with interpreted():
-        assert looked_up(table, 0, 2, 0.0, 1.5, True) == pytest.approx(1.5)  # noqa: FBT003
-        assert looked_up(table, 0, 2, 0.0, 1.5, False) == pytest.approx(1.7)  # noqa: FBT003
-        assert looked_up(table, 0, 2, 0.0, 0.1, True) == pytest.approx(1.0)  # noqa: FBT003
-        assert looked_up(table, 0, 2, 0.0, 3.0, True) == pytest.approx(3.0)  # noqa: FBT003
+        assert looked_up(fronts, 0, 3, 1.9, 0.0, False) > FINITE  # noqa: FBT003
+        assert looked_up(fronts, 0, 3, 1.9, 0.0, True) == pytest.approx(5.1)  # noqa: FBT003
+        assert looked_up(fronts, 0, 3, 2.0, 0.5, False) == pytest.approx(5.5)  # noqa: FBT003
+        assert looked_up(fronts, 0, 3, 2.0, 2.5, False) == pytest.approx(6.5)  # noqa: FBT003
+        assert looked_up(fronts, 0, 3, 3.0, 1.5, False) == pytest.approx(5.5)  # noqa: FBT003
 
 
 @pytest.mark.parametrize(

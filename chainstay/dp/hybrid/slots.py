@@ -1,14 +1,15 @@
 """POFO on slots: a plan, and a bound that no plan of its class is below.
 
-The paper rounds all to slots. Here (`kernels`) only ``C_A`` is a table; the ways to the turn
-are labels with real amounts, of which those in one cell are merged. A first plan with few
-cells gives a limit; then a better plan, and the bound, look only at what may lead below it.
+The paper rounds all to slots. Here only the rooms in which stages are recomputed are
+(`inner`); the ways to the turn are labels with real amounts, of which those in one cell are
+merged (`kernels`). Guides (`guides`) say what is left to pay at least: plans are looked for
+a little above what they say of the whole, then further; when one is known, only what may
+lead below it matters, to better plans and to the bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
@@ -17,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.hybrid.exact import passed
-from chainstay.dp.hybrid.guides import guide
-from chainstay.dp.hybrid.inner import INFINITE, Costs, choose_inner, inner_table, looked_up
-from chainstay.dp.hybrid.kernels import Labels, sweep
+from chainstay.dp.hybrid.grids import Effort, Grid, Weights, least_time
+from chainstay.dp.hybrid.inner import FINITE, INFINITE, Costs, Fronts, found_in
+from chainstay.dp.hybrid.kernels import Labels
+from chainstay.dp.jit import is_available
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind
 
@@ -27,13 +29,30 @@ __all__ = ["SlotPlan", "bracket"]
 
 _Floats: TypeAlias = NDArray[np.float64]
 
-_FIRST_CELLS: Final = 20
-_MOST_LABELS: Final = 4_000_000
-_WEIGHTS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
-_ABOVE: Final = 1.0001
+_ABOVE: Final = 1 + 1e-6
 """Of a known plan's cost, up to where others are looked for: floats may be off by less."""
-_ROUNDING: Final = 1e-4
-"""In slots and stages: more than float32 tables can be wrong by."""
+_ROUNDING: Final = 1e-6
+"""In slots and stages: more than what fronts leave out and floats can be wrong by."""
+_SHORT: Final = 60
+"""Stages up to which rooms are rounded to quarters of slots; to halves beyond."""
+_LEVELS: Final = 1600
+"""Steps of `kept` in guides, about."""
+_FIRST_SLOTS: Final = 50
+_FIRST_LEVELS: Final = 100
+_FIRST_FINER: Final = 8.0
+_ROUGH_CELLS: Final = 12
+_FIRST_CELLS: Final = 25
+_CELLS: Final = (100, 800)
+_LEAST_CELLS: Final = 1600
+_EXPANDED: Final = 30_000
+"""Labels that go on in a sweep for a plan, about; half of them with either form of input."""
+_MOST_LABELS: Final = 2_000_000
+_BOUNDING: Final = 5_000_000
+"""Labels made for a bound, times the number of stages."""
+_FEWEST: Final = 2_000
+"""Labels with which a bound is not tried."""
+_OVERFLOW: Final = -2
+_MIDDLE: Final[Weights] = (0.5, 0.5)
 
 
 class SlotPlan(NamedTuple):
@@ -49,23 +68,31 @@ def bracket(
     """Good plans, the best last (none if all were rounded away), and a bound on all plans.
 
     Complexity:
-        O(n^3 s^2 + l n) for s slots and l labels, of which there are at most O(n s^3).
+        O(n^3 s + p + l n) for s slots, p sums of plans that may matter and at most about
+        half a million labels l.
     """
-    costs, time_unit = _in_slots(profile, budget, link, slots)
-    grid = _Grid.of(costs, slots, is_bound=False)
-    plans, limit = [], INFINITE
-    for cells in dict.fromkeys((min(_FIRST_CELLS, slots), max(1, slots // 2))):
-        found = grid.sweep(cells, limit)
-        if found is not None:
-            limit = found[0] * _ABOVE
-            plans.append(found[1])
-    least = _Grid.of(costs, slots, is_bound=True).least(slots, limit)
-    least = max(0.0, least - _ROUNDING * len(profile))
-    return plans, Fraction(least) * time_unit
+    parts = 1
+    if is_available():
+        parts = 4 if len(profile) <= _SHORT else 2
+    plans: list[SlotPlan] = []
+    limit, weights = INFINITE, _MIDDLE
+    for count in dict.fromkeys((min(_FIRST_SLOTS, slots), slots * parts)):
+        first = _first(_in_slots(profile, budget, link, count), count)
+        if first is not None:
+            plans.append(first.plan)
+            limit, weights = first.cost * slots * parts / count, first.weights
+            break
+    costs = _in_slots(profile, budget, link, slots * parts)
+    if plans:
+        limit = _improved(_grid(costs, slots * parts, limit, is_bound=False), weights, limit, plans)
+    grid = _grid(costs, slots * parts, limit, is_bound=True)
+    least = _bounded(grid, weights, limit) - _ROUNDING * len(profile)
+    time_unit = Fraction(budget, slots * parts) / Fraction(link.bandwidth)
+    return plans, Fraction(max(0.0, least)) * time_unit
 
 
-def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> tuple[Costs, Fraction]:
-    """Costs in slots, and what time a slot takes on the link."""
+def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> Costs:
+    """Costs in slots, and in what a slot takes on the link."""
     arrays, slot = profile.arrays(), Fraction(budget, slots)
     time_unit = slot / Fraction(link.bandwidth)
 
@@ -75,7 +102,7 @@ def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> tup
     def times(column: NDArray[np.int64]) -> _Floats:
         return np.asarray(column / float(time_unit), dtype=float)
 
-    costs = Costs(
+    return Costs(
         activation=sizes(arrays.activation),
         saved=sizes(arrays.saved),
         gradient=sizes(arrays.gradient),
@@ -84,127 +111,119 @@ def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> tup
         forward=times(arrays.forward_time),
         backward=times(arrays.backward_time),
     )
-    return costs, time_unit
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """A chain with its table and guides, rounded one way."""
+def _grid(costs: Costs, slots: int, limit: float, *, is_bound: bool) -> Grid:
+    finer = float(max(1, _LEVELS // slots))
+    return Grid(costs, slots, finer, is_bound, limit * _ABOVE)
 
-    costs: Costs
-    slots: int
-    is_bound: bool
-    table: NDArray[np.float32]
-    weights: _Floats
-    guides: _Floats
 
-    @classmethod
-    def of(cls, costs: Costs, slots: int, *, is_bound: bool) -> _Grid:
-        stages = len(costs.forward)
-        rows = stages * (stages + 1) // 2
-        table = np.empty((rows, slots + 1, slots + 1), dtype=np.float32)
-        inner_table(costs, slots, is_bound, table)
-        weights = np.array([(w, v) for w in _WEIGHTS for v in _WEIGHTS])
-        guides = np.empty((stages, 2, slots + 1, len(weights)))
-        guide(costs, slots, table, weights, guides)
-        return cls(costs, slots, is_bound, table, weights, guides)
+class _First(NamedTuple):
+    plan: SlotPlan
+    cost: float
+    weights: Weights
 
-    def least(self, cells: int, limit: float) -> float:
-        """A bound on all plans, at most `limit`."""
-        while True:
-            cost, last, _ = self._labels(cells, limit)
-            if last > _OVERFLOW:
-                return cost
-            cells = cells * 2 // 3
 
-    def sweep(self, cells: int, limit: float) -> tuple[float, SlotPlan] | None:
-        """The best plan below `limit`, if any."""
-        while True:
-            cost, last, labels = self._labels(cells, limit)
-            if last > _OVERFLOW:
-                break
-            cells = cells * 2 // 3
-        return None if last < 0 else (cost, self._plan(labels, last))
+def _first(costs: Costs, slots: int) -> _First | None:
+    """A plan, if any is found: little more than the guides say of the whole, then more."""
+    least, coarser = least_time(costs), min(1.0, _FIRST_LEVELS / slots)
+    grid = Grid(costs, slots, _FIRST_FINER, False, INFINITE)  # noqa: FBT003
+    weights = grid.climbed(coarser, _MIDDLE, 1 / 4, 1 / 32)
+    root = grid.guided(weights).root
+    if root > FINITE:
+        return None
+    rough = Effort(_ROUGH_CELLS, _MOST_LABELS, _width(costs) // 4)
+    whole, _, _ = grid.sweep(grid.pessimistic(), grid.guides(), INFINITE, rough)
+    effort = Effort(_FIRST_CELLS, _MOST_LABELS, _width(costs) // 4)
+    limits = root + (root - least) / 10 + least / 100, whole + (whole - least) / 20
+    for limit in (limit + _ROUNDING for limit in limits if limit < FINITE):
+        grid = Grid(costs, slots, _FIRST_FINER, False, limit).guided(weights)  # noqa: FBT003
+        cost, last, labels = grid.sweep(grid.fronts, grid.guides(), limit, effort)
+        if last >= 0:
+            return _First(_plan(grid, labels, last), cost, weights)
+    return None
 
-    def _labels(self, cells: int, limit: float) -> tuple[float, int, Labels]:
-        stages = len(self.costs.forward)
-        labels = _no_labels(stages)
-        count = sum((cells + 1 - q) ** 2 for q in range(cells + 1))
-        index = np.zeros((stages, 2, count), dtype=np.int32)
-        cost, last = sweep(
-            self.costs, self.slots, cells, self.is_bound, self.table, self.weights, self.guides,
-            limit, labels, index,
-        )  # fmt: skip
-        return float(cost), int(last), labels
 
-    def _plan(self, labels: Labels, last: int) -> SlotPlan:
-        """Computations and moved items, from the last label back to the first."""
-        final, path = len(self.costs.forward) - 1, [last]
-        while (parent := int(labels.parent[path[-1]])) >= 0:
-            path.append(parent)
-        path.reverse()
-        ops: list[Op] = []
-        ends: list[tuple[Op, ...]] = []
-        moved = set()
-        for at, following in pairwise(path):
-            i, after = int(labels.stage[at]), int(labels.stage[following])
-            if labels.moved[following]:
-                moved.add(("b", i - 1) if labels.is_saved[at] else ("a", i))
-            if labels.is_saved[following]:
-                ops.append(Op(OpKind.FORWARD_KEEP_ALL, i))
-                ends.append((Op(OpKind.BACKWARD, i),))
+def _width(costs: Costs) -> int:
+    """Labels that go on to a plan, by stage and form of input."""
+    return max(4, _EXPANDED // len(costs.forward))
+
+
+def _improved(grid: Grid, weights: Weights, limit: float, plans: list[SlotPlan]) -> float:
+    """Append better plans, from ever smaller cells; what the best one costs."""
+    guides = grid.guided(grid.climbed(grid.finer / 4, weights, 1 / 16, 1 / 32)).guides()
+    for cells in _CELLS:
+        effort = Effort(cells, _MOST_LABELS, _width(grid.costs))
+        cost, last, labels = grid.sweep(grid.fronts, guides, limit, effort)
+        if last >= 0:
+            plans.append(_plan(grid, labels, last))
+            limit = cost
+    return limit
+
+
+def _bounded(grid: Grid, weights: Weights, limit: float) -> float:
+    """A bound on all plans, at most `limit`: by labels, nearer and nearer to it."""
+    grid.guided(grid.climbed(grid.finer / 4, weights, 1 / 16, 1 / 32))
+    least = grid.root
+    if limit > FINITE:
+        return least
+    for relaxed in (True, False):
+        guides, left = grid.guides(relaxed=relaxed), _BOUNDING // len(grid.costs.forward)
+        share = 1 / 4
+        while least * _ABOVE < limit and left > _FEWEST:
+            below = least + share * (limit - least)
+            effort = Effort(_LEAST_CELLS, left // 2)
+            found, last, labels = grid.sweep(grid.fronts, guides, below, effort)
+            left -= int(labels.made[0])
+            if last == _OVERFLOW:
+                share /= 2
                 continue
-            ops += passed(i, after - 1)
-            costs = self.costs
-            item = costs.saved[i - 1] if labels.is_saved[at] else costs.activation[i]
-            kept, returning = float(labels.kept[at] + item), float(labels.returning[at])
-            ends.append(tuple(self._inner(i, after - 1, kept, returning)))
-        ops += (Op(OpKind.FORWARD_KEEP_ALL, final), Op(OpKind.BACKWARD, final))
-        for end in reversed(ends):
-            ops += end
-        return SlotPlan(tuple(ops), frozenset(moved))
-
-    def _inner(self, i: int, j: int, kept: float, returning: float) -> Iterator[Op]:
-        """Operations of ``C_A``, decision by decision."""
-        costs = self.costs
-        _, choice = choose_inner(costs, self.slots, self.table, i, j, kept, returning)
-        assert choice > _OVERFLOW, "a label's table entry is finite"
-        if choice < 0:
-            yield Op(OpKind.FORWARD_KEEP_ALL, i)
-            if i < j:
-                room = self.slots - kept
-                backing = costs.saved[i] + costs.gradient[i : i + 2].sum()
-                backing += costs.backward_overhead[i]
-                waited = float(costs.backward[i]) + max(0.0, float(backing) - room + returning)
-                left = max(0.0, returning - waited)
-                yield from self._inner(i + 1, j, kept + float(costs.saved[i]), left)
-            yield Op(OpKind.BACKWARD, i)
-            return
-        yield from passed(i, choice)
-        row = choice * (choice + 1) // 2 + i
-        later = looked_up(self.table, row, self.slots, kept, returning, False)  # noqa: FBT003 - a kernel
-        left = max(0.0, returning - float(later))
-        yield from self._inner(choice + 1, j, kept + float(costs.activation[choice + 1]), left)
-        yield from self._inner(i, choice, kept, returning)
+            least = max(least, found)
+            if last >= 0:
+                break
+            share = min(1.0, 2 * share)
+    return min(least, limit)
 
 
-_OVERFLOW: Final = -2
+def _plan(grid: Grid, labels: Labels, last: int) -> SlotPlan:
+    """Computations and moved items, from the last label back to the first."""
+    costs, path = grid.costs, [last]
+    while (parent := int(labels.parent[path[-1]])) >= 0:
+        path.append(parent)
+    path.reverse()
+    ops: list[Op] = []
+    ends: list[tuple[Op, ...]] = []
+    moved = set()
+    for at, following in pairwise(path):
+        i, after = int(labels.stage[at]), int(labels.stage[following])
+        if labels.moved[following]:
+            moved.add(("b", i - 1) if labels.is_saved[at] else ("a", i))
+        if labels.is_saved[following]:
+            ops.append(Op(OpKind.FORWARD_KEEP_ALL, i))
+            ends.append((Op(OpKind.BACKWARD, i),))
+            continue
+        ops += passed(i, after - 1)
+        item = costs.saved[i - 1] if labels.is_saved[at] else costs.activation[i]
+        room, row = float(grid.slots - labels.kept[at] - item), (after - 1) * after // 2 + i
+        returning = float(labels.returning[at])
+        found = found_in(grid.fronts, row, grid.slots, room, returning, False)  # noqa: FBT003
+        ends.append(tuple(_inner(grid.fronts, i, after - 1, int(found))))
+    final = len(costs.forward) - 1
+    ops += (Op(OpKind.FORWARD_KEEP_ALL, final), Op(OpKind.BACKWARD, final))
+    for end in reversed(ends):
+        ops += end
+    return SlotPlan(tuple(ops), frozenset(moved))
 
 
-def _no_labels(stages: int) -> Labels:
-    """Room for labels; the system gives memory as they come."""
-    size = _MOST_LABELS
-    return Labels(
-        cost=np.empty(size),
-        kept=np.empty(size),
-        leaving=np.empty(size),
-        returning=np.empty(size),
-        parent=np.empty(size, dtype=np.int32),
-        stage=np.empty(size, dtype=np.int16),
-        is_saved=np.empty(size, dtype=np.bool_),
-        moved=np.empty(size, dtype=np.bool_),
-        alive=np.empty(size, dtype=np.bool_),
-        following=np.empty(size, dtype=np.int32),
-        first=np.zeros((stages, 2), dtype=np.int32),
-        made=np.zeros(1, dtype=np.int64),
-    )
+def _inner(fronts: Fronts, i: int, j: int, plan: int) -> Iterator[Op]:
+    """Operations of a plan of stages i..j."""
+    k, later, sooner = (int(column[plan]) for column in fronts[4:])
+    if k < 0:
+        yield Op(OpKind.FORWARD_KEEP_ALL, i)
+        if i < j:
+            yield from _inner(fronts, i + 1, j, sooner)
+        yield Op(OpKind.BACKWARD, i)
+        return
+    yield from passed(i, k)
+    yield from _inner(fronts, k + 1, j, sooner)
+    yield from _inner(fronts, i, k, later)
