@@ -95,7 +95,18 @@ def test_chain_by_hand() -> None:
     ]
 
 
-def test_offload_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("bandwidth", "expected"),
+    [
+        # a0 leaves in [0, 2] and is read until 1, so that F1 starts beside it
+        (1, [(0, 5, 0, 0), (1, 9, 0, 1), (2, 7, 0, 1), (3, 7, 2, 2)]),
+        # a0 has left when F0 ends
+        (2, [(0, 5, 0, 0), (1, 7, 0, 1), (3, 7, 2, 2)]),
+        # a0 has left at 1/2 and is read until 1
+        (4, [(0, 5, 0, 0), (1, 3, 0, 0), (1, 7, 0, 1), (3, 7, 2, 2)]),
+    ],
+)
+def test_offload_by_hand(bandwidth: int, expected: list[tuple[int, ...]]) -> None:
     profile = OffloadProfile(
         activations=(2, 3, 4),
         gradients=(1, 1, 1),
@@ -105,7 +116,7 @@ def test_offload_by_hand() -> None:
         backward_times=(2, 3),
     )
     schedule = Schedule.parse("Oa0 Fa0 Fa1 B1 Pa0 B0")
-    link = Link(bandwidth=2)
+    link = Link(bandwidth=bandwidth)
     replay = simulate_offload(profile, schedule, budget=12, link=link)
     solution = OffloadSolution(
         schedule=schedule,
@@ -122,12 +133,11 @@ def test_offload_by_hand() -> None:
     )
     course = _course(solution, profile)
     assert [lane.name for lane in course.lanes] == ["compute", "to host", "from host"]
-    # a0 leaves in [0, 1] and is read until 1; B1 is over at 6, a0 comes back in [6, 7].
     seen = [(level.time, level.activation, level.gradient, level.temporary)
             for level in course.levels]  # fmt: skip
     assert seen[-1] == (replay.makespan, 0, 1, 0)
-    for level in [(0, 5, 0, 0), (1, 7, 0, 1), (3, 7, 2, 2)]:
-        assert level in seen
+    assert [level for level in seen if level in expected] == expected
+    assert all(level[1] == 5 for level in seen if 0 < level[0] < 1)
 
 
 @given(chains(), st.data())

@@ -17,7 +17,16 @@ from matplotlib.figure import Figure
 from chainstay.dp import DP
 from chainstay.errors import BackendError, InvalidSolutionError
 from chainstay.profiles import ChainProfile
-from chainstay.report import Frontier, FrontierPoint, blocks, frontier_of, page, picture, trace
+from chainstay.report import (
+    Frontier,
+    FrontierPoint,
+    blocks,
+    frontier_of,
+    markup,
+    page,
+    picture,
+    trace,
+)
 from chainstay.report.course import course_of
 from chainstay.report.levels import Level
 from chainstay.report.proof import proof_of
@@ -95,6 +104,13 @@ def test_text_from_outside_stays_text() -> None:
     assert reader.texts["h1"] == [_HOSTILE[0]]
     assert [text for text in reader.texts["td"] if text in _HOSTILE] == list(_HOSTILE)
     assert not [text for text in _HOSTILE if text in made]
+
+
+def test_json_between_script_tags_cannot_end_them() -> None:
+    value = {"name": ["<!-- <script ", "</script >", "&lt;", "é\u2028"]}
+    text = markup.json_text(value)
+    assert json.loads(text) == value
+    assert not set("<>&\u2028") & set(text)
 
 
 def test_without_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
