@@ -20,7 +20,7 @@ from chainstay.cli.planning import Asked
 from chainstay.cli.planning_models import recomputing
 from chainstay.cli.profiling import Request
 from chainstay.cli.tables import short_bytes
-from chainstay.cli.terminal import bar, plain_table, results, say
+from chainstay.cli.terminal import bar, plain_table, say, show
 from chainstay.cli.training import fits_here, peak_of, times_of
 from chainstay.cli.workloads import Workload
 from chainstay.errors import InfeasibleBudgetError
@@ -231,5 +231,5 @@ def _show(title: str, rows: Sequence[Row]) -> None:
             "" if row.measured_ns is None else format_time(row.measured_ns),
             slower,
         )
-    results().print(table)
+    show(table)
     say("\ntimes: the least of several steps; peaks: a whole step, inputs included")

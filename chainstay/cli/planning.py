@@ -10,7 +10,7 @@ from pathlib import Path
 from chainstay.cli.endings import CommandLineError
 from chainstay.cli.links import parse_link
 from chainstay.cli.profiling import Request, writing_to, written
-from chainstay.cli.terminal import results, say
+from chainstay.cli.terminal import say, show
 from chainstay.cli.ways import Way, ways_table
 from chainstay.dp import DP
 from chainstay.errors import InvalidBudgetError
@@ -137,7 +137,7 @@ def _show(outcome: Outcome) -> None:
     budget = f"{solution.budget} slots" if is_slots else format_bytes(solution.budget)
     say(outcome.title, style="bold")
     say(f"budget: {budget}, {share:.0%} of what plain training needs\n")
-    results().print(ways_table(outcome.ways, outcome.chosen, outcome.plain_time))
+    show(ways_table(outcome.ways, outcome.chosen, outcome.plain_time))
     text = solution.describe()
     if is_slots:  # whose sizes are no bytes, and whose times no nanoseconds
         text = f"{solution.makespan} time units in {solution.peak_bytes} slots"

@@ -9,7 +9,7 @@ from pathlib import Path
 from chainstay.cli.costs import Costed, costs_of, granularity_of
 from chainstay.cli.endings import CommandLineError
 from chainstay.cli.tables import stage_tables
-from chainstay.cli.terminal import results, say, tell
+from chainstay.cli.terminal import say, show, tell
 from chainstay.cli.workloads import Target, Workload, made
 from chainstay.files import write_text
 from chainstay.units import format_bytes, format_time
@@ -100,9 +100,8 @@ def _show(costed: Costed) -> None:
     say(costed.workload.title, style="bold")
     if costed.cut is not None and costed.cut.by == "blocks":
         tell(f"cut by blocks{costed.cut.reason}")
-    console = results()
     for table in stage_tables(costed.profile):
-        console.print(table)
+        show(table)
     parameters = list(costed.workload.model.parameters())
     size = format_bytes(sum(each.nbytes for each in parameters))
     plain = costed.plain

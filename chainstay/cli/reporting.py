@@ -84,27 +84,10 @@ def _trace(plan: Plan, title: str, file: Path) -> None:  # noqa: ARG001  # trace
 
 
 def _picture(plan: Plan, title: str, file: Path) -> None:
-    from chainstay.report.plots import MemoryPanel, plot_memory
-    from chainstay.schedule import Schedule
-    from chainstay.validation.simulate import Replay, simulate
+    from chainstay.report.pictures import picture
 
-    replay = plan.replay()
-    if not isinstance(replay, Replay):
-        raise CommandLineError(
-            "a plan with transfers is no picture of one lane; write a page (-o plan.html) or a "
-            "trace (--trace plan.trace.json)"
-        )
-    stages = plan.stages
-    panel = MemoryPanel(
-        title=f"{title}\n{plan.solution.describe()}",
-        planned=replay,
-        plain_peak_bytes=simulate(stages, Schedule.keep_all(len(stages))).peak_bytes,
-        budget=plan.solution.budget,
-        measured_times=(),
-        measured_bytes=(),
-    )
-    content = io.BytesIO()
-    plot_memory([panel], content, file.suffix[1:].lower())
+    content, kind = io.BytesIO(), file.suffix[1:].lower()
+    picture(plan.solution, plan.profile, content, kind=kind, title=title, **_about(plan))
     try:
         write_bytes(file, content.getvalue())
     except OSError as cause:

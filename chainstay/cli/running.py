@@ -13,7 +13,7 @@ from chainstay.cli.endings import CommandLineError, Ending
 from chainstay.cli.planning import Asked
 from chainstay.cli.profiling import Request
 from chainstay.cli.tables import short_bytes
-from chainstay.cli.terminal import bar, busy, plain_table, results, say
+from chainstay.cli.terminal import bar, busy, plain_table, say, show
 from chainstay.cli.training import Training, fits_here, peak_of, times_of
 from chainstay.cli.workloads import Workload
 from chainstay.fitting import unfit
@@ -191,7 +191,7 @@ def _show(outcome: Outcome) -> None:
         format_time(outcome.planned_time),
         format_time(outcome.measured_time),
     )
-    results().print(table)
+    show(table)
     within = outcome.measured_peak <= solution.budget
     say(
         f"\nbudget {format_bytes(solution.budget)}: {'kept' if within else 'EXCEEDED'}; "

@@ -33,6 +33,7 @@ __all__ = [
     "plain_table",
     "results",
     "say",
+    "show",
     "survive_any_encoding",
     "tell",
 ]
@@ -51,6 +52,9 @@ _NEAREST: Final = {
     "·": ".",
 }
 """What to print where a terminal does not know the character."""
+
+_LEAST_COLUMNS: Final = 80
+"""In less, tables would leave out what they are for."""
 
 
 def survive_any_encoding() -> None:
@@ -76,6 +80,12 @@ def results() -> Console:
 def notes() -> Console:
     """For what is said beside that."""
     return Console(stderr=True, highlight=False)
+
+
+def show(table: Table) -> None:
+    """Print a table; where the terminal is too narrow for it, that breaks its lines."""
+    console = results()
+    console.print(table, width=max(console.width, _LEAST_COLUMNS))
 
 
 def say(text: str, *, style: str = "") -> None:

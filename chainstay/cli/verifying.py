@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from chainstay.cli.endings import Ending
-from chainstay.cli.terminal import bar, busy, plain_table, results, say
+from chainstay.cli.terminal import bar, busy, plain_table, say, show
 from chainstay.files import write_text
 from chainstay.verify import Tally
 from chainstay.verify.campaigns import CAMPAIGNS, Result
@@ -105,7 +105,7 @@ class _Run:
                 f"{tally.worst_gap:.2%}",
                 f"{tally.seconds:.1f} s",
             )
-        results().print(table)
+        show(table)
 
     def _document(self, outcome: str, seconds: float) -> dict[str, object]:
         methods = {

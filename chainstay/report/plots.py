@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from textwrap import fill
-from typing import BinaryIO
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -47,12 +46,8 @@ class MemoryPanel:
     measured_bytes: Sequence[int]
 
 
-def plot_memory(
-    panels: Sequence[MemoryPanel], path: Path | BinaryIO, kind: str | None = None
-) -> None:
-    """Write a picture with one row per panel to `path`.
-
-    Its kind, ``"png"`` or ``"svg"``, is by default that of the path's suffix.
+def plot_memory(panels: Sequence[MemoryPanel], path: Path) -> None:
+    """Write a picture with one row per panel to `path` (PNG or SVG, by its suffix).
 
     Time is shown as a share of the step, so that a plan and a measurement under a memory
     profiler, which slows every operation down, can be laid over each other.
@@ -60,7 +55,7 @@ def plot_memory(
     figure = Figure(figsize=(10, 4.2 * len(panels)), layout="constrained", dpi=130)
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         _draw(axes, panel)
-    figure.savefig(path, format=kind)
+    figure.savefig(path)
 
 
 def _draw(axes: Axes, panel: MemoryPanel) -> None:

@@ -21,6 +21,7 @@ from chainstay import (
     InvalidPlanError,
     Link,
     PlanMismatchError,
+    Solution,
     UnsupportedModelError,
     apply_plan,
     fit,
@@ -70,8 +71,13 @@ class Body(Tower):
 
 
 def sequential() -> nn.Sequential:
-    layers = OrderedDict((f"block{i}", Residual(WIDTH)) for i in range(5))
+    layers = OrderedDict[str, nn.Module]((f"block{i}", Residual(WIDTH)) for i in range(5))
     return nn.Sequential(layers)
+
+
+def solution_of(model: Any) -> Solution:  # noqa: ANN401
+    solution: Solution = model.chainstay.solution
+    return solution
 
 
 def loss_of(output: Any) -> torch.Tensor:  # noqa: ANN401
@@ -125,12 +131,11 @@ def unmeasurable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("something is measured")
 
-    return lambda: (
-        [  # type: ignore[func-returns-value]
-            monkeypatch.setattr(clock, name, refused) for name in clock.__all__
-        ]
-        and None
-    )
+    def forbid() -> None:
+        for name in clock.__all__:
+            monkeypatch.setattr(clock, name, refused)
+
+    return forbid
 
 
 @pytest.mark.parametrize("kind", WAYS)
@@ -141,14 +146,14 @@ def test_a_saved_plan_trains_another_copy_bit_for_bit(
     first = fit(made(kind, 0), (SAMPLE,), kwargs, progress=False, **settings)
     save_plan(first, tmp_path / "plan.json")
     plan = load_plan(tmp_path / "plan.json")
-    assert plan.solution == first.chainstay.solution
+    assert plan.solution == solution_of(first)
     assert plan.replay().peak_bytes <= plan.solution.peak_bytes <= plan.solution.budget
     assert len(plan.solution.schedule) > 2 * len(plan.stages), "there is something to do again"
 
     unmeasurable()
     expected = trained(made(kind, 1), kwargs)
     second = apply_plan(made(kind, 1), (SAMPLE,), kwargs, plan=tmp_path / "plan.json")
-    assert second.chainstay.solution == plan.solution
+    assert solution_of(second) == plan.solution
     found = trained(second, kwargs)
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
@@ -186,7 +191,7 @@ def switched(model: nn.Module) -> None:
 
 
 def frozen(model: nn.Module) -> None:
-    model.first.weight.requires_grad_(requires_grad=False)  # type: ignore[union-attr, operator]
+    model.first.weight.requires_grad = False  # type: ignore[union-attr]
 
 
 def tied(model: nn.Module) -> None:

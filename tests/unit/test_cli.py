@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and how it ends."""
+"""``chainstay verify``: what it prints, what it writes, and how it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from chainstay import cli
+from chainstay.cli import app, verifying
 from chainstay.dp import DP
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
@@ -41,7 +41,7 @@ LIAR = Contestant(method=Liar(), finds=Family.PERSISTENT, most_stages=20)
 
 
 def chainstay(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
 
 
 def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
@@ -56,7 +56,7 @@ def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
 def test_a_contradiction_is_written_down_and_ends_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "CAMPAIGNS", {"chain": chain_campaign((LIAR,))})
+    monkeypatch.setattr(verifying, "CAMPAIGNS", {"chain": chain_campaign((LIAR,))})
     folder = str(tmp_path / "new")
     result = chainstay(
         "verify", "--seed", "4", "--first", "7", "--workers", "1", "--output", folder
@@ -114,7 +114,7 @@ def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     campaign = dataclasses.replace(chain_campaign(), results=interrupted)
-    monkeypatch.setattr(cli, "CAMPAIGNS", {"chain": campaign})
+    monkeypatch.setattr(verifying, "CAMPAIGNS", {"chain": campaign})
     result = chainstay("verify")
     assert result.exit_code == 130
     assert "Interrupted: 0 chains of seed 0 in" in result.stdout
