@@ -352,7 +352,13 @@ def test_stage_table_counts_runs_and_moves() -> None:
         assert ("input" in moves) == (f"Oa{stage}" in text)
         assert ("saved" in moves) == (f"Ob{stage}" in text)
     join = plan("join")
-    places = [row[0] for row in stage_table(join.profile, join.solution.schedule).rows]
+    rows = stage_table(join.profile, join.solution.schedule).rows
+    text = str(join.solution.schedule).split()
+    for row in rows:
+        prefix, _, stage = row[0].text.removeprefix("tail ").rpartition(":")
+        names = [f"{prefix}{':' * bool(prefix)}{kind}{stage}" for kind in ("Fn", "Fc", "Fa")]
+        assert int(row[-1].text) == sum(map(text.count, names))
+    places = [row[0] for row in rows]
     assert [place.text for place in places][::4] == ["0:0", "1:1", "tail 1"]
     assert sorted(places, key=lambda place: place.key) == places
 
