@@ -113,7 +113,7 @@ def _vit_b_16() -> Sample:
         attention_dropout=0.1,
         num_classes=10,
     )
-    return Sample(model, (torch.randn(2, 3, 64, 64),))
+    return Sample(model, (torch.randn(8, 3, 64, 64),))
 
 
 def _transformers(kind: str, config: Any) -> nn.Module:  # noqa: ANN401  # a transformers config
