@@ -19,6 +19,7 @@ from chainstay.cli.options import (
     Types,
     Ways,
 )
+from chainstay.cli.terminal import busy
 
 __all__ = ["EXAMPLES", "bench"]
 
@@ -53,8 +54,9 @@ def bench(  # noqa: PLR0913  # options of a command line, all by name
     Of the segment counts of checkpoint_sequential, those are run that no other one beats in both
     time and peak.
     """
-    from chainstay.cli.benching import benched
-    from chainstay.cli.profiling import Request
+    with busy("loading PyTorch"):
+        from chainstay.cli.benching import benched
+        from chainstay.cli.profiling import Request
 
     request = Request(
         model=model,

@@ -72,7 +72,7 @@ def costs_of(
     cuts = granularity_of(granularity)
     if workload.target.sheet is not None:
         return _estimated(workload, by, cuts)
-    with _memory_told(workload):
+    with _memory_told(workload), busy(f"cutting {workload.name} into stages") as once_cut:
         cut, measured = measured_model(
             workload.model,
             workload.args,
@@ -82,6 +82,7 @@ def costs_of(
             granularity=cuts,
             repeats=repeats,
             cache=cache,
+            once_cut=once_cut,
         )
     return Costed(workload=workload, profile=measured.profile, cut=cut, measured=measured)
 

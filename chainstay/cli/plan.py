@@ -26,6 +26,7 @@ from chainstay.cli.options import (
     Types,
     Ways,
 )
+from chainstay.cli.terminal import busy
 
 __all__ = ["EXAMPLES", "plan"]
 
@@ -81,8 +82,9 @@ def plan(  # noqa: PLR0913  # options of a command line, all by name
     Shows it beside the other ways, and writes a plan file: for chainstay run, chainstay report,
     and chainstay.apply_plan in your own program.
     """
-    from chainstay.cli.planning import Asked, plan_made
-    from chainstay.cli.profiling import Request
+    with busy("loading PyTorch"):
+        from chainstay.cli.planning import Asked, plan_made
+        from chainstay.cli.profiling import Request
 
     request = Request(
         model=target,

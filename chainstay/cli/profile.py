@@ -20,6 +20,7 @@ from chainstay.cli.options import (
     Types,
     Ways,
 )
+from chainstay.cli.terminal import busy
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -51,7 +52,8 @@ def profile(  # noqa: PLR0913  # options of a command line, all by name
 
     Writes a profile file, from which `chainstay plan` makes plans in no time.
     """
-    from chainstay.cli.profiling import Request, profiled
+    with busy("loading PyTorch"):
+        from chainstay.cli.profiling import Request, profiled
 
     profiled(
         Request(

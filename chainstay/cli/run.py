@@ -25,6 +25,7 @@ from chainstay.cli.options import (
     Types,
     Ways,
 )
+from chainstay.cli.terminal import busy
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -66,9 +67,10 @@ def run(  # noqa: PLR0913  # options of a command line, all by name
 
     Ends with status 1 if a step is not what plain PyTorch does, or needs more than its budget.
     """
-    from chainstay.cli.planning import Asked
-    from chainstay.cli.profiling import Request
-    from chainstay.cli.running import Run, run_made
+    with busy("loading PyTorch"):
+        from chainstay.cli.planning import Asked
+        from chainstay.cli.profiling import Request
+        from chainstay.cli.running import Run, run_made
 
     request = Request(
         model=model,

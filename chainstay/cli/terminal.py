@@ -116,14 +116,14 @@ def plain_table(title: str = "") -> Table:
 
 
 @contextmanager
-def busy(doing: str) -> Iterator[None]:
-    """A spinner while something of unknown length is done."""
+def busy(doing: str) -> Iterator[Callable[[], None]]:
+    """A spinner while something of unknown length is done; what is given ends it earlier."""
     console = notes()
     if not console.is_terminal:
-        yield
+        yield lambda: None
         return
-    with console.status(Text(plain(doing)), spinner=_spinner(console)):
-        yield
+    with console.status(Text(plain(doing)), spinner=_spinner(console)) as status:
+        yield status.stop
 
 
 @contextmanager

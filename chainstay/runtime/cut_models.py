@@ -115,8 +115,11 @@ def measured_model(  # noqa: PLR0913  # all but the call have defaults
     granularity: Granularity = "fine",
     repeats: int = 5,
     cache: str | os.PathLike[str] | None = None,
+    once_cut: Callable[[], None] = lambda: None,
 ) -> tuple[CutModel, Measurement]:
     """Cut a model into stages, and measure them; arguments as for `chainstay.fit`.
+
+    `once_cut` is called between the two: measuring shows a bar of its own.
 
     Raises:
         UnsupportedModelError: It cannot be cut; the text says why in each way.
@@ -124,13 +127,16 @@ def measured_model(  # noqa: PLR0913  # all but the call have defaults
     with own_hooks_aside(model):
         settings: dict[str, Any] = {"loss": loss, "repeats": repeats, "cache": cache}
         if by == "blocks" or is_sharded(model):
+            once_cut()
             return _measured_blocks(model, (args, kwargs), settings, "")
         try:
             if is_plain_chain(model, args, kwargs):
+                once_cut()
                 with parameter_hooks_aside(model.modules()):
                     measured: Measurement = measure(model, *args, **settings)
                 return _cut(model, "chain", measured, ends=TensorEnds())
             extracted = extract(model, args, kwargs, granularity=granularity)
+            once_cut()
             with parameter_hooks_aside(model.modules()):
                 measured = measure_extracted(extracted, args, kwargs, **settings)
         except UnsupportedModelError as refusal:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from chainstay import ChainProfile, JoinProfile, OffloadProfile, Stage, load_plan
+from chainstay import ChainProfile, JoinProfile, OffloadProfile, Stage, applying, load_plan
 from chainstay.cli import app, planning_files, profiling, running
 from chainstay.cli.endings import CommandLineError
 from chainstay.cli.links import parse_link
@@ -147,7 +147,7 @@ def test_a_step_that_is_wrong_or_too_large_ends_with_status_1(
     assert over.exit_code == 1
     assert "EXCEEDED" in over.stdout
 
-    applied = running.apply_plan
+    applied = applying.apply_plan
 
     def shifted(model, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN003, ANN202
         applied(model, *args, **kwargs)
