@@ -165,14 +165,14 @@ class EventMachine(ABC):
             self._advance()
 
     def _deadlock(self, op: Op, need: int) -> str:
+        for queue in self.queues:
+            if queue and self._can_leave(queue[0]):
+                return self._no_room_behind_the_link(queue[0])
         if (total := self.memory + need) > self.budget:
             return (
                 f"{op} waits for ever: it needs {need} bytes beside the {self.memory} in use, "
                 f"{total - self.budget} more than the budget of {self.budget}"
             )
-        for queue in self.queues:
-            if queue and self._can_leave(queue[0]):
-                return self._no_room_behind_the_link(queue[0])
         return f"{op} waits for ever: what it needs comes later in the schedule"
 
     def _no_room_behind_the_link(self, op: Op) -> str:

@@ -1,0 +1,252 @@
+"""All program lists of short chains: constraint program, Pyomo model, search and golden optima."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from chainstay import CPSAT, MIP, InvalidScheduleError, UnknownMethodError, solve_hybrid
+from chainstay.errors import SolverLimitError
+from chainstay.formulations import backends, hybrid
+from chainstay.formulations.algebra import pyo
+from chainstay.formulations.cpsat import binding
+from chainstay.formulations.cpsat.hybrid import build
+from chainstay.formulations.cpsat.programs import decoded, start_from
+from chainstay.formulations.extent import Extent
+from chainstay.formulations.hybrid_proof import Proof
+from chainstay.formulations.settings import Limits, Verdict
+from chainstay.hybrid import HybridClaim, HybridProblem
+from chainstay.profiles import ChainProfile, Link, Stage
+from chainstay.schedule import Schedule
+from chainstay.solution import Family
+from chainstay.solve.hybrid import ExactPrograms, Pofo
+from chainstay.timetable import Time, exact
+from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid_search import optimal_hybrid
+from golden_hybrids import GOLDEN_HYBRIDS, GoldenHybrid
+from hybrid_support import tiny
+
+LIMITS = Limits(time_s=60)
+ONCE = Extent()
+KNOWN = [golden for golden in GOLDEN_HYBRIDS if golden.integral_is_known]
+
+
+def by_cpsat(problem: HybridProblem, extent: Extent) -> tuple[Time, Schedule] | None:
+    of = build(problem, extent)
+    outcome = binding.solve(of.model, LIMITS)
+    if outcome.verdict is Verdict.INFEASIBLE:
+        return None
+    assert outcome.verdict is Verdict.OPTIMAL
+    makespan = exact(of.time(outcome.objective))
+    assert exact(of.bound(outcome.bound or 0)) == makespan
+    return makespan, decoded(of, outcome)
+
+
+def by_mip(problem: HybridProblem, extent: Extent) -> tuple[Time, Schedule] | None:
+    of = hybrid.build(problem, extent)
+    outcome = backends.solve(of.model, LIMITS, gap=0.5)
+    if outcome.verdict is Verdict.INFEASIBLE:
+        return None
+    assert outcome.verdict is Verdict.OPTIMAL
+    units = round(pyo.value(of.model.makespan))
+    return exact(Fraction(units * of.unit, problem.link.ticks)), of.decode()
+
+
+def replayed(problem: HybridProblem, schedule: Schedule) -> Time:
+    return simulate_hybrid(
+        problem.profile, schedule, budget=problem.budget, link=problem.link
+    ).makespan
+
+
+@pytest.mark.parametrize("golden", KNOWN, ids=lambda golden: golden.name)
+def test_cpsat_finds_the_golden_integral_optimum(golden: GoldenHybrid) -> None:
+    problem = HybridProblem(golden.profile, golden.budget, golden.link)
+    found = by_cpsat(problem, ONCE)
+    if golden.integral is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found[0] == golden.integral
+    assert replayed(problem, found[1]) == golden.integral
+
+
+@pytest.mark.parametrize("name", ["ppub06", "ppub08"])
+def test_the_pyomo_model_finds_it_too(name: str) -> None:
+    golden = next(golden for golden in GOLDEN_HYBRIDS if golden.name == name)
+    problem = HybridProblem(golden.profile, golden.budget, golden.link)
+    found = by_mip(problem, ONCE)
+    assert found is not None
+    assert found[0] == golden.integral
+    assert replayed(problem, found[1]) == golden.integral
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_two_statements_of_the_same_extent_have_one_optimum(seed: int) -> None:
+    problem = tiny(seed)
+    one, other = by_cpsat(problem, ONCE), by_mip(problem, ONCE)
+    assert (one is None) == (other is None)
+    if one is None or other is None:
+        return
+    assert one[0] == other[0]
+    assert replayed(problem, one[1]) == replayed(problem, other[1]) == one[0]
+    found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+    assert found is not None
+    assert found.makespan <= one[0]
+    if found.makespan < one[0]:  # then it is outside of this extent
+        assert ONCE.outside(problem) <= found.makespan
+
+
+def claimed(method: ExactPrograms, problem: HybridProblem) -> HybridClaim | None:
+    try:
+        return method(problem)
+    except SolverLimitError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_growing_extents_end_at_the_searched_optimum(seed: int) -> None:
+    problem = tiny(seed)
+    claim = claimed(ExactPrograms(CPSAT(time_limit_s=1), alone=True), problem)
+    found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+    if claim is None:
+        return
+    assert found is not None
+    assert claim.unrestricted_bound <= found.makespan <= replayed(problem, claim.schedule)
+    if claim.unrestricted_bound == claim.makespan:
+        assert claim.makespan == found.makespan
+
+
+def test_a_second_pass_is_found_where_one_is_not_enough() -> None:
+    profile = ChainProfile(
+        input_bytes=1,
+        input_gradient_bytes=0,
+        stages=(
+            Stage(
+                forward_time=4,
+                backward_time=1,
+                output_bytes=4,
+                saved_bytes=8,
+                gradient_bytes=4,
+                forward_overhead_bytes=2,
+            ),
+            Stage(
+                forward_time=0,
+                backward_time=0,
+                output_bytes=1,
+                saved_bytes=3,
+                gradient_bytes=1,
+                forward_overhead_bytes=2,
+            ),
+        ),
+    )
+    link = Link(bandwidth=Fraction(1, 2), latency=Fraction(1, 2), duplex="full")
+    problem = HybridProblem(profile, 14, link)
+    assert by_cpsat(problem, ONCE) is None
+    found = optimal_hybrid(profile, budget=14, link=link)
+    assert found is not None
+    assert "Fa0" in str(found.schedule).split("B1", maxsplit=1)[0]
+    assert "Fc0" in str(found.schedule).split("B1", maxsplit=1)[0]
+    replay = simulate_hybrid(profile, found.schedule, budget=14, link=link)
+    of = build(problem, Extent(passes=2))
+    start_from(of, found.schedule, replay.timetable)
+    outcome = binding.solve(of.model, LIMITS)
+    assert replayed(problem, decoded(of, outcome)) == of.time(outcome.objective) == 42
+    twice = by_mip(problem, Extent(passes=2))
+    assert twice is not None
+    assert replayed(problem, twice[1]) == twice[0] == found.makespan == 42
+
+
+def test_bounds_say_what_they_are_about() -> None:
+    """With nothing outside of a model that is faster, its bound is one on all schedules."""
+    problem = tiny(0)
+    proof = Proof(problem, Schedule.keep_all(2), 100, 0)
+    proof.bounded(Extent(passes=2, prefetches=2), 90)
+    claim = proof.claim()
+    assert claim is not None
+    outside = Extent(passes=2, prefetches=2).outside(problem)
+    assert (claim.lower_bound, claim.family) == (90, Family.TWICE)
+    assert claim.unrestricted_bound == outside < 90
+    proof.bounded(Extent(), None)  # nothing is in it, so all is outside
+    assert proof.bound == max(outside, ONCE.outside(problem))
+
+
+def test_an_exact_method_starts_from_the_best_plan_and_keeps_it_when_time_runs_out() -> None:
+    golden = GOLDEN_HYBRIDS[0]
+    known = solve_hybrid(golden.profile, golden.budget, link=golden.link, method=Pofo())
+    method = CPSAT(time_limit_s=0.06)
+    late = solve_hybrid(golden.profile, golden.budget, link=golden.link, method=method)
+    assert known.lower_bound <= late.lower_bound <= late.makespan <= known.makespan
+    assert late.fractional_makespan == known.fractional_makespan
+
+
+def test_nothing_is_proved_by_highs_with_amounts_of_millions() -> None:
+    profile = ChainProfile(
+        input_bytes=999_983,
+        input_gradient_bytes=0,
+        stages=(
+            Stage(forward_time=10, backward_time=2, output_bytes=5, saved_bytes=50),
+            Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
+        ),
+    )
+    problem = HybridProblem(profile, 999_983 + 51, Link(bandwidth=1))
+    claim = ExactPrograms(MIP(time_limit_s=20), alone=True)(problem)
+    assert replayed(problem, claim.schedule) == claim.makespan
+    assert claim.lower_bound == profile.least_time < claim.makespan
+
+
+def test_times_too_large_for_the_solver_are_rounded_and_the_bound_with_them() -> None:
+    problem = tiny(8)
+    scale = 2**42
+    stages = tuple(
+        replace(
+            stage,
+            forward_time=stage.forward_time * scale,
+            backward_time=stage.backward_time * scale,
+        )
+        for stage in problem.profile.stages
+    )
+    link = Link(bandwidth=Fraction(problem.link.bandwidth) / scale)
+    large = HybridProblem(replace(problem.profile, stages=stages), problem.budget, link)
+    small = by_cpsat(problem, ONCE)
+    of = build(large, ONCE)
+    outcome = binding.solve(of.model, LIMITS)
+    assert small is not None
+    assert not of.is_exact
+    assert outcome.bound is not None
+    assert of.bound(outcome.bound) <= small[0] * scale <= of.time(outcome.objective)
+    assert replayed(large, decoded(of, outcome)) == small[0] * scale
+
+
+@pytest.mark.parametrize("method", ["cpsat", "mip", CPSAT(), MIP()])
+def test_exact_methods_are_for_whole_transfers(method: str | CPSAT | MIP) -> None:
+    problem = tiny(0)
+    with pytest.raises(UnknownMethodError, match="fractional"):
+        solve_hybrid(
+            problem.profile,
+            problem.budget,
+            link=problem.link,
+            method=method,
+            transfers="fractional",
+        )
+    with pytest.raises(UnknownMethodError, match="'tape'"):
+        solve_hybrid(
+            problem.profile, problem.budget, link=problem.link, method=CPSAT(discards="tape")
+        )
+
+
+def test_names_of_exact_methods_are_methods() -> None:
+    problem = tiny(4)
+    found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+    assert found is not None
+    for method in ("cpsat", "mip"):
+        solution = solve_hybrid(problem.profile, problem.budget, link=problem.link, method=method)
+        assert solution.makespan == found.makespan
+        assert solution.is_optimal
+
+
+def test_a_program_list_that_is_too_tight_is_refused_by_the_referee_alone() -> None:
+    problem = tiny(0)
+    with pytest.raises(InvalidScheduleError):
+        replayed(replace(problem, budget=problem.required_bytes - 1), Schedule.keep_all(2))
