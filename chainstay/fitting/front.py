@@ -11,13 +11,13 @@ from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.budgets import Budget, require_budget
+from chainstay.fitting.means import Means
 from chainstay.fitting.planner import Planner, Way
 from chainstay.profiles import Link
 from chainstay.runtime.device_memory import plain_bytes
 from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.fitted import Fitted, OnNewShape
 from chainstay.runtime.measurement import require_loss, require_repeats
-from chainstay.runtime.transfers.settings import OffloadSettings
 from chainstay.solution import Method
 
 __all__ = ["fit", "require_model", "unfit"]
@@ -38,7 +38,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     on_new_shape: OnNewShape = "plan",
     reserve: int | str = 0,
     recompute: bool = True,
-    offload: bool = False,
+    offload: bool | None = None,
     link: Link | None = None,
     host_budget: int | str | None = None,
     repeats: int = 5,
@@ -51,6 +51,13 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     untouched, and ``model(...)`` gives what it gave, bit for bit, gradients, buffers and
     random numbers included. Only ``model.forward`` goes by a plan now. Without gradients it
     runs plainly. ``model.chainstay`` shows the plan; `unfit` takes it away.
+
+    Models of ``transformers`` whose config has ``use_cache=True`` give no ``past_key_values`` by
+    a plan, as under their own gradient checkpointing; a call with ``use_cache=True`` is refused.
+
+    The plan is the fastest of keeping all, recomputing only, offloading only, and both, as
+    far as each fits, by times that the referee has counted; printing ``model.chainstay`` shows
+    all four, ``model.chainstay.alternatives`` has them as data.
 
     Several processes: inside DistributedDataParallel, each makes plans of its own, and no
     gradient is exchanged meanwhile. Where the forward itself communicates (FSDP2, SyncBatchNorm),
@@ -68,7 +75,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         loss: From the model's output to a scalar; holds its targets itself. Without it, the
             output's own ``loss`` counts, if it has one; otherwise gradients of all outputs
             are counted, and the loss's memory is yours to add.
-        method: As for `chainstay.solve_measured`.
+        method: As for `chainstay.solve_measured`; with ``recompute=False``, as for
+            `chainstay.solve_offload`.
         by: ``"export"`` cuts the model's graph as torch.export sees it; ``"blocks"`` takes the
             modules of its lists (ModuleList and the like) as stages, called by the model's
             own forward, hooks, compilation and sharding (FSDP2) included; what is around them
@@ -80,12 +88,11 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         reserve: With ``budget=None``: bytes to leave for what is not there yet, the state of
             the optimizer above all (``"2GiB"``, or a number).
         recompute: Whether stages may run again.
-        offload: Whether activations may go to host memory and come back; for now instead of
-            recomputing only, with ``recompute=False``. On the CPU, threads that copy stand in
-            for the link of a device.
-        link: With `offload`: to the host; by default as `chainstay.measure_link` finds it.
-        host_budget: With `offload`: for what is away at a time, in bytes or as ``"8GiB"``;
-            ``None`` for no limit.
+        offload: Whether what is stored may go to host memory and come back. By default where
+            there is a link: on a CUDA device, and anywhere else with `link`. On the CPU, threads
+            that copy at its pace stand in for one; nothing is gained there.
+        link: To the host; by default as `chainstay.measure_link` finds it. It goes no further.
+        host_budget: For what is away at a time, in bytes or as ``"8GiB"``; ``None`` for no limit.
         repeats: The least number of timed runs of each stage; see `chainstay.measure`.
         progress: Show a bar on stderr while measuring, if that is a terminal.
         cache: A directory for what was measured, one JSON file per model, call and machine;
@@ -102,12 +109,14 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             does, see `chainstay.solve_measured`.
         HostBudgetError: What the plan has away at a time exceeds `host_budget`.
         UnknownMethodError: There is no such method.
+        SolverLimitError: No way fits, although it is not proved that none does.
         ValueError: `by`, `on_new_shape` or `repeats` is none, or `recompute`, `offload`, `link`
             and `host_budget` do not go together.
 
     Complexity:
         A few seconds of tracing, about ``repeats + 8`` steps of plain training, and some
-            20 solves (less than a second for 50 stages).
+            20 solves (less than a second for 50 stages); with a link, seconds more for plans
+            that do both (some 10 s for 70 stages).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -122,8 +131,12 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     require_loss(loss)
     require_repeats(repeats)
     reserved = plain_bytes("reserve", reserve)
-    offloading = OffloadSettings.of(
-        offload=offload, recompute=recompute, link=link, host_budget=host_budget
+    means = Means.of(
+        recompute=recompute,
+        offload=offload,
+        link=link,
+        host_budget=host_budget,
+        device=_device_of(model),
     )
     require_budget(model, budget, reserved)
     planner = Planner(
@@ -134,7 +147,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         by=by,
         granularity=granularity,
         reserve=reserved,
-        offloading=offloading,
+        means=means,
         settings={"repeats": repeats, "progress": progress, "cache": cache},
     )
     fitted = Fitted(model, planner, on_new_shape)
@@ -162,6 +175,11 @@ def unfit(model: Module) -> Module:
 
 
 def require_model(model: object) -> None:
+    """Refuse what is no module, or is fitted already.
+
+    Raises:
+        UnsupportedModelError: It is so.
+    """
     if not isinstance(model, nn.Module):
         remedy = (
             "put the stages into a torch.nn.Sequential"
@@ -183,3 +201,9 @@ def _require_choice(name: str, given: object, known: tuple[str, ...]) -> None:
         raise ValueError(
             f"{name} is {given!r}, must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
         )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where the model is."""
+    tensors = (*model.parameters(), *model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

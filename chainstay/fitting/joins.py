@@ -13,6 +13,7 @@ from torch import nn
 
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, UnsupportedModelError
+from chainstay.fitting.caches import caches_off
 from chainstay.join_planning import solve_measured_join
 from chainstay.runtime.calls import Ends, Planned
 from chainstay.runtime.extraction import ExtractedChain
@@ -69,7 +70,7 @@ class JoinAttempt:
             InfeasibleBudgetError: Nothing was found that fits.
         """
         args, kwargs = self.call
-        with own_hooks_aside(self.model):
+        with own_hooks_aside(self.model), caches_off(self.model):
             join = extract_join(self.model, args, kwargs, granularity=self.granularity)
         settings = {name: each for name, each in self.settings.items() if name != "cache"}
         with parameter_hooks_aside(self.model.modules()):

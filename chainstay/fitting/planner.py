@@ -11,12 +11,14 @@ from torch import nn
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.budgets import Budget, bytes_of
+from chainstay.fitting.caches import caches_off
 from chainstay.fitting.joins import JoinAttempt, faster_of
+from chainstay.fitting.means import Means
+from chainstay.fitting.ways import fastest_way
 from chainstay.planning import solve_measured
 from chainstay.runtime.accounting import Account
 from chainstay.runtime.block_calls import BlockExecutor, strays
-from chainstay.runtime.calls import Ends, Planned, PlannedBlocks, PlannedCall, TensorEnds
-from chainstay.runtime.executor import Executor
+from chainstay.runtime.calls import Ends, Planned, PlannedBlocks, TensorEnds
 from chainstay.runtime.extracted import measure_extracted
 from chainstay.runtime.extraction import extract
 from chainstay.runtime.extraction.cutting import Granularity
@@ -26,11 +28,7 @@ from chainstay.runtime.measuring import measure
 from chainstay.runtime.own_hooks import own_hooks_aside
 from chainstay.runtime.parameter_hooks import parameter_hooks_aside
 from chainstay.runtime.sharding import gathered, is_sharded, left_sharded
-from chainstay.runtime.transfers import Transport, engine_for, measure_link, program_of
-from chainstay.runtime.transfers.settings import OffloadSettings
-from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
-from chainstay.solve.offload import solve_offload
 
 __all__ = ["Planner", "Way"]
 
@@ -43,7 +41,7 @@ class Planner:
     """Plans a model for calls like a sample; the settings are those of `fit`.
 
     Attributes:
-        offloading: How, if at all.
+        means: How memory may be saved.
         settings: Of measuring.
     """
 
@@ -54,7 +52,7 @@ class Planner:
     by: Way
     granularity: Granularity
     reserve: int
-    offloading: OffloadSettings | None
+    means: Means
     settings: Mapping[str, Any]
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Planned:
@@ -73,13 +71,14 @@ class Planner:
                 self._require_recomputing("by is 'blocks'")
                 return self._by_blocks(args, kwargs, "as asked for")
             try:
-                ends, measured = self._measured(args, kwargs)
+                with caches_off(self.model):
+                    ends, measured = self._measured(args, kwargs)
             except UnsupportedModelError as refusal:
-                if self.by == "export" or self.offloading is not None:
+                if self.by == "export" or self.means.is_offload_asked:
                     raise
                 return self._instead(args, kwargs, refusal)
-        if self.offloading is not None:
-            return self._offloaded(ends, measured, self.offloading)
+        if not self.means.recompute:
+            return fastest_way(ends, measured, self._budget_of(measured), self.method, self.means)
         attempt = JoinAttempt(
             model=self.model,
             ends=ends,
@@ -90,41 +89,12 @@ class Planner:
             budget=self._budget_of(measured),
             method=self.method,
         )
-        return faster_of(lambda: self._recomputed(ends, measured, attempt.budget), attempt)
-
-    def _recomputed(self, ends: Ends, measured: Measurement, budget: int) -> PlannedCall:
-        """The plan of one chain, without transfers."""
-        solution = solve_measured(measured, budget, self.method)
-        executor = Executor(measured.chain, measured.traits, solution.schedule)
-        return PlannedCall(
-            ends,
-            executor,
-            solution,
-            measured.profile_for(solution.schedule),
-            overheads=measured.overheads_for(solution.schedule),
+        return faster_of(
+            lambda: fastest_way(ends, measured, attempt.budget, self.method, self.means), attempt
         )
-
-    def _offloaded(
-        self, ends: Ends, measured: Measurement, settings: OffloadSettings
-    ) -> PlannedCall:
-        """The plan with transfers."""
-        device = measured.chain.device
-        solution = solve_offload(
-            measured.offload_profile,
-            self._budget_of(measured),
-            link=settings.link or measure_link(device),
-            method=self.method,  # type: ignore[arg-type]  # it looks for itself
-        )
-        engine = engine_for(device, link=solution.link, host_budget=settings.host_budget)
-        profile = measured.profile_for(Schedule.keep_all(len(measured.profile)))
-        overheads = measured.overheads_for(program_of(solution))
-        transport = Transport.of(solution, profile, overheads, engine)
-        solution = replace(solution, peak_bytes=transport.plan.peak_bytes)
-        executor = Executor(measured.chain, measured.traits, transport.schedule, transport)
-        return PlannedCall(ends, executor, solution, profile, overheads=overheads)
 
     def _require_recomputing(self, reason: str) -> None:
-        if self.offloading is not None:
+        if self.means.is_offload_asked:
             raise UnsupportedModelError(
                 f"this {type(self.model).__name__} cannot be offloaded stage by stage: {reason}; "
                 "leave offload=True out, or use by='export' in one process"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chainstay.profiles import ChainProfile, JoinProfile
+from chainstay.runtime.alternatives import Alternative
 from chainstay.runtime.block_calls import BlockExecutor
 from chainstay.runtime.executor import Executor
 from chainstay.runtime.states import State
@@ -65,6 +66,11 @@ class Planned(Protocol):
         """What each operation needs besides what is stored, where that was measured."""
         ...
 
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """What it was weighed against, itself included; empty where there was no choice."""
+        ...
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""
         ...
@@ -85,6 +91,7 @@ class PlannedCall:
         profile: What the chain costs.
         origin: As `Planned`.
         overheads: As `Planned`.
+        alternatives: As `Planned`.
     """
 
     ends: Ends
@@ -93,6 +100,7 @@ class PlannedCall:
     profile: ChainProfile
     origin: str = ""
     overheads: tuple[int, ...] | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""
@@ -115,6 +123,7 @@ class PlannedBlocks:
         profile: What a step costs.
         origin: As `Planned`.
         overheads: As `Planned`.
+        alternatives: As `Planned`.
     """
 
     forward: Callable[..., Any]
@@ -123,6 +132,7 @@ class PlannedBlocks:
     profile: ChainProfile
     origin: str
     overheads: tuple[int, ...] | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.runtime.alternatives import Alternative, table_of
 from chainstay.runtime.calls import Planned
 from chainstay.runtime.situation import Situation
 from chainstay.solution import Solution
@@ -149,6 +150,11 @@ class Fitted:
         return next(reversed(self._plans.values()))
 
     @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """What the plan used last was weighed against, itself included."""
+        return self.plans[-1].alternatives
+
+    @property
     def solution(self) -> Solution:
         """The plan used last: schedule, predicted time and peak, and how good it is."""
         return self.plans[-1].solution
@@ -164,6 +170,7 @@ class Fitted:
             f"{solution.describe()}\n{planned.origin}"
             f"predicted {slower:.1%} slower than plain training at a peak of "
             f"{format_bytes(solution.peak_bytes)}{others}\n"
+            f"{table_of(planned.alternatives) + chr(10) if planned.alternatives else ''}"
             f"{solution.schedule}"
         )
 

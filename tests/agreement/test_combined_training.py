@@ -25,7 +25,7 @@ from chainstay.runtime.transfers.copying import CopyingEngine
 from chainstay.schedule import Schedule
 from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.validation.simulate import simulate
-from hybrid_support import least_plan, with_random_transfers
+from combined_support import least_plan, with_random_transfers
 from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case
 from runtime_support import random_free, random_persistent
 from zoo import build

@@ -1,4 +1,4 @@
-"""``fit(..., offload=True)``: any model trains within its budget, bit for bit."""
+"""``fit`` with transfers: any model trains within its budget, bit for bit."""
 
 from __future__ import annotations
 
@@ -26,10 +26,21 @@ from runtime_support import train
 from zoo import build, loss_of
 
 
-@pytest.mark.parametrize("share", [0.7, 0.4])
-@pytest.mark.parametrize("family", ["GPT-2", "U-Net"])
-def test_extracted_models(family: str, share: float) -> None:
-    """A U-Net's skips stay on the device, and a plan counts them."""
+@pytest.mark.parametrize(
+    ("family", "share", "recompute"),
+    [
+        ("GPT-2", 0.7, False),
+        ("GPT-2", 0.4, False),
+        ("GPT-2", 0.5, True),
+        ("U-Net", 0.7, False),
+        ("U-Net", 0.4, False),
+        ("U-Net", 0.6, True),
+        ("ResNet-50", 0.7, True),
+        ("DenseNet-121", 0.7, True),
+    ],
+)
+def test_extracted_models(family: str, share: float, *, recompute: bool) -> None:
+    """Shared tensors, as a U-Net's, stay on the device, and a plan counts them."""
     sample = build(family)
     model: Any = sample.model
     args, kwargs = sample.args, sample.kwargs
@@ -55,20 +66,26 @@ def test_extracted_models(family: str, share: float) -> None:
     initial = copy.deepcopy(model.state_dict())
     expected = three_steps()
     model.load_state_dict(initial)
-    settings: dict[str, Any] = {"loss": loss_of, "offload": True, "recompute": False, "repeats": 1}
+    settings: dict[str, Any] = {"loss": loss_of, "repeats": 1}
+    if recompute:
+        settings["link"] = Link.from_bytes_per_second(200_000_000, latency_ns=1_000)
+    else:
+        settings |= {"offload": True, "recompute": False, "method": "heuristics"}
     try:
-        fit(model, args, kwargs, budget=share, method="heuristics", **settings)
+        fit(model, args, kwargs, budget=share, **settings)
     except InfeasibleBudgetError as error:
-        fit(model, args, kwargs, budget=error.required, method="heuristics", **settings)
+        fit(model, args, kwargs, budget=error.required, **settings)
     assert all(map(torch.equal, three_steps(), expected))
     step()
     # Labels are shifted in front of the chain; it counts what it reads, not what they were.
     given = sum(each.nbytes for each in args)
     peak = trace_memory(step, "cpu").peak_bytes + given
     solution = model.chainstay.solution
-    assert isinstance(solution, OffloadSolution)
-    assert 0.9 * solution.peak_bytes <= peak <= solution.peak_bytes <= solution.budget
-    assert "activations move" in str(model.chainstay)
+    assert peak <= solution.peak_bytes <= solution.budget
+    if not recompute:
+        assert isinstance(solution, OffloadSolution)
+        assert 0.9 * solution.peak_bytes <= peak
+        assert "activations move" in str(model.chainstay)
     unfit(model)
     assert not [each for each in threading.enumerate() if each.name.startswith("chainstay")]
 
@@ -117,9 +134,11 @@ def test_host_budget_by_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
-        ({"recompute": True}, ValueError, "not joined yet; set recompute=False"),
-        ({"offload": False}, ValueError, "nothing can save memory"),
+        ({"offload": False}, ValueError, "recompute is False and offload is False, so that nothi"),
+        ({"offload": None}, ValueError, "a cpu model has no link to the host but one passed"),
         ({"offload": False, "recompute": True, "host_budget": 1}, ValueError, "are for offload"),
+        ({"offload": None, "host_budget": 1}, ValueError, "a cpu model has no link to the host"),
+        ({"link": Link(bandwidth=2, beyond=Link(bandwidth=1))}, ValueError, "beyond the host's"),
         ({"link": 12}, ValueError, "link is 12, must be a Link"),
         ({"host_budget": "much"}, InvalidBudgetError, "host_budget is 'much'|'much'"),
         ({"host_budget": -1}, InvalidBudgetError, "host_budget is -1; write whole bytes"),
@@ -135,3 +154,68 @@ def test_refusals_leave_the_model_alone(
     with pytest.raises(error, match=text):
         fitted(model, torch.zeros(4, 8), **settings)
     assert not hasattr(model, "chainstay")
+
+
+def ways(model: Any) -> dict[str, chainstay.runtime.alternatives.Alternative]:  # noqa: ANN401
+    return {each.name: each for each in model.chainstay.alternatives}
+
+
+@pytest.mark.parametrize("bandwidth", [10**7, 3 * 10**8, 10**12])
+def test_the_fastest_of_four_ways_is_chosen(bandwidth: int) -> None:
+    """Slow links are of no use, fast ones of all."""
+    case = perceptron_case()
+    model: Any = copy.deepcopy(case.model)
+    link = Link.from_bytes_per_second(bandwidth)
+    fitted(model, case.batch, loss=case.loss, link=link, offload=None, recompute=True, budget=0.65)
+    found = ways(model)
+    assert list(found) == ["keep all", "recompute", "offload", "combined"]
+    (chosen,) = (each for each in found.values() if each.is_chosen)
+    times = [each.makespan for each in found.values() if each.makespan is not None]
+    assert chosen.makespan == min(times) == model.chainstay.solution.makespan
+    assert found["keep all"].makespan is None
+    assert found["keep all"].remark == "does not fit"
+    assert found["recompute"].host_bytes == 0
+    assert found["offload"].host_bytes > 0
+    table = str(model.chainstay)
+    assert all(name in table for name in found)
+    assert f"*  {chosen.name}" in table
+    assert bandwidth > 10**7 or chosen.host_bytes == 0
+    assert bandwidth < 10**12 or chosen.host_bytes > 0
+    case.loss(model(case.batch)).backward()
+    unfit(model)
+
+
+def test_nothing_is_faster_than_keeping_all() -> None:
+    case = perceptron_case()
+    model: Any = copy.deepcopy(case.model)
+    fitted(model, case.batch, loss=case.loss, offload=None, recompute=True, budget="1GiB")
+    found = ways(model)
+    assert found["keep all"].is_chosen
+    assert {each.remark for each in found.values()} == {"nothing is faster", "not needed"}
+
+
+def test_without_a_link_nothing_moves_on_a_cpu() -> None:
+    case = perceptron_case()
+    model: Any = copy.deepcopy(case.model)
+    fitted(model, case.batch, loss=case.loss, offload=None, recompute=True, budget=0.7)
+    found = ways(model)
+    assert found["recompute"].is_chosen
+    assert found["offload"].remark == found["combined"].remark
+    assert "no link to the host but one passed as link=" in found["offload"].remark
+    unfit(model)
+    fitted(model, case.batch, loss=case.loss, recompute=False, budget=0.7)
+    assert ways(model)["recompute"].remark == "recompute is False"
+
+
+def test_the_host_budget_holds_for_all_ways() -> None:
+    case = perceptron_case()
+    model: Any = copy.deepcopy(case.model)
+    link = Link.from_bytes_per_second(10**12)
+    fitted(
+        model, case.batch, loss=case.loss, link=link, offload=None, recompute=True, budget=0.6,
+        host_budget="6KiB",
+    )  # fmt: skip
+    assert all(each.host_bytes <= 6 * 1024 for each in ways(model).values())
+    expected = train(copy.deepcopy(case.model), case.batch, case.loss)
+    assert train(model, case.batch, case.loss).differences(expected) == []
+    unfit(model)

@@ -24,7 +24,7 @@ from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import solve_offload
 from chainstay.validation.hybrid import simulate_hybrid
 from chainstay.validation.simulate import simulate
-from hybrid_support import least_plan, with_random_transfers
+from combined_support import least_plan, with_random_transfers
 from runtime_support import random_persistent
 
 TWO_TO_MOVE = ChainProfile(

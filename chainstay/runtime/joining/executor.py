@@ -7,6 +7,7 @@ from typing import Any
 
 from chainstay.errors import PlanMismatchError
 from chainstay.profiles import JoinProfile
+from chainstay.runtime.alternatives import Alternative
 from chainstay.runtime.joining.execution import JoinExecution, JoinShape, plan_join
 from chainstay.runtime.joining.extracted import ExtractedJoin, cut
 from chainstay.runtime.joining.measuring import MeasuredJoin
@@ -89,6 +90,7 @@ class PlannedJoin:
         profile: What the join costs.
         origin: As `Planned`.
         overheads: As `Planned`.
+        alternatives: As `Planned`.
     """
 
     join: ExtractedJoin
@@ -97,6 +99,7 @@ class PlannedJoin:
     profile: JoinProfile
     origin: str
     overheads: tuple[int, ...] | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""

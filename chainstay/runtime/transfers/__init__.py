@@ -11,7 +11,6 @@
 `traffic`       one training step's transfers
 `transport`     a plan and its engine, for an `Executor`
 `speed`         how fast a link is
-`settings`      how `chainstay.fit` is to offload
 ==============  =======================================================================
 
 Rules that make it right without making the host wait, in both engines:
@@ -27,6 +26,11 @@ Rules that make it right without making the host wait, in both engines:
 
 from chainstay.runtime.transfers.engine import Engine
 from chainstay.runtime.transfers.speed import measure_link
-from chainstay.runtime.transfers.transport import Transport, engine_for, program_of
+from chainstay.runtime.transfers.transport import (
+    Transport,
+    engine_for,
+    program_of,
+    transfers_of,
+)
 
-__all__ = ["Engine", "Transport", "engine_for", "measure_link", "program_of"]
+__all__ = ["Engine", "Transport", "engine_for", "measure_link", "program_of", "transfers_of"]

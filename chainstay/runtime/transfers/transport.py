@@ -20,7 +20,7 @@ from chainstay.runtime.transfers.traffic import Traffic
 from chainstay.schedule import Schedule
 from chainstay.timetable import Transfers
 
-__all__ = ["Transport", "engine_for", "program_of"]
+__all__ = ["Transport", "engine_for", "program_of", "transfers_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,7 @@ class Transport:
                 "activations at once; solve with transfers='integral'"
             )
         schedule = program_of(solution)
-        plan = plan_transfers(
-            schedule,
-            movable_chain(profile),
-            solution.budget,
-            overheads=[
-                overhead + (0 if op.kind.is_transfer else standing_bytes(profile, op.stage))
-                for op, overhead in zip(schedule, overheads, strict=True)
-            ],
-        )
+        plan = transfers_of(schedule, profile, solution.budget, overheads)
         limit = engine.pool.limit
         if limit is not None and plan.host_bytes > limit:
             raise HostBudgetError(budget=limit, required=plan.host_bytes, is_least=True)
@@ -83,6 +75,21 @@ class Transport:
     def start(self) -> Traffic:
         """For one step."""
         return Traffic(self.engine)
+
+
+def transfers_of(
+    schedule: Schedule, profile: ChainProfile, budget: int, overheads: Sequence[int]
+) -> TransferPlan:
+    """What a program list means for every step; arguments and errors as for `Transport.of`."""
+    return plan_transfers(
+        schedule,
+        movable_chain(profile),
+        budget,
+        overheads=[
+            overhead + (0 if op.kind.is_transfer else standing_bytes(profile, op.stage))
+            for op, overhead in zip(schedule, overheads, strict=True)
+        ],
+    )
 
 
 def program_of(solution: OffloadSolution) -> Schedule:
@@ -99,12 +106,17 @@ def engine_for(
 
     Args:
         device: A CUDA device; for the CPU, a double that copies at the pace of `link`.
-        link: Which the double pretends to be.
+        link: Which the double pretends to be; it leads to the host and no further.
         host_budget: Bytes of host memory for what is away; ``None`` for no limit.
 
     Raises:
-        UnsupportedModelError: Another kind of device.
+        UnsupportedModelError: Another kind of device, or a memory beyond the host.
     """
+    if link is not None and link.beyond is not None:
+        raise UnsupportedModelError(
+            "the link goes on beyond the host's memory, to where this runtime sends nothing yet; "
+            "plan with replace(link, beyond=None)"
+        )
     if device.type == "cuda":
         return CudaEngine(device, host_budget=host_budget)
     if device.type == "cpu":

@@ -1,0 +1,95 @@
+"""How `chainstay.fit` may save memory: by running stages again, by transfers, or both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from chainstay.profiles import Link
+from chainstay.runtime.device_memory import plain_bytes
+from chainstay.runtime.transfers import measure_link
+
+__all__ = ["Means"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """Arguments of `chainstay.fit`, looked through.
+
+    Attributes:
+        recompute: Whether stages may run again.
+        offload: Whether activations may go to the host.
+        is_offload_asked: Whether that was said, so that it must not be left out silently.
+        link: To the host; ``None`` to have it measured.
+        host_budget: Bytes for what is away at a time; ``None`` for no limit.
+        obstacle: Why nothing may go to the host, for people.
+    """
+
+    recompute: bool
+    offload: bool
+    is_offload_asked: bool
+    link: Link | None
+    host_budget: int | None
+    obstacle: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        recompute: bool,
+        offload: bool | None,
+        link: object,
+        host_budget: int | str | None,
+        device: torch.device,
+    ) -> Means:
+        """The arguments as given; `device` is the model's.
+
+        Raises:
+            ValueError: They do not go together.
+            InvalidBudgetError: `host_budget` is no number of bytes.
+        """
+        if link is not None and not isinstance(link, Link):
+            raise ValueError(f"link is {link!r}, must be a Link, or None to have it measured")
+        if link is not None and link.beyond is not None:
+            raise ValueError(
+                "link goes on beyond the host's memory, to where this runtime sends nothing yet; "
+                "pass replace(link, beyond=None)"
+            )
+        limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
+        is_here = bool(offload) or (offload is None and (link is not None or device.type == "cuda"))
+        if not is_here and (link is not None or limit is not None):
+            raise ValueError(
+                "link and host_budget are for offloading, and "
+                + ("offload is False" if offload is False else _obstacle(offload, device))
+                + "; leave them out, or set offload=True"
+            )
+        if not is_here and not recompute:
+            raise ValueError(
+                f"recompute is False and {_obstacle(offload, device)}, so that nothing can save "
+                "memory; set one of them"
+            )
+        return cls(
+            recompute=recompute,
+            offload=is_here,
+            is_offload_asked=is_here and (offload is not None or not recompute),
+            link=link,
+            host_budget=limit,
+            obstacle="" if is_here else _obstacle(offload, device),
+        )
+
+    def link_on(self, device: torch.device) -> Link:
+        """The link, its memory held to the host's budget."""
+        link = self.link or measure_link(device)
+        limit = self.host_budget
+        if limit is not None and device.type == "cuda":
+            limit //= 2  # torch rounds pinned memory up to powers of two
+        if limit is None:
+            return link
+        return replace(link, capacity=limit if link.capacity is None else min(limit, link.capacity))
+
+
+def _obstacle(offload: bool | None, device: torch.device) -> str:  # noqa: FBT001  # as it came
+    if offload is False:
+        return "offload is False"
+    return f"a {device.type} model has no link to the host but one passed as link="
