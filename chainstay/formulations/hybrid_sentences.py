@@ -28,22 +28,6 @@ def one_kind_each(of: HybridFormulation) -> Constraint:
     )
 
 
-def every_forward_runs(of: HybridFormulation) -> Constraint:
-    """Before the first backward, each at least once; that of the last stage once."""
-    last = len(of.problem.profile) - 1
-
-    def rows() -> Iterator[Relation]:
-        for i in range(last + 1):
-            runs = sum(
-                of.runs(k)
-                for k in of.model.saves
-                if (of.places[k].stage, of.places[k].phase) == (i, last)
-            )
-            yield runs >= 1 if i < last else runs == 1
-
-    return listed(rows())
-
-
 def one_source_each(of: HybridFormulation) -> Constraint:
     """What runs reads one life of each thing that it needs."""
     model = of.model
@@ -82,14 +66,6 @@ def gone_after_it_is_made(of: HybridFormulation) -> Constraint:
                 yield model.gone[v] >= (of.ready(v) if of.until(v) < 0 else of.end(of.until(v)))
 
     return listed(rows())
-
-
-def input_stays(of: HybridFormulation) -> Constraint:
-    """Nothing can make ``a^0`` again, so it stays unless it is sent."""
-    model, sent = of.model, 0
-    if ("a", 0) in of.movable:
-        sent = sum(model.sent[("a", 0), level] for level in of.levels)
-    return listed([model.gone[0] >= of.end(len(of.places) - 1) - of.horizon * sent])
 
 
 def sent_once_from_a_copy(of: HybridFormulation) -> Constraint:
@@ -242,11 +218,9 @@ def _uses(of: HybridFormulation, transfer: Transfer, level: int) -> Expression:
 SENTENCES = (
     computations_in_order,
     one_kind_each,
-    every_forward_runs,
     one_source_each,
     read_while_there,
     gone_after_it_is_made,
-    input_stays,
     sent_once_from_a_copy,
     back_after_it_left,
     back_for_a_reader,
@@ -255,4 +229,4 @@ SENTENCES = (
     plain_input_before_saved,
     one_transfer_at_a_time,
 )
-"""All of these."""
+"""All of these. That every forward runs and the input stays follows: they are read."""

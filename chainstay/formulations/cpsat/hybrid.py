@@ -191,7 +191,6 @@ def build(
     _live(of)
     _move_one_at_a_time(of)
     _read(of)
-    _keep_the_input(of)
     _make_nothing_in_vain(of)
     _store_in_budget(of)
     model.add(of.makespan >= math.ceil(least * problem.link.ticks * Fraction(of.grains, of.ticks)))
@@ -248,7 +247,7 @@ def _forwards(stages: int, passes: int) -> list[tuple[int, int, int]]:
 
 
 def _compute_in_order(of: HybridProgram) -> None:
-    """One computation at a time; each forward once at least, that of the last stage once."""
+    """One computation at a time; each forward at least once, which follows, and helps to see."""
     profile, ticks = of.problem.profile, of.problem.link.ticks
     forwards = _forwards(len(profile), of.extent.passes)
     end: Grains = 0
@@ -416,15 +415,6 @@ def _not_while_the_other_form_returns(of: HybridProgram, p: Computation, reads: 
         conditions = [reads, life.exists]
         of.model.add(life.ready <= p.start).only_enforce_if([*conditions, is_back])
         of.model.add(life.made >= p.start).only_enforce_if([*conditions, ~is_back])
-
-
-def _keep_the_input(of: HybridProgram) -> None:
-    """Nothing can make the network's input again: it stays where it is not sent."""
-    life = of.lives["a", 0][0]
-    moves = of.moves.get(("a", 0))
-    stays = of.model.add(life.end >= of.makespan)
-    if moves is not None:
-        stays.only_enforce_if([~literal for literal in moves.sent])
 
 
 def _make_nothing_in_vain(of: HybridProgram) -> None:
