@@ -191,15 +191,17 @@ def _needs(replayed: Replay, overheads: dict[tuple[int | None, int, bool], int])
 def _of_join(profile: Join, replayed: Replay) -> Course:
     if isinstance(profile, HomogeneousJoin):
         lengths, tail = list(profile.lengths), profile.tail_length
+        has_tail = tail > 0
         levels = slot_levels(replayed)
     else:
         lengths, tail = [len(branch) for branch in profile.branches], len(profile.closing)
+        has_tail = profile.tail is not None
         overheads = _overheads(profile.closing)
         for j, branch in enumerate(profile.branches):
             overheads |= _overheads(branch, j)
         levels = replay_levels(replayed, _needs(replayed, overheads))
     lanes = [Lane(f"branch {j}", max(length, 1)) for j, length in enumerate(lengths)]
-    lanes.append(Lane("tail" if tail > 1 else "turn", max(tail, 1)))
+    lanes.append(Lane("tail" if has_tail else "turn", max(tail, 1)))
     return _of_replay(replayed, tuple(lanes), levels)
 
 

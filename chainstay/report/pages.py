@@ -161,10 +161,11 @@ def _size(profile: Reported) -> Callable[[int], str]:
 def _figures(solution: Solution, profile: Reported) -> Iterator[str]:
     least, size = profile.least_time, _size(profile)
     excess = float(solution.makespan) / least - 1 if least else 0.0
+    shortest = format_time(least).replace(" ", "\N{NO-BREAK SPACE}")
     yield markup.figure(
         "Time of a step",
         format_time(solution.makespan),
-        f"{excess:.1%} more than without a budget ({format_time(least)})",
+        f"{excess:.1%} more than without a budget ({shortest})",
     )
     yield markup.figure(
         "Peak memory",
