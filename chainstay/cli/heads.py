@@ -51,6 +51,8 @@ def configured(kind: str, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401  
         config.use_cache = False  # a cache is for generating
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # heads that look for padding need one
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id  # labels are shifted behind it
     return config
 
 

@@ -314,6 +314,20 @@ def test_what_is_no_plan_of_a_model_is_refused(plan_path: Path, tmp_path: Path) 
         apply_plan(fitted, (SAMPLE,), plan=plan_path)
 
 
+def test_plans_that_cannot_be_saved_are_refused_by_name(plan_path: Path, tmp_path: Path) -> None:
+    fitted = apply_plan(Tower(), (SAMPLE,), plan=plan_path)
+
+    class PlannedOtherwise:
+        """As joins are."""
+
+    (number,) = fitted.chainstay._plans  # type: ignore[union-attr]
+    situation, _ = fitted.chainstay._plans[number]  # type: ignore[union-attr, index]
+    fitted.chainstay._plans[number] = (situation, PlannedOtherwise())  # type: ignore[union-attr, index, operator]
+    with pytest.raises(UnsupportedModelError, match="a PlannedOtherwise cannot be saved; fit the"):
+        save_plan(fitted, tmp_path / "plan.json")
+    assert not (tmp_path / "plan.json").exists()
+
+
 def test_the_public_names_are_these() -> None:
     for name in ("Plan", "apply_plan", "load_plan", "save_plan", "InvalidPlanError"):
         assert name in chainstay.__all__
