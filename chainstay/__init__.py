@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         InvalidProfileError,
         InvalidScheduleError,
         InvalidSolutionError,
+        NotAJoinError,
         PlanMismatchError,
         SolverLimitError,
         UnknownDeviceError,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
     from chainstay.runtime.estimating import DeviceModel, Estimated, estimate
     from chainstay.runtime.extraction import ExtractedChain, extract
+    from chainstay.runtime.joining import ExtractedJoin, extract_join
     from chainstay.runtime.transfers import measure_link
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
@@ -89,6 +91,7 @@ _HOME: Final = MappingProxyType(
                 "InvalidProfileError",
                 "InvalidScheduleError",
                 "InvalidSolutionError",
+                "NotAJoinError",
                 "PlanMismatchError",
                 "SolverLimitError",
                 "UnknownDeviceError",
@@ -113,6 +116,7 @@ _HOME: Final = MappingProxyType(
             ),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
             "chainstay.runtime.extraction": ("ExtractedChain", "extract"),
+            "chainstay.runtime.joining": ("ExtractedJoin", "extract_join"),
             "chainstay.runtime.transfers": ("measure_link",),
             "chainstay.runtime.estimating": ("DeviceModel", "Estimated", "estimate"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
@@ -149,6 +153,7 @@ __all__ = [
     "Discards",
     "Estimated",
     "ExtractedChain",
+    "ExtractedJoin",
     "Family",
     "HomogeneousJoin",
     "HostBudgetError",
@@ -165,6 +170,7 @@ __all__ = [
     "Link",
     "MeasuredChain",
     "Method",
+    "NotAJoinError",
     "OffloadClaim",
     "OffloadProblem",
     "OffloadProfile",
@@ -190,6 +196,7 @@ __all__ = [
     "apply_plan",
     "estimate",
     "extract",
+    "extract_join",
     "fastest_within",
     "fit",
     "join_curve",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from chainstay.errors import NotAJoinError, UnsupportedModelError
 from chainstay.runtime.extraction.assembling import Parts, assemble
@@ -96,9 +96,28 @@ def trace(
     require_module_and_tuple(model, args)
     device = device_of(model, args, kwargs)
     _refuse_hooks(model)
+    args, kwargs = _distinct(args, kwargs)
     with undisturbed(model.modules(), device), attributes_kept(model), torch.enable_grad():
         flat = flatten(export_quietly(model, args, kwargs), model)
         return flat, observe(flat, tree_leaves((args, kwargs))), device
+
+
+def _distinct(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call with a tensor of its own in every place: torch.export takes equal ones for one."""
+    seen: set[int] = set()
+
+    def own(leaf: torch.Tensor) -> torch.Tensor:
+        if id(leaf) in seen:
+            return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        seen.add(id(leaf))
+        return leaf
+
+    call: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+        torch.Tensor, own, (args, dict(kwargs))
+    )
+    return call
 
 
 def require_granularity(granularity: object) -> None:

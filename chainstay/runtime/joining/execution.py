@@ -110,8 +110,8 @@ def plan_join(schedule: Schedule, shape: JoinShape) -> JoinExecution:
         shape: Of the join.
 
     Raises:
-        InvalidScheduleError: First runs are not in the order of plain training, the loss runs
-            again, or something is made anew while recorded data holds it.
+        InvalidScheduleError: First runs are not in the order of plain training, or something is
+            made anew while recorded data holds it.
 
     Complexity:
         O(len(schedule)).
@@ -124,9 +124,9 @@ def plan_join(schedule: Schedule, shape: JoinShape) -> JoinExecution:
     is_forward_done = False
     for index, (op, step) in enumerate(zip(schedule, steps, strict=True)):
         stage = shape.place(op)
-        if op.kind is OpKind.TURN or (stage == shape.loss and is_forward_done and step):
+        if op.kind is OpKind.TURN:
             raise InvalidScheduleError(
-                f"{op}: the loss is the tail's last stage, and the caller runs it once",
+                f"{op} is for joins without a tail, and here the loss is the tail's last stage",
                 index=index,
                 ops=schedule.ops,
             )

@@ -1,0 +1,245 @@
+"""Joins train bit for bit as plain autograd does, within the peak that was promised."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import chainstay
+from chainstay.baselines.join import keep_all_join
+from chainstay.errors import InfeasibleBudgetError
+from chainstay.join_planning import peak_of_join, runnable_orders
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.fitted import Fitted
+from chainstay.runtime.joining.executor import JoinExecutor, PlannedJoin
+from chainstay.schedule import Schedule
+from chainstay.solve import solve_join
+from join_models import JOINS, JoinCase, Perceptrons, Siamese, case_of, differences, three_steps
+from zoo import loss_of
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_three_steps_are_equal_and_within_the_promised_peak(name: str) -> None:
+    case = case_of(name)
+    expected = three_steps(case)
+    for share in (1.0, 0.7, 0.4, 0.0):
+        plan = case.solved(share)
+        with case.planned(plan):
+            assert differences(three_steps(case), expected) == [], share
+            measured = case.peak()
+        assert measured <= plan.peak_bytes <= plan.budget, share
+        assert plan.peak_bytes <= 1.1 * measured, share
+
+
+def test_schedules_of_any_kind_are_run_bit_for_bit() -> None:
+    """The solver's answers for random times, at all budgets: branches take turns both ways."""
+    case = case_of("tail")
+    expected = three_steps(case)
+    generator = random.Random(4)
+    orders = set()
+    for _ in range(8):
+        profile = case.measured.account.optimistic()
+        branches = tuple(_retimed(branch, generator) for branch in profile.branches)
+        profile = replace(profile, branches=branches, tail=_retimed(profile.closing, generator))
+        budget = int(generator.uniform(0.2, 0.9) * case.keep_all_peak)
+        for schedule in runnable_orders(case.measured, solve_join(profile, budget).schedule):
+            with case.planned(schedule):
+                assert differences(three_steps(case), expected) == [], schedule
+                assert case.peak() <= peak_of_join(case.measured, schedule), schedule
+            orders.add(JoinExecutor(case.measured, schedule).plan.backward)
+    assert len(orders) > 2, "backwards in several orders"
+
+
+def _retimed(chain: ChainProfile, generator: random.Random) -> ChainProfile:
+    stages = (replace(each, forward_time=generator.randint(1, 99)) for each in chain.stages)
+    return replace(chain, stages=tuple(stages))
+
+
+def test_backwards_come_in_the_order_of_the_plan() -> None:
+    case = case_of("tail")
+    schedule = _with_turns(case)
+    seen: list[str] = []
+    hooks = [
+        parameter.register_hook(lambda _, name=name: seen.append(name.split(".")[0]))
+        for name, parameter in case.model.named_parameters()
+        if name.endswith("weight")
+    ]
+    with case.planned(schedule):
+        loss_of(case()).backward()
+    for hook in hooks:
+        hook.remove()
+    towers = [name for name in seen if name in ("left", "right")]
+    assert towers[:8] != ["right"] * 8
+    assert towers == ["right", "left"] * 8
+
+
+def _with_turns(case: JoinCase) -> Schedule:
+    """Everything kept; on the way back the branches take turns, two stages of weights each."""
+    words = str(keep_all_join(case.measured.account.bare())).split()
+    first, second = ([w for w in words if w.startswith(f"{j}:B")] for j in range(2))
+    head = [word for word in words if ":B" not in word]
+    turns = [word for pair in zip(second, first, strict=True) for word in pair]
+    ordered = sorted(turns, key=lambda word: -_block_of(case, word))
+    return Schedule.parse(" ".join([*head, *ordered]))
+
+
+def _block_of(case: JoinCase, word: str) -> int:
+    """Stages are ordered by the number of weights up to them."""
+    branch, stage = word.split(":B")
+    start = int(branch) * case.measured.lengths[0]
+    stages = case.measured.chain.stages[start : start + int(stage) + 1]
+    linear = [m for stage in stages for m in stage.modules() if isinstance(m, nn.Linear)]
+    return len(linear)
+
+
+def test_three_summands_are_added_in_the_order_of_plain_training() -> None:
+    """Another order gives other bits, so it is not offered; it is nothing that planning may do."""
+    case = case_of("triplet ResNet-18")
+    expected = three_steps(case)
+    words = str(keep_all_join(case.measured.account.bare())).split()
+    head = [word for word in words if ":B" not in word]
+    back = {j: [word for word in words if word.startswith(f"{j}:B")] for j in range(3)}
+
+    def ordered(*branches: int) -> Schedule:
+        return Schedule.parse(" ".join([*head, *(w for j in branches for w in back[j])]))
+
+    for order, is_same in (((2, 1, 0), True), ((1, 2, 0), True), ((0, 1, 2), False)):
+        schedule = ordered(*order)
+        with case.planned(schedule):
+            assert (differences(three_steps(case), expected) == []) is is_same, order
+        assert (schedule in runnable_orders(case.measured, schedule)) is is_same, order
+
+
+def _accumulated(case: JoinCase) -> list[torch.Tensor]:
+    for _ in range(2):
+        loss_of(case()).backward()
+    return _gradients(case)
+
+
+def _retained(case: JoinCase) -> list[torch.Tensor]:
+    loss = loss_of(case())
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return _gradients(case)
+
+
+def _two_forwards(case: JoinCase) -> list[torch.Tensor]:
+    first, second = loss_of(case()), loss_of(case())
+    first.backward()
+    second.backward()
+    return _gradients(case)
+
+
+def _by_grad(case: JoinCase) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss_of(case()), list(case.model.left.parameters())))  # type: ignore[union-attr]
+
+
+def _twice_differentiated(case: JoinCase) -> list[torch.Tensor]:
+    weight = case.model.left[0].weight  # type: ignore[index,union-attr]
+    (slope,) = torch.autograd.grad(loss_of(case()), [weight], create_graph=True)
+    slope.square().sum().backward()
+    return _gradients(case)
+
+
+def _gradients(case: JoinCase) -> list[torch.Tensor]:
+    named = case.model.parameters()
+    return [each.grad.clone() for each in named if each.grad is not None]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [_accumulated, _retained, _two_forwards, _by_grad, _twice_differentiated],
+    ids=lambda train: train.__name__.strip("_"),
+)
+def test_other_ways_to_train(train: Callable[[JoinCase], list[torch.Tensor]]) -> None:
+    case = case_of("tail")
+    found = []
+    for share in (None, 0.6, 0.0):
+        case.model.load_state_dict(case.initial)
+        case.model.zero_grad()
+        torch.manual_seed(3)
+        if share is None:
+            found.append(train(case))
+            continue
+        with case.planned(case.solved(share)):
+            found.append(train(case))
+    plain, *planned = found
+    for gradients in planned:
+        assert len(gradients) == len(plain) > 0
+        assert all(map(torch.equal, plain, gradients))
+
+
+class _Interrupting(TorchDispatchMode):
+    """Raises instead of running the operator of some number; counts them all."""
+
+    def __init__(self, at: int = -1) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self.at, self.count = at, 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],  # as torch calls it
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what func returns
+        if self.count == self.at:
+            raise KeyboardInterrupt
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_steps_that_break_off_anywhere_leave_the_model_as_it_was() -> None:
+    case = case_of("tail")
+    expected = three_steps(case)
+    with case.planned(case.solved(0.5)):
+        with _Interrupting() as counting:
+            loss_of(case()).backward()
+        for place in range(7):
+            torch.manual_seed(place)
+            with pytest.raises(KeyboardInterrupt), _Interrupting(place * counting.count // 7):
+                loss_of(case()).backward()
+        assert differences(three_steps(case), expected) == []
+
+
+def test_fit_takes_the_join_where_the_chain_needs_more() -> None:
+    """Towers that share normalization cannot be cut as one chain: its buffers change twice."""
+    model, (args, _) = JOINS["Siamese ResNet-18"]()
+    model.train()
+    plain = [each.clone() for each in _step(model, args)]
+    chainstay.fit(model, args, budget="70%", loss=loss_of, progress=False, repeats=1)
+    assert isinstance(model.chainstay, Fitted)
+    assert isinstance(model.chainstay.plans[-1], PlannedJoin)
+    assert "branches of 11 and 11 stages that meet, planned apart" in str(model.chainstay)
+    assert all(map(torch.equal, plain, _step(model, args)))
+    chainstay.unfit(model)
+    assert all(map(torch.equal, plain, _step(model, args)))
+    with pytest.raises(InfeasibleBudgetError) as error:
+        chainstay.fit(model, args, budget=1, loss=loss_of, progress=False, repeats=1)
+    required = error.value.required
+    chainstay.fit(model, args, budget=required, loss=loss_of, progress=False, repeats=1)
+    assert all(map(torch.equal, plain, _step(model, args)))
+
+
+def _step(model: nn.Module, args: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss_of(model(*args)).backward()
+    return [each.grad for each in model.parameters() if each.grad is not None]
+
+
+def test_autocast_shares_its_copies_of_weights_between_branches() -> None:
+    torch.manual_seed(0)
+    model = Siamese(Perceptrons(16, 2).left)
+    args = (torch.randn(32, 16), torch.randn(32, 16))
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = [each.clone() for each in _step(model, args)]
+        chainstay.fit(model, args, budget="75%", loss=loss_of, progress=False, repeats=1)
+        assert all(map(torch.equal, plain, _step(model, args)))

@@ -1,0 +1,226 @@
+"""Models whose branches meet, fit for one core, and the plans that they train by in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+from chainstay.baselines.join import keep_all_join
+from chainstay.errors import InfeasibleBudgetError
+from chainstay.join_planning import peak_of_join, solve_measured_join
+from chainstay.runtime import trace_memory
+from chainstay.runtime.fitted import Fitted
+from chainstay.runtime.joining.executor import JoinExecutor, PlannedJoin
+from chainstay.runtime.joining.extracted import ExtractedJoin
+from chainstay.runtime.joining.extracting import extract_join
+from chainstay.runtime.joining.measuring import MeasuredJoin, measure_join
+from chainstay.schedule import Schedule
+from chainstay.solution import Solution
+from zoo import FAMILIES, loss_of
+
+__all__ = ["JOINS", "JoinCase", "Perceptrons", "Siamese", "case_of", "differences", "three_steps"]
+
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class Siamese(nn.Module):
+    """Two inputs or three through one tower: a distance, or the triplet loss."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        first, second, *third = map(self.tower, inputs)
+        if not third:
+            return functional.mse_loss(first, second)
+        return functional.triplet_margin_loss(first, second, *third)
+
+
+class Perceptrons(nn.Module):
+    """Two towers of their own and, once they are fused, a tail as long as they are."""
+
+    def __init__(self, width: int = 32, depth: int = 4, *, shares_head: bool = False) -> None:
+        super().__init__()
+        self.left = self._layers(width, depth)
+        self.right = self._layers(width, depth)
+        self.head = nn.Linear(width, width) if shares_head else nn.Identity()
+        self.tail = nn.Sequential(*self._layers(width, depth), nn.Linear(width, 1))
+
+    def _layers(self, width: int, depth: int) -> nn.Sequential:
+        layers = (
+            (nn.Linear(width, 4 * width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4 * width, width))
+            for _ in range(depth)
+        )
+        return nn.Sequential(*(each for layer in layers for each in layer))
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        fused = self.head(self.left(left)) * self.head(self.right(right))
+        result: torch.Tensor = self.tail(fused)
+        return result
+
+
+def _resnet18() -> nn.Module:
+    """torchvision's, with an eighth of the channels behind the stem."""
+    resnet = pytest.importorskip("torchvision.models.resnet")
+
+    class Narrow(resnet.ResNet):  # type: ignore[misc,name-defined]  # known only at run time
+        def _make_layer(self, block: Any, planes: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+            return super()._make_layer(block, planes // 8, *args, **options)
+
+    model: nn.Module = Narrow(resnet.BasicBlock, [2, 2, 2, 2], num_classes=16)
+    model.fc = nn.Linear(64, 16)
+    return model
+
+
+def _siamese() -> tuple[nn.Module, Call]:
+    return Siamese(_resnet18()), (tuple(torch.randn(2, 3, 48, 48) for _ in range(2)), {})
+
+
+def _triplet() -> tuple[nn.Module, Call]:
+    return Siamese(_resnet18()), (tuple(torch.randn(2, 3, 48, 48) for _ in range(3)), {})
+
+
+def _clip() -> tuple[nn.Module, Call]:
+    sample = FAMILIES["CLIP"]()
+    return sample.model, (sample.args, sample.kwargs)
+
+
+def _tailed() -> tuple[nn.Module, Call]:
+    return Perceptrons(), ((torch.randn(64, 32), torch.randn(64, 32)), {})
+
+
+def _two_towers() -> tuple[nn.Module, Call]:
+    """Its outputs are those of the towers, too."""
+    sample = FAMILIES["two towers"]()
+    kwargs = {"query": torch.randn(96, 32), "item": torch.randn(96, 32), "weight": None}
+    return sample.model, ((), kwargs)
+
+
+JOINS: Mapping[str, Callable[[], tuple[nn.Module, Call]]] = {
+    "Siamese ResNet-18": _siamese,
+    "triplet ResNet-18": _triplet,
+    "CLIP": _clip,
+    "tail": _tailed,
+    "two towers": _two_towers,
+}
+
+
+@dataclass(frozen=True)
+class JoinCase:
+    """A model, extracted and measured as a join."""
+
+    model: nn.Module
+    call: Call
+    join: ExtractedJoin
+    measured: MeasuredJoin
+    initial: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def keep_all_peak(self) -> int:
+        return peak_of_join(self.measured, keep_all_join(self.measured.account.bare()))
+
+    @property
+    def least(self) -> int:
+        with pytest.raises(InfeasibleBudgetError) as error:
+            solve_measured_join(self.measured, 1)
+        return error.value.required
+
+    def solved(self, share: float) -> Solution:
+        """The plan at a share of plain training's memory, or at the least that there is."""
+        budget = max(1, int(share * self.keep_all_peak))
+        try:
+            return solve_measured_join(self.measured, budget)
+        except InfeasibleBudgetError as error:
+            return solve_measured_join(self.measured, error.required)
+
+    @contextmanager
+    def planned(self, plan: Solution | Schedule) -> Iterator[None]:
+        """The model trains by `plan` inside, as if `fit` had found it."""
+        solution = plan if isinstance(plan, Solution) else replace(self.solved(1.0), schedule=plan)
+        planned = PlannedJoin(
+            join=replace(self.join, likeness=replace(self.join.likeness, training=())),
+            executor=JoinExecutor(self.measured, solution.schedule),
+            solution=solution,
+            profile=self.measured.account.profile_for(solution.schedule),
+            origin="",
+        )
+        fitted = Fitted(self.model, lambda _args, _kwargs: planned, "refuse")
+        fitted.plan_for(*self.call)
+        fitted.install()
+        try:
+            yield
+        finally:
+            fitted.remove()
+
+    def __call__(self) -> Any:  # noqa: ANN401  # the model's own output
+        args, kwargs = self.call
+        return self.model(*args, **kwargs)
+
+    def peak(self) -> int:
+        """Of a whole step as the model is now, inputs included."""
+
+        def step() -> None:
+            output = self()  # held until the step ends, as in most training loops
+            loss_of(output).backward()
+
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        step()
+        trace = trace_memory(step, "cpu")
+        assert trace.end_bytes == 0, "a step leaves nothing behind"
+        inputs = {id(leaf): leaf for leaf in tree_leaves(self.call)}
+        sizes = (leaf.nbytes for leaf in inputs.values() if isinstance(leaf, torch.Tensor))
+        return trace.peak_bytes + sum(sizes)
+
+
+@cache
+def case_of(name: str) -> JoinCase:
+    """Always with the same weights and the same sample."""
+    torch.manual_seed(0)
+    model, call = JOINS[name]()
+    model.train()
+    join = extract_join(model, *call)
+    measured = measure_join(join, *call, loss=loss_of, repeats=1)
+    initial = {key: each.clone() for key, each in model.state_dict().items()}
+    return JoinCase(model, call, join, measured, initial)
+
+
+def three_steps(case: JoinCase) -> dict[str, torch.Tensor]:
+    """Everything that three steps of SGD with momentum leave behind, step by step."""
+    model = case.model
+    model.load_state_dict(case.initial)
+    model.zero_grad()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    torch.manual_seed(7)
+    found = {}
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(case())
+        loss.backward()
+        found[f"loss {step}"] = loss.detach()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                found[f"gradient {step} {name}"] = parameter.grad.clone()
+        optimizer.step()
+        found |= {f"buffer {step} {name}": each.clone() for name, each in model.named_buffers()}
+        found[f"random state {step}"] = torch.get_rng_state()
+    return found
+
+
+def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    """Names of what is not equal in both, bit for bit."""
+    return [
+        name
+        for name in one.keys() | other.keys()
+        if name not in one or name not in other or not torch.equal(one[name], other[name])
+    ]
