@@ -315,14 +315,14 @@ def test_what_is_no_plan_of_a_model_is_refused(plan_path: Path, tmp_path: Path) 
 
 
 def test_plans_that_cannot_be_saved_are_refused_by_name(plan_path: Path, tmp_path: Path) -> None:
-    fitted = apply_plan(Tower(), (SAMPLE,), plan=plan_path)
+    fitted: Any = apply_plan(Tower(), (SAMPLE,), plan=plan_path)
 
     class PlannedOtherwise:
         """As joins are."""
 
-    (number,) = fitted.chainstay._plans  # type: ignore[union-attr]
-    situation, _ = fitted.chainstay._plans[number]  # type: ignore[union-attr, index]
-    fitted.chainstay._plans[number] = (situation, PlannedOtherwise())  # type: ignore[union-attr, index, operator]
+    (number,) = fitted.chainstay._plans
+    situation, _ = fitted.chainstay._plans[number]
+    fitted.chainstay._plans[number] = (situation, PlannedOtherwise())
     with pytest.raises(UnsupportedModelError, match="a PlannedOtherwise cannot be saved; fit the"):
         save_plan(fitted, tmp_path / "plan.json")
     assert not (tmp_path / "plan.json").exists()
