@@ -45,13 +45,7 @@ def claim(
         limits = Limits(time_s=seconds, threads=method.threads, seed=method.seed)
         return _solved(proof, extent, limits)
 
-    proof = Proof(
-        problem,
-        None if known is None else known.schedule,
-        None if known is None else known.makespan,
-        least,
-    )
-    return grown_claim(proof, solved, name=str(method), time_limit_s=method.time_limit_s)
+    return grown_claim(problem, method, solved, known=known, least=least)
 
 
 def _solved(proof: Proof, extent: Extent, limits: Limits) -> bool:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chainstay.errors import SolverLimitError
+from chainstay.formulations.cpsat.method import CPSAT
 from chainstay.formulations.extent import Extent
+from chainstay.formulations.mip import MIP
 from chainstay.hybrid import HybridClaim, HybridProblem
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
@@ -85,24 +87,30 @@ class Proof:
 
 
 def grown_claim(
-    proof: Proof,
+    problem: HybridProblem,
+    settings: MIP | CPSAT,
     solve: Callable[[Proof, Extent, float], bool],
     *,
-    name: str,
-    time_limit_s: float,
+    known: Known | None,
+    least: Time,
 ) -> HybridClaim:
     """Models of growing extents, until nothing is left to find or time runs out.
 
     Args:
-        proof: What is known before.
-        solve: Solves a model in so many seconds and tells `proof`; whether it came to an end.
-        name: Of the method.
-        time_limit_s: For all models together.
+        problem: What to solve.
+        settings: Whose time is for all models together.
+        solve: Solves a model in so many seconds and tells what is known; whether it came to an
+            end.
+        known: An answer to start from.
+        least: A makespan that no answer is below.
 
     Raises:
         SolverLimitError: Nothing was found in time, or within the largest extent.
     """
-    problem, deadline = proof.problem, time.monotonic() + time_limit_s
+    proof = Proof(problem, None, None, least)
+    if known is not None:
+        proof.found(known.schedule, known.makespan)
+    deadline = time.monotonic() + settings.time_limit_s
     extent: Extent | None = Extent()
     while extent is not None and not proof.is_complete:
         left = deadline - time.monotonic()
@@ -111,7 +119,7 @@ def grown_claim(
         extent = extent.grown(problem, proof.makespan)
     if (found := proof.claim()) is None:
         raise SolverLimitError(
-            f"{name} found no schedule of this {len(problem.profile)}-stage chain in "
+            f"{settings} found no schedule of this {len(problem.profile)}-stage chain in "
             f"{format_bytes(problem.budget)} in time; raise time_limit_s, or use method='auto'",
             best_bound=math.ceil(proof.bound),
         )

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from chainstay.formulations.algebra import Constraint, Expression, Model, Relation, listed, pyo
+from chainstay.formulations.algebra import Constraint, Expression, Relation, listed, pyo
+from chainstay.formulations.course import Course
 from chainstay.offloading import OffloadProblem
 from chainstay.schedule import Op, OpKind
 from chainstay.timetable import Move, Time, Timetable, exact
@@ -40,32 +41,16 @@ _ERROR: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class InterruptibleFormulation:
+class InterruptibleFormulation(Course):
     """A Pyomo model and the meaning of its variables.
 
     Attributes:
         model: Minimises ``model.idle``, in units.
-        problem: What it states.
-        unit: Ticks of the link in a unit.
+        problem, unit: As in `Course`.
         horizon: No answer is idle for longer, in units.
     """
 
-    model: Model
-    problem: OffloadProblem
-    unit: int
     horizon: int
-
-    @property
-    def stages(self) -> int:
-        """The paper's L + 1."""
-        return len(self.problem.profile)
-
-    @property
-    def times(self) -> list[int]:
-        """Of the computations, in units."""
-        profile, ticks = self.problem.profile, self.problem.link.ticks
-        both = (*profile.forward_times, *reversed(profile.backward_times))
-        return [u * ticks // self.unit for u in both]
 
     @property
     def needs(self) -> list[int]:
@@ -73,11 +58,6 @@ class InterruptibleFormulation:
         profile = self.problem.profile
         both = (*profile.forward_loads, *reversed(profile.backward_loads))
         return [self.units(load) - self.units(self.problem.budget) for load in both]
-
-    @property
-    def movable(self) -> list[int]:
-        """Activations that it can make sense to move."""
-        return [j for j in range(self.stages - 1) if self.problem.profile.activations[j]]
 
     def units(self, size: int) -> int:
         """The time that `size` bytes take on the link."""

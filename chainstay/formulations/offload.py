@@ -30,7 +30,8 @@ from fractions import Fraction
 from itertools import combinations
 from typing import Final, TypeAlias
 
-from chainstay.formulations.algebra import Constraint, Expression, Model, Relation, listed, pyo
+from chainstay.formulations.algebra import Constraint, Expression, Relation, listed, pyo
+from chainstay.formulations.course import Course
 from chainstay.offloading import OffloadProblem
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import computations
@@ -43,34 +44,18 @@ _Transfer: TypeAlias = tuple[OpKind, int]
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadFormulation:
+class OffloadFormulation(Course):
     """A Pyomo model and the meaning of its variables.
 
     Attributes:
         model: Minimises ``model.makespan``. Yours to write out or hand to any solver.
-        problem: What it states.
-        unit: Ticks of the link in a unit of the model's times.
+        problem, unit: As in `Course`.
         size_unit: Bytes in a unit of the model's sizes.
         horizon: No answer takes longer, in units of time.
     """
 
-    model: Model
-    problem: OffloadProblem
-    unit: int
     size_unit: int
     horizon: float
-
-    @property
-    def stages(self) -> int:
-        """The paper's L + 1."""
-        return len(self.problem.profile)
-
-    @property
-    def times(self) -> list[int]:
-        """Of the computations, in units."""
-        profile, ticks = self.problem.profile, self.problem.link.ticks
-        both = (*profile.forward_times, *reversed(profile.backward_times))
-        return [u * ticks // self.unit for u in both]
 
     @property
     def loads(self) -> list[float]:
@@ -86,11 +71,6 @@ class OffloadFormulation:
         forward = [sum(x[: i + 2]) for i in range(n)]
         backward = [sum(x[: i + 1]) + y[i] for i in reversed(range(n))]
         return [size / self.size_unit for size in forward + backward]
-
-    @property
-    def movable(self) -> list[int]:
-        """Activations that it can make sense to move."""
-        return [j for j in range(self.stages - 1) if self.problem.profile.activations[j]]
 
     @property
     def transfers(self) -> list[_Transfer]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from chainstay.errors import (
+    BackendError,
     ChainstayError,
     HostBudgetError,
     InvalidBudgetError,
@@ -15,13 +16,37 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
+from chainstay.formulations import CPSAT, MIP
 from chainstay.profiles import Link
 from chainstay.units import parse_bytes
 
-__all__ = ["asked", "host_limit_error", "link_within"]
+__all__ = ["ExactMethod", "asked", "host_limit_error", "link_within"]
 
 _Problem = TypeVar("_Problem")
 _Claim = TypeVar("_Claim")
+
+
+@dataclass(frozen=True, slots=True)
+class ExactMethod:
+    """`MIP` or `CPSAT`, from the best of quicker methods or alone.
+
+    Attributes:
+        settings: Of the solver.
+        alone: Whether it gets no start and no bound, so that it proves all by itself.
+    """
+
+    settings: MIP | CPSAT
+    alone: bool = False
+
+    def __str__(self) -> str:
+        return str(self.settings).removesuffix(f", {self.settings.discards})") + ")"
+
+    def without(self, error: ModuleNotFoundError) -> BackendError:
+        """What to raise when a package is missing."""
+        return BackendError(
+            f"method {str(self)!r} needs {error.name}, which is not installed; "
+            "install it with: pip install pyomo"
+        )
 
 
 def link_within(link: object, host_budget: int | str | None) -> Link:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from chainstay.dp.hybrid import hybrid_bound
-from chainstay.errors import BackendError, SolverLimitError, UnknownMethodError
-from chainstay.formulations import CPSAT, MIP
+from chainstay.errors import SolverLimitError, UnknownMethodError
+from chainstay.formulations import CPSAT
 from chainstay.formulations.cpsat import hybrid_claims as cpsat
 from chainstay.formulations.hybrid_proof import Known
 from chainstay.hybrid import HybridClaim, HybridProblem
 from chainstay.offloading import contradiction
+from chainstay.solve.asking import ExactMethod
 from chainstay.solve.hybrid_pofo import Pofo, relaxed
 from chainstay.timetable import Time, Transfers
 from chainstay.validation.hybrid import simulate_hybrid
@@ -19,19 +20,8 @@ __all__ = ["ExactPrograms"]
 
 
 @dataclass(frozen=True, slots=True)
-class ExactPrograms:
-    """`MIP` or `CPSAT` from [POFO]'s best program list.
-
-    Attributes:
-        settings: Of the solver.
-        alone: Whether it gets no start and no bound, so that it proves all by itself.
-    """
-
-    settings: MIP | CPSAT
-    alone: bool = False
-
-    def __str__(self) -> str:
-        return str(self.settings).removesuffix(f", {self.settings.discards})") + ")"
+class ExactPrograms(ExactMethod):
+    """An `ExactMethod` from [POFO]'s best program list."""
 
     def __call__(self, problem: HybridProblem) -> HybridClaim:
         """As `HybridMethod`, for integral transfers."""
@@ -80,8 +70,5 @@ class ExactPrograms:
             # Pyomo takes a second to import, and only those who solve with it need it.
             from chainstay.formulations import hybrid_claims  # noqa: PLC0415
         except ModuleNotFoundError as error:
-            raise BackendError(
-                f"method {str(self)!r} needs {error.name}, which is not installed; "
-                "install it with: pip install pyomo"
-            ) from error
+            raise self.without(error) from error
         return hybrid_claims.claim(problem, self.settings, known=known, least=least)

@@ -35,7 +35,7 @@ from chainstay.offloading import (
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family
-from chainstay.solve.asking import asked, host_limit_error, link_within
+from chainstay.solve.asking import ExactMethod, asked, host_limit_error, link_within
 from chainstay.solve.budgets import size_of
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
@@ -151,19 +151,8 @@ class _Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class ExactOffload:
-    """`MIP` or `CPSAT` from the best of the heuristics, or of Algorithm 1.
-
-    Attributes:
-        settings: Of the solver.
-        alone: Whether it gets no start and no bound, so that it proves all by itself.
-    """
-
-    settings: MIP | CPSAT
-    alone: bool = False
-
-    def __str__(self) -> str:
-        return str(self.settings).removesuffix(f", {self.settings.discards})") + ")"
+class ExactOffload(ExactMethod):
+    """An `ExactMethod` from the best of the heuristics, or of Algorithm 1."""
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
         """As `OffloadMethod`."""
@@ -195,10 +184,7 @@ class ExactOffload:
             # Pyomo takes a second to import, and only those who solve with it need it.
             from chainstay.formulations import offload_claims  # noqa: PLC0415
         except ModuleNotFoundError as error:
-            raise BackendError(
-                f"method {str(self)!r} needs {error.name}, which is not installed; "
-                "install it with: pip install pyomo"
-            ) from error
+            raise self.without(error) from error
         return offload_claims.claim(
             problem, self.settings, known=known, makespan=makespan, least=least
         )

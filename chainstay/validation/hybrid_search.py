@@ -21,7 +21,7 @@ from chainstay.timetable import exact
 from chainstay.validation.events import RefusedError
 from chainstay.validation.hybrid import HybridMachine
 from chainstay.validation.hybrid_items import Item, item_of
-from chainstay.validation.transfer_search import Optimum
+from chainstay.validation.transfer_search import Optimum, is_new
 
 __all__ = ["LARGEST_HYBRID", "optimal_hybrid"]
 
@@ -170,12 +170,4 @@ def _is_new(
         tuple(op for *_, op in pending),
         frozenset(_droppable(ops) & machine.here),
     )
-    times = (machine.now, *(time for time, *_ in pending))
-    better = seen.setdefault(key, [])
-    if any(all(a <= b for a, b in zip(known, times, strict=True)) for known in better):
-        return False
-    better[:] = [
-        known for known in better if not all(b <= a for a, b in zip(known, times, strict=True))
-    ]
-    better.append(times)
-    return True
+    return is_new(seen, key, (machine.now, *(time for time, *_ in pending)))

@@ -21,7 +21,7 @@ from chainstay.timetable import Time, computations, exact
 from chainstay.validation.events import RefusedError
 from chainstay.validation.transfers import Machine
 
-__all__ = ["Optimum", "optimal_program", "proposition3_bound"]
+__all__ = ["Optimum", "is_new", "optimal_program", "proposition3_bound"]
 
 _Key: TypeAlias = tuple[object, ...]
 
@@ -148,7 +148,11 @@ def _is_new(seen: dict[_Key, list[tuple[int, ...]]], machine: Machine) -> bool:
         tuple(machine.queues),
         tuple(op for *_, op in pending),
     )
-    times = (machine.now, *(time for time, *_ in pending))
+    return is_new(seen, key, (machine.now, *(time for time, *_ in pending)))
+
+
+def is_new(seen: dict[_Key, list[tuple[int, ...]]], key: _Key, times: tuple[int, ...]) -> bool:
+    """Whether no state of that `key` seen has all `times` at least as early; it is seen now."""
     better = seen.setdefault(key, [])
     if any(all(a <= b for a, b in zip(known, times, strict=True)) for known in better):
         return False

@@ -40,7 +40,8 @@ def optimum(problem: HybridProblem) -> int:
     of = hybrid.build(problem, Extent())
     outcome = backends.solve(of.model, Limits(time_s=60), gap=0.5)
     assert outcome.has_values
-    return int(round(pyo.value(of.model.makespan)))
+    units: int = round(pyo.value(of.model.makespan))
+    return units
 
 
 @pytest.mark.parametrize(("name", "seed", "expected"), NEEDED)

@@ -14,6 +14,7 @@ from chainstay.formulations.settings import Limits
 from chainstay.offloading import OffloadProblem
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.timetable import Transfers
+from chainstay.validation.transfer_search import optimal_program
 from golden_offloads import FEASIBLE, GoldenOffload
 
 SHORT = [golden for golden in FEASIBLE if golden.last <= 4]
@@ -40,13 +41,15 @@ def least_time(golden: GoldenOffload, model: Any, transfers: str) -> float:  # n
 
 USELESS_MOVES = offload.returns_after_it_is_gone
 """Keeps moves valid of which no memory is claimed; what is claimed says the same by itself."""
+HOST = (offload.held_unless_back_or_later, offload.memory_of_the_host)
+"""About a limit on host memory, which golden instances have not."""
 RETURNS = (interruptible.turning_points, interruptible.back_what_has_left)
 """Coming back before leaving helps nobody: these keep plans valid, not the optimum right."""
 
 
 @pytest.mark.parametrize(
     "group",
-    [group for group in offload.GROUPS if group is not USELESS_MOVES],
+    [group for group in offload.GROUPS if group not in (USELESS_MOVES, *HOST)],
     ids=lambda group: group.__name__,
 )
 def test_every_sentence_about_whole_transfers_is_needed(
@@ -59,6 +62,46 @@ def test_every_sentence_about_whole_transfers_is_needed(
         if least_time(golden, offload, "integral") < golden.integral - Fraction(1, 100):
             return
     pytest.fail("without it, no golden instance has too fast an answer")
+
+
+def limited(
+    activations: tuple[int, ...],
+    times: tuple[tuple[int, ...], tuple[int, ...]],
+    budget: int,
+    capacity: int,
+) -> OffloadProblem:
+    none = (0,) * len(times[0])
+    profile = OffloadProfile(
+        activations=activations,
+        gradients=(0, *none),
+        forward_overheads=none,
+        backward_overheads=none,
+        forward_times=times[0],
+        backward_times=times[1],
+    )
+    return OffloadProblem(profile, budget, Link(bandwidth=2, capacity=capacity))
+
+
+@pytest.mark.parametrize(
+    ("group", "asked", "optimum"),
+    [
+        (HOST[0], limited((4, 3, 3, 2, 4), ((4, 4, 3, 4), (2, 1, 4, 3)), 10, 6), 28),
+        (HOST[1], limited((4, 4, 3, 3, 4), ((1, 4, 1, 1), (2, 3, 1, 3)), 17, 3), 18),
+    ],
+    ids=["held", "memory"],
+)
+def test_every_sentence_about_the_host_is_needed(
+    group: object, asked: OffloadProblem, optimum: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def solved() -> Fraction:
+        of = offload.build(asked)
+        backends.solve(of.model, Limits(time_s=20), gap=0.5)
+        return Fraction(round(pyo.value(of.model.makespan)) * of.unit, asked.link.ticks)
+
+    found = optimal_program(asked.profile, budget=asked.budget, link=asked.link)
+    assert solved() == found.makespan == optimum
+    monkeypatch.setattr(offload, "GROUPS", tuple(g for g in offload.GROUPS if g is not group))
+    assert solved() < optimum
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,4 @@ def claim(
             proof.bounded(extent, exact(of.bound(outcome.bound)))
         return outcome.verdict is not Verdict.LIMIT
 
-    proof = Proof(
-        problem,
-        None if known is None else known.schedule,
-        None if known is None else known.makespan,
-        least,
-    )
-    return grown_claim(proof, solved, name=str(method), time_limit_s=method.time_limit_s)
+    return grown_claim(problem, method, solved, known=known, least=least)
