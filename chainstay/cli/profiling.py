@@ -10,7 +10,7 @@ from chainstay.cli.costs import Costed, costs_of, granularity_of
 from chainstay.cli.endings import CommandLineError
 from chainstay.cli.tables import stage_tables
 from chainstay.cli.terminal import say, show, tell
-from chainstay.cli.workloads import Target, Workload, made
+from chainstay.cli.workloads import Workload, made
 from chainstay.files import write_text
 from chainstay.units import format_bytes, format_time
 
@@ -37,7 +37,7 @@ class Request:
             CommandLineError: An option is wrong.
         """
         granularity_of(self.granularity)
-        return made(self.model, self.inputs, Target.of(self.device), self.dtype)
+        return made(self.model, self.inputs, self.device, self.dtype)
 
     def costs(self) -> Costed:
         """What it costs."""

@@ -120,13 +120,22 @@ class Workload:
         return loss if loss is not None else usual_loss(output)
 
 
-def made(text: str, inputs: Sequence[str] | None, target: Target, dtype: str) -> Workload:
+def made(text: str, inputs: Sequence[str] | None, device: str | None, dtype: str) -> Workload:
     """Build the model and a batch.
+
+    Args:
+        text: What names the model.
+        inputs: Shapes.
+        device: Where it is to be; ``None`` for the usual place, of the user's own model for
+            where its function put it.
+        dtype: Of parameters and inputs.
 
     Raises:
         CommandLineError: `text` names no model, or `inputs` are none for it.
         UnsupportedModelError: The model cannot be built.
+        UnknownDeviceError: There is no such device.
     """
+    target = Target.of(device)
     shapes = [_parsed(each) for each in inputs or ()]
     spec, kind = Spec.parse(text), getattr(torch, dtype)
     torch.manual_seed(SEED)
@@ -135,9 +144,12 @@ def made(text: str, inputs: Sequence[str] | None, target: Target, dtype: str) ->
     model = built.model
     if kind is not torch.float32:
         model.to(kind)
-    if spec.family != "file":
+    if spec.family == "file" and (device is None or target.sheet is not None):
+        own = next((each.device for each in model.parameters()), target.device)
+        target = target if target.sheet is not None else Target(own)
+    else:
         model.to(target.device)
-    args, kwargs = _call(built, shapes, _device_of(built.model, target), kind)
+    args, kwargs = _call(built, shapes, target.device, kind)
     loss = built.loss
     if loss is None and not _has_loss(built):
         loss = usual_loss
@@ -182,12 +194,6 @@ def _place(spec: Spec, target: Target) -> AbstractContextManager[object]:
     if target.sheet is not None and spec.family != "file":
         return torch.device("meta")
     return nullcontext()
-
-
-def _device_of(model: nn.Module, target: Target) -> torch.device:
-    if target.sheet is not None:
-        return torch.device("meta")
-    return next((each.device for each in model.parameters()), target.device)
 
 
 def _call(
