@@ -84,9 +84,11 @@ def bracket(
             break
     costs = _in_slots(profile, budget, link, slots * parts)
     if plans:
-        limit = _improved(_grid(costs, slots * parts, limit, is_bound=False), weights, limit, plans)
+        grid = _grid(costs, slots * parts, limit, is_bound=False)
+        weights = grid.climbed(grid.finer / 4, weights, 1 / 16, 1 / 32)
+        limit = _improved(grid.guided(weights), limit, plans)
     grid = _grid(costs, slots * parts, limit, is_bound=True)
-    least = _bounded(grid, weights, limit) - _ROUNDING * len(profile)
+    least = _bounded(grid.guided(weights), limit) - _ROUNDING * len(profile)
     time_unit = Fraction(budget, slots * parts) / Fraction(link.bandwidth)
     return plans, Fraction(max(0.0, least)) * time_unit
 
@@ -149,9 +151,9 @@ def _width(costs: Costs) -> int:
     return max(4, _EXPANDED // len(costs.forward))
 
 
-def _improved(grid: Grid, weights: Weights, limit: float, plans: list[SlotPlan]) -> float:
+def _improved(grid: Grid, limit: float, plans: list[SlotPlan]) -> float:
     """Append better plans, from ever smaller cells; what the best one costs."""
-    guides = grid.guided(grid.climbed(grid.finer / 4, weights, 1 / 16, 1 / 32)).guides()
+    guides = grid.guides()
     for cells in _CELLS:
         effort = Effort(cells, _MOST_LABELS, _width(grid.costs))
         cost, last, labels = grid.sweep(grid.fronts, guides, limit, effort)
@@ -161,9 +163,8 @@ def _improved(grid: Grid, weights: Weights, limit: float, plans: list[SlotPlan])
     return limit
 
 
-def _bounded(grid: Grid, weights: Weights, limit: float) -> float:
+def _bounded(grid: Grid, limit: float) -> float:
     """A bound on all plans, at most `limit`: by labels, nearer and nearer to it."""
-    grid.guided(grid.climbed(grid.finer / 4, weights, 1 / 16, 1 / 32))
     least = grid.root
     if limit > FINITE:
         return least
@@ -182,6 +183,8 @@ def _bounded(grid: Grid, weights: Weights, limit: float) -> float:
             if last >= 0:
                 break
             share = min(1.0, 2 * share)
+        if left <= _FEWEST:  # labels of one number more are no fewer
+            break
     return min(least, limit)
 
 
