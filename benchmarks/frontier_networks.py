@@ -1,0 +1,216 @@
+"""Real models in small for the frontier benchmark, measured: sequences of stages, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.networks import convnext, vit
+from benchmarks.offload_networks import stages_of
+from chainstay import measure
+from chainstay.offloading import OffloadSolution
+from chainstay.runtime.calls import Ends, PlannedCall, TensorEnds
+from chainstay.runtime.executor import Executor
+from chainstay.runtime.extracted import measure_extracted
+from chainstay.runtime.extraction import extract
+from chainstay.runtime.measurement import Measurement
+from chainstay.runtime.transfers import Engine, Transport, program_of
+from chainstay.schedule import Schedule
+from chainstay.solution import Solution
+from models import gpt2, resnet50
+
+__all__ = ["Subject", "Training", "trainings"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model and a call of it.
+
+    Attributes:
+        name: Of the network.
+        model: In training mode.
+        args: Of the call.
+        kwargs: Likewise.
+        loss: From the output to a number.
+    """
+
+    name: str
+    model: nn.Module
+    args: tuple[torch.Tensor, ...]
+    kwargs: dict[str, torch.Tensor]
+    loss: Callable[[Any], torch.Tensor]
+
+    @property
+    def samples(self) -> int:
+        """In one step."""
+        return len(self.args[0])
+
+    @property
+    def given_bytes(self) -> int:
+        """Of the call; budgets count them."""
+        return sum(each.nbytes for each in (*self.args, *self.kwargs.values()))
+
+    def measured(self, repeats: int) -> Subject:
+        """The same with its costs, by one thread."""
+        if isinstance(self.model, nn.Sequential):
+            (sample,) = self.args
+            costs = measure(self.model, sample, loss=self.loss, repeats=repeats)
+            return Subject(self, TensorEnds(), costs)
+        chain = extract(self.model, self.args, self.kwargs)
+        return Subject(
+            self,
+            chain,
+            measure_extracted(chain, self.args, self.kwargs, loss=self.loss, repeats=repeats),
+        )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model ready to be planned.
+
+    Attributes:
+        training: The model.
+        ends: Of its chain.
+        costs: Likewise.
+    """
+
+    training: Training
+    ends: Ends
+    costs: Measurement
+
+    def step_by(self, solution: Solution, engine: Engine) -> Callable[[], None]:
+        """A step by a plan; `engine` makes its transfers, if it has any."""
+        transport, schedule = None, solution.schedule
+        if isinstance(solution, OffloadSolution):
+            schedule = program_of(solution)
+            overheads = self.costs.overheads_for(schedule)
+            transport = Transport.of(solution, self.costs.profile, overheads, engine)
+        executor = Executor(self.costs.chain, self.costs.traits, schedule, transport)
+        profile = self.costs.profile_for(schedule)
+        return self.step_of(PlannedCall(self.ends, executor, solution, profile))
+
+    def step_of(self, forward: Callable[..., Any]) -> Callable[[], None]:
+        """The usual step; gradients add up."""
+
+        def step() -> None:
+            output = forward(*self.training.args, **self.training.kwargs)
+            self.training.loss(output).backward()
+
+        return step
+
+    @property
+    def plain(self) -> Schedule:
+        """Plain training."""
+        return Schedule.keep_all(len(self.costs.profile))
+
+
+def trainings(device: torch.device) -> Iterator[Training]:
+    """Seven networks; those that need a library which is not there are left out."""
+    yield _on_images("ResNet-50", partial(resnet50, width=16), device, batch=8, side=64)
+    yield _on_images("DenseNet-121", partial(stages_of, "densenet121"), device, batch=4, side=64)
+    yield _on_images(
+        "ViT", partial(vit, side=64, patch=8, blocks=8, width=96, heads=6), device, batch=8, side=64
+    )
+    yield _on_images(
+        "ConvNeXt", partial(convnext, widths=(24, 48, 96, 192)), device, batch=4, side=64
+    )
+    torch.manual_seed(0)
+    tokens, following = (torch.randint(0, 1000, (4, 96), device=device) for _ in range(2))
+    yield Training(
+        "GPT-2",
+        gpt2(blocks=8, width=128, heads=4, vocabulary=1000, context=96).to(device),
+        (tokens,),
+        {},
+        lambda scores: functional.cross_entropy(scores.flatten(0, 1), following.flatten()),
+    )
+    torch.manual_seed(0)
+    images, masks = torch.randn(4, 3, 64, 64, device=device), torch.rand(4, 2, 64, 64).to(device)
+    yield Training(
+        "U-Net",
+        UNet().to(device),
+        (images,),
+        {},
+        lambda maps: functional.binary_cross_entropy_with_logits(maps, masks),
+    )
+    yield from _bert(device)
+
+
+def _on_images(
+    name: str, build: Callable[[], nn.Sequential], device: torch.device, *, batch: int, side: int
+) -> Training:
+    torch.manual_seed(0)
+    images = torch.randn(batch, 3, side, side, device=device)
+    classes = torch.randint(0, 1000, (batch,), device=device)
+    return Training(
+        name,
+        build().to(device),
+        (images,),
+        {},
+        lambda scores: functional.cross_entropy(scores, classes),
+    )
+
+
+def _bert(device: torch.device) -> Iterator[Training]:
+    try:
+        transformers: Any = import_module("transformers")
+    except ImportError:
+        return
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        intermediate_size=512,
+        attn_implementation="sdpa",
+    )
+    tokens, labels = (torch.randint(0, 1000, (4, 96), device=device) for _ in range(2))
+    model = transformers.BertForMaskedLM(config).train().to(device)
+    yield Training("BERT", model, (tokens,), {"labels": labels}, lambda output: output.loss)
+
+
+class UNet(nn.Module):
+    """Down, up, and a skip connection at every level."""
+
+    def __init__(self, width: int = 16, levels: int = 3) -> None:
+        super().__init__()
+        widths = [width << level for level in range(levels + 1)]
+        self.stem = _double_convolution(3, width)
+        self.down = nn.ModuleList(map(_double_convolution, widths, widths[1:]))
+        self.rise = nn.ModuleList(
+            nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in pairwise(widths)
+        )
+        self.up = nn.ModuleList(_double_convolution(2 * narrow, narrow) for narrow in widths[:-1])
+        self.head = nn.Conv2d(width, 2, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Two maps of the size of `image`."""
+        features = self.stem(image)
+        skips = []
+        for block in self.down:
+            skips.append(features)
+            features = block(functional.max_pool2d(features, 2))
+        for level in reversed(range(len(skips))):
+            raised = self.rise[level](features)
+            features = self.up[level](torch.cat([skips[level], raised], dim=1))
+        maps: torch.Tensor = self.head(features)
+        return maps
+
+
+def _double_convolution(wide: int, narrow: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(wide, narrow, 3, padding=1),
+        nn.BatchNorm2d(narrow),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(narrow, narrow, 3, padding=1),
+        nn.BatchNorm2d(narrow),
+        nn.ReLU(inplace=True),
+    )
