@@ -29,14 +29,15 @@ def _as_written() -> Iterator[None]:
 
 def _chain(draw: random.Random, stages: int) -> tuple[ChainProfile, int]:
     """Sizes such that a slot is a byte, and times such that the link takes 1 for it."""
+    slowest = draw.choice([1, 1, 4])  # with times of little, transfers decide
     sizes = [draw.randint(1, 4) for _ in range(stages + 1)]
     profile = ChainProfile(
         input_bytes=sizes[0],
         input_gradient_bytes=draw.choice([0, sizes[0]]),
         stages=tuple(
             Stage(
-                forward_time=draw.randint(0, 4),
-                backward_time=draw.randint(0, 5),
+                forward_time=draw.randint(0, slowest),
+                backward_time=draw.randint(0, slowest),
                 output_bytes=size,
                 saved_bytes=size + draw.randint(0, 4),
                 gradient_bytes=draw.randint(0, size),
@@ -50,7 +51,7 @@ def _chain(draw: random.Random, stages: int) -> tuple[ChainProfile, int]:
     return profile, required + draw.randint(0, sum(sizes))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_fronts_are_the_recurrence(seed: int) -> None:
     draw = random.Random(seed)
     profile, budget = _chain(draw, draw.randint(2, 5))
