@@ -4,6 +4,8 @@ A `ChainProfile` has one forward overhead per stage, and no room for what is hel
 stage's first run to its last. `Account.overheads` knows the schedule, and says what each of
 its operations needs: a forward that saves for the backward needs less besides what it saves
 than one that drops all that, and a stage that runs once saves no buffers and random states.
+Where a stage in the middle of the model makes part of its output again, the caller still has
+the first one.
 With these the simulator finds the peak of that schedule. What is made of them for solvers:
 
 * `Account.profile` is sound for every schedule: it takes the dearer form of a forward, and
@@ -129,14 +131,16 @@ class Account:
         When a stage's backward comes, those above hold nothing any more.
         """
         held = list(accumulate(cost.environment_bytes for cost in self.stages))
+        again = [sum(s.bytes for s in self._handed_out(index)) for index in range(len(held))]
         return self._assembled(
             cost.stage(
                 forward=max(cost.recording_bytes, cost.dropping_bytes)
                 + cost.environment_bytes
-                + held[-1],
-                backward=cost.backward_bytes + up_to_it - cost.random_bytes,
+                + held[-1]
+                + twice,
+                backward=cost.backward_bytes + up_to_it - cost.random_bytes + twice,
             )
-            for cost, up_to_it in zip(self.stages, held, strict=True)
+            for cost, up_to_it, twice in zip(self.stages, held, again, strict=True)
         )
 
     def optimistic(self) -> ChainProfile:
@@ -184,9 +188,11 @@ class Account:
             if op.kind is OpKind.FORWARD_KEEP_ALL
         }
         return tuple(
-            held + self.stages[op.stage].overhead(op.kind, is_used=used[op.stage] == position)
-            for position, (op, held) in enumerate(
-                zip(schedule, self._environments(schedule), strict=True)
+            held
+            + twice
+            + self.stages[op.stage].overhead(op.kind, is_used=used[op.stage] == position)
+            for position, (op, held, twice) in enumerate(
+                zip(schedule, self._environments(schedule), self._outputs(schedule), strict=True)
             )
         )
 
@@ -197,6 +203,23 @@ class Account:
             stages=tuple(stages),
             skips=self.skips,
         )
+
+    def _handed_out(self, index: int) -> Iterator[Skip]:
+        """Tensors of the model's output that the input of stage `index` has, made by a stage.
+
+        The caller holds them as they were made first.
+        """
+        last = len(self.stages) - 1
+        return (s for s in self.skips if 0 < s.first <= index and s.last == last)
+
+    def _outputs(self, schedule: Schedule) -> Iterator[int]:
+        """What each operation reads of the output that the caller has, too, but made before."""
+        runs = [0] * len(self.stages)
+        for op in schedule:
+            works = op.kind.is_forward or op.kind is OpKind.BACKWARD
+            handed_out = self._handed_out(op.stage) if works else ()
+            yield sum(skip.bytes for skip in handed_out if runs[skip.first - 1] > 1)
+            runs[op.stage] += op.kind.is_forward
 
     def _environments(self, schedule: Schedule) -> Iterator[int]:
         """What is held in saved environments while each operation runs, its own included."""

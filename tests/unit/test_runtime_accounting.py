@@ -98,6 +98,22 @@ def test_each_operation_has_an_overhead_of_its_own() -> None:
     )
 
 
+def test_what_the_caller_has_and_is_made_again_counts_twice() -> None:
+    """Stage 0 makes a tensor of 7 bytes that the loss reads; from its second run on, two live."""
+    stages = (cost("a", 0, 0), cost("b", 0, 0), cost("loss", 0, 0))
+    account = Account(
+        input_bytes=10,
+        input_gradient_bytes=10,
+        stages=stages,
+        skips=(Skip(first=0, last=2, bytes=2), Skip(first=1, last=2, bytes=7)),
+    )
+    schedule = Schedule.parse("Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0")
+    assert account.overheads(schedule) == (200, 200, 100, 300, 200, 107, 307, 100, 300)
+    assert overheads(account, None) == [(200, 300), (207, 307), (207, 307)]
+    once = Schedule.parse("Fa0 Fc1 Fa2 B2 Fa1 B1 B0")
+    assert account.overheads(once) == (100, 200, 100, 300, 100, 300, 300)
+
+
 def test_a_schedule_never_needs_more_than_the_profile_for_all_says() -> None:
     peaks = []
     for text in ("Fa0 Fa1 Fa2 B2 B1 B0", "Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0"):
