@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from chainstay.errors import InvalidPlanError, PlanMismatchError, UnsupportedModelError
+from chainstay.fitting.cut_models import CutBy, CutModel, cut_model
 from chainstay.fitting.front import require_model
 from chainstay.hybrid import HybridSolution
 from chainstay.offloading import OffloadSolution
@@ -26,7 +27,6 @@ from chainstay.plans import Cut, Fingerprint, Plan, load_plan
 from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.runtime.caching import digest_of
 from chainstay.runtime.calls import Planned, PlannedBlocks, PlannedCall, TensorEnds
-from chainstay.runtime.cut_models import CutBy, CutModel, cut_model
 from chainstay.runtime.device_memory import plain_bytes
 from chainstay.runtime.extraction.calling import TensorPromise
 from chainstay.runtime.extraction.cutting import Granularity

@@ -14,8 +14,8 @@ from chainstay.cli.endings import CommandLineError
 from chainstay.cli.terminal import busy
 from chainstay.cli.workloads import Workload
 from chainstay.errors import UnsupportedModelError
+from chainstay.fitting.cut_models import CutModel, measured_model
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.cut_models import CutModel, measured_model
 from chainstay.runtime.estimating import estimate
 from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.measurement import Measurement

@@ -21,7 +21,7 @@ from chainstay.solution import Method
 from chainstay.solve.budgets import size_of
 from chainstay.solve.chain import Auto
 from chainstay.timetable import Time
-from chainstay.units import format_bytes
+from chainstay.units import format_bytes, parse_bytes
 
 __all__ = ["Asked", "Outcome", "plan_made"]
 
@@ -37,6 +37,7 @@ class Asked:
     budget: str
     offload: bool = False
     link: str | None = None
+    host_budget: str | None = None
     method: str = "auto"
     time_limit_s: float = 60.0
     discards: str = "free"
@@ -73,8 +74,11 @@ class Asked:
             size_of(self.budget, lambda: 2**40)
         except InvalidBudgetError as error:
             raise InvalidBudgetError(f"--{error}") from None
-        if self.link is not None and not self.offload:
-            raise CommandLineError(f"--link {self.link} is of use with --offload only; add that")
+        for option, value in (("--link", self.link), ("--host-budget", self.host_budget)):
+            if value is not None and not self.offload:
+                raise CommandLineError(f"{option} {value} is of use with --offload only; add that")
+        if self.host_budget is not None and parse_bytes(self.host_budget) is None:
+            raise CommandLineError(f"--host-budget is {self.host_budget!r}, must be as in 64GiB")
         return None if self.link is None else parse_link(self.link)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from chainstay.baselines import checkpoint_sequential
@@ -21,6 +22,7 @@ from chainstay.solve.budgets import size_of
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import solve_offload
 from chainstay.timetable import Time
+from chainstay.units import parse_bytes
 from chainstay.validation.join import simulate_join
 from chainstay.validation.simulate import simulate
 
@@ -71,7 +73,7 @@ def chain_outcome(profile: ChainProfile, title: str, asked: Asked, link: Link | 
         solved("recompute", lambda: solve_chain(profile, budget, asked.chain_method())),
     ]
     if asked.offload:
-        known = needed(link)
+        known = needed(link, asked)
         ways += [
             solved("offload", lambda: _offloaded(profile, budget, known, asked)),
             solved("both", lambda: solve_hybrid(profile, budget, link=known)),
@@ -99,7 +101,7 @@ def _offload_outcome(
     profile: OffloadProfile, title: str, asked: Asked, link: Link | None
 ) -> Outcome:
     budget = size_of(asked.budget, lambda: profile.peak_bytes)
-    known = needed(link)
+    known = needed(link, asked)
     method = asked.other_method()
     ways = [
         keep_everything(profile.least_time, profile.peak_bytes, budget),
@@ -152,7 +154,7 @@ def segmented(stages: int) -> list[Schedule]:
     return [checkpoint_sequential(stages, count) for count in range(1, max(2, stages))]
 
 
-def needed(link: Link | None) -> Link:
+def needed(link: Link | None, asked: Asked) -> Link:
     """The link, without which nobody can say how long transfers take.
 
     Raises:
@@ -162,4 +164,5 @@ def needed(link: Link | None) -> Link:
         raise CommandLineError(
             "offloading takes as long as the link does: give its speed, as in --link 12GB/s"
         )
-    return link
+    capacity = None if asked.host_budget is None else parse_bytes(asked.host_budget)
+    return link if capacity is None else replace(link, capacity=capacity)

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from chainstay.applying import fingerprint_of, moved_profile
 from chainstay.cli.costs import Costed, granularity_of
 from chainstay.cli.planning import Asked, Outcome
 from chainstay.cli.planning_files import chain_outcome, keep_everything, segmented
 from chainstay.cli.profiling import Request
-from chainstay.cli.ways import best_of, checkpointed, solved
-from chainstay.hybrid import HybridSolution
+from chainstay.cli.terminal import busy
+from chainstay.cli.ways import Way, best_of, checkpointed, solved
+from chainstay.fitting.means import Means
+from chainstay.fitting.ways import WAYS, Ways
 from chainstay.offloading import OffloadSolution
 from chainstay.planning import solve_measured
-from chainstay.plans import Costs, Cut, Plan
-from chainstay.profiles import ChainProfile, Link
+from chainstay.plans import Cut, Plan
+from chainstay.profiles import Link
 from chainstay.runtime.block_calls import strays
-from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.situation import Situation
-from chainstay.runtime.transfers import Transport, engine_for, measure_link, program_of
+from chainstay.runtime.transfers import program_of
 from chainstay.schedule import Schedule
-from chainstay.solution import Solution
+from chainstay.solution import Method, Solution
 from chainstay.solve.budgets import size_of
-from chainstay.solve.hybrid import solve_hybrid
-from chainstay.solve.offload import solve_offload
 
 __all__ = ["plan_of_model", "recomputing"]
+
+_NAMES: Final[Mapping[str, str]] = {"keep all": "keep everything, as planned", "combined": "both"}
 
 
 def plan_of_model(costed: Costed, request: Request, asked: Asked, link: Link | None) -> Outcome:
@@ -44,13 +47,8 @@ def plan_of_model(costed: Costed, request: Request, asked: Asked, link: Link | N
     ways = [
         keep_everything(plain.makespan, plain.peak_bytes, budget),
         checkpointed(segmented(len(costed.profile)), judge, budget),
-        solved("recompute", lambda: recomputing(costed, budget, asked)),
+        *_solved(costed, budget, asked, link),
     ]
-    if asked.offload and costed.cut.blocks is None:
-        ways += [
-            solved("offload", lambda: _moving(costed, budget, asked, link)),
-            solved("both", lambda: _moving(costed, budget, asked, link, recompute=True)),
-        ]
     chosen = best_of(ways)
     assert chosen.solution is not None, "chosen from those that were solved"
     return Outcome(
@@ -63,47 +61,57 @@ def plan_of_model(costed: Costed, request: Request, asked: Asked, link: Link | N
     )
 
 
+def _solved(costed: Costed, budget: int, asked: Asked, link: Link | None) -> Iterator[Way]:
+    """What `chainstay.fit` would choose from."""
+    measured, cut = costed.measured, costed.cut
+    assert measured is not None
+    assert cut is not None
+    if cut.blocks is not None:
+        yield solved("recompute", lambda: recomputing(costed, budget, asked))
+        return
+    means = Means.of(
+        recompute=True,
+        offload=asked.offload,
+        link=link,
+        host_budget=asked.host_budget,
+        device=cut.chain.device,
+    )
+    ways = Ways(measured, budget, _method(asked), means)
+    with busy("solving"):
+        ways.try_all()
+    for name in WAYS:
+        if name in ways.found or name in ways.refused:
+            yield solved(_NAMES.get(name, name), partial(_answer, ways, name))
+
+
+def _answer(ways: Ways, name: str) -> Solution:
+    """What a way found.
+
+    Raises:
+        ChainstayError: Why it found nothing.
+    """
+    if name in ways.refused:
+        raise ways.refused[name]
+    return ways.found[name]
+
+
 def recomputing(costed: Costed, budget: int, asked: Asked) -> Solution:
     """The fastest schedule without transfers."""
     assert costed.measured is not None, "estimates are planned as profiles"
     blocks = costed.cut.blocks if costed.cut else None
-    method = "auto" if asked.method == "auto" else asked.chain_method()
     if blocks is None:
-        return solve_measured(costed.measured, budget, method)
+        return solve_measured(costed.measured, budget, _method(asked))
     return solve_measured(
-        costed.measured, budget, method, can_run=lambda schedule: not strays(blocks, schedule)
+        costed.measured,
+        budget,
+        _method(asked),
+        can_run=lambda schedule: not strays(blocks, schedule),
     )
 
 
-def _moving(
-    costed: Costed, budget: int, asked: Asked, link: Link | None, *, recompute: bool = False
-) -> Solution:
-    """The best plan with transfers, its peak that of the runtime."""
-    measured, cut = costed.measured, costed.cut
-    assert measured is not None
-    assert cut is not None
-    device = cut.chain.device
-    known = link or measure_link(device)
-    solution: OffloadSolution
-    if recompute:
-        solution = solve_hybrid(measured.movable_profile, budget, link=known)
-    else:
-        costs, method = measured.offload_profile, asked.other_method()
-        solution = solve_offload(costs, budget, link=known, method=method)
-    engine = engine_for(device, link=solution.link)
-    try:
-        overheads = measured.overheads_for(program_of(solution))
-        plan = Transport.of(solution, _chain_of(measured, solution), overheads, engine).plan
-    finally:
-        engine.close()
-    return replace(solution, peak_bytes=plan.peak_bytes)
-
-
-def _chain_of(measured: Measurement, solution: OffloadSolution) -> ChainProfile:
-    """The chain whose movable part was solved for."""
-    if isinstance(solution, HybridSolution):
-        return measured.profile
-    return measured.profile_for(Schedule.keep_all(len(measured.profile)))
+def _method(asked: Asked) -> Method | str:
+    """``"auto"`` means something else where stages were measured."""
+    return "auto" if asked.method == "auto" else asked.chain_method()
 
 
 def plan_of(costed: Costed, request: Request, solution: Solution) -> Plan:
@@ -118,14 +126,14 @@ def plan_of(costed: Costed, request: Request, solution: Solution) -> Plan:
         "cut": Cut(by=cut.by, granularity=granularity_of(request.granularity)),
         "fingerprint": fingerprint_of(workload.model, situation, cut.chain.stages),
     }
-    if isinstance(solution, OffloadSolution):
-        chain = _chain_of(measured, solution)
-        overheads = measured.overheads_for(program_of(solution))
-        profile: Costs = moved_profile(solution, chain)
-        return Plan(profile=profile, chain=chain, overheads=overheads, **about)
     schedule = solution.schedule
-    overheads = measured.overheads_for(schedule)
-    return Plan(profile=measured.profile_for(schedule), overheads=overheads, **about)
+    if isinstance(solution, OffloadSolution):
+        schedule = program_of(solution)
+        chain = measured.profile_for(schedule)
+        about |= {"profile": moved_profile(solution, chain), "chain": chain}
+    else:
+        about |= {"profile": measured.profile_for(schedule)}
+    return Plan(overheads=measured.overheads_for(schedule), **about)
 
 
 def _title(costed: Costed) -> str:

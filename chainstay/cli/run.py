@@ -84,7 +84,9 @@ def run(  # noqa: PLR0913  # options of a command line, all by name
     )
     asked = None
     if budget is not None:
-        asked = Asked(budget=budget, offload=offload, link=link, method=method)
+        asked = Asked(
+            budget=budget, offload=offload, link=link, host_budget=host_budget, method=method
+        )
     wanted = Run(plan=plan, asked=asked, steps=steps, compare=compare, host_budget=host_budget)
     ending = run_made(request, wanted, json=json)
     if ending:

@@ -1,15 +1,16 @@
 """The one call, `fit`: extract, measure, solve, execute.
 
-===========  ==========================================================
-`front`      `fit` and `unfit`, and what they refuse
-`means`      how memory may be saved
-`planner`    a plan for calls like a sample
-`ways`       the ways to train one chain, and the fastest of them
-`combining`  plans that recompute and offload
-`joins`      models whose branches are planned apart
-`caches`     language models keep nothing for generating while they train
-`budgets`    what a budget is, and how many bytes it means
-===========  ==========================================================
+============  ==========================================================
+`front`       `fit` and `unfit`, and what they refuse
+`means`       how memory may be saved
+`planner`     a plan for calls like a sample
+`ways`        the ways to train one chain, and the fastest of them
+`combining`   plans that recompute and offload
+`joins`       models whose branches are planned apart
+`cut_models`  whole models as stages, measured or not
+`caches`      language models keep nothing for generating while they train
+`budgets`     what a budget is, and how many bytes it means
+============  ==========================================================
 """
 
 from chainstay.fitting.budgets import Budget

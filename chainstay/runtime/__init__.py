@@ -35,7 +35,6 @@
 `own_hooks`        hooks on a fitted model itself
 `parameter_hooks`  hooks on parameters, set aside while a model is measured
 `device_memory`    what is free on a device
-`cut_models`       whole models cut into stages, measured or not
 `transfers`        saved data that goes to host memory and comes back
 `estimating`       costs of a model that is too large to be measured here
 =================  ==================================================================

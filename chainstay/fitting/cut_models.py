@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import UnsupportedModelError
+from chainstay.fitting.caches import caches_off
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.block_calls import BlockExecutor
 from chainstay.runtime.calls import Ends, Planned, PlannedBlocks, PlannedCall, TensorEnds
@@ -135,10 +136,11 @@ def measured_model(  # noqa: PLR0913  # all but the call have defaults
                 with parameter_hooks_aside(model.modules()):
                     measured: Measurement = measure(model, *args, **settings)
                 return _cut(model, "chain", measured, ends=TensorEnds())
-            extracted = extract(model, args, kwargs, granularity=granularity)
-            once_cut()
-            with parameter_hooks_aside(model.modules()):
-                measured = measure_extracted(extracted, args, kwargs, **settings)
+            with caches_off(model):
+                extracted = extract(model, args, kwargs, granularity=granularity)
+                once_cut()
+                with parameter_hooks_aside(model.modules()):
+                    measured = measure_extracted(extracted, args, kwargs, **settings)
         except UnsupportedModelError as refusal:
             if by == "export":
                 raise
@@ -185,8 +187,9 @@ def cut_model(  # noqa: PLR0913  # all but the model and the call decide where i
                 traits = tuple(_traits(stages, source, (), device))
             chain = _chain(stages, source, device)
             return CutModel(model=model, by=by, chain=chain, traits=traits, ends=TensorEnds())
-        extracted = extract(model, args, kwargs, granularity=granularity)
-        with measuring(model.modules(), device):
+        with caches_off(model):
+            extracted = extract(model, args, kwargs, granularity=granularity)
+        with caches_off(model), measuring(model.modules(), device):
             first, shared = extracted.begin(args, kwargs)
             parts = [ChainStage(each.name, (each,)) for each in extracted.stages]
             if has_loss:
