@@ -32,7 +32,7 @@ _ROUNDING: Final = Fraction(1, 5000)
 _INTERPRETED_SLOTS: Final = 16
 """As many as loops that are not compiled can take."""
 _SLOWER_LINKS: Final = 6
-"""Each of half the bandwidth, tried where host memory is limited."""
+"""Tried where memory behind the link is limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +110,36 @@ class Pofo:
         """Persistent plans and what none takes less than, over a link without latency.
 
         [POFO] knows no limit on what is away. Where there is one, a slower link has the same
-        effect, so plans are made for ever slower ones until what they move has room.
+        effect: plans are made for slower ones, until what they move just has room. Of two
+        levels, the first has plans of its own.
         """
-        link = relaxed(problem.link)
-        plans, bound = self._plans(problem, link)
-        room = _room(problem.link)
-        for _ in range(_SLOWER_LINKS):
-            if any(_moved_bytes(problem, plan) <= room for plan in plans):
-                break
-            link = replace(link, bandwidth=Fraction(link.bandwidth) / 2)
-            plans += self._plans(problem, link)[0]
+        plans, bound = self._plans(problem, relaxed(problem.link))
+        plans += self._with_room(problem, problem.link, plans)
+        if problem.link.beyond is not None:
+            host = replace(problem.link, beyond=None)
+            plans += self._plans(problem, relaxed(host))[0]
+            plans += self._with_room(problem, host, plans)
         return plans, bound
+
+    def _with_room(
+        self, problem: HybridProblem, link: Link, plans: list[SlotPlan]
+    ) -> list[SlotPlan]:
+        """Plans for slower links, unless some of `plans` has room already."""
+        room = _room(link)
+        has_room = any(plan.moved and _moved_bytes(problem, plan) <= room for plan in plans)
+        if has_room or math.isinf(room):
+            return []
+        found: list[SlotPlan] = []
+        slow, fast = Fraction(0), Fraction(relaxed(link).bandwidth)
+        for _ in range(_SLOWER_LINKS if room else 0):
+            middle = (slow + fast) / 2
+            slower = self._plans(problem, Link(bandwidth=middle))[0]
+            if any(_moved_bytes(problem, plan) <= room for plan in slower):
+                slow = middle
+            else:
+                fast = middle
+            found += slower
+        return found
 
     def _plans(self, problem: HybridProblem, link: Link) -> tuple[list[SlotPlan], Time]:
         profile = problem.profile

@@ -95,13 +95,10 @@ class WholeTransfers:
 
     def best(self, moved: Collection[Item]) -> Program | None:
         """The best program list found from moving `moved`, or ``None`` if nothing fits."""
-        chosen = self._assigned(moved)
-        program = self._program(chosen)
-        if program is None:  # all that can leave is the way to run in least memory
-            chosen = self._assigned(self._lives)
-            program = self._program(chosen)
-        if program is None:
+        first = self._first(moved) or self._first(self._lives)
+        if first is None:  # not even with all that can leave, the way to run in least memory
             return None
+        program, chosen = first
         least = self.problem.profile.least_time
         is_better = True
         while is_better and self.tries > 0 and program.makespan > least:
@@ -143,11 +140,18 @@ class WholeTransfers:
             item: life for item, life in self._lives.items() if life.size and item != ends
         }
 
-    def _assigned(self, moved: Collection[Item]) -> _Choice:
-        """A link with room for each item, as far as there is one."""
+    def _first(self, moved: Collection[Item]) -> tuple[Program, _Choice] | None:
+        """The best of moving `moved` over all links, or over the first only."""
+        levels = len(self.problem.link.levels)
+        choices = dict.fromkeys(self._assigned(moved, count) for count in range(1, levels + 1))
+        programs = [(program, chosen) for chosen in choices if (program := self._program(chosen))]
+        return min(programs, default=None, key=lambda pair: pair[0].makespan)
+
+    def _assigned(self, moved: Collection[Item], levels: int) -> _Choice:
+        """One of the first `levels` links with room for each item, as far as there is one."""
         room = [
             math.inf if link.capacity is None else link.capacity
-            for link in self.problem.link.levels
+            for link in self.problem.link.levels[:levels]
         ]
         chosen: set[tuple[Item, int]] = set()
         lives = [self._lives[item] for item in moved if item in self._lives]

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 from chainstay import (
+    DP,
     HostBudgetError,
     InvalidBudgetError,
     InvalidProfileError,
     InvalidScheduleError,
+    solve_chain,
     solve_hybrid,
     solve_offload,
 )
+from chainstay.dp.jit import is_available
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 from chainstay.validation.events import TransferReplay
 from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.simulate import simulate
 from chainstay.validation.transfers import simulate_offload
 
 CHAIN = ChainProfile(
@@ -149,6 +155,48 @@ def test_the_error_names_host_memory_that_is_enough(solve: object) -> None:
     solution = solve(caught.value.required)
     assert solution.host_bytes <= caught.value.required
     assert solution.makespan == solve(None).makespan
+
+
+def _longer() -> ChainProfile:
+    draw = random.Random(4)
+    stages = []
+    for _ in range(10):
+        size = draw.randint(20, 60)
+        stages.append(
+            Stage(
+                forward_time=draw.randint(5, 15),
+                backward_time=draw.randint(10, 30),
+                output_bytes=size,
+                saved_bytes=size * draw.randint(2, 4),
+                gradient_bytes=size,
+            )
+        )
+    return ChainProfile(input_bytes=30, input_gradient_bytes=0, stages=tuple(stages))
+
+
+@pytest.mark.skipif(not is_available(), reason="as many slots take long without numba")
+def test_the_less_may_be_away_the_more_is_made_again() -> None:
+    """The room on the host is used, and a plan that fits is found between all and nothing."""
+    chain, link, method = _longer(), Link(bandwidth=5), DP(slots=30)
+    budget = simulate(chain, Schedule.keep_all(10)).peak_bytes * 45 // 100
+    free = solve_hybrid(chain, budget, link=link, method=method)
+    recomputed = solve_chain(chain, budget).makespan
+    assert free.makespan < recomputed
+    times = [free.makespan]
+    for share in (2, 4):
+        room = free.host_bytes // share
+        found = solve_hybrid(chain, budget, link=link, method=method, host_budget=room)
+        assert room // 3 < found.host_bytes <= room
+        times.append(found.makespan)
+    none = solve_hybrid(chain, budget, link=link, method=method, host_budget=0)
+    assert none.host_bytes == 0
+    times.append(none.makespan)
+    assert times == sorted(times)
+    assert len(set(times)) == 4
+    assert times[-1] <= recomputed
+    disk = replace(link, capacity=free.host_bytes // 4, beyond=Link(bandwidth=2))
+    layered = solve_hybrid(chain, budget, link=disk, method=method)
+    assert layered.makespan <= times[2]
 
 
 def test_a_disk_serves_where_the_host_is_full() -> None:
