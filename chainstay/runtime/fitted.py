@@ -10,17 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import update_wrapper
-from itertools import chain
 from typing import Any, Final, Literal, NoReturn, Self
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.alternatives import Alternative, table_of
 from chainstay.runtime.calls import Planned
-from chainstay.runtime.situation import Situation
+from chainstay.runtime.situation import ModuleList, Situation
 from chainstay.solution import Solution
 from chainstay.units import format_bytes
 
@@ -57,6 +56,7 @@ class Fitted:
         self._replaced = vars(model).get("forward")
         self.planner = planner
         self._model = model
+        self._modules = ModuleList(model)
         self._on_new_shape = on_new_shape
         self._plans: OrderedDict[int, tuple[Situation, Planned]] = OrderedDict()
         self._made = 0
@@ -73,10 +73,13 @@ class Fitted:
                 none is to be made.
             ChainstayError: Whatever `chainstay.fit` raises, if a plan has to be made.
         """
-        if not self._wants_gradients(args, kwargs):
+        if not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
-        kwargs = dict(sorted(kwargs.items()))
-        situation = Situation.now(self._model, args, kwargs)
+        sorted_kwargs = dict(sorted(kwargs.items()))
+        situation = Situation.now(self._model, args, sorted_kwargs, self._modules.now())
+        if not situation.wants_gradients:
+            return self.plain(*args, **kwargs)
+        kwargs = sorted_kwargs
         planned = self._known(situation)
         if planned is None:
             if self._on_new_shape == "run plainly":
@@ -190,12 +193,6 @@ class Fitted:
             f"a fitted {type(self._model).__name__} cannot be pickled with its plan; save "
             "model.state_dict(), or call chainstay.unfit(model) before"
         )
-
-    def _wants_gradients(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        if not torch.is_grad_enabled():
-            return False
-        tensors = (each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
-        return any(each.requires_grad for each in chain(self._model.parameters(), tensors))
 
     def _known(self, situation: Situation) -> Planned | None:
         for number, (known, planned) in self._plans.items():

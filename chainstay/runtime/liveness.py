@@ -50,6 +50,16 @@ class Step:
     makes: Item | None = None
     actions: tuple[Action, ...] = ()
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it is the only run, all of it stays, and nothing else is held or moved."""
+        return (
+            self.is_first
+            and self.is_last
+            and self.captures
+            and not (self.releases_input or self.input_wanted or self.actions)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionPlan:
@@ -59,6 +69,7 @@ class ExecutionPlan:
         forward: All before the loss's forward; it has the first run of every stage.
         before_backward: Per stage, the forwards that run just before its backward.
         released: Stages whose backward needs its input back, made anew by then.
+        kept: Stages that run once, and with which nothing else is to be done.
         closing: Transfers after all that, just before the backward of a stage; the loss's,
             just before its forward.
     """
@@ -66,6 +77,7 @@ class ExecutionPlan:
     forward: tuple[Step, ...]
     before_backward: tuple[tuple[Step, ...], ...]
     released: frozenset[int]
+    kept: frozenset[int] = frozenset()
     closing: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)
 
 
@@ -112,9 +124,11 @@ def plan_execution(
             target = segments[gradient - 1] if is_forward_done else forward
             target.append(replace(step, makes=makes, actions=pending))
             pending = ()
+    kept = (step.stage for step in forward if step.is_untouched and not segments[step.stage])
     return ExecutionPlan(
         forward=tuple(forward),
         before_backward=tuple(map(tuple, segments)),
+        kept=frozenset(stage for stage in kept if not closing.get(stage)),
         released=frozenset(step.stage for step in steps if step and step.releases_input),
         closing={stage: some for stage, some in closing.items() if some},
     )

@@ -73,8 +73,11 @@ class Run:
 
     def forward(self, state: State) -> State:
         """The model's forward: first runs build the graph, any others go beside it."""
+        kept = self.plan.kept if self.traffic is None else ()
         for step in self.plan.forward:
-            if step.is_first:
+            if step.stage in kept:
+                state = self.stages[step.stage](state, self.shared.state)
+            elif step.is_first:
                 state = self.first_run(step, state)
             else:
                 self.run_again(step)

@@ -12,7 +12,7 @@ from torch import nn
 from chainstay.runtime.extraction.calling import CallSignature
 from chainstay.runtime.mode import Autocast
 
-__all__ = ["Situation", "modules_of"]
+__all__ = ["ModuleList", "Situation", "modules_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Situation:
         arguments: How they nest; shape, type, device and ``requires_grad`` of tensors.
         training: Training flag of every module.
         autocast: ``None`` where it is off.
-        parameters: Type, device and ``requires_grad`` of each, one behind the other: a tuple for
-            each would wake the garbage collector in every step. Shared ones count each time.
+        parameters: ``requires_grad`` of all, then types, then devices: a tuple for each would
+            wake the garbage collector in every step. Shared ones count each time.
     """
 
     arguments: CallSignature
@@ -33,23 +33,41 @@ class Situation:
     parameters: tuple[torch.dtype | torch.device | bool, ...]
 
     @classmethod
-    def now(cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Situation:
-        """That of the call ``model(*args, **kwargs)`` at present."""
-        modules = modules_of(model)
-        parameters: list[torch.dtype | torch.device | bool] = []
-        for module in modules:
-            if own := module._parameters:  # noqa: SLF001  # see `modules_of`
-                for each in own.values():
-                    if each is not None:
-                        parameters += (each.dtype, each.device, each.requires_grad)
-        device = parameters[1] if parameters else torch.device("cpu")
-        assert isinstance(device, torch.device)
+    def now(
+        cls,
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        modules: Sequence[nn.Module] | None = None,
+    ) -> Situation:
+        """That of the call ``model(*args, **kwargs)`` at present.
+
+        Args:
+            model: Of whom.
+            args: Of the call.
+            kwargs: Likewise.
+            modules: Those of the model as `modules_of` finds them, if that is known.
+        """
+        modules = modules_of(model) if modules is None else modules
+        # This runs in every step, over all parameters: loops of one kind each are fastest.
+        found = [own for module in modules if (own := module._parameters)]  # noqa: SLF001
+        tensors = [each for own in found for each in own.values() if each is not None]
+        devices = [each.device for each in tensors]
         return cls(
             arguments=CallSignature.of(args, kwargs),
             training=tuple([module.training for module in modules]),
-            autocast=Autocast.now(device),
-            parameters=tuple(parameters),
+            autocast=Autocast.now(devices[0] if devices else torch.device("cpu")),
+            parameters=(
+                *[each.requires_grad for each in tensors],
+                *[each.dtype for each in tensors],
+                *devices,
+            ),
         )
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether any parameter or argument requires a gradient."""
+        return True in self.parameters or self.arguments.requires_grad
 
     def difference(self, present: Situation) -> str:
         """For people: in what `present` differs."""
@@ -63,6 +81,26 @@ class Situation:
         pairs = zip(self.arguments.leaves, present.arguments.leaves, strict=False)
         shown = (f"{new} instead of {old}" for old, new in pairs if old != new)
         return f"{changed[0]} ({next(shown, 'another number or nesting')})"
+
+
+class ModuleList:
+    """`modules_of` a model, looked for again only where something has changed.
+
+    Args:
+        model: Of which.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._found: list[nn.Module] = []
+        self._children: list[dict[str, nn.Module | None]] = [{}]
+
+    def now(self) -> list[nn.Module]:
+        """Those that the model has at present."""
+        if [module._modules for module in self._found] != self._children:  # noqa: SLF001
+            self._found = modules_of(self._model)
+            self._children = [dict(module._modules) for module in self._found]  # noqa: SLF001
+        return self._found
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

@@ -53,6 +53,11 @@ class CallSignature:
         leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
         return cls(tuple(kwargs), spec, tuple(map(_promise, leaves)))
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any of the tensors does."""
+        return any(isinstance(leaf, TensorPromise) and leaf.requires_grad for leaf in self.leaves)
+
     def leaves_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call like the sample's.
 

@@ -47,6 +47,15 @@ class Likeness:
                     "extract the model again"
                 )
         for path, module, flag in self.training:
+            # In every step, over all modules: a call for each would take longer than all this.
+            if (
+                module.training is flag
+                and not module._forward_hooks  # noqa: SLF001  # no public way to see
+                and not module._forward_pre_hooks  # noqa: SLF001
+                and not module._backward_hooks  # noqa: SLF001
+                and not module._backward_pre_hooks  # noqa: SLF001
+            ):
+                continue
             if module.training != flag:
                 mode = "training" if flag else "evaluation"
                 raise PlanMismatchError(
@@ -62,15 +71,8 @@ class Likeness:
 
 def hooks_of(module: nn.Module) -> str:
     """The kinds of hooks that `module` has, in words; empty if none."""
-    if not (
-        module._forward_hooks  # noqa: SLF001  # no public way to see
-        or module._forward_pre_hooks  # noqa: SLF001
-        or module._backward_hooks  # noqa: SLF001
-        or module._backward_pre_hooks  # noqa: SLF001
-    ):
-        return ""
     kinds = {
-        "forward hooks": module._forward_hooks,  # noqa: SLF001
+        "forward hooks": module._forward_hooks,  # noqa: SLF001  # no public way to see
         "forward pre-hooks": module._forward_pre_hooks,  # noqa: SLF001
         "backward hooks": module._backward_hooks,  # noqa: SLF001
         "backward pre-hooks": module._backward_pre_hooks,  # noqa: SLF001
