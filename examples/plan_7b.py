@@ -3,6 +3,8 @@
 Needs transformers (only its code: nothing is downloaded), half a gigabyte of memory and no GPU.
 
     python examples/plan_7b.py [device] [batch]        # A100-80GB, 1
+
+Exits with 1 if that takes more than half a minute of processor time.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ for _name in ("nms", "qnms"):
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402  # what it needs is above
 
 LAYERS, TOKENS = 32, 2048
+MOST_SECONDS = 30.0
 SHARES = ("70%", "40%", "20%")
 """Budgets, of what plain training needs for activations, their gradients and temporaries."""
 
@@ -50,11 +53,15 @@ def main() -> None:
         f"{batch} x {TOKENS} tokens, on one {estimated.device.name}"
     )
     console.print(table_of(estimated, plain.peak_bytes, plans))
+    taken = time.process_time()
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     console.print(
         f"{len(profile)} stages estimated in {known - start:.1f} s, {len(plans)} plans found and "
-        f"proved in {solved - known:.1f} s; this process took {format_bytes(resident)}"
+        f"proved in {solved - known:.1f} s; this process took {format_bytes(resident)} and "
+        f"{taken:.1f} s of processor time"
     )
+    if taken > MOST_SECONDS:
+        sys.exit(f"that is more than {MOST_SECONDS:.0f} s")
 
 
 def estimate_llama(device: str, batch: int) -> Estimated:
