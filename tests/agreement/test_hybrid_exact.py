@@ -158,6 +158,27 @@ def test_a_second_pass_is_found_where_one_is_not_enough() -> None:
     assert replayed(problem, twice[1]) == twice[0] == found.makespan == 42
 
 
+@pytest.mark.parametrize(
+    ("count", "outside"), [(1, Fraction(15, 2)), (2, Fraction(12)), (3, Fraction(13))]
+)
+def test_what_is_outside_of_an_extent_by_hand(count: int, outside: Fraction) -> None:
+    """Times 1, 3 and 2, 4; on the link a0 takes 5, a1 5/2, b0 3, b1 1.
+
+    One more pass costs 1 each. A second prefetch: of a1 in 3 times 5/2. A third: of a1 would
+    need another reader; of b0, which three read, in 4 times 3. A fourth: of a0 only, in 25.
+    """
+    stages = (
+        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=6),
+        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
+    )
+    profile = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=stages)
+    problem = HybridProblem(profile, 100, Link(bandwidth=2))
+    assert Extent(passes=count, prefetches=count).outside(problem) == outside
+    grown = Extent(passes=count, prefetches=count).grown(problem, outside)
+    assert grown is None  # nothing faster than that can be outside
+    assert Extent(passes=count, prefetches=count).grown(problem, 1000) is not None
+
+
 def test_bounds_say_what_they_are_about() -> None:
     """With nothing outside of a model that is faster, its bound is one on all schedules."""
     problem = tiny(0)

@@ -139,6 +139,13 @@ def test_a_host_budget_is_a_number_of_bytes(host_budget: int) -> None:
         solve_hybrid(CHAIN, 17, link=Link(bandwidth=1), host_budget=host_budget)
 
 
+def test_of_two_limits_the_less_counts() -> None:
+    link = Link(bandwidth=2, capacity=30)
+    for budget, capacity in ((None, 30), (20, 20), ("1KB", 30)):
+        found = solve_hybrid(CHAIN, 16, link=link, host_budget=budget, method="dp")
+        assert found.link.capacity == capacity
+
+
 def _hybrid(host_budget: int | None) -> Solution:
     return solve_hybrid(CHAIN, 16, link=Link(bandwidth=2), host_budget=host_budget, method="dp")
 
