@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from chainstay.formulations.cpsat.binding import Outcome
-from chainstay.formulations.cpsat.hybrid import Computation, HybridProgram, Life, Moves
+from chainstay.formulations.cpsat.lives import Computation, HybridProgram, Life, Moves
 from chainstay.formulations.extent import Item
 from chainstay.formulations.happenings import BACK, SENT, Happenings
 from chainstay.schedule import Op, OpKind, Schedule
