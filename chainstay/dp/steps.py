@@ -15,6 +15,7 @@ __all__ = [
     "Steps",
     "add_term",
     "buffers",
+    "corner_at",
     "gain_within",
     "merge_moved",
     "part_within",
@@ -67,7 +68,7 @@ def with_room(pool: Pair, used: int, size: int) -> Pair:
 
 
 @kernel
-def _corner_at(steps: Steps, m: int) -> int:
+def corner_at(steps: Steps, m: int) -> int:
     """Index of the corner that holds at `m` bytes, ``first - 1`` if none does."""
     low, high = steps.first - 1, steps.last
     while low < high:
@@ -82,7 +83,7 @@ def _corner_at(steps: Steps, m: int) -> int:
 @kernel
 def value_at(steps: Steps, m: int, otherwise: int) -> int:
     """Value at `m` bytes, or `otherwise` where no corner holds."""
-    corner = _corner_at(steps, m)
+    corner = corner_at(steps, m)
     return steps.overhead[corner] if corner >= steps.first else otherwise
 
 
@@ -101,8 +102,8 @@ def _first_gain(
         stop: Bytes, at least `start`.
         ceiling: Sums must lie below it anyway.
     """
-    i, j, p = _corner_at(one, start), _corner_at(other, start), _corner_at(lowest, start)
-    last_i, last_j = _corner_at(one, stop), _corner_at(other, stop)
+    i, j, p = corner_at(one, start), corner_at(other, start), corner_at(lowest, start)
+    last_i, last_j = corner_at(one, stop), corner_at(other, stop)
     here, leap = start, 15
     while here <= stop:
         while p < lowest.last and lowest.memory[p + 1] + lowest.shift <= here:
@@ -180,10 +181,10 @@ def _merge_sum(
     """
     p, size, here = lowest.first, 0, start
     while here >= 0:
-        before = _corner_at(lowest, here - 1) + 1
+        before = corner_at(lowest, here - 1) + 1
         size = _copy(lowest, p, before, memory, overhead, size)
         p = before
-        i, j = _corner_at(one, here), _corner_at(other, here)
+        i, j = corner_at(one, here), corner_at(other, here)
         idle = 0
         while here <= stop and idle < _IDLE:
             while p <= lowest.last and lowest.memory[p] <= here:
@@ -220,7 +221,7 @@ def merge_moved(
 ) -> int:
     """As `_merge_sum`, of one term: corners of `one` before `start` count from there."""
     p, size = lowest.first, 0
-    for i in range(max(_corner_at(one, start), one.first), one.last + 1):
+    for i in range(max(corner_at(one, start), one.first), one.last + 1):
         here = max(one.memory[i] + one.shift, start)
         if here > stop:
             break
@@ -240,7 +241,7 @@ def merge_moved(
 def part_within(steps: Steps, limits: tuple[int, int]) -> Steps:
     """The corners up to some bytes and below some ns, where they stand."""
     cap, ceiling = limits
-    low, high = steps.first, _corner_at(steps, cap) + 1
+    low, high = steps.first, corner_at(steps, cap) + 1
     last = high - 1
     while low < high:
         middle = (low + high) >> 1
