@@ -290,6 +290,13 @@ def test_the_same_modules_doing_something_else_are_refused(plan_path: Path) -> N
         apply_plan(Other(), (SAMPLE,), plan=plan_path)
 
 
+def test_a_model_that_cannot_be_cut_like_the_plans_is_told_what_differs(tmp_path: Path) -> None:
+    settings = WAYS["chain"][2]
+    save_plan(fit(sequential(), (SAMPLE,), progress=False, **settings), tmp_path / "plan.json")
+    with pytest.raises(PlanMismatchError, match=r"module the model itself: is Tower\(\), in the"):
+        apply_plan(Tower(), (SAMPLE,), plan=tmp_path / "plan.json")
+
+
 def test_a_new_shape_is_refused_or_runs_plainly(plan_path: Path) -> None:
     refusing = apply_plan(made("export", 0), (SAMPLE,), plan=plan_path)
     with pytest.raises(PlanMismatchError, match="differs in its arguments"):

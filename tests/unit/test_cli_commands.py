@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -328,6 +329,8 @@ def test_a_file_that_cannot_be_replaced_is_told_of(monkeypatch: pytest.MonkeyPat
 
 def test_a_real_process_in_the_poorest_terminal(tmp_path: Path) -> None:
     """No UTF-8, thirty columns, no colours, a pipe: nothing fails, nothing but text comes."""
+    quick = replace(STAGE, forward_time=20_000, backward_time=30_000)
+    (tmp_path / "chain.json").write_text(replace(CHAIN, stages=(quick,) * 6).to_json())
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "LC_ALL": "C",
@@ -343,6 +346,7 @@ def test_a_real_process_in_the_poorest_terminal(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     text = result.stdout.decode("ascii")
     assert "recompute" in text
+    assert " us " in text, "microseconds, as near as ASCII comes"
     assert "\x1b" not in text
     assert result.stderr == b""
     refused = subprocess.run(
