@@ -274,7 +274,8 @@ def draw(result: Frontier, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     name, stages = result.subject.training.name, len(result.subject.costs.profile)
     axes.set_title(f"{name}, {samples} samples, {stages} stages", loc="left")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    count = len(axes.get_legend_handles_labels()[0])
+    figure.legend(loc="outside lower center", ncols=4 if count == 4 else 3, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
