@@ -9,7 +9,7 @@ and inputs that several towers read connect nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,6 +85,7 @@ class _Groups:
         group_of: Per operator, a group's number, or ``None`` for the tail.
         members: Per group, in order.
         saved: Per group, storages that autograd saves there.
+        sizes: Per group, their bytes.
         writers: Who last changed a storage in place.
         joint: The largest smaller one of two groups that became one, and where.
         everything: Bytes that autograd saves in the whole model.
@@ -94,6 +95,7 @@ class _Groups:
     group_of: dict[fx.Node, int | None] = field(default_factory=dict)
     members: dict[int, list[fx.Node]] = field(default_factory=dict)
     saved: dict[int, set[int]] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
     writers: dict[int, fx.Node] = field(default_factory=dict)
     joint: tuple[int, fx.Node] | None = None
     everything: int = field(init=False)
@@ -105,16 +107,17 @@ class _Groups:
     def take(self, node: fx.Node) -> None:
         """Put the next operator where it belongs."""
         found = list(dict.fromkeys(self.group_of[each] for each in self._givers(node)))
-        groups = sorted((each for each in found if each is not None), key=self._size, reverse=True)
+        groups = [each for each in found if each is not None]
+        groups.sort(key=self.sizes.__getitem__, reverse=True)
         if None in found or sum(map(self._is_large, groups)) > 1:
             self.group_of[node] = None
             return
-        if len(groups) > 1 and (self.joint is None or self._size(groups[1]) > self.joint[0]):
-            self.joint = (self._size(groups[1]), node)
+        if len(groups) > 1 and (self.joint is None or self.sizes[groups[1]] > self.joint[0]):
+            self.joint = (self.sizes[groups[1]], node)
         home = self._united(groups) if groups else len(self.group_of)
         self.group_of[node] = home
         self.members.setdefault(home, []).append(node)
-        self.saved.setdefault(home, set()).update(self.seen[node].saved)
+        self._save(home, self.seen[node].saved)
 
     def note_writes(self, node: fx.Node) -> None:
         """Those who read later what `node` changes in place depend on it."""
@@ -155,14 +158,17 @@ class _Groups:
             members = self.members.pop(other)
             self.group_of.update(dict.fromkeys(members, home))
             self.members[home] += members
-            self.saved[home] |= self.saved.pop(other)
+            self._save(home, self.saved.pop(other))
         return home
 
-    def _size(self, group: int) -> int:
-        return self.seen.size_of(self.saved[group])
+    def _save(self, group: int, storages: Collection[int]) -> None:
+        saved = self.saved.setdefault(group, set())
+        new = self.seen.size_of(each for each in storages if each not in saved)
+        self.sizes[group] = self.sizes.get(group, 0) + new
+        saved.update(storages)
 
     def _is_large(self, group: int) -> bool:
-        return self._size(group) * _LARGE > self.everything
+        return self.sizes[group] * _LARGE > self.everything
 
 
 def _read_buffers_directly(flat: FlatGraph) -> None:
