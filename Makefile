@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where the system's Python has torch already (a GPU machine, say), that torch is used.
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
-.PHONY: demo test check bench format clean chromium
+.PHONY: demo test check bench format clean chromium coverage mutants wheel wheel-test
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,37 @@ check: .venv/ready-dev
 
 bench: .venv/ready-dev
 	PYTHONPATH=.:tests $(BIN)/python benchmarks/formulations.py
+
+# Branches that the tests take. Kernels are counted as Python: compiled code leaves no trace, so the
+# tests of KERNEL_TESTS run a second time, uncompiled. GPU paths need a GPU; they say so themselves.
+KERNEL_TESTS := tests/unit/test_jit.py tests/unit/test_sieve.py tests/agreement/test_dp_engines.py
+coverage: .venv/ready-dev chromium
+	$(BIN)/coverage erase
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n auto --cov --cov-append --cov-report= $(KERNEL_TESTS)
+	$(BIN)/coverage report
+
+# Errors put into the code one by one, in a copy: a test that is named for each has to fail.
+mutants: .venv/ready-dev
+	PYTHONPATH=tests $(BIN)/python -m mutants
+
+wheel: .venv/ready-dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+# The built wheel in an environment and a folder of its own, out of which no source can be imported.
+WHEEL_TESTS := tests
+wheel-test: wheel
+	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && set -e && \
+	cp -r tests examples benchmarks pyproject.toml CITATION.cff "$$place" && \
+	$(PYTHON) -m venv $(if $(SYSTEM_TORCH),--system-site-packages) "$$place/venv" && \
+	$(if $(SYSTEM_TORCH),,"$$place/venv/bin/pip" install --quiet torch==2.13.0 &&) \
+	"$$place/venv/bin/pip" install --quiet "$$(echo dist/*.whl)[dev,models]" && \
+	$(if $(SYSTEM_TORCH),,"$$place/venv/bin/pip" install --quiet --no-deps torchvision==0.28.0 timm==1.0.31 &&) \
+	cd "$$place" && venv/bin/python -c "import chainstay, pathlib; \
+	  home = pathlib.Path(chainstay.__file__).parent; print(chainstay.__version__, home); \
+	  assert 'site-packages' in home.parts and (home / 'py.typed').is_file()" && \
+	venv/bin/python -m pytest -n auto --dist worksteal $(WHEEL_TESTS)
 
 format: .venv/ready-dev
 	$(BIN)/ruff format .

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from chainstay.validation.simulate import Replay, simulate
     from chainstay.validation.transfers import simulate_offload
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOME: Final = MappingProxyType(
     {

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
+
+import chainstay
 
 HEAVY = ("torch", "pyomo", "highspy", "ortools", "matplotlib", "rich", "typer")
 
@@ -46,3 +50,13 @@ except BackendError as error:
     print(error)
 """
     assert "pip install" in _run(code)
+
+
+def test_one_version_everywhere() -> None:
+    assert metadata.version("chainstay") == chainstay.__version__
+    citation = (Path(__file__).parents[2] / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {chainstay.__version__}" in citation.splitlines()
+
+
+def test_annotations_are_shipped() -> None:
+    assert (Path(chainstay.__file__).parent / "py.typed").is_file()
