@@ -24,7 +24,9 @@ from chainstay.errors import (
     UnknownMethodError,
     UnsupportedModelError,
 )
+from chainstay.profiles import ChainProfile, Stage
 from chainstay.runtime import trace_memory
+from chainstay.runtime.calls import Planned
 from chainstay.runtime.fitted import Fitted
 
 fit: Callable[..., Any] = partial(
@@ -84,6 +86,12 @@ def shown(model: nn.Module) -> Fitted:
     there = model.chainstay
     assert isinstance(there, Fitted)
     return there
+
+
+def stages_of(planned: Planned) -> tuple[Stage, ...]:
+    """Of a plan for a chain."""
+    assert isinstance(planned.profile, ChainProfile)
+    return planned.profile.stages
 
 
 def step(model: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -153,7 +161,7 @@ def test_outputs_keep_their_type(returns: str) -> None:
 def test_a_loss_in_the_output_is_the_loss() -> None:
     """Only its gradient enters the backward, so no gradient of the scores is counted."""
     with_loss, without = fitted("loss"), fitted("dict")
-    last, other = (shown(each).plans[0].profile.stages for each in (with_loss, without))
+    last, other = (stages_of(shown(each).plans[0]) for each in (with_loss, without))
     assert last[-2].gradient_bytes == 4
     assert other[-2].gradient_bytes == 128 * (4 + 16) * 4
 
@@ -250,7 +258,7 @@ def test_the_plans_used_longest_ago_are_forgotten() -> None:
         model(batch(rows))
     model(batch(2))
     assert len(shown(model).plans) == 8
-    sizes = [planned.profile.stages[-2].output_bytes for planned in shown(model).plans]
+    sizes = [stages_of(planned)[-2].output_bytes for planned in shown(model).plans]
     assert sizes == [rows * 16 for rows in (3, 4, 5, 6, 7, 8, 9, 2)]
 
 
@@ -317,7 +325,7 @@ def test_a_sequential_is_cut_between_its_own_stages() -> None:
     model = nn.Sequential(*layers)
     plain = copy.deepcopy(model)
     fit(model, (batch(),), budget="80%")
-    names = [stage.name for stage in shown(model).plans[0].profile.stages]
+    names = [stage.name for stage in stages_of(shown(model).plans[0])]
     assert names[:2] == ["Linear0", "Dropout1"]
     assert same(step(model), step(plain))
 
