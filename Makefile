@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where the system's Python has torch already (a GPU machine, say), that torch is used.
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
-.PHONY: demo test check bench format clean chromium coverage mutants wheel wheel-test
+.PHONY: demo test check docs bench format clean chromium coverage mutants wheel wheel-test
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -32,6 +32,12 @@ check: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(MAKE) --no-print-directory docs
+
+# Strict: a warning, such as a link to nowhere, is an error.
+docs: .venv/ready-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "the pages are in site/index.html"
 
 bench: .venv/ready-dev
 	PYTHONPATH=.:tests $(BIN)/python benchmarks/formulations.py
@@ -72,7 +78,7 @@ format: .venv/ready-dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv $(if $(SYSTEM_TORCH),--system-site-packages) .venv

@@ -1,0 +1,104 @@
+"""The documents: their programs run, their API has every public name, their pictures are drawn.
+
+That the pages build without a warning is `make docs`'s part.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import chainstay
+
+DOCS = Path(__file__).parents[2] / "docs"
+PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""Blocks marked ``py`` are files of `examples`, which have a test of their own."""
+NAMES = re.compile(r"^::: chainstay\.(\w+)$", re.MULTILINE)
+PAGES = ("adding-a-method", "choosing", "index", "plan-files")
+
+
+@pytest.fixture
+def making(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What makes pages can be imported, as when they are built."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(DOCS / "making"))
+    yield
+    for name in set(sys.modules) - before:
+        if "making" in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_programs_run(page: str) -> None:
+    """All blocks of a page, one after another, as a reader would paste them; then its tests."""
+    module = ModuleType("pasted")
+    sys.modules[module.__name__] = module  # where dataclasses look for their module
+    try:
+        for block in PROGRAM.findall((DOCS / f"{page}.md").read_text(encoding="utf-8")):
+            exec(compile(block, f"{page}.md", "exec"), vars(module))
+        tests = [value for name, value in vars(module).items() if name.startswith("test_")]
+        assert (len(tests) == 3) == (page == "adding-a-method")
+        for test in tests:
+            test()
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_every_page_with_programs_is_run() -> None:
+    found = {
+        path.stem for path in DOCS.glob("*.md") if PROGRAM.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(PAGES)
+
+
+def test_api_has_every_public_name_once() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.md"))]
+    shown = [name for page in pages for name in NAMES.findall(page)]
+    assert sorted(shown) == sorted(chainstay.__all__)
+
+
+@pytest.mark.usefixtures("making")
+def test_command_line_page_has_every_command() -> None:
+    from command_line import command_line_page  # noqa: PLC0415  # its folder is on the path now
+
+    page = command_line_page()
+    commands = re.findall(r"^## chainstay (\w+)$", page, re.MULTILINE)
+    assert commands == ["profile", "plan", "run", "verify", "bench", "report"]
+    assert page.count("Usage: chainstay") == 1 + len(commands)
+    assert all("\n  chainstay " + name in page or name in page for name in commands)
+    assert max(map(len, page.splitlines())) <= 100
+
+
+@pytest.mark.usefixtures("making")
+def test_references_have_every_key_that_is_cited() -> None:
+    from references import references_page  # noqa: PLC0415  # likewise
+
+    page = references_page(DOCS / "references.bib")
+    bibliography = (DOCS / "references.bib").read_text(encoding="utf-8")
+    keys = set(re.findall(r"^@\w+\{(\w+),", bibliography, re.MULTILINE))
+    assert keys
+    assert all(f"**[{key}]**{{ #{key} }}" in page for key in keys)
+    cited = {
+        key
+        for path in DOCS.rglob("*.md")
+        for key in re.findall(r"\[([A-Z]{3,6}\d{2}|POFO)\]", path.read_text(encoding="utf-8"))
+    }
+    assert cited <= keys
+
+
+@pytest.mark.usefixtures("making")
+def test_pictures_are_drawn_and_used() -> None:
+    from pictures import PICTURES  # noqa: PLC0415  # likewise
+
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCS.glob("*.md"))
+    assert set(re.findall(r"\(pictures/([\w-]+)\.svg\)", text)) == set(PICTURES)
+    for name in ("stages", "half"):
+        root = ET.fromstring(PICTURES[name]())
+        assert root.tag.endswith("svg")
+        assert len(list(root.iter())) > 100
