@@ -253,9 +253,7 @@ def _measured_blocks(
     reason: str,
 ) -> tuple[CutModel, Measurement]:
     with parameter_hooks_aside(model.modules()):
-        blocks, measured = measure_intercepted(
-            model, *call, loss=settings["loss"], repeats=settings["repeats"]
-        )
+        blocks, measured = measure_intercepted(model, *call, **settings)
     cut, _ = _cut(model, "blocks", measured, ends=TensorEnds())
     return replace(cut, ends=None, blocks=blocks, reason=reason), measured
 

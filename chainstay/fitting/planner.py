@@ -118,7 +118,7 @@ class Planner:
     ) -> PlannedBlocks:
         with parameter_hooks_aside(self.model.modules()):
             chain, measured = measure_intercepted(
-                self.model, args, kwargs, loss=self.loss, repeats=self.settings["repeats"]
+                self.model, args, kwargs, loss=self.loss, **self.settings
             )
         account = Account.largest(gathered(self.model, measured.account))
         measured = replace(measured, account=account)

@@ -3,7 +3,9 @@
 A file's name is a digest of everything that times and sizes depend on: the operators and
 modules of every stage, shapes, types and strides of what they read and of the call, training
 flags, autocast, device, threads, the versions of torch and chainstay. Values of tensors are
-not in it. Files are written at once or not at all; one that is
+not in it. Where the model's own forward runs around its blocks, all its modules are looked at,
+with their hooks and the plain values that they hold, and every process has files of its own.
+Files are written at once or not at all; one that is
 damaged is ignored with a warning, and replaced.
 """
 
@@ -15,15 +17,17 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import CodeType
 from typing import Final
 
 import torch
-from torch import fx, nn
+from torch import distributed, fx, nn
+from torch.utils._pytree import tree_flatten
 
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
@@ -36,12 +40,13 @@ from chainstay.runtime.extraction.stage import GraphStage
 from chainstay.runtime.mode import Mode
 from chainstay.runtime.stages import ChainStage
 
-__all__ = ["AccountFile", "digest_of", "signature_of"]
+__all__ = ["AccountFile", "digest_of", "signature_around", "signature_of"]
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
 _VERSION: Final = 1
 _NUMBERS: Final = tuple(field.name for field in fields(StageCost) if field.name != "name")
+_PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _SKIP_NUMBERS: Final = tuple(field.name for field in fields(Skip))
 
 
@@ -58,11 +63,12 @@ class AccountFile:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, subject: Subject, mode: Mode, directory: str | os.PathLike[str]) -> AccountFile:
-        """That of `subject` in `directory`."""
-        digest = hashlib.sha256(signature_of(subject, mode).encode()).hexdigest()
-        names = tuple(stage.name for stage in subject.stages)
-        return cls(Path(directory).expanduser() / f"{digest}.json", names)
+    def of(
+        cls, signature: str, names: Iterable[str], directory: str | os.PathLike[str]
+    ) -> AccountFile:
+        """That of what has `signature` and stages of these names, in `directory`."""
+        digest = hashlib.sha256(signature.encode()).hexdigest()
+        return cls(Path(directory).expanduser() / f"{digest}.json", tuple(names))
 
     def read(self) -> Account | None:
         """What is there, if it is sound.
@@ -133,8 +139,19 @@ def _parsed(text: str, names: tuple[str, ...]) -> Account:
 
 
 def signature_of(subject: Subject, mode: Mode) -> str:
-    """All that times and sizes depend on, as text."""
+    """All that times and sizes of a chain depend on, as text."""
     return "\n".join(_lines(subject, mode))
+
+
+def signature_around(model: nn.Module, call: object, loss: object) -> str:
+    """All that times and sizes of a model around its blocks depend on, as text.
+
+    Args:
+        model: As it runs.
+        call: Its arguments, nested in any way.
+        loss: From its output to a number; ``None`` if it is not known.
+    """
+    return "\n".join(_lines_around(model, call, loss))
 
 
 def _lines(subject: Subject, mode: Mode) -> Iterator[str]:
@@ -149,6 +166,55 @@ def _lines(subject: Subject, mode: Mode) -> Iterator[str]:
         yield _tensor(tensor)
     for stage in subject.stages:
         yield from _stage(stage)
+
+
+def _lines_around(model: nn.Module, call: object, loss: object) -> Iterator[str]:
+    if distributed.is_available() and distributed.is_initialized():
+        yield f"process {distributed.get_rank()} of {distributed.get_world_size()}"
+    leaves, spec = tree_flatten(call)
+    yield f"{spec}"
+    for leaf in leaves:
+        yield _tensor(leaf) if isinstance(leaf, torch.Tensor) else _value(leaf)
+    for held in (model, loss):
+        yield from _callable(held)
+        if isinstance(held, nn.Module):
+            yield from _holdings(held)
+
+
+def _holdings(model: nn.Module) -> Iterator[str]:
+    """Of all its modules: hooks, plain values, tensors, a forward of their own."""
+    for path, module in model.named_modules():
+        yield f"module {path}"
+        for name, value in sorted(vars(module).items()):
+            if name.endswith("hooks") and isinstance(value, Mapping):
+                for hook in value.values():
+                    yield name
+                    yield from _code(inspect.unwrap(hook))
+            elif not callable(value):
+                yield f"{name}: {_value(value)}"
+        if "forward" in vars(module):
+            yield from _code(inspect.unwrap(module.forward))
+        if module._compiled_call_impl is not None:  # noqa: SLF001  # no other way to know
+            yield "compiled"
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        yield f"{name}: {_tensor(tensor)}"
+
+
+def _value(value: object) -> str:
+    """By its type, and by the plain values in it: those of a configuration, for example."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    held = vars(value) if hasattr(value, "__dict__") else value
+    if isinstance(held, Mapping):
+        inside = [f"{name}={_value_inside(each)}" for name, each in held.items()]
+        return f"{type(value)}: {sorted(inside)}"
+    if isinstance(value, list | tuple):
+        return f"{type(value)}: {[_value_inside(each) for each in value]}"
+    return f"{type(value)}"
+
+
+def _value_inside(value: object) -> str:
+    return repr(value) if isinstance(value, _PLAIN) else f"{type(value)}"
 
 
 def digest_of(stage: ChainStage) -> str:
@@ -200,12 +266,18 @@ def _callable(function: object) -> Iterator[str]:
 
 
 def _code(function: object) -> Iterator[str]:
+    if isinstance(function, partial):
+        yield f"{_value(function.args)} {_value(function.keywords)}"
+        yield from _code(function.func)
+        return
     yield getattr(function, "__qualname__", "")  # wherever it was imported from
     for cell in getattr(function, "__closure__", None) or ():
         held = cell.cell_contents
         yield _tensor(held) if isinstance(held, torch.Tensor) else f"{type(held)}"
         if isinstance(held, bool | int | float | str | None):
             yield repr(held)
+    for name in ("__defaults__", "__kwdefaults__"):
+        yield _value(getattr(function, name, None))
     code = getattr(function, "__code__", None)
     pending = [code] if isinstance(code, CodeType) else []
     while pending:

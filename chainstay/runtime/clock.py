@@ -121,6 +121,7 @@ def time_chain(
         progress("timing", steps=len(stages), more=len(stages) * (done >= repeats))
         chain.keep()
         chain.drop()
+    progress("timing", steps=len(stages))
     return chain.times
 
 

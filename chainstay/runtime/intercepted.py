@@ -14,9 +14,11 @@ reading of a profile's fields:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,17 +28,20 @@ from torch.utils._pytree import tree_leaves
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.profiles import Skip
 from chainstay.runtime.accounting import Account, StageCost
+from chainstay.runtime.caching import AccountFile, signature_around, signature_of
 from chainstay.runtime.chain import Chain, TensorLayout
 from chainstay.runtime.costs import ObservedStage, Subject, observe_chain, trace_chain
 from chainstay.runtime.extraction.blocks import InterceptedChain
 from chainstay.runtime.extraction.calls import device_of
-from chainstay.runtime.extraction.intercepting import BlockSample, intercept_sampled
+from chainstay.runtime.extraction.intercepting import intercept_sampled
 from chainstay.runtime.lineage import NumberedState, shared_skips
-from chainstay.runtime.measurement import Measurement, measuring
+from chainstay.runtime.measurement import Measurement, measuring, traits_of
 from chainstay.runtime.memory import require_measurable
 from chainstay.runtime.mode import Autocast, Mode, titled_modules
 from chainstay.runtime.outside import Around, Outside
 from chainstay.runtime.probe import StageMemory
+from chainstay.runtime.progress import Progress, progress_bar
+from chainstay.runtime.sharding import gathered
 from chainstay.runtime.sharing import autocast_copies_bytes, tied_gradients_bytes
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import copied, state_bytes
@@ -46,13 +51,15 @@ __all__ = ["measure_intercepted"]
 Loss = Callable[[Any], torch.Tensor]
 
 
-def measure_intercepted(
+def measure_intercepted(  # noqa: PLR0913  # the settings of measuring have defaults
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
     loss: Loss | None,
     repeats: int,
+    progress: bool = True,
+    cache: str | os.PathLike[str] | None = None,
 ) -> tuple[InterceptedChain, Measurement]:
     """Find the blocks of `model`, and measure time and memory of a step with them.
 
@@ -64,7 +71,10 @@ def measure_intercepted(
         args: Positional arguments of a call like those to come.
         kwargs: Keyword arguments, likewise.
         loss: From the model's output to a scalar; as for `measure_extracted`.
-        repeats: Timed runs of each stage.
+        repeats: Timed runs of each stage, and of what is around them.
+        progress: Show a bar on stderr, if that is a terminal and it takes over a second.
+        cache: A directory for what was measured, as for `measure_extracted`. Blocks are looked
+            for in any case; of several processes, all find a file there or all measure.
 
     Raises:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
@@ -72,28 +82,84 @@ def measure_intercepted(
     device = device_of(model, args, kwargs)
     require_measurable(device)
     modules = [*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
-    with measuring(modules, device), _told_by_name(model):
-        chain, sample = intercept_sampled(model, args, kwargs)
-        around = Around(chain, sample, args, kwargs, loss, device)
-        held = around.held()
-        if held:
-            chain, sample = intercept_sampled(model, args, kwargs, held=held)
-            around = replace(around, chain=chain, sample=sample)
-        blocks = _Blocks.measured(chain, sample, device, repeats)
-        outside = around.measured([each.input_gradients for each in blocks.memories])
-        mode = Mode.now(titled_modules(blocks.stages), device)
-        account = _Accountant(
-            blocks, outside, _standing_bytes(blocks, outside, (args, kwargs), mode.autocast)
-        ).account()
+    shown = progress_bar(wanted=progress)
+    with shown as bar, measuring(modules, device), _told_by_name(model):
+        around = _around(model, args, kwargs, loss, device)
+        stages = tuple(ChainStage(each.name, (each,)) for each in around.chain.stages)
+        mode = Mode.now(titled_modules(stages), device)
+        subjects = partial(_subjects, stages, around, bar)
+        file = None if cache is None else _file_of(subjects(), around, mode, cache)
+        account = None if file is None else file.read()
+        if all(gathered(model, account is not None)) and account is not None:
+            traits = tuple(each for subject in subjects() for each in traits_of(subject))
+        else:
+            blocks = _Blocks.measured(stages, subjects(), around.chain, device, repeats)
+            account = _account_of(blocks, around, bar, mode.autocast, repeats)
+            traits = tuple(each.traits for each in blocks.observed)
+            if file is not None:
+                file.write(account)
     measured = Chain(
-        stages=blocks.stages,
-        layouts=tuple(map(TensorLayout.of, sample.states[0])),
+        stages=stages,
+        layouts=tuple(map(TensorLayout.of, around.sample.states[0])),
         device=device,
         mode=mode,
-        modules=titled_modules(blocks.stages),
+        modules=titled_modules(stages),
     )
-    traits = tuple(each.traits for each in blocks.observed)
-    return chain, Measurement(chain=measured, account=account, traits=traits)
+    return around.chain, Measurement(chain=measured, account=account, traits=traits)
+
+
+def _around(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss: Loss | None,
+    device: torch.device,
+) -> Around:
+    """The blocks, and the model around them."""
+    chain, sample = intercept_sampled(model, args, kwargs)
+    around = Around(chain, sample, args, kwargs, loss, device)
+    held = around.held()
+    if held:
+        chain, sample = intercept_sampled(model, args, kwargs, held=held)
+        around = replace(around, chain=chain, sample=sample)
+    return around
+
+
+def _subjects(
+    stages: Sequence[ChainStage], around: Around, progress: Progress
+) -> Iterator[Subject]:
+    """One per segment, with a copy of its input on the device."""
+    for segment in around.chain.segments():
+        yield Subject(
+            stages=tuple(stages[segment.start : segment.stop]),
+            source=copied(around.sample.states[segment.start], around.device),
+            shared=around.sample.shared[segment.start],
+            device=around.device,
+            progress=progress,
+        )
+
+
+def _file_of(
+    subjects: Iterator[Subject], around: Around, mode: Mode, cache: str | os.PathLike[str]
+) -> AccountFile:
+    """Where the account is, or will be."""
+    chain = around.chain
+    signatures = [
+        signature_around(chain.model, (around.args, dict(around.kwargs)), around.loss),
+        *(signature_of(subject, mode) for subject in subjects),
+        *(f"{each.carried} {each.is_input_changed}" for each in chain.stages),
+    ]
+    return AccountFile.of("\n".join(signatures), [each.name for each in chain.stages], cache)
+
+
+def _account_of(
+    blocks: _Blocks, around: Around, progress: Progress, autocast: Autocast | None, repeats: int
+) -> Account:
+    progress("running what is around the blocks", steps=0, more=1)
+    outside = around.measured([each.input_gradients for each in blocks.memories], repeats)
+    progress("running what is around the blocks")
+    standing = _standing_bytes(blocks, outside, (around.args, around.kwargs), autocast)
+    return _Accountant(blocks, outside, standing).account()
 
 
 @contextmanager
@@ -129,19 +195,17 @@ class _Blocks:
 
     @classmethod
     def measured(
-        cls, chain: InterceptedChain, sample: BlockSample, device: torch.device, repeats: int
+        cls,
+        stages: tuple[ChainStage, ...],
+        subjects: Iterator[Subject],
+        chain: InterceptedChain,
+        device: torch.device,
+        repeats: int,
     ) -> _Blocks:
         """Measure segment by segment."""
-        stages = tuple(ChainStage(each.name, (each,)) for each in chain.stages)
         observed: list[ObservedStage] = []
         memories: list[StageMemory] = []
-        for segment in chain.segments():
-            subject = Subject(
-                stages=stages[segment.start : segment.stop],
-                source=copied(sample.states[segment.start], device),
-                shared=sample.shared[segment.start],
-                device=device,
-            )
+        for subject in subjects:
             found = observe_chain(subject, repeats)
             observed += found
             memories += trace_chain(found, subject)

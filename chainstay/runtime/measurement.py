@@ -13,7 +13,7 @@ from torch import nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.runtime.accounting import Account
-from chainstay.runtime.caching import AccountFile
+from chainstay.runtime.caching import AccountFile, signature_of
 from chainstay.runtime.chain import Chain, TensorLayout
 from chainstay.runtime.costs import Subject, account_for, observe_chain, trace_chain
 from chainstay.runtime.environment import Traits, observe_traits
@@ -24,7 +24,14 @@ from chainstay.runtime.preserve import undisturbed
 from chainstay.runtime.states import detached
 from chainstay.schedule import Schedule
 
-__all__ = ["Measurement", "measure_subject", "measuring", "require_loss", "require_repeats"]
+__all__ = [
+    "Measurement",
+    "measure_subject",
+    "measuring",
+    "require_loss",
+    "require_repeats",
+    "traits_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +109,13 @@ def measure_subject(
         UnsupportedModelError: A stage fails, or cannot be run again; the text names it.
     """
     mode = Mode.now(modules, subject.device)
-    file = None if cache is None else AccountFile.of(subject, mode, cache)
+    file = None
+    if cache is not None:
+        names = (stage.name for stage in subject.stages)
+        file = AccountFile.of(signature_of(subject, mode), names, cache)
     account = None if file is None else file.read()
     if account is not None:
-        traits = tuple(_traits(subject))
+        traits = tuple(traits_of(subject))
     else:
         observed = observe_chain(subject, repeats)
         memories = trace_chain(observed, subject)
@@ -127,7 +137,7 @@ def measure_subject(
     )
 
 
-def _traits(subject: Subject) -> Iterator[Traits]:
+def traits_of(subject: Subject) -> Iterator[Traits]:
     """Of every stage but the loss, in two runs of each."""
     source = subject.source
     for index, stage in enumerate(subject.stages):

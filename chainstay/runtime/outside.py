@@ -1,6 +1,6 @@
 """What a model does around its blocks: memory and time, with the blocks left out.
 
-The model runs once, forward and backward. Each block is replaced by a node of the autograd
+The model runs forward and backward. Each block is replaced by a node of the autograd
 graph that hands out copies of what the block returned on the sample, and in the backward
 gradients that lie as the block's. What is in use then is in use besides the blocks, however
 they are scheduled: nothing outside of them runs twice.
@@ -12,6 +12,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -113,22 +115,17 @@ class Around:
         self._run(trip)
         return frozenset(trip.held) - {*self.chain.starts}
 
-    def measured(self, gradients: Sequence[Gradients]) -> Outside:
+    def measured(self, gradients: Sequence[Gradients], repeats: int) -> Outside:
         """Memory and time.
 
         Args:
             gradients: Of the input of every block.
+            repeats: Timed runs.
 
         Raises:
             UnsupportedModelError: No gradient reaches some block, or in another order.
         """
-        times: list[int] = []
-        timed = _Trip(self, gradients, lambda: times.append(_now(self.device)))
-        start = _now(self.device)
-        self._run(timed)
-        times.append(_now(self.device))
-        times = [end - begin for begin, end in zip([start, *times], times, strict=False)]
-
+        runs = [self._durations(gradients) for _ in range(repeats)]
         traced: list[_Trip] = []
 
         def run(mark: Callable[[], None]) -> None:
@@ -138,7 +135,17 @@ class Around:
         traces = trace_marked(run, self.device)
         (trip,) = traced
         self._require_order(trip.marks)
+        times = [int(median(each)) for each in zip(*runs, strict=True)]
         return self._assembled(trip, traces, times)
+
+    def _durations(self, gradients: Sequence[Gradients]) -> list[int]:
+        """Of every phase in one run, in ns."""
+        times: list[int] = []
+        trip = _Trip(self, gradients, lambda: times.append(_now(self.device)))
+        start = _now(self.device)
+        self._run(trip)
+        times.append(_now(self.device))
+        return [end - begin for begin, end in pairwise([start, *times])]
 
     def _run(self, trip: _Trip) -> None:
         model = self.chain.model

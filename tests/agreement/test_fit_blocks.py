@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.profiles import ChainProfile
 from chainstay.runtime import trace_memory
+from chainstay.runtime.calls import Planned
+from chainstay.runtime.intercepted import measure_intercepted
+from chainstay.runtime.measurement import Measurement
+from chainstay.runtime.progress import Progress, unseen
 from training_conditions import (
     RECOMPUTING,
     SHARES,
@@ -361,3 +368,112 @@ def test_where_neither_way_goes_both_reasons_are_told(
 def test_by_is_looked_at() -> None:
     with pytest.raises(ValueError, match="by is 'magic', must be 'auto', 'export' or 'blocks'"):
         fitted(Alone(), SampleUnder((torch.ones(2, 8),)), "all", by="magic")
+
+
+def measured_by_blocks(
+    model: nn.Module,
+    sample: SampleUnder,
+    cache: Path,
+    loss: Callable[[Any], torch.Tensor] = loss_of,
+) -> Measurement:
+    return measure_intercepted(
+        model, sample.args, sample.kwargs, loss=loss, repeats=1, progress=False, cache=cache
+    )[1]
+
+
+def test_what_is_in_the_cache_is_not_measured_again(tmp_path: Path) -> None:
+    """Encoder and decoder are two segments; times always differ when they are measured."""
+    model, sample = family("T5")
+    first = measured_by_blocks(model, sample, tmp_path)
+    again = measured_by_blocks(model, sample, tmp_path)
+    assert (again.account, again.traits) == (first.account, first.traits)
+    planned = fitted(model, sample, "least", by="blocks", cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert recomputes(planned)
+    measured = [each.stages[0].backward_time for each in map(chain_of, shown(planned).plans)]
+    assert measured == [first.profile.stages[0].backward_time]
+    expected = trained(family("T5")[0], sample)
+    assert differences(trained(planned, sample), expected) == []
+
+
+def chain_of(planned: Planned) -> ChainProfile:
+    assert isinstance(planned.profile, ChainProfile)
+    return planned.profile
+
+
+def _with_hook(model: Transformer) -> None:
+    model.blocks[1].register_forward_hook(_scaled)
+
+
+def _with_other_value(model: Transformer) -> None:
+    vars(model.blocks[1])["heads"] = 7  # whatever it may mean
+
+
+def _with_configuration(model: Transformer) -> None:
+    vars(model)["config"] = SimpleNamespace(attention="eager")
+
+
+def _evaluated(model: Transformer) -> None:
+    model.blocks[0].eval()
+
+
+def _frozen(model: Transformer) -> None:
+    model.blocks[0].requires_grad_(requires_grad=False)
+
+
+def _as_it_is(_: Transformer) -> None:
+    """No change."""
+
+
+@pytest.mark.parametrize(
+    ("change", "files"),
+    [
+        (_as_it_is, 1),
+        (_with_hook, 2),
+        (_with_other_value, 2),
+        (_with_configuration, 2),
+        (_evaluated, 2),
+        (_frozen, 2),
+    ],
+)
+def test_another_model_has_a_file_of_its_own(
+    tmp_path: Path, change: Callable[[Transformer], None], files: int
+) -> None:
+    sample = SampleUnder((torch.arange(32).reshape(2, 16) % 24,))
+    measured_by_blocks(Transformer(2), sample, tmp_path)
+    other = Transformer(2)
+    change(other)
+    measured_by_blocks(other, sample, tmp_path)
+    assert len(list(tmp_path.iterdir())) == files
+
+
+def test_another_call_or_loss_has_a_file_of_its_own(tmp_path: Path) -> None:
+    def loss_times(factor: float, output: Any) -> torch.Tensor:  # noqa: ANN401
+        return loss_of(output) * factor
+
+    model = Transformer(2)
+    for rows, factor in ((2, 1.0), (3, 1.0), (2, 2.0), (2, 1.0)):
+        sample = SampleUnder((torch.arange(rows * 16).reshape(rows, 16) % 24,))
+        measured_by_blocks(model, sample, tmp_path, partial(loss_times, factor))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_measuring_blocks_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, told = 0, set[str]()
+
+    def progress(doing: str, *, steps: int = 1, more: int = 0) -> None:
+        nonlocal done
+        done += steps - more
+        told.add(doing)
+
+    @contextmanager
+    def bar(*, wanted: bool) -> Iterator[Progress]:
+        yield progress if wanted else unseen
+
+    monkeypatch.setattr("chainstay.runtime.intercepted.progress_bar", bar)
+    sample = SampleUnder((torch.arange(32).reshape(2, 16) % 24,))
+    fitted(Transformer(2), sample, "all", by="blocks", progress=False)
+    assert told == set()
+    fitted(Transformer(2), sample, "all", by="blocks", progress=True)
+    assert done == 0, "as many steps are done as were told of"
+    assert {"running every stage", "tracing memory", "running what is around the blocks"} < told
