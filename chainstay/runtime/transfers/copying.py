@@ -143,6 +143,7 @@ class _Copier:
         self._name = f"chainstay {name}"
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
+        self._current: _Job | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._free_at = 0.0
@@ -152,9 +153,10 @@ class _Copier:
         with self._changed:
             if self._is_closed:
                 raise PlanMismatchError("this plan was closed; make another to go on training")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
             self._jobs.append(job)
             self._changed.notify_all()
 
@@ -162,32 +164,57 @@ class _Copier:
         """End the thread; jobs not begun fail."""
         with self._changed:
             self._is_closed = True
-            abandoned, self._jobs = self._jobs, deque()
-            self._changed.notify_all()
-        for job in abandoned:
-            job.copies.clear()
-            job.ticket.error = PlanMismatchError(
-                "the plan was closed while saved tensors were on their way; run the backward first"
+            self._abandon(
+                PlanMismatchError(
+                    "the plan was closed while saved tensors were on their way; run the backward "
+                    "first"
+                )
             )
-            job.ticket.ended.set()
-        if self._thread not in (None, threading.current_thread()):
-            self._thread.join()
+            self._changed.notify_all()
+            thread = self._thread
+        if thread not in (None, threading.current_thread()):
+            thread.join()
 
     def _run(self) -> None:
-        while True:
+        try:
+            while self._begin():
+                self._finish()
+        except BaseException as killed:  # noqa: BLE001  # or those who wait would do so for ever
             with self._changed:
-                while not self._jobs and not self._is_closed:
-                    self._changed.wait()
-                if self._is_closed:
-                    return
-                job = self._jobs.popleft()
-            try:
-                self._do(job)
-            except BaseException as error:  # noqa: BLE001  # raised where somebody waits for it
-                job.ticket.error = error
-            job.copies.clear()  # whoever has waited may count on the memory being let go
+                self._thread = None  # the next job starts another
+                if self._current is not None:
+                    self._jobs.appendleft(self._current)
+                    self._current = None
+                self._abandon(_ended_by(killed))
+
+    def _begin(self) -> bool:
+        """Wait for a job; false at the end."""
+        with self._changed:
+            while not self._jobs and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                return False
+            self._current = self._jobs.popleft()
+            return True
+
+    def _finish(self) -> None:
+        job = self._current
+        assert job is not None, "it has begun"
+        try:
+            self._do(job)
+        except Exception as error:  # noqa: BLE001  # raised where somebody waits for it
+            job.ticket.error = error
+        job.copies.clear()  # whoever has waited may count on the memory being let go
+        self._current = None
+        job.ticket.ended.set()
+
+    def _abandon(self, error: Exception) -> None:
+        """All jobs in line fail; the lock is held."""
+        abandoned, self._jobs = self._jobs, deque()
+        for job in abandoned:
+            job.copies.clear()
+            job.ticket.error = error
             job.ticket.ended.set()
-            del job
 
     def _do(self, job: _Job) -> None:
         ready = job.given
@@ -217,6 +244,15 @@ _LARGE: Final = 2**20
 def _stop(copiers: set[_Copier]) -> None:
     for copier in copiers:
         copier.stop()
+
+
+def _ended_by(killed: BaseException) -> RuntimeError:
+    """What those hear who wait for a thread that died: its own reason might end theirs, too."""
+    error = RuntimeError(
+        f"the thread that moves saved tensors ended ({type(killed).__name__}); run the step again"
+    )
+    error.__cause__ = killed
+    return error
 
 
 def _has_ended(ticket: Ticket) -> bool:
