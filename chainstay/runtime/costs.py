@@ -48,6 +48,7 @@ __all__ = [
     "Subject",
     "account_for",
     "assemble_profile",
+    "free_loss",
     "observe_chain",
     "require_differentiable",
     "require_number",
@@ -259,12 +260,13 @@ def account_for(
     return Account(
         input_bytes=states[0].bytes,
         input_gradient_bytes=gradients[0].allocated_bytes,
-        stages=tuple(costs) if has_loss else (*costs, _free_loss(standing)),
+        stages=tuple(costs) if has_loss else (*costs, free_loss(standing)),
         skips=skips,
     )
 
 
-def _free_loss(standing: int) -> StageCost:
+def free_loss(standing: int) -> StageCost:
+    """Stands for a loss that is not known, while `standing` bytes stand."""
     return StageCost(
         name="loss",
         forward_time=0,

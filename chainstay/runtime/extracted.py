@@ -12,7 +12,7 @@ from torch import nn
 
 from chainstay.runtime.costs import Subject
 from chainstay.runtime.extraction import ExtractedChain
-from chainstay.runtime.losses import loss_in
+from chainstay.runtime.losses import own_loss
 from chainstay.runtime.measurement import (
     Measurement,
     measure_subject,
@@ -99,7 +99,7 @@ def measure_extracted(  # noqa: PLR0913  # all but the chain and the call have d
     with progress_bar(wanted=progress) as bar, measuring(modules, device):
         source, shared = chain.begin(sample_args, sample_kwargs or {})
         stages = [ChainStage(each.name, (each,)) for each in chain.stages]
-        function = loss or _own_loss(chain, source, shared)
+        function = loss or own_loss(chain.stages, chain.finish, source, shared)
         if function is not None:
             stages.append(ChainStage("loss", (LossPart(chain.finish, function),), is_loss=True))
         subject = Subject(
@@ -110,16 +110,6 @@ def measure_extracted(  # noqa: PLR0913  # all but the chain and the call have d
             progress=bar,
         )
         return measure_subject(subject, titled_modules(subject.stages), repeats, cache)
-
-
-def _own_loss(
-    chain: ExtractedChain, state: State, shared: State
-) -> Callable[[Any], torch.Tensor | None] | None:
-    """What finds the loss in the model's output, if there is one."""
-    with torch.no_grad():
-        for stage in chain.stages:
-            state = stage(state, shared)
-        return None if loss_in(chain.finish(state, shared)) is None else loss_in
 
 
 def _device_of(model: nn.Module, args: tuple[Any, ...]) -> torch.device:

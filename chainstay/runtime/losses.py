@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
-__all__ = ["loss_in"]
+from chainstay.runtime.extraction.stage import GraphStage
+from chainstay.runtime.states import State
+
+__all__ = ["loss_in", "own_loss"]
 
 
 def loss_in(output: object) -> torch.Tensor | None:
@@ -25,3 +29,23 @@ def loss_in(output: object) -> torch.Tensor | None:
     if isinstance(named, torch.Tensor) and named.numel() == 1 and named.is_floating_point():
         return named
     return None
+
+
+def own_loss(
+    stages: Iterable[GraphStage],
+    finish: Callable[[State, State], Any],
+    state: State,
+    shared: State,
+) -> Callable[[Any], torch.Tensor | None] | None:
+    """What finds the loss in a model's output, if there is one in it.
+
+    Args:
+        stages: Of the model, or of what is left of it.
+        finish: Puts the output together, from the last state and `shared`.
+        state: Input of the first stage.
+        shared: What all stages may read.
+    """
+    with torch.no_grad():
+        for stage in stages:
+            state = stage(state, shared)
+        return None if loss_in(finish(state, shared)) is None else loss_in

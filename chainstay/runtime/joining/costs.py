@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chainstay.runtime.accounting import StageCost
-from chainstay.runtime.costs import ObservedStage
+from chainstay.runtime.costs import ObservedStage, free_loss
 from chainstay.runtime.joining.account import JoinAccount, JoinedChain, JoinedStage
 from chainstay.runtime.memory import rounded_bytes
 from chainstay.runtime.probe import StageMemory
@@ -57,7 +57,7 @@ def account_for_join(seen: Sequence[Seen], branches: int, common_bytes: int) -> 
         _branch(part, standing, handed, mine)
         for part, mine in zip(seen[:branches], own, strict=True)
     ]
-    free = _stage(_free_loss(standing), (0, 0), ())
+    free = _stage(free_loss(standing), (0, 0), ())
     tail = JoinedChain(input_bytes=0, input_gradient_bytes=0, stages=(free,))
     passed = 0
     for part in tails:
@@ -134,21 +134,6 @@ def _cost(part: Seen, index: int, standing: int, backward: int) -> StageCost:
         backward_bytes=backward + standing,
         environment_bytes=0 if is_loss else each.environment_bytes,
         random_bytes=0 if is_loss else each.random_bytes,
-    )
-
-
-def _free_loss(standing: int) -> StageCost:
-    return StageCost(
-        name="loss",
-        forward_time=0,
-        backward_time=0,
-        output_bytes=0,
-        saved_bytes=0,
-        gradient_bytes=0,
-        recording_bytes=standing,
-        dropping_bytes=standing,
-        backward_bytes=standing,
-        environment_bytes=0,
     )
 
 

@@ -20,7 +20,7 @@ from chainstay.runtime.extraction.stage import GraphStage
 from chainstay.runtime.joining.account import JoinAccount
 from chainstay.runtime.joining.costs import Seen, account_for_join
 from chainstay.runtime.joining.extracted import ExtractedJoin
-from chainstay.runtime.losses import loss_in
+from chainstay.runtime.losses import own_loss
 from chainstay.runtime.measurement import measuring, require_loss, require_repeats
 from chainstay.runtime.memory import require_measurable
 from chainstay.runtime.merging import merge_idle_cuts
@@ -119,7 +119,7 @@ def _parts(join: ExtractedJoin, around: _Surroundings) -> list[Subject]:
                 state = detached(stage(state, around.shared))
         met += state
     tail = [ChainStage(each.name, (each,)) for each in join.tail]
-    function = around.loss or _own_loss(join, met, around.shared)
+    function = around.loss or own_loss(join.tail, join.finish, met, around.shared)
     if function is not None:
         tail.append(ChainStage("loss", (LossPart(join.finish, function),), is_loss=True))
     if tail:
@@ -135,16 +135,6 @@ def _subject(stages: Sequence[ChainStage], source: State, around: _Surroundings)
         device=around.device,
         progress=around.progress,
     )
-
-
-def _own_loss(
-    join: ExtractedJoin, state: State, shared: State
-) -> Callable[[Any], torch.Tensor | None] | None:
-    """What finds the loss in the model's output, if there is one."""
-    with torch.no_grad():
-        for stage in join.tail:
-            state = stage(state, shared)
-        return None if loss_in(join.finish(state, shared)) is None else loss_in
 
 
 def _measured(join: ExtractedJoin, parts: Sequence[Subject], repeats: int) -> MeasuredJoin:
