@@ -42,4 +42,4 @@ def _help(command: list[str]) -> list[str]:
     )
     if result.exit_code:
         raise RuntimeError(f"chainstay {' '.join(command)} --help ended with {result.exit_code}")
-    return ["```text", result.stdout.rstrip(), "```", ""]
+    return ["```text", result.stdout.replace("\b", "").rstrip(), "```", ""]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ["references_page"]
+__all__ = ["citations", "references_page"]
 
 _ENTRY: Final = re.compile(r"@\w+\{(?P<key>\w+),(?P<fields>.*?)^\}", re.DOTALL | re.MULTILINE)
 _FIELD: Final = re.compile(r"^\s*(\w+)\s*=\s*\{(.*)\},?\s*$", re.MULTILINE)
@@ -24,6 +24,12 @@ def references_page(bibliography: Path) -> str:
         key = entry["key"]
         lines.append(f"- **[{key}]**{{ #{key} }} {authors}. *{fields['title']}*. {place}.")
     return "\n".join([*lines, ""])
+
+
+def citations(bibliography: Path, page: str) -> str:
+    """Definitions that make each citation key in brackets a link to its anchor on `page`."""
+    keys = [entry["key"] for entry in _ENTRY.finditer(bibliography.read_text(encoding="utf-8"))]
+    return "\n\n" + "\n".join(f"[{key}]: {page}#{key}" for key in keys) + "\n"
 
 
 def _plain(value: str) -> str:
