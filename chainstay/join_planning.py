@@ -77,10 +77,9 @@ def solve_measured_join(
 def peak_of_join(measured: MeasuredJoin, schedule: Schedule) -> int:
     """The most memory that a schedule of a measured join needs, in bytes."""
     account = measured.account
-    replay = simulate_join(account.bare(), schedule, keep=account.keep)
     overheads = account.overheads(schedule)
-    steps = zip(replay.timeline, overheads, strict=True)
-    return max(snapshot.during_bytes + overhead for snapshot, overhead in steps)
+    replay = simulate_join(account.bare(), schedule, keep=account.keep, overheads=overheads)
+    return replay.peak_bytes
 
 
 @dataclass(slots=True)

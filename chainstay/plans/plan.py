@@ -10,9 +10,10 @@ from typing import Final
 from chainstay import documents
 from chainstay.errors import InvalidPlanError
 from chainstay.files import write_text
+from chainstay.offloading import OffloadSolution
 from chainstay.plans.fingerprint import Fingerprint
 from chainstay.plans.replaying import AnyReplay, Costs, replayed, require_sound
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, HomogeneousJoin
 from chainstay.solution import Solution
 
 __all__ = ["KIND", "VERSION", "Costs", "Cut", "Plan"]
@@ -27,15 +28,15 @@ class Cut:
 
     Attributes:
         by: ``"chain"`` (a `torch.nn.Sequential` between its own stages), ``"export"`` or
-            ``"blocks"``; see `chainstay.fit`.
-        granularity: Of an export: ``"fine"``, ``"blocks"`` or the most stages.
+            ``"blocks"``, see `chainstay.fit`; ``"join"`` (an export whose branches are cut apart).
+        granularity: Of an export or a join: ``"fine"``, ``"blocks"`` or the most stages.
     """
 
     by: str
     granularity: str | int = "fine"
 
 
-CUTS: Final = ("chain", "export", "blocks")
+CUTS: Final = ("chain", "export", "blocks", "join")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class Plan:
         solution: The schedule, its time, peak and proof. The bounds are the solver's word.
         profile: What it was solved for and replayed on; of a measured model, for this schedule
             alone.
-        overheads: Of a measured chain: bytes that each operation needs besides what is stored,
-            in place of the profile's. With transfers only the runtime asks for them.
+        overheads: Of a measured chain or join: bytes that each operation needs besides what is
+            stored, in place of the profile's. With transfers only the runtime asks for them.
         chain: Of offloading: the chain that `profile` was made of, which is what a model is cut
             into; ``None`` where there is no model.
         keep: Of a join: for each branch whether its input's gradient stays; empty for none.
@@ -72,7 +73,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         count = len(self.solution.schedule)
-        if self.overheads is not None and self.chain is None and len(self.overheads) != count:
+        is_own = self.chain is None or not isinstance(self.solution, OffloadSolution)
+        if self.overheads is not None and isinstance(self.profile, HomogeneousJoin):
+            raise InvalidPlanError("the plan has overheads in bytes, and its join has slots")
+        if self.overheads is not None and is_own and len(self.overheads) != count:
             raise InvalidPlanError(
                 f"the plan has {len(self.overheads)} overheads for {count} operations; there must "
                 "be one for each"

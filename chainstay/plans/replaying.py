@@ -48,7 +48,7 @@ def replayed(
         solution: Of a chain, of a join, of offloading, or of both at once.
         profile: What it is a solution of.
         overheads: Bytes that each operation needs besides what is stored, where more is known
-            than the profile says; of chains without transfers only.
+            than the profile says; of chains without transfers, and of joins in bytes.
         keep: Of a join, for each branch whether its input's gradient stays; empty for none.
 
     Raises:
@@ -68,7 +68,9 @@ def replayed(
             return simulate(profile, schedule, discards=discards, overheads=overheads)
         case Solution(), (JoinProfile() | HomogeneousJoin()):
             if not isinstance(solution, OffloadSolution):
-                return simulate_join(profile, solution.schedule, keep=keep or None)
+                return simulate_join(
+                    profile, solution.schedule, keep=keep or None, overheads=overheads
+                )
     raise InvalidPlanError(
         f"a {type(solution).__name__} is no solution of a {type(profile).__name__}; save it with "
         "the profile that was solved"

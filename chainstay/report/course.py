@@ -120,8 +120,8 @@ def course_of(
         profile: What it is a plan of. A `ChainProfile` stands for its `OffloadProfile` where
             the solution is one of offloading alone.
         keep: Of a join, as given to `solve_join`.
-        overheads: Of a measured chain without transfers: bytes that each operation needs beside
-            what is stored, where more is known than the profile says.
+        overheads: Of a measured join, or chain without transfers: bytes that each operation
+            needs beside what is stored, where more is known than the profile says.
 
     Returns:
         The course; None for recomputing with fractional transfers, whose plans have a makespan
@@ -137,7 +137,8 @@ def course_of(
     elif isinstance(solution, OffloadSolution):
         course = _of_offload(solution, _offload_profile(solution, profile))
     elif isinstance(profile, JoinProfile | HomogeneousJoin):
-        course = _of_join(profile, simulate_join(profile, solution.schedule, keep=keep))
+        replayed = simulate_join(profile, solution.schedule, keep=keep, overheads=overheads)
+        course = _of_join(profile, replayed, overheads)
     elif isinstance(profile, ChainProfile):
         replayed = simulate(
             profile, solution.schedule, discards=solution.discards, overheads=overheads
@@ -188,7 +189,7 @@ def _needs(replayed: Replay, overheads: dict[tuple[int | None, int, bool], int])
     return tuple(overheads.get(_key(snapshot.op), 0) for snapshot in replayed.timeline)
 
 
-def _of_join(profile: Join, replayed: Replay) -> Course:
+def _of_join(profile: Join, replayed: Replay, needs: Sequence[int] | None) -> Course:
     if isinstance(profile, HomogeneousJoin):
         lengths, tail = list(profile.lengths), profile.tail_length
         has_tail = tail > 0
@@ -199,7 +200,7 @@ def _of_join(profile: Join, replayed: Replay) -> Course:
         overheads = _overheads(profile.closing)
         for j, branch in enumerate(profile.branches):
             overheads |= _overheads(branch, j)
-        levels = replay_levels(replayed, _needs(replayed, overheads))
+        levels = replay_levels(replayed, needs or _needs(replayed, overheads))
     lanes = [Lane(f"branch {j}", max(length, 1)) for j, length in enumerate(lengths)]
     lanes.append(Lane("tail" if has_tail else "turn", max(tail, 1)))
     return _of_replay(replayed, tuple(lanes), levels)

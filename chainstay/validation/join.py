@@ -35,7 +35,11 @@ _Value: TypeAlias = tuple[int | None, int]
 
 
 def simulate_join(
-    profile: Join, schedule: Schedule, *, keep: Sequence[bool] | None = None
+    profile: Join,
+    schedule: Schedule,
+    *,
+    keep: Sequence[bool] | None = None,
+    overheads: Sequence[int] | None = None,
 ) -> Replay:
     """Replay `schedule` on a join.
 
@@ -43,6 +47,9 @@ def simulate_join(
         profile: The join; sizes and the peak of a `HomogeneousJoin` are in slots.
         schedule: What to run.
         keep: For each branch, whether the gradient of its input stays until the end.
+        overheads: Bytes that each operation needs while it runs besides what is stored, in
+            place of its stage's in the profile, where more is known of this schedule; not of
+            a `HomogeneousJoin`.
 
     Returns:
         The replay; comparing its peak with a budget is the caller's business.
@@ -51,6 +58,7 @@ def simulate_join(
         InvalidScheduleError: An operation lacks what it needs (``error.index`` says which),
             or the schedule ends before the gradients of all inputs are there.
         InvalidProfileError: `keep` has not one flag for each branch.
+        ValueError: Not one of `overheads` per operation, or of a join that has none.
 
     Example:
         >>> join = JoinProfile.homogeneous((1, 0), forward_time=1, backward_time=2, turn_time=3)
@@ -64,6 +72,7 @@ def simulate_join(
         memory = SlotMemory(profile, flags)
     else:
         memory = _ByteMemory(profile, flags)
+    _require_each(profile, schedule, overheads)
     peak_bytes = sum(memory.stored())
     timeline: list[Snapshot] = []
     clock = 0
@@ -71,6 +80,7 @@ def simulate_join(
         start = clock
         try:
             during_bytes, duration = memory.apply(op)
+            during_bytes += memory.overhead(op) if overheads is None else overheads[index]
         except RefusedError as refusal:
             raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
         clock += duration
@@ -93,11 +103,27 @@ def simulate_join(
     return Replay(makespan=clock, peak_bytes=peak_bytes, timeline=tuple(timeline))
 
 
+def _require_each(profile: Join, schedule: Schedule, overheads: Sequence[int] | None) -> None:
+    if overheads is None:
+        return
+    if isinstance(profile, HomogeneousJoin):
+        problem = "overheads are bytes, and a homogeneous join has slots; leave them out"
+        raise ValueError(problem)  # noqa: TRY004  # either is right without the other
+    if len(overheads) != len(schedule):
+        raise ValueError(
+            f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"
+        )
+
+
 class _Memory(Protocol):
     """What is stored, in either model."""
 
     def apply(self, op: Op) -> tuple[int, int]:
-        """Run `op`; bytes in use while it runs, and its time."""
+        """Run `op`; bytes stored while it runs, and its time."""
+        ...
+
+    def overhead(self, op: Op) -> int:
+        """Bytes that `op` needs besides, as the profile says of its stage."""
         ...
 
     def stored(self) -> tuple[int, int, int]:
@@ -145,6 +171,13 @@ class _ByteMemory:
                 return self._discard(op), 0
         raise RefusedError(f"{op} moves data over a link, and here there is none")
 
+    def overhead(self, op: Op) -> int:
+        if op.kind.is_forward:
+            return self._of(op.branch).stages[op.stage].forward_overhead_bytes
+        if op.kind is OpKind.BACKWARD:
+            return self._of(op.branch).stages[op.stage].backward_overhead_bytes
+        return 0
+
     def stored(self) -> tuple[int, int, int]:
         return (
             sum(self._of(j).activation_bytes(i) for j, i in self.activations),
@@ -189,7 +222,7 @@ class _ByteMemory:
             self.saved.add((j, stage))
         else:
             self.activations.add((j, stage + 1))
-        during_bytes = sum(self.stored()) + self._of(j).stages[stage].forward_overhead_bytes
+        during_bytes = sum(self.stored())
         if op.kind is OpKind.FORWARD_DROP:
             self.activations.difference_update(inputs)
             self._require_tape(op)
@@ -213,7 +246,7 @@ class _ByteMemory:
             is_gone = stage == 0 and j is not None and not self.keep[j]
             self.gradients[j] = -1 if is_gone else stage
         self._require_tape(op)
-        return before + added + self._of(j).stages[stage].backward_overhead_bytes
+        return before + added
 
     def _discard(self, op: Op) -> int:
         stored = self.saved if op.kind is OpKind.DISCARD_SAVED else self.activations

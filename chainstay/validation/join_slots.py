@@ -73,6 +73,10 @@ class SlotMemory:
                 raise RefusedError(f"{op} is no operation of a homogeneous join: Fn, Fc, B, Da, T")
         return sum(self.stored()), time
 
+    def overhead(self, op: Op) -> int:  # noqa: ARG002  # as in the memory of bytes
+        """None."""
+        return 0
+
     def stored(self) -> tuple[int, int, int]:
         """Slots of values, of saved data (none here) and of gradients."""
         return len(self.values), 0, len(self.gradients)

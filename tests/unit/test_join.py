@@ -109,6 +109,23 @@ def test_bytes_of_every_operation_by_hand() -> None:
     assert replay.peak_bytes == during[3]
 
 
+def test_overheads_of_every_operation_stand_for_those_of_the_stages() -> None:
+    schedule = Schedule.parse("0:Fa0 1:Fc0 Fa0 B0 1:Fa0 1:B0 0:B0")
+    bare = simulate_join(PAIR, schedule, overheads=(0,) * 7)
+    by_hand = tuple(range(70, 0, -10))
+    given = simulate_join(PAIR, schedule, overheads=by_hand)
+    for without, with_them, size in zip(bare.timeline, given.timeline, by_hand, strict=True):
+        assert with_them.during_bytes == without.during_bytes + size
+        assert with_them.after_bytes == without.after_bytes
+    start = 1_001 + 1_000_000
+    assert bare.timeline[0].during_bytes == start + 40
+    assert given.peak_bytes == max(each.during_bytes for each in given.timeline)
+    with pytest.raises(ValueError, match="there are 1 overheads for 7 operations; give one to"):
+        simulate_join(PAIR, schedule, overheads=(1,))
+    with pytest.raises(ValueError, match="a homogeneous join has slots; leave them out"):
+        simulate_join(TOY, Schedule.parse("0:Fc0"), overheads=(1,))
+
+
 def test_kept_gradients_stay() -> None:
     schedule = Schedule.parse("0:Fa0 1:Fa0 T 1:B0 0:B0")
     plain = simulate_join(TURNING, schedule).timeline

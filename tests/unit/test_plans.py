@@ -77,6 +77,7 @@ def every_kind() -> dict[str, Plan]:
         return Plan(solution=solution, profile=profile, **more)
 
     chain = solve_chain(CHAIN, 100, method="dp")
+    joint = solve_join(joined(), 140)
     return {
         "chain": plan(
             chain, CHAIN, model="m", cut=Cut(by="export", granularity=7), fingerprint=FINGERPRINT
@@ -91,7 +92,15 @@ def every_kind() -> dict[str, Plan]:
         "fractional hybrid": plan(
             solve_hybrid(CHAIN, 100, link=LINK, transfers="fractional"), CHAIN
         ),
-        "join": plan(solve_join(joined(), 140), joined()),
+        "join": plan(joint, joined()),
+        "join with overheads": plan(joint, joined(), overheads=(0,) * len(joint.schedule)),
+        "model of a join": plan(
+            joint,
+            joined(),
+            model="m",
+            cut=Cut(by="join", granularity="blocks"),
+            fingerprint=FINGERPRINT,
+        ),
         "kept": plan(solve_join(joined(), 150, keep=(True, False)), joined(), keep=(True, False)),
         "slots": plan(solve_join(slots, 5), slots),
     }
@@ -170,6 +179,22 @@ def test_what_is_wrong_is_refused_by_name(
         return
     with pytest.raises(error, match=message):
         parse_plan(text)
+
+
+def test_overheads_are_replayed_in_bytes_and_one_for_each_operation() -> None:
+    document = json.loads(PLANS["join with overheads"].to_json())
+    count, peak = len(document["overheads"]), document["solution"]["peak_bytes"]
+    text = changed("join with overheads", put([peak] * count, "overheads"))
+    with pytest.raises(InvalidPlanError, match=f"needs {peak} bytes; replayed, it needs"):
+        parse_plan(text)
+    with pytest.raises(InvalidPlanError, match=f"1 overheads for {count} operations"):
+        parse_plan(changed("join with overheads", put([0], "overheads")))
+    chain = json.loads(CHAIN.to_json())
+    document |= {"overheads": [0], "chain": chain}
+    with pytest.raises(InvalidPlanError, match=f"1 overheads for {count} operations"):
+        parse_plan(json.dumps(document))
+    with pytest.raises(InvalidPlanError, match="overheads in bytes, and its join has slots"):
+        parse_plan(changed("slots", put([0], "overheads")))
 
 
 def test_a_solution_belongs_to_its_profile() -> None:
