@@ -1,0 +1,94 @@
+"""Errors in the mixed-integer and constraint programs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant
+
+MUTANTS: Final = (
+    Mutant(
+        "formulations/sentences.py",
+        "return stored == left if phases.discards is Discards.TABLE1 else stored <= left",
+        "return stored <= left",
+        "agreement/test_mip_chain.py unit/test_formulation_chain.py",
+    ),
+    Mutant(
+        "formulations/sentences.py",
+        "((k,), phases.left(k, k) + phases.saved_left(k, k - 1) >= 1)",
+        "((k,), phases.left(k, k) + phases.saved_left(k, k - 1) >= 0)",
+        "unit/test_formulation_chain.py",
+    ),
+    Mutant(
+        "formulations/phases.py",
+        "            - sum(passed_on)\n            + profile.stages[k]",
+        "            + profile.stages[k]",
+        "agreement/test_skips.py",
+    ),
+    Mutant(
+        "formulations/phases.py",
+        "return self._turn_memory(k, j) + overhead * self.value(",
+        "return self._turn_memory(k, j) + 0 * overhead * self.value(",
+        "unit/test_formulation_chain.py",
+    ),
+    Mutant(
+        "formulations/chain.py",
+        "for k in range(j, len(phases.profile))\n    )",
+        "for k in range(j + 1, len(phases.profile))\n    )",
+        "agreement/test_mip_chain.py",
+    ),
+    Mutant(
+        "formulations/chain.py",
+        "return [row for row in self._memory_rows() if self._bytes(row) > self.budget]",
+        "return [row for row in self._memory_rows() if self._bytes(row) > self.budget + 1]",
+        "unit/test_formulation_mip.py unit/test_formulation_chain.py",
+    ),
+    Mutant(
+        "formulations/cpsat/memory.py",
+        "gradients = profile.gradient_bytes(k + 1) + profile.gradient_bytes(k)",
+        "gradients = profile.gradient_bytes(k + 1)",
+        "agreement/test_cpsat_chain.py",
+    ),
+    Mutant(
+        "formulations/cpsat/memory.py",
+        "self.of.model.add_implication(literal, is_there)",
+        "self.of.model.add_implication(is_there, literal)",
+        "agreement/test_skips.py",
+    ),
+    Mutant(
+        "formulations/cpsat/chain.py",
+        "for k in range(j, len(of.profile))",
+        "for k in range(j + 1, len(of.profile))",
+        "agreement/test_cpsat_chain.py",
+    ),
+    Mutant(
+        "formulations/cpsat/cuts.py",
+        "of.model.add_exactly_one(of.ran(_KEEP_ALL, k, j) for k in of.phases if k >= j)",
+        "of.model.add_exactly_one(of.ran(_KEEP_ALL, k, j) for k in of.phases if k > j or k == 0)",
+        "agreement/test_cpsat_chain.py",
+    ),
+    Mutant(
+        "formulations/offload.py",
+        "return listed(of.model.leaves[j] >= of.end(j - 1) for j in of.movable if j)",
+        "return listed(of.model.leaves[j] >= of.model.start[j - 1] for j in of.movable if j)",
+        "unit/test_formulation_offload.py agreement/test_offload.py",
+    ),
+    Mutant(
+        "formulations/offload.py",
+        "backward = [sum(x[: i + 1]) + y[i] for i in reversed(range(n))]",
+        "backward = [sum(x[: i + 1]) for i in reversed(range(n))]",
+        "unit/test_formulation_offload.py agreement/test_offload.py",
+    ),
+    Mutant(
+        "formulations/hybrid_memory.py",
+        'if not size or life.maker > k or (life.kind == "overhead" and life.maker < k):',
+        'if not size or life.maker >= k or (life.kind == "overhead" and life.maker < k):',
+        "agreement/test_hybrid_exact.py unit/test_formulation_hybrid.py",
+    ),
+    Mutant(
+        "formulations/join/program.py",
+        "if row.is_memory and self.limit is not None and row.total.at(is_on) > self.limit:",
+        "if row.is_memory and self.limit is not None and row.total.at(is_on) >= self.limit:",
+        "agreement/test_join.py unit/test_join.py",
+    ),
+)

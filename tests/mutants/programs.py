@@ -1,0 +1,94 @@
+"""Errors in the dynamic programs and combinatorial algorithms."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant
+
+MUTANTS: Final = (
+    Mutant(
+        "dp/recursion.py",
+        "forward_need = arrays.saved + arrays.forward_overhead",
+        "forward_need = arrays.saved",
+        "agreement/test_dp.py",
+    ),
+    Mutant(
+        "dp/recursion.py",
+        "backward_need = arrays.saved + arrays.backward_overhead + arrays.gradients",
+        "backward_need = arrays.saved + arrays.gradients",
+        "agreement/test_dp.py",
+    ),
+    Mutant(
+        "dp/recursion.py",
+        "return -(-sizes // unit) if up else sizes // unit",
+        "return sizes // unit if up else -(-sizes // unit)",
+        "agreement/test_dp.py",
+    ),
+    Mutant(
+        "dp/table.py",
+        "later = self.overhead(k, t, m - int(recursion.fresh[s, k]))",
+        "later = self.overhead(k, t, m - int(recursion.activation[k]))",
+        "agreement/test_skips.py",
+    ),
+    Mutant(
+        "dp/table.py",
+        "start = max(shift, floor)",
+        "start = shift",
+        "agreement/test_dp.py",
+    ),
+    Mutant(
+        "dp/steps.py",
+        "if steps.memory[middle] + steps.shift <= m:",
+        "if steps.memory[middle] + steps.shift < m:",
+        "agreement/test_dp.py agreement/test_dp_engines.py",
+    ),
+    Mutant(
+        "dp/revolve.py",
+        "_reach(slots, repeats - 2), stages",
+        "_reach(slots, repeats - 1), stages",
+        "agreement/test_revolve.py unit/test_revolve.py",
+    ),
+    Mutant(
+        "dp/revolve.py",
+        "backward = 2 * stage.gradient_bytes + stage.backward_overhead_bytes",
+        "backward = stage.gradient_bytes + stage.backward_overhead_bytes",
+        "agreement/test_revolve.py unit/test_revolve.py",
+    ),
+    Mutant(
+        "dp/revolve.py",
+        "is_exact = stages == 1 or free < stage.saved_bytes",
+        "is_exact = stages == 1 or free < 2 * stage.saved_bytes",
+        "agreement/test_revolve.py unit/test_revolve.py",
+    ),
+    Mutant(
+        "dp/detached_sizes.py",
+        "held[: skip.first, skip.first : skip.last] += skip.bytes",
+        "held[: skip.first, skip.first : skip.last + 1] += skip.bytes",
+        "agreement/test_detached.py agreement/test_skips.py",
+    ),
+    Mutant(
+        "dp/detached_sizes.py",
+        "freed.append(own[s] + more)",
+        "freed.append(own[s] + 0 * more)",
+        "agreement/test_detached.py agreement/test_skips.py",
+    ),
+    Mutant(
+        "dp/offload/fluid.py",
+        "makespan = max(makespan, forward.ends[out.j] + back.end)",
+        "makespan = max(makespan, back.end)",
+        "agreement/test_offload.py",
+    ),
+    Mutant(
+        "dp/offload/fluid.py",
+        "max(forward.ends[-1] + backward.ends[-1], forward.moved_by + backward.moved_by)",
+        "max(forward.ends[-1], backward.ends[-1], forward.moved_by + backward.moved_by)",
+        "agreement/test_offload.py",
+    ),
+    Mutant(
+        "dp/join/waterfilling.py",
+        "gradients = [max(1, kept, held - (cuts - t)) for t in range(1, cuts + 1)]",
+        "gradients = [max(1, kept, held - (cuts - t) - 1) for t in range(1, cuts + 1)]",
+        "agreement/test_join.py unit/test_join.py",
+    ),
+)

@@ -1,0 +1,100 @@
+"""Errors in what judges the solvers: the simulators and the exhaustive searches."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant
+
+MUTANTS: Final = (
+    Mutant(
+        "validation/simulate.py",
+        "during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage) - passed_on",
+        "during_bytes = self.stored_bytes() - passed_on",
+        "unit/test_simulate.py",
+    ),
+    Mutant(
+        "validation/simulate.py",
+        "during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage) - passed_on",
+        "during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage)",
+        "unit/test_skips.py",
+    ),
+    Mutant(
+        "validation/simulate.py",
+        "return own + self._skip_bytes(in_saved - self._skips_in_activations())",
+        "return own + self._skip_bytes(in_saved)",
+        "unit/test_skips.py",
+    ),
+    Mutant(
+        "validation/simulate.py",
+        "        self.saved.remove(stage)\n        self.activations.discard(stage)",
+        "        self.saved.remove(stage)",
+        "unit/test_simulate.py",
+    ),
+    Mutant(
+        "validation/simulate.py",
+        "peak_bytes = max(snapshot.during_bytes for",
+        "peak_bytes = max(snapshot.after_bytes for",
+        "unit/test_simulate.py",
+    ),
+    Mutant(
+        "validation/simulate.py",
+        "return stage in self.activations or stage - 1 in self.saved",
+        "return stage in self.activations",
+        "unit/test_simulate.py",
+    ),
+    Mutant(
+        "validation/transfers.py",
+        "need += profile.gradients[i + 1] * (i == len(profile) - 1)",
+        "need += 0",
+        "unit/test_transfers.py",
+    ),
+    Mutant(
+        "validation/transfers.py",
+        "lambda: j in self.left and j in self.used and self._is_link_free(op),",
+        "lambda: j in self.left and j in self.used,",
+        "unit/test_transfers.py",
+    ),
+    Mutant(
+        "validation/events.py",
+        "while not (is_ready() and self.memory + need <= self.budget):",
+        "while not (is_ready() and self.memory + need <= self.budget + 1):",
+        "unit/test_transfers.py",
+    ),
+    Mutant(
+        "validation/events.py",
+        "has_room = capacity is None or self.held[level] + self.moved_bytes(op) <= capacity",
+        "has_room = True",
+        "unit/test_host_limits.py",
+    ),
+    Mutant(
+        "validation/join.py",
+        "added += branch.gradient_bytes(len(branch))",
+        "added = branch.gradient_bytes(len(branch))",
+        "unit/test_join.py",
+    ),
+    Mutant(
+        "validation/join.py",
+        "is_gone = stage == 0 and j is not None and not self.keep[j]",
+        "is_gone = stage == 0 and j is not None",
+        "unit/test_join.py",
+    ),
+    Mutant(
+        "validation/hybrid.py",
+        "gone = (self.released & self.ready) - self.reading - self.sending",
+        "gone = (self.released & self.ready) - self.reading",
+        "unit/test_hybrid.py",
+    ),
+    Mutant(
+        "validation/hybrid.py",
+        "self.memory -= stage.backward_overhead_bytes + stage.gradient_bytes",
+        "self.memory -= stage.gradient_bytes",
+        "unit/test_hybrid.py agreement/test_hybrid.py",
+    ),
+    Mutant(
+        "validation/hybrid.py",
+        "for item in (self.forgotten & self.host) - self.fetching:",
+        "for item in self.forgotten & self.host:",
+        "unit/test_host_limits.py unit/test_hybrid.py",
+    ),
+)

@@ -1,0 +1,153 @@
+"""Errors in what measures, cuts, plans and trains models."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant
+
+MUTANTS: Final = (
+    Mutant(
+        "runtime/accounting.py",
+        "                + held[-1]\n                + twice,",
+        "                + twice,",
+        "unit/test_runtime_accounting.py",
+    ),
+    Mutant(
+        "runtime/accounting.py",
+        "yield held + size * (position > first[stage])",
+        "yield held",
+        "unit/test_runtime_accounting.py",
+    ),
+    Mutant(
+        "runtime/accounting.py",
+        "if runs[skip.first - 1] > 1)",
+        "if runs[skip.first - 1] > 2)",
+        "unit/test_runtime_accounting.py",
+    ),
+    Mutant(
+        "runtime/states.py",
+        "return sum({address_of(tensor): allocated_bytes(tensor) for tensor in state}.values())",
+        "return sum(allocated_bytes(tensor) for tensor in state)",
+        "unit/test_runtime_states.py agreement/test_runtime_shared_memory.py",
+    ),
+    Mutant(
+        "runtime/recompute.py",
+        "return self.versions == tuple(map(version_of, self.state))",
+        "return True",
+        "unit/test_runtime_promises.py unit/test_runtime_execute.py",
+    ),
+    Mutant(
+        "runtime/recompute.py",
+        "            self.environments[step.stage] = Environment.capture(traits, self.device)\n"
+        "            self.bindings[step.stage] = Binding.of(stage, traits)\n"
+        "        with self._hooked(step, state):\n"
+        "            output = stage(state, self.shared.state)",
+        "            self.bindings[step.stage] = Binding.of(stage, traits)\n"
+        "        with self._hooked(step, state):\n"
+        "            output = stage(state, self.shared.state)\n"
+        "        if not step.is_last:\n"
+        "            self.environments[step.stage] = Environment.capture(traits, self.device)",
+        "agreement/test_runtime_bit_for_bit.py",
+    ),
+    Mutant(
+        "runtime/recompute.py",
+        "        if step.input_wanted:\n            self.checkpoints[stage] = checkpoint",
+        "        if not step.is_last:\n            self.checkpoints[stage] = checkpoint",
+        "agreement/test_runtime_peak_memory.py unit/test_runtime_liveness.py "
+        "unit/test_runtime_execute.py",
+    ),
+    Mutant(
+        "runtime/transfers/cells.py",
+        "        if self._is_unread and self.ticket is not None:\n"
+        "            self._engine.wait(self.ticket)",
+        "        if self._is_unread and self.ticket is None:\n"
+        "            self._engine.wait(self.ticket)",
+        "unit/test_transfers_runtime.py",
+    ),
+    Mutant(
+        "runtime/transfers/cells.py",
+        "            self._is_spoiled = version_of(self._tensor) != self._version\n"
+        "            self._tensor = None",
+        "            self._tensor = None",
+        "unit/test_transfers_runtime.py",
+    ),
+    Mutant(
+        "runtime/transfers/pool.py",
+        "if self.allocated_bytes + room > self.limit:",
+        "if self.allocated_bytes > self.limit:",
+        "unit/test_transfers_runtime.py",
+    ),
+    Mutant(
+        "runtime/transfers/copying.py",
+        "        if ticket.error is not None:\n            raise ticket.error",
+        "        if ticket.error is None:\n            return",
+        "unit/test_transfers_runtime.py abuse",
+    ),
+    Mutant(
+        "runtime/transfers/planning.py",
+        "        while (total := self.memory + need) > self.budget:",
+        "        while (total := self.memory + need) > self.budget + need:",
+        "unit/test_transfers_planning.py",
+    ),
+    Mutant(
+        "runtime/transfers/planning.py",
+        "signs = {Act.SEND: 1, Act.RELEASE: 0, Act.FETCH: -1, Act.COPY: 0}",
+        "signs = {Act.SEND: 1, Act.RELEASE: 0, Act.FETCH: -1, Act.COPY: -1}",
+        "unit/test_transfers_planning.py",
+    ),
+    Mutant(
+        "runtime/transfers/planning.py",
+        "need = max(need, growth + made + overhead)",
+        "need = max(need, made + overhead)",
+        "unit/test_transfers_planning.py",
+    ),
+    Mutant(
+        "runtime/joining/ordering.py",
+        "return plain == other or (plain[:2] == other[:2][::-1] and plain[2:] == other[2:])",
+        "return sorted(map(id, plain)) == sorted(map(id, other))",
+        "unit/test_runtime_joins.py",
+    ),
+    Mutant(
+        "runtime/joining/execution.py",
+        "is_last=stage not in self.run_later,",
+        "is_last=True,",
+        "unit/test_runtime_joins.py agreement/test_fit_joins.py",
+    ),
+    Mutant(
+        "runtime/joining/execution.py",
+        "if firsts != shape.stages():",
+        "if sorted(firsts) != sorted(shape.stages()):",
+        "unit/test_runtime_joins.py",
+    ),
+    Mutant(
+        "runtime/extraction/crossing.py",
+        "forbidden.update(range(begun.get(storage, index), index))",
+        "forbidden.update(range(begun.get(storage, index), begun.get(storage, index)))",
+        "agreement/test_extraction.py unit/test_extraction.py",
+    ),
+    Mutant(
+        "runtime/extraction/sharing.py",
+        "        and not seen[node].draws_random\n",
+        "",
+        "agreement/test_extraction.py unit/test_extraction.py",
+    ),
+    Mutant(
+        "runtime/extraction/cutting.py",
+        "if seen.size_of(new) * _LEAST_NEWS >= place.size:",
+        "if seen.size_of(new) * _LEAST_NEWS >= 0:",
+        "unit/test_extraction.py agreement/test_extraction.py",
+    ),
+    Mutant(
+        "planning/search.py",
+        "if peak + excess > self.budget:\n            if",
+        "if peak > self.budget:\n            if",
+        "unit/test_planning.py",
+    ),
+    Mutant(
+        "planning/search.py",
+        "            and self.best.solution.makespan <= self.bound.lower_bound",
+        "            and self.best.solution.makespan >= self.bound.lower_bound",
+        "unit/test_planning.py",
+    ),
+)
