@@ -24,9 +24,7 @@ PROCESSES = 2
 def worker(rank: int, meeting: str) -> None:
     """What each process does, with a batch of its own."""
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=PROCESSES
-    )
+    distributed.init_process_group("gloo", meeting, rank=rank, world_size=PROCESSES)
     torch.manual_seed(0)
     plain = convolutional()
     planned = copy.deepcopy(plain)
@@ -66,7 +64,7 @@ def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> int:
 def main() -> None:
     """Start the processes."""
     with tempfile.TemporaryDirectory() as folder:
-        spawn(worker, args=(f"{folder}/meeting",), nprocs=PROCESSES)
+        spawn(worker, args=(f"file://{folder}/meeting",), nprocs=PROCESSES)
 
 
 if __name__ == "__main__":
