@@ -63,7 +63,7 @@ wheel: .venv/ready-dev
 WHEEL_TESTS := tests
 wheel-test: wheel
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && set -e && \
-	cp -r tests examples benchmarks pyproject.toml CITATION.cff "$$place" && \
+	cp -r docs tests examples benchmarks pyproject.toml CITATION.cff "$$place" && \
 	$(PYTHON) -m venv $(if $(SYSTEM_TORCH),--system-site-packages) "$$place/venv" && \
 	$(if $(SYSTEM_TORCH),,"$$place/venv/bin/pip" install --quiet torch==2.13.0 &&) \
 	"$$place/venv/bin/pip" install --quiet "$$(echo dist/*.whl)[dev,models]" && \

@@ -70,4 +70,4 @@ def on_post_page(output: str, *, page: Page, **_: Any) -> str:  # noqa: ANN401  
 
 def on_post_template(output_content: str, **_: Any) -> str:  # noqa: ANN401  # as it is called
     """Likewise."""
-    return output_content.replace(SHIM, VENDORED_SHIM)
+    return output_content.replace(SHIM, f"/{VENDORED_SHIM}")
