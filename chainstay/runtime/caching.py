@@ -17,19 +17,20 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import CodeType
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import distributed, fx, nn
 from torch.utils._pytree import tree_flatten
 
 from chainstay import documents
+from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
 from chainstay.files import write_text
 from chainstay.profiles import Skip
@@ -40,13 +41,25 @@ from chainstay.runtime.extraction.stage import GraphStage
 from chainstay.runtime.mode import Mode
 from chainstay.runtime.stages import ChainStage
 
-__all__ = ["AccountFile", "digest_of", "signature_around", "signature_of"]
+__all__ = [
+    "AccountFile",
+    "cost_from",
+    "digest_of",
+    "path_in",
+    "read_sealed",
+    "signature_around",
+    "signature_of",
+    "write_sealed",
+]
+
+T = TypeVar("T")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
 _VERSION: Final = 1
 _NUMBERS: Final = tuple(field.name for field in fields(StageCost) if field.name != "name")
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_SEAL: Final = ("chainstay", "version", "digest")
 _SKIP_NUMBERS: Final = tuple(field.name for field in fields(Skip))
 
 
@@ -67,8 +80,7 @@ class AccountFile:
         cls, signature: str, names: Iterable[str], directory: str | os.PathLike[str]
     ) -> AccountFile:
         """That of what has `signature` and stages of these names, in `directory`."""
-        digest = hashlib.sha256(signature.encode()).hexdigest()
-        return cls(Path(directory).expanduser() / f"{digest}.json", tuple(names))
+        return cls(path_in(directory, signature), tuple(names))
 
     def read(self) -> Account | None:
         """What is there, if it is sound.
@@ -76,15 +88,7 @@ class AccountFile:
         Warns:
             UserWarning: Something is there, and it is not.
         """
-        try:
-            return _parsed(self.path.read_text(encoding="utf-8"), self.names)
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError, InvalidProfileError) as damage:
-            warnings.warn(
-                f"{self.path} is ignored: {damage}; the model is measured anew", stacklevel=2
-            )
-            return None
+        return read_sealed(self.path, _KIND, _VERSION, lambda found: _account(found, self.names))
 
     def write(self, account: Account) -> None:
         """Replace what is there, at once.
@@ -92,41 +96,80 @@ class AccountFile:
         Raises:
             OSError: The directory cannot be written to.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, _text_of(account))
+        body = {
+            "input_bytes": account.input_bytes,
+            "input_gradient_bytes": account.input_gradient_bytes,
+            "stages": [asdict(cost) for cost in account.stages],
+            "skips": [asdict(skip) for skip in account.skips],
+        }
+        write_sealed(self.path, _KIND, _VERSION, body)
 
 
-def _text_of(account: Account) -> str:
-    body = {
-        "input_bytes": account.input_bytes,
-        "input_gradient_bytes": account.input_gradient_bytes,
-        "stages": [asdict(cost) for cost in account.stages],
-        "skips": [asdict(skip) for skip in account.skips],
-    }
-    return documents.dump(_KIND, _VERSION, {**body, "digest": _digest(body)})
+def path_in(directory: str | os.PathLike[str], signature: str) -> Path:
+    """Where in `directory` the file of what has `signature` is."""
+    digest = hashlib.sha256(signature.encode()).hexdigest()
+    return Path(directory).expanduser() / f"{digest}.json"
+
+
+def write_sealed(path: Path, kind: str, version: int, body: Mapping[str, object]) -> None:
+    """Write a document with a digest of its own fields, at once.
+
+    Raises:
+        OSError: The directory cannot be written to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, documents.dump(kind, version, {**body, "digest": _digest(body)}))
+
+
+def read_sealed(path: Path, kind: str, version: int, parsed: Callable[[Fields], T]) -> T | None:
+    """What `write_sealed` wrote, if it is there and sound.
+
+    Args:
+        path: Of the file.
+        kind: Of the document.
+        version: Of the document.
+        parsed: Makes something of its fields, or raises an `InvalidProfileError`.
+
+    Warns:
+        UserWarning: Something is there, and it is not sound.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return parsed(_unsealed(documents.parse(text, kind, version, InvalidProfileError), kind))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, InvalidProfileError) as damage:
+        warnings.warn(f"{path} is ignored: {damage}; the model is measured anew", stacklevel=3)
+        return None
+
+
+def _unsealed(document: Fields, kind: str) -> Fields:
+    body = {k: v for k, v in document.values.items() if k not in _SEAL}
+    if document.string("digest") != _digest(body):
+        raise InvalidProfileError(f"{kind} document: its digest does not fit what it holds")
+    return document
 
 
 def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _parsed(text: str, names: tuple[str, ...]) -> Account:
-    """The account of stages of these names in a document.
+def cost_from(found: Fields) -> StageCost:
+    """What a stage costs, as `dataclasses.asdict` wrote it."""
+    numbers = {each: found.integer(each) for each in _NUMBERS}
+    return StageCost(name=found.string("name"), **numbers)
+
+
+def _account(document: Fields, names: tuple[str, ...]) -> Account:
+    """The account of stages of these names.
 
     Raises:
-        InvalidProfileError: It is not such a document, or not as it was written.
+        InvalidProfileError: It is of others, or has numbers that no chain has.
     """
-    document = documents.parse(text, _KIND, _VERSION, InvalidProfileError)
-    body = {k: v for k, v in document.values.items() if k not in ("chainstay", "version", "digest")}
-    if document.string("digest") != _digest(body):
-        raise InvalidProfileError(f"{_KIND} document: its digest does not fit what it holds")
     account = Account(
         input_bytes=document.integer("input_bytes"),
         input_gradient_bytes=document.integer("input_gradient_bytes"),
-        stages=tuple(
-            StageCost(name=cost.string("name"), **{each: cost.integer(each) for each in _NUMBERS})
-            for cost in document.children("stages")
-        ),
+        stages=tuple(map(cost_from, document.children("stages"))),
         skips=tuple(
             Skip(**{each: skip.integer(each) for each in _SKIP_NUMBERS})
             for skip in document.children("skips")

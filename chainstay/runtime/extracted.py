@@ -27,7 +27,7 @@ from chainstay.runtime.progress import progress_bar
 from chainstay.runtime.stages import ChainStage, Place
 from chainstay.runtime.states import State, detached
 
-__all__ = ["measure_extracted"]
+__all__ = ["AnyLoss", "LossPart", "measure_extracted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,24 @@ class LossPart:
 
     def places(self) -> Iterator[Place]:
         """None that matters: nobody runs a loss again."""
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class AnyLoss:
+    """Stands in for a loss where only its being there matters; a `stages.Part`."""
+
+    def __call__(self, state: State, shared: State) -> State:  # noqa: ARG002  # as `Part`
+        """As `Part`."""
+        total = [each.sum() for each in state if each.requires_grad]
+        return (torch.stack(total).sum() if total else state[0].sum(),)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """None."""
+        return iter(())
+
+    def places(self) -> Iterator[Place]:
+        """None."""
         return iter(())
 
 

@@ -53,15 +53,16 @@ def account_for_join(seen: Sequence[Seen], branches: int, common_bytes: int) -> 
     is_met_by_loss = all(part.observed[0].stage.is_loss for part in tails)
     handed = sum(outputs) if is_met_by_loss else _last_state_bytes(tails[0])
     own = outputs if is_met_by_loss else [0] * branches
+    numbers: dict[int, int] = {}
     chains = [
-        _branch(part, standing, handed, mine)
+        _branch(part, standing, handed, mine, numbers=numbers)
         for part, mine in zip(seen[:branches], own, strict=True)
     ]
     free = _stage(free_loss(standing), (0, 0), ())
     tail = JoinedChain(input_bytes=0, input_gradient_bytes=0, stages=(free,))
     passed = 0
     for part in tails:
-        tail = _tail(part, standing)
+        tail = _tail(part, standing, numbers)
         passed = 0 if is_met_by_loss else handed - _own_bytes(part)
         if not part.has_loss:
             tail = replace(tail, stages=(*tail.stages, free))
@@ -79,7 +80,9 @@ def _last_state_bytes(tail: Seen) -> int:
     return (last.given if tail.has_loss else last.result).bytes
 
 
-def _branch(part: Seen, standing: int, handed: int, own: int) -> JoinedChain:
+def _branch(
+    part: Seen, standing: int, handed: int, own: int, *, numbers: dict[int, int]
+) -> JoinedChain:
     """`handed` bytes are the model's output, `own` of them this branch's output."""
     last = len(part.observed) - 1
     stages = []
@@ -89,11 +92,11 @@ def _branch(part: Seen, standing: int, handed: int, own: int) -> JoinedChain:
         if index == last:  # the caller may hold what the graph does not
             backward, waiting = backward + own, handed - own
         cost = _cost(part, index, standing, max(backward, 0))
-        stages.append(_stage(cost, (handed, waiting), _leaves(each)))
+        stages.append(_stage(cost, (handed, waiting), _leaves(each, numbers)))
     return _chain(part, stages)
 
 
-def _tail(part: Seen, standing: int) -> JoinedChain:
+def _tail(part: Seen, standing: int, numbers: dict[int, int]) -> JoinedChain:
     last = len(part.observed) - 1 - part.has_loss
     handed = part.observed[last].result if last >= 0 else part.observed[0].given
     stages = []
@@ -104,7 +107,7 @@ def _tail(part: Seen, standing: int) -> JoinedChain:
         if index == last:
             backward, later = backward + waiting, 0
         cost = _cost(part, index, standing, max(backward, 0))
-        stages.append(_stage(cost, (waiting, later), _leaves(each)))
+        stages.append(_stage(cost, (waiting, later), _leaves(each, numbers)))
     return _chain(part, stages)
 
 
@@ -145,8 +148,12 @@ def _stage(
     )
 
 
-def _leaves(each: ObservedStage) -> tuple[tuple[int, int], ...]:
-    return tuple((id(leaf), rounded_bytes(leaf.nbytes, leaf.device)) for leaf in each.leaves)
+def _leaves(each: ObservedStage, numbers: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    """As in `JoinedStage`; `numbers` has those that were given, by identity."""
+    return tuple(
+        (numbers.setdefault(id(leaf), len(numbers)), rounded_bytes(leaf.nbytes, leaf.device))
+        for leaf in each.leaves
+    )
 
 
 def _chain(part: Seen, stages: Sequence[JoinedStage]) -> JoinedChain:
