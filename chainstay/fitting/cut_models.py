@@ -135,7 +135,7 @@ def measured_model(  # noqa: PLR0913  # all but the call have defaults
                 once_cut()
                 with parameter_hooks_aside(model.modules()):
                     measured: Measurement = measure(model, *args, **settings)
-                return _cut(model, "chain", measured, ends=TensorEnds())
+                return _cut(model, "chain", measured, ends=TensorEnds.of(model))
             with caches_off(model):
                 extracted = extract(model, args, kwargs, granularity=granularity)
                 once_cut()
@@ -186,7 +186,9 @@ def cut_model(  # noqa: PLR0913  # all but the model and the call decide where i
                 stages = fuse_stages(single, source)
                 traits = tuple(_traits(stages, source, (), device))
             chain = _chain(stages, source, device)
-            return CutModel(model=model, by=by, chain=chain, traits=traits, ends=TensorEnds())
+            return CutModel(
+                model=model, by=by, chain=chain, traits=traits, ends=TensorEnds.of(model)
+            )
         with caches_off(model):
             extracted = extract(model, args, kwargs, granularity=granularity)
         with caches_off(model), measuring(model.modules(), device):
@@ -254,7 +256,7 @@ def _measured_blocks(
 ) -> tuple[CutModel, Measurement]:
     with parameter_hooks_aside(model.modules()):
         blocks, measured = measure_intercepted(model, *call, **settings)
-    cut, _ = _cut(model, "blocks", measured, ends=TensorEnds())
+    cut, _ = _cut(model, "blocks", measured, ends=TensorEnds.of(model))
     return replace(cut, ends=None, blocks=blocks, reason=reason), measured
 
 

@@ -155,7 +155,7 @@ class Planner:
         if _is_plain_chain(self.model, args, kwargs):
             with parameter_hooks_aside(self.model.modules()):
                 measured = measure(self.model, *args, loss=self.loss, **self.settings)
-            return TensorEnds(), measured
+            return TensorEnds.of(self.model), measured
         chain = extract(self.model, args, kwargs, granularity=self.granularity)
         with parameter_hooks_aside(self.model.modules()):
             measured = measure_extracted(chain, args, kwargs, loss=self.loss, **self.settings)

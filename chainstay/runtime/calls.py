@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+from torch import nn
+
+from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.alternatives import Alternative
 from chainstay.runtime.block_calls import BlockExecutor
@@ -30,10 +33,32 @@ class Ends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorEnds:
-    """The ends of a chain with one tensor in and one tensor out."""
+    """The ends of a chain with one tensor in and one tensor out.
+
+    Attributes:
+        model: Whose children the stages are.
+        children: They, by name.
+    """
+
+    model: nn.Module
+    children: tuple[tuple[str, nn.Module | None], ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Those of `model` as it is."""
+        return cls(model, tuple(model._modules.items()))  # noqa: SLF001  # one in two places, too
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[State, State]:
-        """As `Ends`."""
+        """As `Ends`.
+
+        Raises:
+            PlanMismatchError: A child of the model was replaced, added or removed.
+        """
+        if tuple(self.model._modules.items()) != self.children:  # noqa: SLF001  # likewise
+            raise PlanMismatchError(
+                f"a stage of this {type(self.model).__name__} was replaced, added or removed "
+                "after planning; plan the model again (with fit: unfit and fit it)"
+            )
         (activation,) = (*args, *kwargs.values())
         return (activation,), ()
 

@@ -27,6 +27,7 @@ from chainstay.runtime.extraction.sharing import movable_nodes
 from chainstay.runtime.extraction.towers import find_towers
 from chainstay.runtime.extraction.untouched import attributes_kept
 from chainstay.runtime.preserve import undisturbed
+from chainstay.runtime.settings import global_hooks
 
 __all__ = ["extract", "require_granularity", "trace"]
 
@@ -135,6 +136,11 @@ def require_granularity(granularity: object) -> None:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
+    if global_hooks():
+        raise UnsupportedModelError(
+            "there are hooks for all modules (torch.nn.modules.module), which stages would skip; "
+            "remove them, or use intercept(), which runs them"
+        )
     for path, module in model.named_modules():
         if hooks_of(module):
             raise UnsupportedModelError(

@@ -7,21 +7,25 @@ from dataclasses import dataclass
 from torch import nn
 
 from chainstay.errors import PlanMismatchError
+from chainstay.runtime.settings import Settings, change_since, global_hooks, settings_of, values_of
 
 __all__ = ["Likeness", "hooks_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """The modules of a model, where they sit, and their training flags.
+    """The modules of a model, where they sit, their training flags and settings.
 
     Attributes:
         places: Parent, name and child, for every module but the model itself.
         training: Path, module and training flag of every module.
+        settings: Path, module and settings of every module; of the model itself, whose forward
+            and hooks are around the chain, its values.
     """
 
     places: tuple[tuple[nn.Module, str, nn.Module], ...]
     training: tuple[tuple[str, nn.Module, bool], ...]
+    settings: tuple[tuple[str, nn.Module, Settings], ...]
 
     @classmethod
     def of(cls, model: nn.Module) -> Likeness:
@@ -32,14 +36,23 @@ class Likeness:
             for _, parent in modules
             for name, child in parent.named_children()
         )
-        return cls(places, tuple((path, module, module.training) for path, module in modules))
+        return cls(
+            places,
+            tuple((path, module, module.training) for path, module in modules),
+            tuple((path, module, _settings_at(path, module)) for path, module in modules),
+        )
 
     def require_kept(self) -> None:
         """Refuse to run a chain whose model has become another.
 
         Raises:
-            PlanMismatchError: A module was replaced, switched, or given a hook.
+            PlanMismatchError: A module was replaced, switched, set otherwise, or given a hook.
         """
+        if global_hooks():
+            raise PlanMismatchError(
+                "there are hooks for all modules (torch.nn.modules.module), which would be skipped "
+                "inside of stages; remove them, or use intercept()"
+            )
         for parent, name, child in self.places:
             if parent._modules.get(name) is not child:  # noqa: SLF001  # getattr is ten times slower
                 raise PlanMismatchError(
@@ -67,6 +80,17 @@ class Likeness:
                     f"{path or 'the model'} has {hooks_of(module)}, registered after extraction, "
                     "which would be skipped; remove them, or use intercept()"
                 )
+        for path, module, before in self.settings:
+            if before != _settings_at(path, module):
+                raise PlanMismatchError(
+                    f"{path or 'the model'} was changed after extraction ("
+                    f"{change_since(module, before)}); undo that, or extract the model again (with "
+                    "fit: unfit and fit it, or use by='blocks', which runs modules as they are)"
+                )
+
+
+def _settings_at(path: str, module: nn.Module) -> Settings:
+    return settings_of(module) if path else (values_of(module), None, 0)
 
 
 def hooks_of(module: nn.Module) -> str:
