@@ -1,6 +1,6 @@
 """DistributedDataParallel over two processes: fit the model, then wrap it; gradients are equal.
 
-python examples/data_parallel.py
+Run it: python examples/data_parallel.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FSDP2 over two processes: shard the model, then fit it; both agree on one plan.
 
-python examples/fully_sharded.py
+Run it: python examples/fully_sharded.py
 """
 
 from __future__ import annotations

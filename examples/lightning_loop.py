@@ -1,6 +1,6 @@
 """Lightning's Trainer with one callback more: the same weights, within the budget.
 
-python examples/lightning_loop.py
+Run it: python examples/lightning_loop.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A loop of plain PyTorch, with and without a plan: the same weights after ten steps, less memory.
 
-python examples/plain_loop.py
+Run it: python examples/plain_loop.py
 """
 
 from __future__ import annotations
