@@ -68,18 +68,21 @@ def _run_all(options: argparse.Namespace) -> None:
     store: Path = options.output.with_suffix("")
     store.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
-    homogeneous = list(homogeneous_lines())
+
+    def report(done: str, lines: list[str]) -> None:
+        elapsed = time.monotonic() - begin
+        print(f"{done}: {failures.get(done, 'done')} after {elapsed:.0f} s", flush=True)
+        text = text_of(_outcomes(store, failures), failures, store.name, lines, elapsed)
+        options.output.write_text(text, encoding="utf-8")
+
     with ThreadPoolExecutor(options.jobs) as pool:
+        homogeneous = pool.submit(list[str], homogeneous_lines())
         jobs = {pool.submit(_run_one, name, options, store): name for name in options.networks}
         for job in as_completed(jobs):
-            failure = job.result()
-            if failure:
-                failures[jobs[job]] = failure
-            elapsed = time.monotonic() - begin
-            print(f"{jobs[job]}: {failure or 'done'} after {elapsed:.0f} s", flush=True)
-            outcomes = _outcomes(store, failures)
-            text = text_of(outcomes, failures, store.name, homogeneous, elapsed)
-            options.output.write_text(text, encoding="utf-8")
+            if job.result():
+                failures[jobs[job]] = job.result()
+            report(jobs[job], homogeneous.result() if homogeneous.done() else ["Not done yet."])
+        report("homogeneous chains", homogeneous.result())
 
 
 def _run_one(name: str, options: argparse.Namespace, store: Path) -> str:

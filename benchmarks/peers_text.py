@@ -27,9 +27,10 @@ MARKS: Final = {
 }
 """For each peer: name, mark and colour."""
 ABSENT: Final = (
-    "Rockmate 2.0.0 cannot run: it needs rkgb, whose one archive on PyPI (2.0.0) lacks rkgb's own "
-    "subpackages (`rkgb.core`, `rkgb.lowlevel`). rotor, the program of the paper, is not on PyPI; "
-    "its recursion is chainstay's `DP()`, which other benchmarks and the tests look at."
+    "Rockmate cannot run: of its two releases on PyPI, 2.0.0 needs rkgb 2.0.0, whose archive there "
+    "lacks rkgb's own subpackages (`rkgb.core`, `rkgb.lowlevel`), and 1.0.1 imports gurobipy, a "
+    "commercial solver. rotor, the program of the paper, is not on PyPI; its recursion is "
+    "chainstay's `DP()`, which other benchmarks and the tests look at."
 )
 
 
