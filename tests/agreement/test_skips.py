@@ -75,6 +75,15 @@ def test_persistent_optimum_is_that_of_a_bare_recursion(profile: ChainProfile, e
     assert replay.peak_bytes <= budget
 
 
+@settings(max_examples=60)
+@given(SKIPPING, st.integers(0, 150))
+def test_schedules_are_read_off_the_dense_table_too(profile: ChainProfile, extra: int) -> None:
+    budget = least_budget(profile) + extra
+    claim = DP(slots=10**6)(profile, budget)
+    assert claim.makespan == DP()(profile, budget).makespan
+    assert simulate(profile, claim.schedule).makespan == claim.makespan
+
+
 @settings(max_examples=500)
 @given(SKIPPING, st.integers(0, 150))
 def test_counting_tensors_twice_only_costs(profile: ChainProfile, extra: int) -> None:

@@ -23,7 +23,7 @@ MUTANTS: Final = (
         "formulations/phases.py",
         "            - sum(passed_on)\n            + profile.stages[k]",
         "            + profile.stages[k]",
-        "agreement/test_skips.py",
+        "agreement/test_skips.py::test_encoded_schedules_are_decoded_and_counted_to_the_byte",
     ),
     Mutant(
         "formulations/phases.py",
@@ -53,7 +53,7 @@ MUTANTS: Final = (
         "formulations/cpsat/memory.py",
         "self.of.model.add_implication(literal, is_there)",
         "self.of.model.add_implication(is_there, literal)",
-        "agreement/test_skips.py",
+        "agreement/test_skips.py::test_formulations_have_every_optimum_that_is_a_single_sweep",
     ),
     Mutant(
         "formulations/cpsat/chain.py",
