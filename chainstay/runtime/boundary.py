@@ -18,7 +18,7 @@ import torch
 from chainstay.runtime.layout import MemoryLayout
 from chainstay.runtime.states import State, address_of
 
-__all__ = ["Gradients", "seeded", "swallow"]
+__all__ = ["Gradients", "noting", "seeded", "swallow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,31 @@ class _Swallow(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ANN401
         ctx.receive(gradients)
         return None, None, *(None for _ in gradients)
+
+
+def noting(state: State, reached: Callable[[], None]) -> State:
+    """`state` as it is; `reached` is called once its gradients have been computed."""
+    wanting = tuple(index for index, each in enumerate(state) if each.requires_grad)
+    if not wanting:
+        return state
+    passed: State = _Note.apply(reached, *(state[index] for index in wanting))  # type: ignore[no-untyped-call]
+    known = dict(zip(wanting, passed, strict=True))
+    return tuple(known.get(index, each) for index, each in enumerate(state))
+
+
+class _Note(torch.autograd.Function):
+    """Hands tensors on and gradients back, and says so."""
+
+    @staticmethod
+    def forward(ctx: Any, reached: Callable[[], None], *tensors: torch.Tensor) -> State:  # noqa: ANN401
+        ctx.reached = reached
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
+        ctx.reached()
+        return None, *gradients
 
 
 def seeded(state: State, gradients: Gradients) -> torch.Tensor:

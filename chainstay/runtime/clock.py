@@ -1,9 +1,10 @@
 """How long stages take, in whole nanoseconds: in the form in which they will run.
 
-The chain is passed through again and again, one stage at a time, so that each finds the
-caches as its neighbours leave them, as in a step. In one pass every stage is kept: forward,
-then backward, without hooks. In the next every stage is dropped and run again by the
-executor itself, with all that this takes: handles, surroundings, recapture.
+The chain is passed through again and again. In one pass every stage is kept: forward through
+all of them, then backward, without hooks, as in a plain step; so memory is as cold, and as new to
+the process, as it is there. In the next every stage is dropped and run again by the
+executor itself, with all that this takes: handles, surroundings, recapture. Where a step might not
+fit in memory, and where parameters come and go, each stage goes backward at once instead.
 
 A profile has one forward time, for first runs and for others. It is what one more run
 costs; what a kept stage takes less than that is in its backward time, so that every schedule
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, quantiles
@@ -22,7 +23,8 @@ from typing import Final
 
 import torch
 
-from chainstay.runtime.boundary import swallow
+from chainstay.runtime.boundary import noting, swallow
+from chainstay.runtime.device_memory import unused_host_bytes
 from chainstay.runtime.environment import Traits
 from chainstay.runtime.fusing import blaming
 from chainstay.runtime.liveness import ExecutionPlan, plan_execution
@@ -30,7 +32,7 @@ from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.progress import Progress, unseen
 from chainstay.runtime.recompute import Run, Versioned
 from chainstay.runtime.stages import ChainStage
-from chainstay.runtime.states import State, detached
+from chainstay.runtime.states import State, detached, state_bytes
 from chainstay.schedule import Schedule
 
 __all__ = ["StageTimes", "TimedStage", "time_chain"]
@@ -75,16 +77,14 @@ class StageTimes:
     @property
     def profiled(self) -> tuple[int, int]:
         """Forward and backward time for a profile."""
-        forward, backward = _typical(self.forward), _typical(self.backward)
         if not self.dropped:
-            return forward, backward
-        again = max(_typical(self.dropped) - forward - backward, 0)
-        again = min(again, forward + backward)
-        return again, forward + backward - again
-
-
-def _typical(times: Sequence[int]) -> int:
-    return int(median(times))
+            return int(median(self.forward)), int(median(self.backward))
+        kept = [sum(times) for times in zip(self.forward, self.backward, strict=True)]
+        # Passes of either kind take turns: what else the machine does is in both.
+        extra = [more - less for more, less in zip(self.dropped, kept, strict=True)]
+        both = int(median(kept))
+        again = min(max(int(median(extra)), 0), both)
+        return again, both - again
 
 
 def time_chain(
@@ -107,20 +107,24 @@ def time_chain(
     stopwatch = _time_cuda if device.type == "cuda" else _time_cpu
     chain = _Chain(stages, *given, device, stopwatch)
     progress("warming up", steps=0, more=len(stages) * (1 + repeats))
-    chain.keep()
-    chain.drop()
-    chain.times = [StageTimes() for _ in stages]
     # Processes that share parameters must all run them equally often.
     is_sharded = any(each.stage.is_sharded for each in stages)
+    needed = chain.step_bytes()
+    chain.is_whole = device.type == "cpu" and not is_sharded and 2 * needed <= unused_host_bytes()
+    leaves = chain.leaves(range(len(stages))) if chain.is_whole else ()
     begin = time.monotonic()
-    for done in range(repeats * min(repeats, 4)):
-        if done >= repeats and (
-            is_sharded or chain.is_known or time.monotonic() - begin > _SECONDS
-        ):
-            break
-        progress("timing", steps=len(stages), more=len(stages) * (done >= repeats))
+    with zeroed_gradients(leaves):
         chain.keep()
         chain.drop()
+        chain.times = [StageTimes() for _ in stages]
+        for done in range(repeats * min(repeats, 4)):
+            if done >= repeats and (
+                is_sharded or chain.is_known or time.monotonic() - begin > _SECONDS
+            ):
+                break
+            progress("timing", steps=len(stages), more=len(stages) * (done >= repeats))
+            chain.keep()
+            chain.drop()
     progress("timing", steps=len(stages))
     return chain.times
 
@@ -128,13 +132,29 @@ def time_chain(
 _Stopwatch = Callable[[Callable[[], State]], tuple[State, int]]
 
 
+_Forward = Callable[[State], State]
+
+
 @dataclass(slots=True)
 class _Chain:
+    """What is passed through.
+
+    Attributes:
+        stages: The chain, the loss included.
+        source: Its input.
+        shared: What all stages may read.
+        device: Where it runs.
+        stopwatch: For anything that runs there.
+        is_whole: The backward begins when all stages are done, not behind each of them.
+        times: So far.
+    """
+
     stages: Sequence[TimedStage]
     source: State
     shared: State
     device: torch.device
     stopwatch: _Stopwatch
+    is_whole: bool = False
     times: list[StageTimes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,32 +167,78 @@ class _Chain:
         backward = (each.backward for each in self.times)
         return _is_narrow([sum(times) for times in zip(*forward, *backward, strict=True)])
 
+    def step_bytes(self) -> int:
+        """Of what a plain step holds, about, in a pass of single stages."""
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        total = state_bytes(
+            {id(leaf): leaf for each in self.stages for leaf in each.leaves}.values()
+        )
+        state = self.source
+        for index, timed in enumerate(self.stages):
+            hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+            with blaming(timed.stage, index, state), hooks:
+                state = detached(timed.stage(swallow(detached(state)), self.shared))
+            total += sum(sizes.values()) + state_bytes(state)
+            sizes.clear()
+        return total
+
     def keep(self) -> None:
         """One pass, every stage kept."""
-        state = self.source
-        for index, (timed, times) in enumerate(zip(self.stages, self.times, strict=True)):
-            incoming = swallow(detached(state))
-            with blaming(timed.stage, index, state), zeroed_gradients(timed.leaves):
-                output, forward = self.stopwatch(partial(timed.stage, incoming, self.shared))
-                state = detached(output)
-                times.forward.append(forward)
-                times.backward.append(self._backward(output))
-            del output
+
+        def start(timed: TimedStage) -> _Forward:
+            return partial(timed.stage, shared=self.shared)
+
+        for index, forward, backward in self._passed(len(self.stages), start):
+            self.times[index].forward.append(forward)
+            self.times[index].backward.append(backward or 0)
 
     def drop(self) -> None:
         """One pass, every stage dropped and run again, if gradients ever ask for that."""
+
+        def start(timed: TimedStage) -> _Forward:
+            return self._run_of(timed).forward
+
+        count = sum(not each.stage.is_loss for each in self.stages)
+        for index, forward, backward in self._passed(count, start):
+            if backward is not None:
+                self.times[index].dropped.append(forward + backward)
+
+    def leaves(self, stages: Iterable[int]) -> list[torch.Tensor]:
+        """What these stages send gradients to."""
+        return [leaf for index in stages for leaf in self.stages[index].leaves]
+
+    def _passed(
+        self, count: int, start: Callable[[TimedStage], _Forward]
+    ) -> Iterator[tuple[int, int, int | None]]:
+        """Each stage's number and times of its forward and, if there is one, of its backward."""
+        size = count if self.is_whole else 1
         state = self.source
-        for index, (timed, times) in enumerate(zip(self.stages, self.times, strict=True)):
-            if timed.stage.is_loss:
-                return
-            incoming = swallow(detached(state))
-            with blaming(timed.stage, index, state), zeroed_gradients(timed.leaves):
-                run = self._run_of(timed)
-                output, forward = self.stopwatch(partial(run.forward, incoming))
-                state = detached(output)
-                if any(tensor.requires_grad for tensor in output):
-                    times.dropped.append(forward + self._backward(output))
-            del run, output
+        for first in range(0, count, size):
+            group = range(first, first + size)
+            reached: dict[int, int] = {}
+            forwards: list[int] = []
+            given: list[State] = []
+            with zeroed_gradients(() if self.is_whole else self.leaves(group)):
+                for index in group:
+                    state = (
+                        swallow(detached(state))
+                        if index == first
+                        else noting(state, partial(self._note, reached, index))
+                    )
+                    given.append(_described(state))
+                    with blaming(self.stages[index].stage, index, state):
+                        forward = partial(start(self.stages[index]), state)
+                        state, elapsed = self.stopwatch(forward)
+                        forwards.append(elapsed)
+                backwards = self._backwards(state, group, reached, given)
+            yield from zip(group, forwards, backwards, strict=True)
+            state = detached(state)
 
     def _run_of(self, timed: TimedStage) -> Run:
         return Run(
@@ -184,17 +250,41 @@ class _Chain:
             pending=0,
         )
 
-    def _backward(self, output: State) -> int:
+    def _backwards(
+        self, output: State, group: range, reached: dict[int, int], given: Sequence[State]
+    ) -> list[int | None]:
+        """Of each stage, where the state in front of each notes when it is reached."""
         wanting = tuple(tensor for tensor in output if tensor.requires_grad)
         if not wanting:
-            return 0
+            return [None for _ in group]
         gradients = tuple(map(torch.ones_like, wanting))
 
         def backward() -> State:
             torch.autograd.backward(wanting, gradients)
             return ()
 
-        return self.stopwatch(backward)[1]
+        begin = _now()
+        try:
+            _, elapsed = self.stopwatch(backward)
+        except Exception:
+            index = min(reached, default=group.stop) - 1
+            with blaming(self.stages[index].stage, index, given[index - group.start]):
+                raise
+        reached[group.stop] = begin
+        ends = [reached.get(index, begin + elapsed) for index in group]
+        begins = [reached.get(index + 1) for index in group]
+        return [
+            None if begin is None else end - begin for begin, end in zip(begins, ends, strict=True)
+        ]
+
+    @staticmethod
+    def _note(reached: dict[int, int], index: int) -> None:
+        reached[index] = _now()
+
+
+def _described(state: State) -> State:
+    """Shapes and types, without memory."""
+    return tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in state)
 
 
 def _is_narrow(values: Sequence[int]) -> bool:
@@ -214,12 +304,15 @@ def _dropped_plan() -> ExecutionPlan:
 _DROPPED: Final = _dropped_plan()
 
 
-def _time_cpu(function: Callable[[], State]) -> tuple[State, int]:
+def _now() -> int:
     # With one thread, time spent by other processes on this core does not count.
-    clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
-    start = clock()
+    return time.thread_time_ns() if torch.get_num_threads() == 1 else time.perf_counter_ns()
+
+
+def _time_cpu(function: Callable[[], State]) -> tuple[State, int]:
+    start = _now()
     result = function()
-    return result, clock() - start
+    return result, _now() - start
 
 
 def _time_cuda(function: Callable[[], State]) -> tuple[State, int]:

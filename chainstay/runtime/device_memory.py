@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import torch
@@ -11,7 +12,7 @@ from chainstay.errors import InvalidBudgetError
 from chainstay.runtime.memory import rounded_bytes
 from chainstay.units import format_bytes, parse_bytes
 
-__all__ = ["MARGIN", "free_bytes", "plain_bytes"]
+__all__ = ["MARGIN", "free_bytes", "plain_bytes", "unused_host_bytes"]
 
 MARGIN: Final = 0.05
 """Share of what is free that stays free: the allocator's fragments, and workspaces of kernels."""
@@ -52,6 +53,14 @@ def free_bytes(model: nn.Module, reserve: int) -> int:
             f"and the reserve {format_bytes(reserve)}; nothing is left, so free some memory"
         )
     return budget
+
+
+def unused_host_bytes() -> int:
+    """Of physical memory; 0 where the system does not tell."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def plain_bytes(name: str, given: object) -> int:
