@@ -30,6 +30,7 @@ def _as_written() -> Iterator[None]:
 def _chain(draw: random.Random, stages: int) -> tuple[ChainProfile, int]:
     """Sizes such that a slot is a byte, and times such that the link takes 1 for it."""
     slowest = draw.choice([1, 1, 4])  # with times of little, transfers decide
+    largest = draw.choice([2, 2, 12])  # with overheads of much, forwards do
     sizes = [draw.randint(1, 4) for _ in range(stages + 1)]
     profile = ChainProfile(
         input_bytes=sizes[0],
@@ -41,7 +42,7 @@ def _chain(draw: random.Random, stages: int) -> tuple[ChainProfile, int]:
                 output_bytes=size,
                 saved_bytes=size + draw.randint(0, 4),
                 gradient_bytes=draw.randint(0, size),
-                forward_overhead_bytes=draw.randint(0, 2),
+                forward_overhead_bytes=draw.choice([0, draw.randint(0, largest)]),
                 backward_overhead_bytes=draw.randint(0, 2),
             )
             for size in sizes[1:]
@@ -90,3 +91,24 @@ def test_what_a_limit_drops_is_not_needed(seed: int) -> None:
     relaxed, last, _ = loose.sweep(loose.fronts, loose.guides(relaxed=True), 1.2 * limit, FINE)
     assert last >= 0
     assert relaxed <= limit
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_merged_labels_are_below_every_plan(seed: int) -> None:
+    """However few the cells: a merged label keeps less and is quicker than any that it is for."""
+    draw = random.Random(seed)
+    profile, budget = _chain(draw, draw.randint(3, 6))
+    plan = ExactHybrid.solve(Amounts.of(profile, budget, LINK))
+    if plan is None:
+        return
+    limit = plan.cost * draw.choice([1.0, 1.01, 1.1, 1.5]) + 1e-3
+    slots = draw.choice([budget, 7, 10])
+    costs = _in_slots(profile, budget, LINK, slots)
+    grid = Grid(costs, slots, 4.0, is_bound=True, limit=limit * slots / budget)
+    grid.guided((draw.randint(0, 8) / 8, draw.randint(0, 8) / 8))
+    for relaxed in (True, False):
+        for cells in (1, 2, 3, 5, 8):
+            found, _, _ = grid.sweep(
+                grid.fronts, grid.guides(relaxed=relaxed), grid.limit, Effort(cells, 20_000)
+            )
+            assert found * budget / slots <= plan.cost + 1e-5

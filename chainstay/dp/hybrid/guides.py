@@ -298,6 +298,10 @@ def caps(
                     of, size, finer, is_bound, limit, slack, weights, rests, spents, most,
                     i, is_saved, kept,
                 )  # fmt: skip
+    if is_bound:  # merged labels have more room than what they stand for
+        for cap in most:
+            for room in range(1, size + 1):
+                cap[room] = max(cap[room], cap[room - 1])
     for length in range(last, 0, -1):
         for i in range(last - length + 1):
             _within(of, size, is_bound, slack, table, most, i, i + length - 1)

@@ -114,9 +114,10 @@ def fill_column(
     Returns:
         How many there are now, or -1 if there is no place for them.
     """
+    most = len(fronts.base)
     work = Fronts(
-        fronts.start, fronts.plans, np.empty(_MOST), np.empty(_MOST), np.empty(_MOST, np.int32),
-        np.empty(_MOST, np.int32), np.empty(_MOST, np.int32),
+        fronts.start, fronts.plans, np.empty(most), np.empty(most), np.empty(most, np.int32),
+        np.empty(most, np.int32), np.empty(most, np.int32),
     )  # fmt: skip
     passings, needs = np.empty(j + 1), np.empty(j + 1)
     for i in range(j, -1, -1):
@@ -125,8 +126,8 @@ def fill_column(
             continue
         _passings(of, i, j, passings, needs)
         for room in range(size + 1):
-            most = caps[row, room]
-            while length > 0 and work.base[length - 1] > most:
+            cap = caps[row, room]
+            while length > 0 and work.base[length - 1] > cap:
                 length -= 1
             length, is_new = _front(
                 of, is_bound, caps, i, j, room, fronts, passings, needs, work, length
@@ -142,10 +143,6 @@ def fill_column(
                 fronts.start[row, room] = fronts.start[row, room - 1]
             fronts.plans[row, room] = length
     return made
-
-
-_MOST = 4096
-"""Plans in one front."""
 
 
 @kernel
@@ -283,13 +280,28 @@ def _restarted(
 
 @kernel
 def _is_covered(work: Fronts, length: int, base: float, demand: float) -> bool:
-    """Whether some plan, waiting, is as good as one of this base and demand."""
-    for at in range(length):
-        if work.base[at] >= base + _SAME:
-            return False
-        if work.base[at] + max(0.0, work.demand[at] - demand) < base + _SAME:
-            return True
-    return False
+    """Whether some plan, waiting, is as good as one of this base and demand.
+
+    Where bases go up, what plans take with waiting goes down: the last that has no larger
+    base is as good, or none is.
+    """
+    at = _count_below(work, length, base + _SAME) - 1
+    if at < 0:
+        return False
+    return bool(work.base[at] + max(0.0, work.demand[at] - demand) < base + _SAME)
+
+
+@kernel
+def _count_below(work: Fronts, length: int, base: float) -> int:
+    """How many plans have a smaller base."""
+    low, high = 0, length
+    while low < high:
+        middle = (low + high) // 2
+        if work.base[middle] < base:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @kernel
@@ -306,14 +318,12 @@ def _insert(
     """Enter a plan into a front, unless it costs too much or another one is as good."""
     if base > most or length < 0 or _is_covered(work, length, base, demand):
         return length, False
-    place = 0
-    while place < length and work.base[place] < base:
-        place += 1
+    place = _count_below(work, length, base)
     after = place
     while after < length and base + max(0.0, demand - work.demand[after]) <= work.base[after]:
         after += 1
     if after == place:
-        if length == _MOST:
+        if length == len(work.base):
             return -1, False
         for at in range(length, place, -1):
             _copy(work, at - 1, work, at)

@@ -204,13 +204,20 @@ def _promising(labels: Labels, first: int, limit: float) -> NDArray[np.int64]:
 
 
 @kernel
-def _undominated(labels: Labels, found: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of these labels, cheapest first, those that no other one is known to be as good as."""
+def _undominated(labels: Labels, found: NDArray[np.int64], is_bound: bool) -> NDArray[np.int64]:
+    """Of these labels, cheapest first, those that no other one is known to be as good as.
+
+    A merged label can be as good as one whose plans take less than those merged in it: what
+    it takes at least in all goes down to that of the label that goes.
+    """
     kept = 0
     for at in found:
         is_new = True
         for place in range(max(0, kept - _COMPARED), kept):
             if _is_as_good(labels, found[place], at):
+                if is_bound:
+                    least = min(labels.total[found[place]], labels.total[at])
+                    labels.total[found[place]] = least
                 is_new = False
                 break
         if is_new:
@@ -260,7 +267,7 @@ def sweep(
     for i in range(stages):
         for is_saved in range(2):
             found = _promising(labels, labels.first[i, is_saved], best)
-            found = _undominated(labels, found)
+            found = _undominated(labels, found, is_bound)
             if 0 < width < len(found):
                 found = found[np.argsort(labels.total[found])[:width]]
             for at in found:
