@@ -116,8 +116,9 @@ class Cell:
 
     def __del__(self) -> None:
         """Give back what it has, in the order of the computation."""
-        if self._is_unread and self.ticket is not None:
-            self._engine.forget(self.ticket)
+        is_moving = self._is_unread or self._slot is not None
+        if is_moving and self.memory is not None and self.ticket is not None:
+            self._engine.forget(self.memory, self.ticket, is_target=self._is_unread)
         if self._slot is not None:
             self._engine.give_back(self._slot, self.ticket)
 

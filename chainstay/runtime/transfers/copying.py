@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,23 +31,56 @@ DOUBLE_LINK: Final = Link.from_bytes_per_second(2_000_000_000, latency_ns=100_00
 _POISON: Final = 0xFF  # NaN in every floating-point type
 
 
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+"""Destination first."""
+
+
 class CopyTicket:
-    """As `Ticket`; set when the copies have ended, or failed."""
+    """As `Ticket`; set when the copies have ended, or failed.
 
-    __slots__ = ("ended", "error")
+    The thread that copies holds what it moves by its ticket alone: whoever has waited, or said
+    `forget`, is the last to let device memory go, as on a device.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_copies", "_lock", "ended", "error")
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._lock = threading.RLock()  # garbage may be collected, and forgotten, in the middle
         self.ended = threading.Event()
         self.error: BaseException | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes still to be copied."""
+        with self._lock:
+            return sum(source.nbytes for _, source in self._copies)
+
+    def copy(self) -> None:
+        """Make all copies that nobody has forgotten."""
+        with self._lock:
+            _copy(tuple(self._copies))
+
+    def end(self) -> None:
+        """Nobody need wait any more."""
+        with self._lock:
+            self._copies.clear()
+        self.ended.set()
+
+    def forget(self, memory: torch.Tensor) -> None:
+        """Do not copy from or to `memory`; returns when nobody does."""
+        with self._lock:
+            self._copies[:] = [
+                each for each in self._copies if not any(memory is one for one in each)
+            ]
 
 
 @dataclass(slots=True)
 class _Job:
-    """Copies to be made, destination first."""
+    """Copies to be made."""
 
-    copies: list[tuple[torch.Tensor, torch.Tensor]]
-    after: list[CopyTicket]
     ticket: CopyTicket
+    after: list[CopyTicket]
     seconds: float
     given: float = field(default_factory=time.perf_counter)
 
@@ -104,8 +137,10 @@ class CopyingEngine:
         if ticket.error is not None:
             raise ticket.error
 
-    def forget(self, ticket: Ticket) -> None:
-        """As `Engine`; the thread holds the memory as long as it needs it."""
+    def forget(self, memory: torch.Tensor, ticket: Ticket, *, is_target: bool) -> None:  # noqa: ARG002
+        """As `Engine`."""
+        assert isinstance(ticket, CopyTicket), "tickets come from the engine that gets them"
+        ticket.forget(memory)
 
     def freed(self, memory: torch.Tensor) -> None:
         """As `Engine`."""
@@ -123,15 +158,10 @@ class CopyingEngine:
         self._finalizer()
         self.pool.close()
 
-    def _start(
-        self,
-        copier: _Copier,
-        copies: list[tuple[torch.Tensor, torch.Tensor]],
-        after: list[CopyTicket],
-    ) -> CopyTicket:
+    def _start(self, copier: _Copier, copies: Copies, after: list[CopyTicket]) -> CopyTicket:
         size = sum(source.nbytes for _, source in copies)
         seconds = float(self.link.transfer_time(size)) / 1e9 if size else 0.0
-        job = _Job(copies, after, CopyTicket(), seconds)
+        job = _Job(CopyTicket(copies), after, seconds)
         copier.put(job)
         return job.ticket
 
@@ -204,17 +234,15 @@ class _Copier:
             self._do(job)
         except Exception as error:  # noqa: BLE001  # raised where somebody waits for it
             job.ticket.error = error
-        job.copies.clear()  # whoever has waited may count on the memory being let go
         self._current = None
-        job.ticket.ended.set()
+        job.ticket.end()
 
     def _abandon(self, error: Exception) -> None:
         """All jobs in line fail; the lock is held."""
         abandoned, self._jobs = self._jobs, deque()
         for job in abandoned:
-            job.copies.clear()
             job.ticket.error = error
-            job.ticket.ended.set()
+            job.ticket.end()
 
     def _do(self, job: _Job) -> None:
         ready = job.given
@@ -223,14 +251,13 @@ class _Copier:
                 ticket.ended.wait()
                 ready = time.perf_counter()
         deadline = max(ready, self._free_at) + job.seconds
-        size = sum(source.nbytes for _, source in job.copies)
+        size = job.ticket.size
         pause = deadline - size * self._seconds_per_byte - time.perf_counter()
         if pause > 0:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, pause)
         begin = time.perf_counter()
-        for destination, source in job.copies:
-            destination.copy_(source)
+        job.ticket.copy()
         end = time.perf_counter()
         if size > _LARGE:
             self._seconds_per_byte = (end - begin) / size
@@ -239,6 +266,11 @@ class _Copier:
 
 _LARGE: Final = 2**20
 """Bytes from which a copy tells how long a byte takes."""
+
+
+def _copy(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for destination, source in copies:
+        destination.copy_(source)
 
 
 def _stop(copiers: set[_Copier]) -> None:

@@ -63,9 +63,10 @@ class CudaEngine:
         assert isinstance(ticket, torch.cuda.Event), "tickets come from the engine that gets them"
         torch.cuda.current_stream(self.device).wait_event(ticket)
 
-    def forget(self, ticket: Ticket) -> None:
-        """As `Engine`."""
-        self.wait(ticket)
+    def forget(self, memory: torch.Tensor, ticket: Ticket, *, is_target: bool) -> None:  # noqa: ARG002
+        """As `Engine`; what is read of memory that is somebody else's by then is of no use."""
+        if is_target:
+            self.wait(ticket)
 
     def freed(self, memory: torch.Tensor) -> None:
         """As `Engine`; the allocator knows when."""

@@ -44,8 +44,11 @@ class Engine(Protocol):
         """Nothing computed from now on begins before the transfers of `ticket` have ended."""
         ...
 
-    def forget(self, ticket: Ticket) -> None:
-        """Nobody will read what `ticket` brings; the memory may be let go after this."""
+    def forget(self, memory: torch.Tensor, ticket: Ticket, *, is_target: bool) -> None:
+        """Nobody will read what `ticket` moves out of `memory`, or with `is_target` into it.
+
+        It may be let go after this, by the computing thread.
+        """
         ...
 
     def freed(self, memory: torch.Tensor) -> None:

@@ -1,0 +1,53 @@
+"""Device memory whose transfer nobody needs any more goes at once, by the computing thread."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+
+from chainstay.runtime import trace_memory
+from chainstay.runtime.items import Act, Action, Item
+from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.runtime.transfers.traffic import Traffic
+from offload_support import LATE
+
+
+@pytest.mark.parametrize("is_target", [False, True])
+def test_what_is_forgotten_is_let_go_by_who_computes(*, is_target: bool) -> None:
+    """At once, while its transfer goes on; the others that go with it arrive."""
+    engine = CopyingEngine(LATE)
+    memory, other = (torch.full((8,), 7, dtype=torch.uint8) for _ in range(2))
+    slots = [engine.pool.take(8) for _ in range(2)]
+    ticket = engine.send([(memory, slots[0]), (other, slots[1])])
+    if is_target:
+        engine.wait(ticket)
+        memory, other = (torch.zeros(8, dtype=torch.uint8) for _ in range(2))
+        ticket = engine.fetch([(memory, slots[0]), (other, slots[1])], ticket)
+    gone = weakref.ref(memory)
+    engine.forget(memory, ticket, is_target=is_target)
+    del memory
+    assert gone() is None
+    assert not ticket.ended.is_set()
+    engine.wait(ticket)
+    assert (other == 7).all()
+    assert (slots[1].memory == 7).all()
+    engine.close()
+
+
+def test_what_dies_on_its_way_is_let_go_by_who_computes() -> None:
+    """The profiler sees what a thread of ours lets go, and not what the engine's do."""
+    engine = CopyingEngine(LATE)
+
+    def sends_and_drops() -> None:
+        traffic = Traffic(engine)
+        parcel = traffic.parcels[Item("b", 0)] = []
+        cell = traffic.new_cell(0, torch.zeros(64, 64), parcel)
+        traffic.act([Action(Act.SEND, Item("b", 0))])
+        del cell
+
+    trace = trace_memory(sends_and_drops, "cpu")
+    assert (trace.peak_bytes, trace.end_bytes) == (64 * 64 * 4, 0)
+    assert engine.pool.used_bytes == 0
+    engine.close()
