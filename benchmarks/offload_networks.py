@@ -31,11 +31,7 @@ class Appended(nn.Module):
 
 def stages_of(network: str) -> nn.Sequential:
     """Blocks, dense layers, inception modules; torchvision's, with its weights at random."""
-    for name in ("nms", "qnms"):  # torchvision's wheel for CUDA, beside a torch for CPUs
-        if torch.version.cuda is None and not hasattr(torch.ops.torchvision, name):
-            _OPERATORS.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-    models: Any = import_module("torchvision.models")  # it needs the lines above
-
+    models = torchvision_models()
     torch.manual_seed(0)
     match network:
         case "resnet50":
@@ -51,6 +47,14 @@ def stages_of(network: str) -> nn.Sequential:
                 if name[0].isupper() or name.startswith("maxpool")
             ]
             return nn.Sequential(*blocks, head)
+
+
+def torchvision_models() -> Any:  # noqa: ANN401  # it has no types
+    """Its module of that name, in spite of operators for CUDA that it may lack."""
+    for name in ("nms", "qnms"):  # torchvision's wheel for CUDA, beside a torch for CPUs
+        if torch.version.cuda is None and not hasattr(torch.ops.torchvision, name):
+            _OPERATORS.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+    return import_module("torchvision.models")  # it needs the lines above
 
 
 _OPERATORS: Final = torch.library.Library("torchvision", "FRAGMENT")

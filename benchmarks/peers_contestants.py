@@ -67,7 +67,7 @@ class Checkpointed(nn.Module):
 
 
 def _checkpointed(model: nn.Module) -> Iterator[Contestant | Refusal]:
-    other = twin(model)
+    other: Any = twin(model)
     if isinstance(other, nn.Sequential):
         blocks = list(other.children())
         other = nn.Sequential(*map(Checkpointed, blocks[:-1]), blocks[-1])
@@ -76,9 +76,9 @@ def _checkpointed(model: nn.Module) -> Iterator[Contestant | Refusal]:
         other.down = nn.ModuleList(map(Checkpointed, other.down))
         other.up = nn.ModuleList(map(Checkpointed, other.up))
     else:
-        enable: Any = getattr(other, "gradient_checkpointing_enable", None)
+        enable = getattr(other, "gradient_checkpointing_enable", None)
         if enable is None:
-            yield Refusal("checkpoint", "nobody said what its blocks are")
+            yield Refusal("checkpoint", "", "nobody said what its blocks are")
             return
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     yield Contestant(peer="checkpoint", setting="every block", forward=other)
@@ -86,7 +86,7 @@ def _checkpointed(model: nn.Module) -> Iterator[Contestant | Refusal]:
 
 def _sequential(model: nn.Module) -> Iterator[Contestant | Refusal]:
     if not isinstance(model, nn.Sequential):
-        yield Refusal("sequential", "takes torch.nn.Sequential only")
+        yield Refusal("sequential", "", "takes torch.nn.Sequential only")
         return
     stages = len(model)
     sizes = range(1, stages // 2 + 1)  # it cuts off segments of stages // count each

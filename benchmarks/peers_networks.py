@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from benchmarks.frontier_networks import Training, UNet
 from benchmarks.networks import convnext, vit
-from benchmarks.offload_networks import stages_of
+from benchmarks.offload_networks import stages_of, torchvision_models
 from models import gpt2, resnet50
 
 __all__ = ["NETWORKS", "training_of"]
@@ -69,6 +69,7 @@ def _gpt2(name: str) -> Training:
 
 
 def _bert(name: str) -> Training:
+    torchvision_models()  # transformers imports it, and would fail where it fails
     transformers: Any = import_module("transformers")
     config = transformers.BertConfig(
         vocab_size=VOCABULARY,

@@ -57,7 +57,7 @@ class Run:
         least_time: Of a step, in ns of the thread's own time.
         median_time: Likewise.
         is_equal: Whether loss, gradients, buffers and random state are those of plain training.
-        is_loss_equal: Whether the loss is.
+        is_loss_equal: Whether the loss is, but for rounding.
         difference: The largest in any number of a loss, gradient or buffer.
         budget: In bytes, for what is saved; chainstay's is for the peak; 0 for none.
     """

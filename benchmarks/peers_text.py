@@ -164,8 +164,9 @@ def _wrong(duels: Sequence[tuple[Outcome, Duel]]) -> Iterator[str]:
     if wrong:
         yield ""
         yield (
-            f"Wrong gradients without a word, the loss being equal: {', '.join(wrong)}. Random "
-            "operations that run again on the CPU draw other numbers there."
+            f"Gradients of another loss than the forward's: {', '.join(wrong)}. The loss is plain "
+            "training's, its gradients are not: dropout that the partitioner runs again on the CPU "
+            "draws other numbers there, and nobody is told (pytorch/pytorch#190758, open)."
         )
 
 
