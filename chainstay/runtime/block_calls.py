@@ -11,7 +11,7 @@ from torch import nn
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.binding import version_of
 from chainstay.runtime.chain import Chain
-from chainstay.runtime.environment import Traits
+from chainstay.runtime.environment import Traits, alone
 from chainstay.runtime.extraction.blocks import BlockStage, InterceptedChain
 from chainstay.runtime.extraction.driving import OnCall, drive
 from chainstay.runtime.liveness import ExecutionPlan, Step, plan_execution
@@ -83,7 +83,10 @@ class BlockExecutor:
             pending=len(parts) - 1,
         )
         trip = _Trip(self._chain, self._plan, run, parts)
-        with drive(self._chain.stages, self._chain.starts, trip.first_run):
+        with (
+            alone(*self._traits),  # what is around the blocks may draw random numbers, too
+            drive(self._chain.stages, self._chain.starts, trip.first_run),
+        ):
             output = forward(*args, **kwargs)
         trip.run_again_until_first()
         return output

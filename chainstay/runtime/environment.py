@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import RLock
 from typing import Final
 
 import torch
@@ -22,6 +23,7 @@ from chainstay.runtime.states import State
 __all__ = [
     "Environment",
     "Traits",
+    "alone",
     "observe_traits",
     "random_states",
     "require_repeatable",
@@ -33,6 +35,9 @@ AutocastSetting = tuple[str, bool, torch.dtype, bool]
 """Type of device, whether autocast is on there, its low precision, whether it has its cache."""
 
 _NOTHING: Final = nullcontext()
+
+_ALONE: Final = RLock()
+"""Generators of random numbers belong to all threads, buffers to all that train a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,16 @@ class Traits:
 
     draws_random: bool
     changed_buffers: tuple[tuple[nn.Module, str], ...]
+
+
+def alone(*traits: Traits) -> AbstractContextManager[object]:
+    """Inside, no other thread runs a stage that draws random numbers or changes buffers.
+
+    A run of such a stage and what is saved for its recomputation belong together; a thread
+    between them would get the dropout of one step into the gradients of another.
+    """
+    touches = any(each.draws_random or each.changed_buffers for each in traits)
+    return _ALONE if touches else _NOTHING
 
 
 def observe_traits(stage: ChainStage, state: State, shared: State, device: torch.device) -> Traits:

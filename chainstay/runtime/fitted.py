@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import update_wrapper
+from threading import RLock
 from typing import Any, Final, Literal, NoReturn, Self
 
 import torch
@@ -34,6 +35,8 @@ Planner = Callable[[tuple[Any, ...], Mapping[str, Any]], Planned]
 """Makes a plan for calls like a sample."""
 
 _MOST_PLANS: Final = 8
+_PLANNING: Final = RLock()
+"""One thread at a time takes models apart and looks at clocks."""
 
 
 class Fitted:
@@ -98,7 +101,7 @@ class Fitted:
         """
         kwargs = dict(sorted(kwargs.items()))
         situation = Situation.now(self._model, args, kwargs)
-        with self._removed():  # tracing reads the code of the model's own forward
+        with _PLANNING, self._removed():  # tracing reads the code of the model's own forward
             planned = self.planner(*_leaves_of(args, kwargs))
         self._made += 1
         self._plans[self._made] = (situation, planned)
@@ -195,7 +198,7 @@ class Fitted:
         )
 
     def _known(self, situation: Situation) -> Planned | None:
-        for number, (known, planned) in self._plans.items():
+        for number, (known, planned) in tuple(self._plans.items()):  # other threads move them
             if known == situation:
                 self._plans.move_to_end(number)
                 return planned

@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.aliasing import Source
 from chainstay.runtime.binding import Binding, version_of
-from chainstay.runtime.environment import Environment, Traits
+from chainstay.runtime.environment import Environment, Traits, alone
 from chainstay.runtime.handles import (
     Capture,
     CapturedEverythingError,
@@ -102,12 +102,13 @@ class Run:
         self._transfer(step.actions)
         if step.input_wanted:
             self._store(step.stage, state)
-        if not step.is_last:
-            traits = self.traits[step.stage]
-            self.environments[step.stage] = Environment.capture(traits, self.device)
-            self.bindings[step.stage] = Binding.of(stage, traits)
-        with self._hooked(step, state):
-            output = stage(state, self.shared.state)
+        traits = self.traits[step.stage]
+        with alone(traits):
+            if not step.is_last:
+                self.environments[step.stage] = Environment.capture(traits, self.device)
+                self.bindings[step.stage] = Binding.of(stage, traits)
+            with self._hooked(step, state):
+                output = stage(state, self.shared.state)
         if self.traffic is not None:
             self.held = self.traffic.made(step, state, output)
         if self._acts_before_backward(step.stage):
@@ -130,7 +131,11 @@ class Run:
         if capture.is_done and not step.output_wanted:
             return
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
-        with torch.enable_grad(), environment.entered(for_last_time=step.is_last):
+        with (
+            torch.enable_grad(),
+            alone(self.traits[step.stage]),
+            environment.entered(for_last_time=step.is_last),
+        ):
             try:
                 with hooks if step.captures else dropping():
                     output = self.stages[step.stage](_non_leaves(state), self.shared.state)

@@ -16,7 +16,7 @@ import torch
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.binding import Binding
-from chainstay.runtime.environment import Environment, Traits
+from chainstay.runtime.environment import Environment, Traits, alone
 from chainstay.runtime.handles import Capture, CapturedEverythingError, Dropped, Handles, unpack
 from chainstay.runtime.joining.execution import JoinExecution, JoinStep, Place
 from chainstay.runtime.joining.extracted import cut
@@ -103,12 +103,13 @@ class JoinRun:
         """The next state, part of the model's own graph."""
         planned = self.stages[step.stage]
         self._store(step, state)
-        if not step.is_last:
-            self.environments[step.stage] = Environment.capture(planned.traits, self.device)
-            self.bindings[step.stage] = Binding.of(planned.stage, planned.traits)
         start = 0 if self.plan.is_plain_order else now()
-        with self._hooked(step):
-            output = planned.stage(state, self.shared.state)
+        with alone(planned.traits):
+            if not step.is_last:
+                self.environments[step.stage] = Environment.capture(planned.traits, self.device)
+                self.bindings[step.stage] = Binding.of(planned.stage, planned.traits)
+            with self._hooked(step):
+                output = planned.stage(state, self.shared.state)
         if not self.plan.is_plain_order:
             self.ranges[step.stage] = NodeRange(start, now())
         if self.plan.before_backward[step.stage]:
@@ -131,7 +132,11 @@ class JoinRun:
         if capture.is_done and not step.output_wanted:
             return
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
-        with torch.enable_grad(), environment.entered(for_last_time=step.is_last):
+        with (
+            torch.enable_grad(),
+            alone(planned.traits),
+            environment.entered(for_last_time=step.is_last),
+        ):
             try:
                 with hooks if step.captures else dropping():
                     output = planned.stage(_non_leaves(state), self.shared.state)
