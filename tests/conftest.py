@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Where these are set, what the command line prints has colours, whoever reads it.
 for _name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
@@ -18,3 +18,5 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("chainstay")
+# For `make mutants`: that a test fails is enough, its smallest example is not looked for.
+settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.generate))

@@ -32,6 +32,7 @@ MUTANTS: Final = (
 _ROOT: Final = Path(__file__).parents[2]
 _COPIED: Final = ("chainstay", "tests", "examples", "benchmarks", "pyproject.toml")
 _LIMIT_S: Final = 600.0
+_WITHOUT_SHRINKING: Final = ("--hypothesis-profile", "mutants")
 _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; all others say that tests did not run."""
 
@@ -127,7 +128,7 @@ def _status(tests: str, copy: Path) -> int:
         "NUMBA_DISABLE_JIT": "1",
         "OMP_NUM_THREADS": "1",
     }
-    options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *_WITHOUT_SHRINKING]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests.split())],
         cwd=copy,

@@ -65,7 +65,7 @@ MUTANTS: Final = (
         "validation/events.py",
         "has_room = capacity is None or self.held[level] + self.moved_bytes(op) <= capacity",
         "has_room = True",
-        "unit/test_host_limits.py",
+        "unit/test_host_limits.py::test_an_offload_waits_for_its_place",
     ),
     Mutant(
         "validation/join.py",
@@ -89,12 +89,12 @@ MUTANTS: Final = (
         "validation/hybrid.py",
         "self.memory -= stage.backward_overhead_bytes + stage.gradient_bytes",
         "self.memory -= stage.gradient_bytes",
-        "unit/test_hybrid.py agreement/test_hybrid.py",
+        "unit/test_hybrid.py",
     ),
     Mutant(
         "validation/hybrid.py",
         "for item in (self.forgotten & self.host) - self.fetching:",
         "for item in self.forgotten & self.host:",
-        "unit/test_host_limits.py unit/test_hybrid.py",
+        "unit/test_host_limits.py::test_a_place_on_the_host_is_free_when_the_last_prefetch_has_ended",
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -44,6 +45,16 @@ def test_whole_transfers_free_memory_when_they_end() -> None:
     assert replay.peak_bytes == 15
     # With 17, Fa1 need not wait: it ends at 4, B1 at 8, and a0 is back at 10.
     assert simulate_hybrid(CHAIN, schedule, budget=17, link=LINK).makespan == 10 + 2
+
+
+def test_the_overhead_of_a_backward_is_gone_when_it_ends() -> None:
+    first, last = CHAIN.stages
+    stages = (replace(first, backward_overhead_bytes=5), replace(last, backward_overhead_bytes=4))
+    replay = simulate_hybrid(
+        replace(CHAIN, stages=stages), Schedule.parse("Fa0 Fa1 B1 B0"), budget=50, link=LINK
+    )
+    # B1 runs beside 10 + 5 + 2 and needs 4; B0 runs beside 10 + 5 and needs 5.
+    assert replay.peak_bytes == 10 + 5 + 2 + 4
 
 
 def test_a_front_waits_for_what_it_has_no_room_for() -> None:
