@@ -68,10 +68,10 @@ class Checkpointed(nn.Module):
 
 def _checkpointed(model: nn.Module) -> Iterator[Contestant | Refusal]:
     other: Any = twin(model)
-    if isinstance(other, nn.Sequential):
+    if isinstance(model, nn.Sequential):
         blocks = list(other.children())
         other = nn.Sequential(*map(Checkpointed, blocks[:-1]), blocks[-1])
-    elif isinstance(other, UNet):
+    elif isinstance(model, UNet):
         other.stem = Checkpointed(other.stem)
         other.down = nn.ModuleList(map(Checkpointed, other.down))
         other.up = nn.ModuleList(map(Checkpointed, other.up))
