@@ -7,10 +7,12 @@ plans that are solved now.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
@@ -25,6 +27,9 @@ BIBLIOGRAPHY: Final = ROOT / "docs" / "references.bib"
 SHIM: Final = "https://unpkg.com/iframe-worker/shim"
 """The one thing that the theme's pages would load from a network; see `docs/vendored`."""
 VENDORED_SHIM: Final = "vendored/iframe-worker.js"
+LOADED: Final = re.compile(
+    r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(https?:[^"'> ]+)"""
+)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -64,10 +69,17 @@ def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401  # as it is cal
 
 
 def on_post_page(output: str, *, page: Page, **_: Any) -> str:  # noqa: ANN401  # as it is called
-    """Nothing is loaded from a network."""
-    return output.replace(SHIM, get_relative_url(VENDORED_SHIM, page.url))
+    """Nothing is loaded from a network.
+
+    Raises:
+        PluginError: Something else than the shim would be.
+    """
+    output = output.replace(SHIM, get_relative_url(VENDORED_SHIM, page.url))
+    if found := LOADED.search(output):
+        raise PluginError(f"{page.file.src_uri} would load {found[1]} from a network; vendor it")
+    return output
 
 
 def on_post_template(output_content: str, **_: Any) -> str:  # noqa: ANN401  # as it is called
-    """Likewise."""
+    """Likewise, for the page of a server that finds nothing."""
     return output_content.replace(SHIM, f"/{VENDORED_SHIM}")

@@ -102,3 +102,36 @@ def test_pictures_are_drawn_and_used() -> None:
         root = ET.fromstring(PICTURES[name]())
         assert root.tag.endswith("svg")
         assert len(list(root.iter())) > 100
+
+
+@pytest.mark.usefixtures("making")
+def test_results_are_shown_word_for_word_with_their_pictures(tmp_path: Path) -> None:
+    from results import result_images, result_pages  # noqa: PLC0415  # likewise
+
+    folder = tmp_path / "benchmarks" / "results"
+    (folder / "speed").mkdir(parents=True)
+    (folder / "speed.md").write_text("# How fast\n\n![a](speed/a.png)\n", encoding="utf-8")
+    (folder / "plain.md").write_text("No title.\n", encoding="utf-8")
+    for name in ("a.png", "b.svg"):
+        (folder / "speed" / name).write_bytes(name.encode())
+    assert result_images(tmp_path) == {"speed/a.png": b"a.png", "speed/b.svg": b"b.svg"}
+    pages = result_pages(tmp_path)
+    assert pages["plain.md"] == ("plain", "No title.\n")
+    title, text = pages["speed.md"]
+    assert title == "How fast"
+    assert text.startswith("# How fast\n\n![a](speed/a.png)\n")
+    assert text.count("speed/a.png") == text.count("![b](speed/b.svg)") == 1
+
+
+@pytest.mark.usefixtures("making")
+def test_docstrings_lose_what_pages_do_not_know() -> None:
+    griffe = pytest.importorskip("griffe", reason="the documents' libraries are not installed")
+    from docstrings import ReadableDocstrings  # noqa: PLC0415  # likewise
+
+    text = "Text::\n\n    code\n\nExample::\n\n    code\n\nExample:\n    >>> 1\n    1\n"
+    shown = griffe.Function("function", docstring=griffe.Docstring(text))
+    ReadableDocstrings().on_object(obj=shown)
+    assert shown.docstring.value.splitlines() == [
+        *("Text:", "", "    code", "", "**Example**", "", "    code", ""),
+        *("Examples:", "    >>> 1", "    1"),
+    ]
