@@ -19,12 +19,13 @@ from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from chainstay.errors import InvalidPlanError, PlanMismatchError, UnsupportedModelError
+from chainstay.fitting.cut_joins import CutJoin, cut_join
 from chainstay.fitting.cut_models import CutBy, CutModel, cut_model
 from chainstay.fitting.front import require_model
 from chainstay.hybrid import HybridSolution
 from chainstay.offloading import OffloadSolution
 from chainstay.plans import Cut, Fingerprint, Plan, load_plan
-from chainstay.profiles import ChainProfile, OffloadProfile
+from chainstay.profiles import ChainProfile, JoinProfile, OffloadProfile
 from chainstay.runtime.caching import digest_of
 from chainstay.runtime.calls import Planned, PlannedBlocks, PlannedCall, TensorEnds
 from chainstay.runtime.device_memory import plain_bytes
@@ -32,11 +33,19 @@ from chainstay.runtime.extraction.calling import TensorPromise
 from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.fitted import Fitted
 from chainstay.runtime.items import movable_chain
+from chainstay.runtime.joining.executor import PlannedJoin
 from chainstay.runtime.situation import Situation, modules_of
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.transfers import Transport, engine_for, program_of
 
-__all__ = ["apply_plan", "fingerprint_of", "moved_profile", "plan_of", "save_plan"]
+__all__ = [
+    "apply_plan",
+    "fingerprint_of",
+    "moved_profile",
+    "plan_of",
+    "planned_as_plan",
+    "save_plan",
+]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -85,7 +94,7 @@ def plan_of(model: nn.Module) -> Plan:
             f"this {type(model).__name__} is not fitted; call chainstay.fit(model, ...) first"
         )
     situation, planned = fitted.latest
-    if not isinstance(planned, PlannedCall | PlannedBlocks):
+    if not isinstance(planned, PlannedCall | PlannedBlocks | PlannedJoin):
         raise UnsupportedModelError(
             f"a {type(planned).__name__} cannot be saved; fit the model again where it is needed"
         )
@@ -95,10 +104,13 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def planned_as_plan(
-    planned: PlannedCall | PlannedBlocks, name: str, cut: Cut, fingerprint: Fingerprint
+    planned: PlannedCall | PlannedBlocks | PlannedJoin,
+    name: str,
+    cut: Cut,
+    fingerprint: Fingerprint,
 ) -> Plan:
     """What `planned` goes by, as a plan for a file."""
-    solution, chain = planned.solution, planned.profile
+    solution = planned.solution
     about: dict[str, Any] = {
         "solution": solution,
         "overheads": planned.overheads,
@@ -106,6 +118,9 @@ def planned_as_plan(
         "cut": cut,
         "fingerprint": fingerprint,
     }
+    if isinstance(planned, PlannedJoin):
+        return Plan(profile=planned.profile, keep=planned.keep, **about)
+    chain = planned.profile
     if isinstance(solution, OffloadSolution):
         return Plan(profile=moved_profile(solution, chain), chain=chain, **about)
     return Plan(profile=chain, **about)
@@ -192,20 +207,30 @@ class _Applied:
         situation = Situation.now(self.model, args, kwargs)
         before = fingerprint_of(self.model, situation, ())
         _require_equal(replace(plan.fingerprint, stages={}), before)
-        cut = cut_model(
-            self.model,
-            args,
-            kwargs,
-            by=cast("CutBy", plan.cut.by),
-            granularity=self.granularity,
-            has_loss=plan.stages.stages[-1].forward_time > 0,
-        )
+        profile = _profile_of(plan, plan.cut.by)
+        loss = (profile.closing if isinstance(profile, JoinProfile) else profile).stages[-1]
+        settings: dict[str, Any] = {
+            "granularity": self.granularity,
+            "has_loss": loss.forward_time > 0,
+        }
+        cut: CutModel | CutJoin
+        if isinstance(profile, JoinProfile):
+            cut = cut_join(self.model, args, kwargs, **settings)
+        else:
+            by = cast("CutBy", plan.cut.by)
+            cut = cut_model(self.model, args, kwargs, by=by, **settings)
         _require_equal(plan.fingerprint, replace(before, stages=_stages(cut.chain.stages)))
+        return self._planned(cut)
+
+    def _planned(self, cut: CutModel | CutJoin) -> Planned:
+        """The model, cut like that of the plan, by the plan."""
+        plan = self.plan
+        if isinstance(cut, CutJoin):
+            assert isinstance(plan.profile, JoinProfile), "so it was cut"
+            return cut.planned(plan.solution, plan.profile, overheads=plan.overheads)
+        transport = self._transport(cut)
         return cut.planned(
-            plan.solution,
-            plan.stages,
-            overheads=plan.overheads,
-            transport=self._transport(cut),
+            plan.solution, plan.stages, overheads=plan.overheads, transport=transport
         )
 
     def _transport(self, cut: CutModel) -> Transport | None:
@@ -221,6 +246,22 @@ class _Applied:
                 "operations; there must be one for each, so plan again"
             )
         return Transport.of(solution, self.plan.stages, overheads, engine)
+
+
+def _profile_of(plan: Plan, by: str) -> ChainProfile | JoinProfile:
+    """What the stages of the model cost.
+
+    Raises:
+        InvalidPlanError: It is no profile of a model that was cut in such a way.
+    """
+    if by != "join":
+        return plan.stages
+    if not isinstance(plan.profile, JoinProfile) or plan.profile.tail is None:
+        raise InvalidPlanError(
+            f"the plan cuts its model into branches and a tail, and is of a "
+            f"{type(plan.profile).__name__} without them; plan again"
+        )
+    return plan.profile
 
 
 def _require_equal(planned: Fingerprint, present: Fingerprint) -> None:
@@ -316,7 +357,9 @@ def _device_of(situation: Situation) -> torch.device:
     return next((each.layout.device for each in promises), torch.device("cpu"))
 
 
-def _cut_of(planned: PlannedCall | PlannedBlocks) -> CutBy:
+def _cut_of(planned: PlannedCall | PlannedBlocks | PlannedJoin) -> str:
+    if isinstance(planned, PlannedJoin):
+        return "join"
     if isinstance(planned, PlannedBlocks):
         return "blocks"
     return "chain" if isinstance(planned.ends, TensorEnds) else "export"

@@ -29,13 +29,14 @@ from chainstay.runtime.joining.executor import shape_of
 from chainstay.runtime.joining.measuring import MeasuredJoin
 from chainstay.runtime.joining.order import can_change_order
 from chainstay.runtime.joining.ordering import same_sum
+from chainstay.runtime.joining.staging import StagedJoin
 from chainstay.schedule import Op, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.solve.budgets import size_of
 from chainstay.solve.join import solve_join
 from chainstay.validation.join import simulate_join
 
-__all__ = ["peak_of_join", "runnable_orders", "solve_measured_join"]
+__all__ = ["can_run", "peak_of_join", "runnable_orders", "solve_measured_join"]
 
 _ROUNDS: Final = 4
 """Solves of each kind; each halves what is unknown of the best nominal budget."""
@@ -264,23 +265,28 @@ def runnable_orders(measured: MeasuredJoin, schedule: Schedule) -> Iterator[Sche
     They take the same time: branches do the same, in other turns.
     """
     forward = _branch_by_branch(schedule)
-    shape = shape_of(measured)
     plain = _backward_one_by_one(forward)
     for candidate in dict.fromkeys((forward, plain)):
-        try:
-            plan = plan_join(candidate, shape)
-        except InvalidScheduleError:
-            continue
-        rank = {stage: index for index, stage in enumerate(plan.backward)}
-        position = {stage: index for index, stage in enumerate(shape.stages())}
-        ranks = {position[stage]: place for stage, place in rank.items()}
-        if plan.is_plain_order or (can_change_order() and _sums_stay(measured, ranks.__getitem__)):
+        if can_run(measured, candidate):
             yield candidate
 
 
-def _sums_stay(measured: MeasuredJoin, rank: Callable[[int], int]) -> bool:
+def can_run(stages: StagedJoin, schedule: Schedule) -> bool:
+    """Whether the runtime can take this way to the join and back, bit for bit."""
+    shape = shape_of(stages)
+    try:
+        plan = plan_join(schedule, shape)
+    except InvalidScheduleError:
+        return False
+    rank = {stage: index for index, stage in enumerate(plan.backward)}
+    position = {stage: index for index, stage in enumerate(shape.stages())}
+    ranks = {position[stage]: place for stage, place in rank.items()}
+    return plan.is_plain_order or (can_change_order() and _sums_stay(stages, ranks.__getitem__))
+
+
+def _sums_stay(stages: StagedJoin, rank: Callable[[int], int]) -> bool:
     """Whether gradients of what is used three times or more are summed as in plain training."""
-    return all(same_sum(list(uses), sorted(uses, key=rank)) for uses in measured.sums)
+    return all(same_sum(list(uses), sorted(uses, key=rank)) for uses in stages.sums)
 
 
 def _branch_by_branch(schedule: Schedule) -> Schedule:

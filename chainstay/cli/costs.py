@@ -17,6 +17,7 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.cut_models import CutModel, measured_model
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.estimating import estimate
+from chainstay.runtime.extraction import ExtractedChain
 from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.measurement import Measurement
 from chainstay.schedule import Schedule
@@ -42,6 +43,12 @@ class Costed:
     profile: ChainProfile
     cut: CutModel | None = None
     measured: Measurement | None = None
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether the model was exported, and has branches that meet."""
+        ends = None if self.cut is None else self.cut.ends
+        return isinstance(ends, ExtractedChain) and not ends.not_a_join
 
     @property
     def plain(self) -> Replay:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from chainstay.applying import fingerprint_of, moved_profile
+from chainstay.applying import fingerprint_of, moved_profile, planned_as_plan
 from chainstay.cli.costs import Costed, granularity_of
 from chainstay.cli.planning import Asked, Outcome
 from chainstay.cli.planning_files import chain_outcome, keep_everything, segmented
 from chainstay.cli.profiling import Request
 from chainstay.cli.terminal import busy
 from chainstay.cli.ways import Way, best_of, checkpointed, solved
+from chainstay.fitting.cut_models import CutModel
+from chainstay.fitting.joins import JoinAttempt
 from chainstay.fitting.means import Means
 from chainstay.fitting.ways import WAYS, Ways
 from chainstay.offloading import OffloadSolution
@@ -21,6 +23,7 @@ from chainstay.planning import solve_measured
 from chainstay.plans import Cut, Plan
 from chainstay.profiles import Link
 from chainstay.runtime.block_calls import strays
+from chainstay.runtime.joining.executor import PlannedJoin
 from chainstay.runtime.situation import Situation
 from chainstay.runtime.transfers import program_of
 from chainstay.schedule import Schedule
@@ -29,7 +32,11 @@ from chainstay.solve.budgets import size_of
 
 __all__ = ["plan_of_model", "recomputing"]
 
-_NAMES: Final[Mapping[str, str]] = {"keep all": "keep everything, as planned", "combined": "both"}
+_NAMES: Final[Mapping[str, str]] = {
+    "keep all": "keep everything, as planned",
+    "join": "branches apart",
+    "combined": "both",
+}
 
 
 def plan_of_model(costed: Costed, request: Request, asked: Asked, link: Link | None) -> Outcome:
@@ -44,31 +51,34 @@ def plan_of_model(costed: Costed, request: Request, asked: Asked, link: Link | N
         replay = costed.replay(schedule)
         return replay.makespan, replay.peak_bytes
 
+    found, join = _solved(costed, request, budget, asked, link)
     ways = [
         keep_everything(plain.makespan, plain.peak_bytes, budget),
         checkpointed(segmented(len(costed.profile)), judge, budget),
-        *_solved(costed, budget, asked, link),
+        *found,
     ]
-    chosen = best_of(ways)
+    chosen = best_of(ways, plain.makespan)
     assert chosen.solution is not None, "chosen from those that were solved"
+    is_join = join is not None and chosen.solution is join.solution
     return Outcome(
         title=_title(costed),
         ways=ways,
         chosen=chosen,
-        plan=plan_of(costed, request, chosen.solution),
+        plan=plan_of(costed, request, chosen.solution, join if is_join else None),
         plain_time=plain.makespan,
         plain_bytes=plain.peak_bytes,
     )
 
 
-def _solved(costed: Costed, budget: int, asked: Asked, link: Link | None) -> Iterator[Way]:
-    """What `chainstay.fit` would choose from."""
+def _solved(
+    costed: Costed, request: Request, budget: int, asked: Asked, link: Link | None
+) -> tuple[list[Way], PlannedJoin | None]:
+    """What `chainstay.fit` would choose from; the plan of branches, if there is one."""
     measured, cut = costed.measured, costed.cut
     assert measured is not None
     assert cut is not None
     if cut.blocks is not None:
-        yield solved("recompute", lambda: recomputing(costed, budget, asked))
-        return
+        return [solved("recompute", lambda: recomputing(costed, budget, asked))], None
     means = Means.of(
         recompute=True,
         offload=asked.offload,
@@ -76,12 +86,30 @@ def _solved(costed: Costed, budget: int, asked: Asked, link: Link | None) -> Ite
         host_budget=asked.host_budget,
         device=cut.chain.device,
     )
-    ways = Ways(measured, budget, _method(asked), means)
+    attempt = _attempt(costed, cut, request)
+    ways = Ways(measured, budget, _method(asked), means, attempt)
     with busy("solving"):
         ways.try_all()
+    found = []
     for name in WAYS:
         if name in ways.found or name in ways.refused:
-            yield solved(_NAMES.get(name, name), partial(_answer, ways, name))
+            way = solved(_NAMES.get(name, name), partial(_answer, ways, name))
+            own = ways.plain_time(name) if name == "join" else None
+            found.append(replace(way, plain_time=own))
+    return found, ways.join
+
+
+def _attempt(costed: Costed, cut: CutModel, request: Request) -> JoinAttempt:
+    """What it takes to plan branches apart, if the model has any."""
+    workload = costed.workload
+    return JoinAttempt(
+        model=workload.model,
+        ends=cut.ends,
+        call=(workload.args, workload.kwargs),
+        loss=workload.loss,
+        granularity=granularity_of(request.granularity),
+        settings={"repeats": request.repeats, "cache": request.cache},
+    )
 
 
 def _answer(ways: Ways, name: str) -> Solution:
@@ -114,16 +142,30 @@ def _method(asked: Asked) -> Method | str:
     return "auto" if asked.method == "auto" else asked.chain_method()
 
 
-def plan_of(costed: Costed, request: Request, solution: Solution) -> Plan:
-    """The solution with all that it takes to apply it to the same model again."""
+def plan_of(
+    costed: Costed, request: Request, solution: Solution, join: PlannedJoin | None = None
+) -> Plan:
+    """The solution with all that it takes to apply it to the same model again.
+
+    Args:
+        costed: The model.
+        request: As it was named.
+        solution: The plan.
+        join: The model by it, if it is one of branches.
+    """
     measured, cut, workload = costed.measured, costed.cut, costed.workload
     assert measured is not None
     assert cut is not None
     situation = Situation.now(workload.model, workload.args, dict(sorted(workload.kwargs.items())))
+    granularity = granularity_of(request.granularity)
+    if join is not None:
+        fingerprint = fingerprint_of(workload.model, situation, join.executor.stages)
+        by_branches = Cut(by="join", granularity=granularity)
+        return planned_as_plan(join, request.model, by_branches, fingerprint)
     about: dict[str, Any] = {
         "solution": solution,
         "model": request.model,
-        "cut": Cut(by=cut.by, granularity=granularity_of(request.granularity)),
+        "cut": Cut(by=cut.by, granularity=granularity),
         "fingerprint": fingerprint_of(workload.model, situation, cut.chain.stages),
     }
     schedule = solution.schedule

@@ -100,6 +100,8 @@ def _show(costed: Costed) -> None:
     say(costed.workload.title, style="bold")
     if costed.cut is not None and costed.cut.by == "blocks":
         tell(f"cut by blocks{costed.cut.reason}")
+    if costed.has_branches:
+        tell("its branches meet: chainstay plan looks at them apart, too")
     for table in stage_tables(costed.profile):
         show(table)
     parameters = list(costed.workload.model.parameters())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chainstay.applying import apply_plan
+from chainstay.baselines.join import keep_all_join
 from chainstay.cli.endings import CommandLineError, Ending
 from chainstay.cli.planning import Asked
 from chainstay.cli.profiling import Request
@@ -18,9 +19,11 @@ from chainstay.cli.training import Training, fits_here, peak_of, times_of
 from chainstay.cli.workloads import Workload
 from chainstay.fitting import unfit
 from chainstay.plans import Plan, load_plan
+from chainstay.profiles import JoinProfile
 from chainstay.schedule import Schedule
 from chainstay.units import format_bytes, format_time
-from chainstay.validation.simulate import simulate
+from chainstay.validation.join import simulate_join
+from chainstay.validation.simulate import Replay, simulate
 
 __all__ = ["Run", "run_made"]
 
@@ -156,15 +159,18 @@ def _why_not_plain(workload: Workload, plan: Plan, wanted: Run) -> str:
     """Why plain PyTorch is not run; empty if it is."""
     if not wanted.compare:
         return "not asked for"
-    peak = _plain_peak(plan)
+    peak = _plain(plan).peak_bytes
     if not fits_here(peak, workload.target.device):
         return f"plain training needs {format_bytes(peak)}, which is not free here"
     return ""
 
 
-def _plain_peak(plan: Plan) -> int:
-    keep_all = Schedule.keep_all(len(plan.stages))
-    return simulate(plan.stages, keep_all).peak_bytes
+def _plain(plan: Plan) -> Replay:
+    """Plain training, as far as the plan's costs tell."""
+    if isinstance(plan.profile, JoinProfile):
+        keep_all = keep_all_join(plan.profile)
+        return simulate_join(plan.profile, keep_all, keep=plan.keep or None)
+    return simulate(plan.stages, Schedule.keep_all(len(plan.stages)))
 
 
 def _show(outcome: Outcome) -> None:
@@ -176,7 +182,7 @@ def _show(outcome: Outcome) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     if outcome.plain is not None:
         peak, took = outcome.plain
-        keep_all = simulate(outcome.plan.stages, Schedule.keep_all(len(outcome.plan.stages)))
+        keep_all = _plain(outcome.plan)
         table.add_row(
             "plain PyTorch",
             short_bytes(keep_all.peak_bytes),
@@ -192,10 +198,12 @@ def _show(outcome: Outcome) -> None:
         format_time(outcome.measured_time),
     )
     show(table)
+    profile = outcome.plan.profile
+    stages = profile.stages if isinstance(profile, JoinProfile) else len(outcome.plan.stages)
     within = outcome.measured_peak <= solution.budget
     say(
         f"\nbudget {format_bytes(solution.budget)}: {'kept' if within else 'EXCEEDED'}; "
-        f"{len(outcome.plan.stages)} stages, {len(solution.schedule)} operations"
+        f"{stages} stages, {len(solution.schedule)} operations"
     )
     say(f"loss, gradients, buffers, random state against plain PyTorch: {_verdict(outcome)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,7 @@ from chainstay.errors import (
     InfeasibleBudgetError,
     InvalidProfileError,
     SolverLimitError,
+    UnsupportedModelError,
 )
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
@@ -35,6 +37,8 @@ class Way:
         solution: Of those that are solved for.
         says: How sure it is to be the best of its kind, or why there is none.
         refusal: What was said instead of a solution.
+        plain_time: Of a step without a budget, where that was measured for this way anew;
+            ``None`` for that of the table.
     """
 
     name: str
@@ -43,6 +47,11 @@ class Way:
     solution: Solution | None = None
     says: str = ""
     refusal: InfeasibleBudgetError | None = None
+    plain_time: Time | None = None
+
+    def slowdown(self, plain_time: Time) -> Fraction:
+        """How many times as long as without a budget a step takes."""
+        return Fraction(self.makespan or 0) / ((self.plain_time or plain_time) or 1)
 
 
 def solved(name: str, solve: Callable[[], Solution]) -> Way:
@@ -57,6 +66,8 @@ def solved(name: str, solve: Callable[[], Solution]) -> Way:
         return Way(name=name, says="time ran out")
     except InvalidProfileError as refusal:
         return Way(name=name, says="not with skips" if "skips" in str(refusal) else "not for it")
+    except UnsupportedModelError:
+        return Way(name=name, says="not for it")
     except BackendError:
         return Way(name=name, says="no solver for it here")
     proof = "optimal" if solution.is_optimal else f"at most {solution.gap:.1%} above"
@@ -92,8 +103,12 @@ def checkpointed(
     return Way(name=f"torch checkpoint ({count})", makespan=makespan, peak_bytes=peak)
 
 
-def best_of(ways: Sequence[Way]) -> Way:
+def best_of(ways: Sequence[Way], plain_time: Time = 1) -> Way:
     """The fastest that was solved for; of equals the first.
+
+    Args:
+        ways: To choose from.
+        plain_time: Of a step without a budget.
 
     Raises:
         InfeasibleBudgetError: None fits; it names the least budget in which one does.
@@ -101,7 +116,7 @@ def best_of(ways: Sequence[Way]) -> Way:
     """
     found = [way for way in ways if way.solution is not None and way.makespan is not None]
     if found:
-        return min(found, key=lambda way: way.makespan or 0)
+        return min(found, key=lambda way: way.slowdown(plain_time))
     refusals = [way.refusal for way in ways if way.refusal is not None]
     if refusals:
         raise min(refusals, key=lambda refusal: refusal.required)
@@ -130,6 +145,9 @@ def _cells(way: Way, plain_time: Time, is_chosen: bool) -> Iterator[str]:  # noq
     yield way.name
     yield "" if way.peak_bytes is None else short_bytes(way.peak_bytes)
     yield "" if way.makespan is None else format_time(way.makespan)
-    slower = float(way.makespan / plain_time) - 1 if way.makespan and plain_time else 0.0
+    slower = float(way.slowdown(plain_time)) - 1 if way.makespan and plain_time else 0.0
     yield "" if way.makespan is None else f"{slower:.1%}"
-    yield way.says
+    if way.plain_time is None or way.makespan is None:
+        yield way.says
+    else:
+        yield f"{way.says}; plain {format_time(way.plain_time)}"

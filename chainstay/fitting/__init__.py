@@ -6,7 +6,8 @@
 `planner`     a plan for calls like a sample
 `ways`        the ways to train one chain, and the fastest of them
 `combining`   plans that recompute and offload
-`joins`       models whose branches are planned apart
+`joins`       plans of models whose branches meet
+`cut_joins`   such models as stages, measured or not
 `cut_models`  whole models as stages, measured or not
 `caches`      language models keep nothing for generating while they train
 `budgets`     what a budget is, and how many bytes it means

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, TypeVar
 
 import torch
 from torch import nn
@@ -17,18 +17,20 @@ from torch import nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.caches import caches_off
 from chainstay.profiles import ChainProfile
+from chainstay.runtime.alternatives import Alternative
 from chainstay.runtime.block_calls import BlockExecutor
 from chainstay.runtime.calls import Ends, Planned, PlannedBlocks, PlannedCall, TensorEnds
 from chainstay.runtime.chain import Chain, TensorLayout
 from chainstay.runtime.environment import Traits, observe_traits
 from chainstay.runtime.executor import Executor
-from chainstay.runtime.extracted import measure_extracted
+from chainstay.runtime.extracted import AnyLoss, measure_extracted
 from chainstay.runtime.extraction import ExtractedChain, InterceptedChain, extract
 from chainstay.runtime.extraction.calls import device_of
 from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.extraction.intercepting import intercept_sampled
 from chainstay.runtime.fusing import blaming, fuse_stages, run_stage
 from chainstay.runtime.intercepted import measure_intercepted
+from chainstay.runtime.joining import ExtractedJoin
 from chainstay.runtime.measurement import Measurement, measuring
 from chainstay.runtime.measuring import measure
 from chainstay.runtime.merging import merge_idle_cuts
@@ -36,13 +38,15 @@ from chainstay.runtime.mode import Mode, titled_modules
 from chainstay.runtime.outside import Around
 from chainstay.runtime.own_hooks import own_hooks_aside
 from chainstay.runtime.parameter_hooks import parameter_hooks_aside
-from chainstay.runtime.sharding import is_sharded
-from chainstay.runtime.stages import ChainStage, Place, split_model
+from chainstay.runtime.sharding import is_sharded, left_sharded
+from chainstay.runtime.stages import ChainStage, split_model
 from chainstay.runtime.states import State, copied, detached
 from chainstay.runtime.transfers import Transport
 from chainstay.solution import Solution
 
-__all__ = ["CutBy", "CutModel", "cut_model", "measured_model"]
+__all__ = ["CutBy", "CutModel", "cut_model", "measured_model", "without_own_flag"]
+
+Extracted = TypeVar("Extracted", ExtractedChain, ExtractedJoin)
 
 CutBy = Literal["chain", "export", "blocks"]
 """Between the stages of a `torch.nn.Sequential`, in its exported graph, or between blocks."""
@@ -77,6 +81,7 @@ class CutModel:
         *,
         overheads: tuple[int, ...] | None = None,
         transport: Transport | None = None,
+        alternatives: tuple[Alternative, ...] = (),
     ) -> Planned:
         """The model's forward by the schedule of `solution`.
 
@@ -85,6 +90,7 @@ class CutModel:
             profile: What they cost.
             overheads: Of each operation, where that was measured.
             transport: Makes the solution's transfers.
+            alternatives: What it was weighed against, itself included.
 
         Raises:
             PlanMismatchError: The schedule is for another number of stages, or cannot be run.
@@ -99,11 +105,19 @@ class CutModel:
                 profile=profile,
                 origin=f"by blocks ({names[0]} to {names[-1]}){self.reason}\n",
                 overheads=overheads,
+                alternatives=alternatives,
             )
         assert self.ends is not None, "only blocks have none"
         schedule = solution.schedule if transport is None else transport.schedule
         executor = Executor(self.chain, self.traits, schedule, transport)
-        return PlannedCall(self.ends, executor, solution, profile, overheads=overheads)
+        return PlannedCall(
+            ends=self.ends,
+            executor=executor,
+            solution=solution,
+            profile=profile,
+            overheads=overheads,
+            alternatives=alternatives,
+        )
 
 
 def measured_model(  # noqa: PLR0913  # all but the call have defaults
@@ -115,6 +129,7 @@ def measured_model(  # noqa: PLR0913  # all but the call have defaults
     by: Literal["auto", "export", "blocks"] = "auto",
     granularity: Granularity = "fine",
     repeats: int = 5,
+    progress: bool = True,
     cache: str | os.PathLike[str] | None = None,
     once_cut: Callable[[], None] = lambda: None,
 ) -> tuple[CutModel, Measurement]:
@@ -125,11 +140,20 @@ def measured_model(  # noqa: PLR0913  # all but the call have defaults
     Raises:
         UnsupportedModelError: It cannot be cut; the text says why in each way.
     """
+    settings: dict[str, Any] = {
+        "loss": loss,
+        "repeats": repeats,
+        "progress": progress,
+        "cache": cache,
+    }
+    if is_sharded(model):
+        once_cut()
+        with left_sharded(model):  # its own hooks are what makes it whole
+            return _measured_blocks(model, (args, kwargs), settings, ": its parameters are sharded")
     with own_hooks_aside(model):
-        settings: dict[str, Any] = {"loss": loss, "repeats": repeats, "cache": cache}
-        if by == "blocks" or is_sharded(model):
+        if by == "blocks":
             once_cut()
-            return _measured_blocks(model, (args, kwargs), settings, "")
+            return _measured_blocks(model, (args, kwargs), settings, ": as asked for")
         try:
             if is_plain_chain(model, args, kwargs):
                 once_cut()
@@ -195,7 +219,7 @@ def cut_model(  # noqa: PLR0913  # all but the model and the call decide where i
             first, shared = extracted.begin(args, kwargs)
             parts = [ChainStage(each.name, (each,)) for each in extracted.stages]
             if has_loss:
-                parts.append(ChainStage("loss", (_AnyLoss(),), is_loss=True))
+                parts.append(ChainStage("loss", (AnyLoss(),), is_loss=True))
             merged = merge_idle_cuts(parts, first, shared)
             stages = merged[: len(merged) - has_loss]
             source = detached(first)
@@ -218,27 +242,10 @@ def is_plain_chain(
     )
 
 
-def without_own_flag(chain: ExtractedChain) -> ExtractedChain:
+def without_own_flag(chain: Extracted) -> Extracted:
     """For a plan, which looks at the model's own flag itself, its hooks being around the chain."""
     _, *inner = chain.likeness.training
     return replace(chain, likeness=replace(chain.likeness, training=tuple(inner)))
-
-
-@dataclass(frozen=True, slots=True)
-class _AnyLoss:
-    """Stands in for a loss where only its being there matters; a `stages.Part`."""
-
-    def __call__(self, state: State, shared: State) -> State:  # noqa: ARG002  # as `Part`
-        total = [each.sum() for each in state if each.requires_grad]
-        return (torch.stack(total).sum() if total else state[0].sum(),)
-
-    def modules(self) -> Iterator[nn.Module]:
-        """None."""
-        return iter(())
-
-    def places(self) -> Iterator[Place]:
-        """None."""
-        return iter(())
 
 
 def _cut(

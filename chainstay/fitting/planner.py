@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.budgets import Budget, bytes_of
-from chainstay.fitting.caches import caches_off
-from chainstay.fitting.joins import JoinAttempt, faster_of
+from chainstay.fitting.cut_models import CutModel, measured_model
+from chainstay.fitting.joins import JoinAttempt
 from chainstay.fitting.means import Means
-from chainstay.fitting.ways import fastest_way
+from chainstay.fitting.ways import Ways, fastest_way
 from chainstay.planning import solve_measured
 from chainstay.runtime.accounting import Account
-from chainstay.runtime.block_calls import BlockExecutor, strays
-from chainstay.runtime.calls import Ends, Planned, PlannedBlocks, TensorEnds
-from chainstay.runtime.extracted import measure_extracted
-from chainstay.runtime.extraction import extract
+from chainstay.runtime.block_calls import strays
+from chainstay.runtime.calls import Planned
+from chainstay.runtime.extraction import InterceptedChain
 from chainstay.runtime.extraction.cutting import Granularity
-from chainstay.runtime.intercepted import measure_intercepted
 from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.measuring import measure
-from chainstay.runtime.own_hooks import own_hooks_aside
-from chainstay.runtime.parameter_hooks import parameter_hooks_aside
-from chainstay.runtime.sharding import gathered, is_sharded, left_sharded
+from chainstay.runtime.sharding import gathered, is_sharded
 from chainstay.solution import Method, Solution
 
 __all__ = ["Planner", "Way"]
@@ -64,34 +59,29 @@ class Planner:
                     "processes, which an export does not see; use by='blocks'"
                 )
             self._require_recomputing("its parameters are spread over several processes")
-            with left_sharded(self.model):
-                return self._by_blocks(args, kwargs, "its parameters are sharded")
-        with own_hooks_aside(self.model):
-            if self.by == "blocks":
-                self._require_recomputing("by is 'blocks'")
-                return self._by_blocks(args, kwargs, "as asked for")
-            try:
-                with caches_off(self.model):
-                    ends, measured = self._measured(args, kwargs)
-            except UnsupportedModelError as refusal:
-                if self.by == "export" or self.means.is_offload_asked:
-                    raise
-                return self._instead(args, kwargs, refusal)
-        if not self.means.recompute:
-            return fastest_way(ends, measured, self._budget_of(measured), self.method, self.means)
+        if self.by == "blocks":
+            self._require_recomputing("by is 'blocks'")
+        cut, measured = measured_model(
+            self.model,
+            args,
+            kwargs,
+            loss=self.loss,
+            by="export" if self.means.is_offload_asked else self.by,
+            granularity=self.granularity,
+            **self.settings,
+        )
+        if cut.blocks is not None:
+            return self._by_blocks(cut, cut.blocks, measured)
         attempt = JoinAttempt(
             model=self.model,
-            ends=ends,
+            ends=cut.ends,
             call=(args, kwargs),
             loss=self.loss,
             granularity=self.granularity,
             settings=self.settings,
-            budget=self._budget_of(measured),
-            method=self.method,
         )
-        return faster_of(
-            lambda: fastest_way(ends, measured, attempt.budget, self.method, self.means), attempt
-        )
+        ways = Ways(measured, self._budget_of(measured), self.method, self.means, attempt)
+        return fastest_way(cut, ways)
 
     def _require_recomputing(self, reason: str) -> None:
         if self.means.is_offload_asked:
@@ -100,26 +90,7 @@ class Planner:
                 "leave offload=True out, or use by='export' in one process"
             )
 
-    def _instead(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], refusal: UnsupportedModelError
-    ) -> Planned:
-        """By blocks, since the other way is refused."""
-        try:
-            return self._by_blocks(args, kwargs, str(refusal))
-        except UnsupportedModelError as other:
-            if str(other) == str(refusal):
-                raise refusal from other
-            raise UnsupportedModelError(
-                f"{refusal} (by='export'). Nor can its blocks be stages: {other} (by='blocks')"
-            ) from refusal
-
-    def _by_blocks(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str
-    ) -> PlannedBlocks:
-        with parameter_hooks_aside(self.model.modules()):
-            chain, measured = measure_intercepted(
-                self.model, args, kwargs, loss=self.loss, **self.settings
-            )
+    def _by_blocks(self, cut: CutModel, blocks: InterceptedChain, measured: Measurement) -> Planned:
         account = Account.largest(gathered(self.model, measured.account))
         measured = replace(measured, account=account)
         budget = min(gathered(self.model, self._budget_of(measured)))
@@ -130,7 +101,7 @@ class Planner:
                     measured,
                     budget,
                     self.method,
-                    can_run=lambda schedule: not strays(chain, schedule),
+                    can_run=lambda schedule: not strays(blocks, schedule),
                 )
             except ChainstayError as refusal:
                 return refusal
@@ -139,44 +110,11 @@ class Planner:
         solution = gathered(self.model, solved())[0]
         if isinstance(solution, ChainstayError):
             raise solution
-        return PlannedBlocks(
-            forward=self.model.forward,
-            executor=BlockExecutor(chain, measured, solution.schedule),
-            solution=solution,
-            profile=measured.profile_for(solution.schedule),
-            origin=f"by blocks ({chain.stages[0].name} to {chain.stages[-1].name}): {reason}\n",
+        return cut.planned(
+            solution,
+            measured.profile_for(solution.schedule),
             overheads=measured.overheads_for(solution.schedule),
         )
 
-    def _measured(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Ends, Measurement]:
-        measured: Measurement
-        if _is_plain_chain(self.model, args, kwargs):
-            with parameter_hooks_aside(self.model.modules()):
-                measured = measure(self.model, *args, loss=self.loss, **self.settings)
-            return TensorEnds.of(self.model), measured
-        chain = extract(self.model, args, kwargs, granularity=self.granularity)
-        with parameter_hooks_aside(self.model.modules()):
-            measured = measure_extracted(chain, args, kwargs, loss=self.loss, **self.settings)
-        # The plan looks at the model's own flag itself, and its own hooks run around the chain.
-        _, *inner = chain.likeness.training
-        likeness = replace(chain.likeness, training=tuple(inner))
-        return replace(chain, likeness=likeness), measured
-
     def _budget_of(self, measured: Measurement) -> int:
         return bytes_of(self.budget, self.model, self.reserve, measured)
-
-
-def _is_plain_chain(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> TypeGuard[nn.Sequential]:
-    """Whether the model is a chain as it is, called like one."""
-    return (
-        isinstance(model, nn.Sequential)
-        and type(model).forward is nn.Sequential.forward
-        and "forward" not in vars(model)  # libraries replace it, for mixed precision above all
-        and len(args) == 1
-        and isinstance(args[0], torch.Tensor)
-        and not kwargs
-    )

@@ -1,8 +1,13 @@
 """The ways to train a measured chain within a budget, and the fastest of them.
 
+Which is faster is told by how much longer than plain training each takes. A join is measured
+anew, and compared with its own plain training: so the noise between two measurements does not
+decide.
+
 ==============  =====================================================
 ``keep all``    plain training; nothing is faster, so that is all if it fits
 ``recompute``   stages run again, see `chainstay.planning`
+``join``        likewise, where branches meet: each planned apart, see `joins`
 ``offload``     saved data goes to the host and comes back
 ``combined``    both, see `combining`
 ==============  =====================================================
@@ -12,17 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Final
 
+from chainstay.dp import DP
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnknownMethodError
 from chainstay.fitting.combining import solve_combined
+from chainstay.fitting.cut_models import CutModel
+from chainstay.fitting.joins import JoinAttempt
 from chainstay.fitting.means import Means
 from chainstay.offloading import OffloadSolution
 from chainstay.planning import solve_measured
 from chainstay.profiles import Link
 from chainstay.runtime.alternatives import Alternative
-from chainstay.runtime.calls import Ends, PlannedCall
-from chainstay.runtime.executor import Executor
+from chainstay.runtime.calls import Planned
+from chainstay.runtime.joining.executor import PlannedJoin
 from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.transfers import Transport, engine_for, program_of, transfers_of
 from chainstay.schedule import Schedule
@@ -33,7 +42,8 @@ from chainstay.validation.simulate import simulate
 
 __all__ = ["WAYS", "Ways", "fastest_way", "plain_peak"]
 
-WAYS: Final = ("keep all", "recompute", "offload", "combined")
+WAYS: Final = ("keep all", "recompute", "join", "offload", "combined")
+_CHAINS: Final = ("recompute", "offload", "combined")
 
 
 def plain_peak(measured: Measurement) -> int:
@@ -52,16 +62,20 @@ class Ways:
         budget: Bytes.
         method: As for `chainstay.fit`.
         means: What is allowed.
+        attempt: To plan branches apart, if there are any.
         found: Solutions by way.
         refused: Why there is none, likewise.
+        join: The plan of branches, if one was found.
     """
 
     measured: Measurement
     budget: int
     method: Method | str
     means: Means
+    attempt: JoinAttempt | None = None
     found: dict[str, Solution] = field(default_factory=dict)
     refused: dict[str, ChainstayError] = field(default_factory=dict)
+    join: PlannedJoin | None = None
 
     def try_all(self) -> None:
         """Fill `found` and `refused`.
@@ -79,6 +93,21 @@ class Ways:
             self._try("offload", lambda: self._offload(link))
             if self.means.recompute:
                 self._try("combined", lambda: solve_combined(self.measured, self.budget, link=link))
+        is_slow = not self.found or min(map(self._slowdown, self.found)) > 1
+        if self._has_branches and is_slow:
+            self._try("join", self._join)
+
+    @property
+    def _has_branches(self) -> bool:
+        """Whether branches can be planned apart; only the dynamic program does that."""
+        is_solved = self.method in ("auto", "dp") or self.method == DP()
+        is_join = self.attempt is not None and self.attempt.has_branches
+        return is_join and is_solved and self.means.recompute
+
+    @property
+    def names(self) -> list[str]:
+        """The ways that there are for this model, whether they are allowed or not."""
+        return [name for name in WAYS if name != "join" or self._has_branches]
 
     def _try(self, name: str, solve: Callable[[], Solution]) -> None:
         try:
@@ -90,6 +119,11 @@ class Ways:
 
     def _recompute(self) -> Solution:
         return solve_measured(self.measured, self.budget, self.method)
+
+    def _join(self) -> Solution:
+        assert self.attempt is not None, "only tried where there are branches"
+        self.join = self.attempt.plan(self.budget)
+        return self.join.solution
 
     def _offload(self, link: Link) -> Solution:
         solution = solve_offload(
@@ -115,19 +149,35 @@ class Ways:
                 way that needs least.
         """
         if self.found:
-            return min(WAYS, key=lambda name: (name not in self.found, self._time(name)))
+            return min((name for name in WAYS if name in self.found), key=self._slowdown)
         refusals = list(self.refused.values())
         tight = [each for each in refusals if isinstance(each, InfeasibleBudgetError)]
         if tight:
             raise min(tight, key=lambda each: each.required)
         raise refusals[0]
 
-    def _time(self, name: str) -> object:
-        return self.found[name].makespan if name in self.found else 0
+    def plain_time(self, name: str) -> int:
+        """Of plain training by the measurement that a way was found for, in ns."""
+        if name == "join" and self.join is not None:
+            return self.join.profile.least_time
+        return self.measured.profile.least_time
+
+    def _slowdown(self, name: str) -> Fraction:
+        """Of a step, in times of plain training."""
+        return Fraction(self.found[name].makespan) / max(self.plain_time(name), 1)
+
+    def as_one_chain(self) -> str:
+        """For people: how well the model does without its branches."""
+        found = [self._slowdown(name) for name in _CHAINS if name in self.found]
+        if found:
+            return f"as one chain {float(min(found)) - 1:.1%} slower than plain"
+        refusals = (self.refused.get(name) for name in _CHAINS)
+        needed = [r.required for r in refusals if isinstance(r, InfeasibleBudgetError)]
+        return f"as one chain it needs {format_bytes(min(needed))}" if needed else "not at all"
 
     def table(self, chosen: str) -> Iterator[Alternative]:
         """All ways, for people."""
-        for name in WAYS:
+        for name in self.names:
             solution = self.found.get(name)
             host = solution.host_bytes if isinstance(solution, OffloadSolution) else 0
             peak = None if solution is None else solution.peak_bytes
@@ -145,7 +195,7 @@ class Ways:
             return "nothing is faster" if name == "keep all" else "the fastest that fits"
         if name not in self.found:
             return self._why_none(name, chosen)
-        best, own = self.found[chosen].makespan, self.found[name].makespan
+        best, own = self._slowdown(chosen), self._slowdown(name)
         return f"{float(own / best) - 1:.1%} slower" if own > best else "no faster, does more"
 
     def _why_none(self, name: str, chosen: str) -> str:
@@ -158,34 +208,41 @@ class Ways:
             return "does not fit"
         if chosen == "keep all":
             return "not needed"
+        if name == "join":
+            return "not needed"
         is_about_link = name == "offload" or self.means.recompute
         return self.means.obstacle if is_about_link else "recompute is False"
 
 
-def fastest_way(
-    ends: Ends, measured: Measurement, budget: int, method: Method | str, means: Means
-) -> PlannedCall:
+def fastest_way(cut: CutModel, ways: Ways) -> Planned:
     """The plan of the fastest way.
+
+    Args:
+        cut: The model.
+        ways: For it, not tried yet.
 
     Raises:
         ChainstayError: No way fits; as `Ways.best`.
     """
-    ways = Ways(measured, budget, method, means)
     ways.try_all()
     chosen = ways.best
-    solution = ways.found[chosen]
+    alternatives = tuple(ways.table(chosen))
+    if chosen == "join":
+        assert ways.join is not None, "it was found"
+        origin = f"{ways.join.origin.rstrip()} ({ways.as_one_chain()})\n"
+        return replace(ways.join, origin=origin, alternatives=alternatives)
+    measured, solution = ways.measured, ways.found[chosen]
     transport, schedule = None, solution.schedule
     if isinstance(solution, OffloadSolution):
         schedule = program_of(solution)
         device = measured.chain.device
-        engine = engine_for(device, link=solution.link, host_budget=means.host_budget)
+        engine = engine_for(device, link=solution.link, host_budget=ways.means.host_budget)
         overheads = measured.overheads_for(schedule)
         transport = Transport.of(solution, measured.profile, overheads, engine)
-    return PlannedCall(
-        ends,
-        Executor(measured.chain, measured.traits, schedule, transport),
+    return cut.planned(
         solution,
         measured.profile_for(schedule),
         overheads=measured.overheads_for(schedule),
-        alternatives=tuple(ways.table(chosen)),
+        transport=transport,
+        alternatives=alternatives,
     )

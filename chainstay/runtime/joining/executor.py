@@ -10,10 +10,11 @@ from chainstay.profiles import JoinProfile
 from chainstay.runtime.alternatives import Alternative
 from chainstay.runtime.joining.execution import JoinExecution, JoinShape, plan_join
 from chainstay.runtime.joining.extracted import ExtractedJoin, cut
-from chainstay.runtime.joining.measuring import MeasuredJoin
 from chainstay.runtime.joining.running import JoinRun, PlannedStage
+from chainstay.runtime.joining.staging import StagedJoin
 from chainstay.runtime.mode import Mode
 from chainstay.runtime.recompute import Versioned
+from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
@@ -21,31 +22,36 @@ from chainstay.solution import Solution
 __all__ = ["JoinExecutor", "PlannedJoin", "shape_of"]
 
 
-def shape_of(measured: MeasuredJoin) -> JoinShape:
+def shape_of(join: StagedJoin) -> JoinShape:
     """How many stages the parts have."""
-    return JoinShape(measured.lengths, len(measured.chain.stages) - sum(measured.lengths))
+    return JoinShape(join.lengths, len(join.chain.stages) - sum(join.lengths))
 
 
 class JoinExecutor:
     """Runs a join by a schedule; what comes out hangs on an ordinary autograd graph.
 
     Args:
-        measured: What to run.
+        join: What to run.
         schedule: Valid for it; see `plan_join`.
 
     Raises:
         InvalidScheduleError: This runtime cannot run the schedule.
     """
 
-    def __init__(self, measured: MeasuredJoin, schedule: Schedule) -> None:
-        self._measured = measured
-        self.plan: JoinExecution = plan_join(schedule, shape_of(measured))
+    def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
+        self._join = join
+        self.plan: JoinExecution = plan_join(schedule, shape_of(join))
         self._stages = {
             place: PlannedStage(stage, position, traits)
             for position, (place, stage, traits) in enumerate(
-                zip(self.plan.shape.stages(), measured.chain.stages, measured.traits, strict=True)
+                zip(self.plan.shape.stages(), join.chain.stages, join.traits, strict=True)
             )
         }
+
+    @property
+    def stages(self) -> tuple[ChainStage, ...]:
+        """What the schedule speaks about, branch by branch, the loss excluded."""
+        return self._join.chain.stages
 
     def __call__(self, given: State, shared: State) -> State:
         """The last state.
@@ -58,14 +64,14 @@ class JoinExecutor:
         run = JoinRun(
             stages=self._stages,
             plan=self.plan,
-            widths=self._measured.widths,
-            device=self._measured.chain.device,
+            widths=self._join.widths,
+            device=self._join.chain.device,
             shared=Versioned.of(shared),
         )
-        return run.forward(cut(given, self._measured.inputs))
+        return run.forward(cut(given, self._join.inputs))
 
     def _require_as_measured(self, given: State) -> None:
-        chain = self._measured.chain
+        chain = self._join.chain
         if any(tensor.is_inference() for tensor in given):
             raise PlanMismatchError(
                 "an input was made under torch.inference_mode(), so that autograd cannot "
@@ -105,6 +111,11 @@ class PlannedJoin:
         """What ``model(*args, **kwargs)`` gives."""
         given, shared = self.join.begin(args, kwargs)
         return self.join.finish(self.executor(given, shared), shared)
+
+    @property
+    def keep(self) -> tuple[bool, ...]:
+        """Whether a branch has an input with a gradient, which stays."""
+        return tuple(branch.input_gradient_bytes > 0 for branch in self.profile.branches)
 
     def close(self) -> None:
         """As `Planned`: there is nothing."""
