@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
+from typing import Final
 
 import torch
 from torch import nn
@@ -25,6 +29,7 @@ __all__ = [
     "checkpointed_ways",
     "heading",
     "interleaved_times",
+    "keep_memory",
     "machine",
     "mebibytes",
     "peak_bytes",
@@ -33,6 +38,10 @@ __all__ = [
 ]
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_MAX: Final = -4
+"""Of glibc's mallopt."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,10 @@ class Times:
         """What it takes usually."""
         return median(self.runs)
 
+    def ratio_to(self, other: Times) -> float:
+        """To another's steps of the same rounds, usually."""
+        return median(a / b for a, b in zip(self.runs, other.runs, strict=True))
+
 
 @dataclass(frozen=True)
 class Way:
@@ -113,8 +126,25 @@ def peak_bytes(task: Task, forward: Forward) -> int:
     return trace_memory(step, task.device).peak_bytes + task.sample.nbytes
 
 
+def keep_memory() -> None:
+    """The process gives no memory back to the system, as the allocator of a GPU.
+
+    Otherwise pages come and go in some steps and not in others, by what lay on the heap when it
+    was last extended: steps of ResNet-50 differ by 15 %, whoever runs them.
+    """
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_TRIM_THRESHOLD, -1)
+        library.mallopt(_M_MMAP_MAX, 0)
+
+
 def interleaved_times(
-    task: Task, forwards: Mapping[str, Forward], rounds: int, *, warm_up: int = 0
+    task: Task,
+    forwards: Mapping[str, Forward],
+    rounds: int,
+    *,
+    warm_up: int = 0,
+    seconds: float = math.inf,
 ) -> dict[str, Times]:
     """Times of steps run in turns, so that other work on the machine meets all alike.
 
@@ -124,11 +154,15 @@ def interleaved_times(
         rounds: Timed steps of each.
         warm_up: Steps in front of each timed one: for steps so short that what others leave in
             the processor's caches counts.
+        seconds: After which no round begins, once there are five.
     """
     steps = {name: step_of(task, forward) for name, forward in forwards.items()}
     stopwatch = _time_cuda if task.device.type == "cuda" else _time_cpu
     runs: dict[str, list[int]] = {name: [] for name in steps}
+    begin = time.monotonic()
     for turn in range(rounds + 1):
+        if turn > 5 and time.monotonic() - begin > seconds:
+            break
         for name, step in steps.items():
             for _ in range(warm_up):
                 step()
