@@ -77,7 +77,7 @@ MUTANTS: Final = (
         "dp/offload/fluid.py",
         "makespan = max(makespan, forward.ends[out.j] + back.end)",
         "makespan = max(makespan, back.end)",
-        "agreement/test_offload.py::test_golden_optima_of_offload_first_plans_by_dp",
+        "paper/test_offload_deviations.py::test_what_has_left_early_cannot_come_back_before_its_forward_ends",
     ),
     Mutant(
         "dp/offload/fluid.py",
@@ -87,8 +87,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "dp/join/waterfilling.py",
-        "gradients = [max(1, kept, held - (cuts - t)) for t in range(1, cuts + 1)]",
-        "gradients = [max(1, kept, held - (cuts - t) - 1) for t in range(1, cuts + 1)]",
+        "return [slots - t + 2 - held_then",
+        "return [slots - t + 1 - held_then",
         "paper/test_join_figures.py::test_waterfilling_is_exact_for_a_single_chain",
     ),
 )

@@ -39,15 +39,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/recompute.py",
-        "            self.environments[step.stage] = Environment.capture(traits, self.device)\n"
-        "            self.bindings[step.stage] = Binding.of(stage, traits)\n"
-        "        with self._hooked(step, state):\n"
-        "            output = stage(state, self.shared.state)",
-        "            self.bindings[step.stage] = Binding.of(stage, traits)\n"
-        "        with self._hooked(step, state):\n"
-        "            output = stage(state, self.shared.state)\n"
-        "        if not step.is_last:\n"
-        "            self.environments[step.stage] = Environment.capture(traits, self.device)",
+        "environment.entered(for_last_time=step.is_last)",
+        "nullcontext()",
         "agreement/test_runtime_bit_for_bit.py",
     ),
     Mutant(
