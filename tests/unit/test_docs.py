@@ -63,6 +63,15 @@ def test_api_has_every_public_name_once() -> None:
     assert sorted(shown) == sorted(chainstay.__all__)
 
 
+def test_names_of_the_notation_exist() -> None:
+    page = (DOCS / "notation.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)", page)
+    assert len(named) > 20
+    for owner, name in named:
+        of = getattr(chainstay, owner)
+        assert hasattr(of, name) or f" {name}: " in of.__doc__, f"{owner}.{name}"
+
+
 @pytest.mark.usefixtures("making")
 def test_command_line_page_has_every_command() -> None:
     from command_line import command_line_page  # noqa: PLC0415  # its folder is on the path now
