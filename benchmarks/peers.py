@@ -54,8 +54,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)  # a process's own result
     options = parser.parse_args()
+    torch.set_num_threads(1)
     if options.one is not None:
-        torch.set_num_threads(1)
         outcome = compare(options.networks[0], options.rounds, options.inductor)
         outcome.store(options.one)
         return

@@ -113,8 +113,8 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
             f"{outcome.noise:.3f}",
             str(len(outcome.duels)),
             str(won),
-            f"{sum(ratios) / len(ratios):.3f}",
-            f"{max(ratios):.3f}",
+            f"{sum(ratios) / len(ratios):.3f}" if ratios else "",
+            f"{max(ratios):.3f}" if ratios else "",
             "at least as fast as every peer"
             if won == len(outcome.duels)
             else f"not in {len(outcome.duels) - won} of {len(outcome.duels)}",
@@ -130,16 +130,36 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
         f"{sum(plan.is_equal for plan in plans)}, within their budgets "
         f"{sum(plan.peak_bytes <= plan.budget for plan in plans)}."
     )
+    yield ""
+    yield from _by_peer(duels)
     yield from _losses(duels)
     yield from _wrong(duels)
     yield ""
+
+
+def _by_peer(duels: Sequence[tuple[Outcome, Duel]]) -> Iterator[str]:
+    yield from heading("peer", "ways", "chainstay at least as fast", "mean ratio", "worst ratio")
+    for peer, (name, _, _) in MARKS.items():
+        own = [(outcome, duel) for outcome, duel in duels if duel.peer.peer == peer]
+        ratios = [duel.ratio for _, duel in own if duel.plan]
+        if ratios:
+            yield cells(
+                name,
+                str(len(own)),
+                str(sum(outcome.is_won(duel) for outcome, duel in own)),
+                f"{sum(ratios) / len(ratios):.3f}",
+                f"{max(ratios):.3f}",
+            )
 
 
 def _losses(duels: Sequence[tuple[Outcome, Duel]]) -> Iterator[str]:
     lost = [(outcome, duel) for outcome, duel in duels if not outcome.is_won(duel)]
     if lost:
         yield ""
-        yield "Where chainstay is slower, or knows no plan:"
+        yield (
+            "Where chainstay is slower, or knows no plan (torch.compile runs single operators "
+            "again, those that cost next to nothing; chainstay runs stages):"
+        )
         yield ""
     for outcome, duel in lost:
         what = (
@@ -262,6 +282,17 @@ def draw(outcome: Outcome, path: Path) -> None:
             label=name,
             zorder=3 if is_ours else 2,
             alpha=0.9,
+        )
+        wrong = [run for run in own if run.difference > WRONG]
+        axes.plot(
+            [run.peak_bytes / MEBIBYTE for run in wrong],
+            [outcome.samples / run.least_time * 1e9 for run in wrong],
+            mark,
+            color=colour,
+            markerfacecolor="white",
+            markersize=6,
+            label=f"{name}, other gradients" if wrong else None,
+            zorder=3,
         )
     axes.set_xlim(left=0)
     axes.set_xlabel("measured peak memory of a step in MiB")
