@@ -218,7 +218,7 @@ def _fitted(task: Task) -> Forwards:
 
 
 def _row(task: Task, front: str, forwards: Forwards, rounds: int, seconds: float) -> Row:
-    runs: dict[str, list[tuple[int, int]]] = {name: [] for name in forwards}
+    runs: dict[str, list[tuple[int, ...]]] = {name: [] for name in forwards}
     begin = time.monotonic()
     for turn in range(rounds):
         if turn >= 5 and time.monotonic() - begin > seconds:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -181,3 +183,54 @@ def test_measuring_leaves_everything_as_it_was(fails_at: int) -> None:
     assert all(each.grad is None for each in model.parameters() if each is not first.weight)
     assert sample.requires_grad
     assert sample.grad is None
+
+
+class Ticking(torch.autograd.Function):
+    """The identity; a clock goes on by what its forward and backward are said to take."""
+
+    @staticmethod
+    def forward(ctx: Any, clock: list[int], times: tuple[int, int], x: torch.Tensor) -> Any:  # noqa: ANN401
+        ctx.clock, ctx.backward_time = clock, times[1]
+        clock[0] += times[0]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ANN401
+        ctx.clock[0] += ctx.backward_time
+        return None, None, gradient
+
+
+@pytest.mark.parametrize("free_bytes", [0, 1 << 40], ids=["stage by stage", "in whole steps"])
+def test_times_belong_to_their_stages(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+    """The first stage has nothing to send a gradient to; nobody runs the loss again."""
+    clock = [0]
+
+    def ticking(forward: int, backward: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: Ticking.apply(clock, (forward, backward), x)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr("chainstay.runtime.clock._now", lambda: clock[0])
+    monkeypatch.setattr("chainstay.runtime.clock.unused_host_bytes", lambda: free_bytes)
+    layers = (ticking(7, 10_000), nn.Linear(8, 8), ticking(100, 30), ticking(5, 600))
+    stages: list[Callable[[torch.Tensor], torch.Tensor]] = [*layers]
+    measured = measure(stages, torch.rand(4, 8), loss=lambda x: ticking(40, 2)(x).sum(), repeats=2)
+    times = [(stage.forward_time, stage.backward_time) for stage in measured.profile.stages]
+    assert times == [(7, 0), (0, 0), (100, 30), (5, 600), (40, 2)]
+
+
+@pytest.mark.parametrize("free_bytes", [0, 1 << 40], ids=["stage by stage", "in whole steps"])
+def test_a_backward_that_fails_is_told_with_its_stage(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: int
+) -> None:
+    monkeypatch.setattr("chainstay.runtime.clock.unused_host_bytes", lambda: free_bytes)
+
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient[:, :2].reshape(3, 9))
+        return y * 1
+
+    first = nn.Linear(8, 8)
+    model: list[Callable[[torch.Tensor], torch.Tensor]] = [first, failing, nn.Linear(8, 3)]
+    with pytest.raises(UnsupportedModelError, match=r"stage 1 .*input of shape \(4, 8\)"):
+        measure(model, torch.rand(4, 8), repeats=1)
+    assert all(parameter.grad is None for parameter in first.parameters())
