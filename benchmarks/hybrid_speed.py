@@ -1,6 +1,6 @@
 """How fast recomputing and offloading together are solved, and how wide the bracket is.
 
-    python benchmarks/hybrid_speed.py [--stages 20 50 100] [--repeats 3] [--output FILE]
+    python -m benchmarks.hybrid_speed [--stages 20 50 100] [--repeats 3] [--output FILE]
 
 Three families of chains, two budgets (shares of what plain training needs), two links. Every
 time is the median CPU time of one thread over the repeats (one beyond 50 stages), warm.
@@ -19,8 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from solver_speed import FAMILIES, share_of_plain_training
-
+from benchmarks.solver_speed import FAMILIES, share_of_plain_training
 from chainstay.dp.hybrid import SlotPlan, bracket
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind, Schedule

@@ -72,6 +72,27 @@ def test_fronts_are_the_recurrence(seed: int) -> None:
                         assert found == pytest.approx(expected[0], abs=1e-5)
 
 
+def test_a_forward_passed_again_waits_for_its_own_need() -> None:
+    """By hand: in 17, stage 0 cannot be kept beside the gradient, so it is passed, 17 being used.
+
+    Backwards, 17 come back: 2 beside stage 0 (backward 1, forward 1), none beside stage 1, whose
+    backward and forward take no time. So 15 are left, all of which the pass has to wait for.
+    """
+    first = Stage(
+        forward_time=1, backward_time=1, output_bytes=1, saved_bytes=2, forward_overhead_bytes=10,
+        gradient_bytes=0,
+    )  # fmt: skip
+    second = Stage(output_bytes=6, saved_bytes=6, gradient_bytes=6)
+    stages = (first, second, Stage(output_bytes=1, saved_bytes=1))
+    profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=stages)
+    exact = ExactHybrid(Amounts.of(profile, 20, LINK)).inner(0, 1, 3, 17)
+    grid = Grid(_in_slots(profile, 20, LINK, 20), 20, 1.0, is_bound=False, limit=INFINITE)
+    fronts = grid._filled(np.full_like(grid.table, INFINITE))
+    found = looked_up(fronts, 1, 20, 17.0, 17.0, False)  # noqa: FBT003
+    assert exact is not None
+    assert exact[0] == found == (1 + 1 + 1) + 15
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_what_a_limit_drops_is_not_needed(seed: int) -> None:
     draw = random.Random(seed)
@@ -91,6 +112,29 @@ def test_what_a_limit_drops_is_not_needed(seed: int) -> None:
     relaxed, last, _ = loose.sweep(loose.fronts, loose.guides(relaxed=True), 1.2 * limit, FINE)
     assert last >= 0
     assert relaxed <= limit
+
+
+@pytest.mark.parametrize("seed", range(1000, 1160))
+def test_caps_drop_nothing_of_the_best_plan(seed: int) -> None:
+    """Of sizes that are no whole slots: with a limit just above it, the optimum is the same.
+
+    In little memory and with the best weights, so that caps are hardly above what they cap.
+    """
+    draw = random.Random(seed)
+    profile, _ = _chain(draw, draw.randint(4, 6))
+    budget = HybridProblem(profile, 1, LINK).required_bytes + draw.randint(0, 6)
+    slots, is_bound, finer = draw.choice([7, 11, 16]), seed % 2 == 1, draw.choice([1.0, 3.0])
+    costs = _in_slots(profile, budget, LINK, slots)
+    free = Grid(costs, slots, finer, is_bound, INFINITE)
+    weights = free.climbed(1.0, (0.5, 0.5), 1 / 4, 1 / 8)
+    fronts = free._filled(np.full_like(free.table, INFINITE))  # nothing is dropped
+    expected, last, _ = free.sweep(fronts, free.guided(weights).guides(), INFINITE, FINE)
+    if last < 0:
+        return
+    tight = Grid(costs, slots, finer, is_bound, expected + 1e-4).guided(weights)
+    found, last, _ = tight.sweep(tight.fronts, tight.guides(), expected + 1e-4, FINE)
+    assert last >= 0
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -28,7 +28,7 @@ INFINITE = 1e30
 FINITE = 1e29
 TINY = 1e-9
 _RECORDED = -1
-_SAME = 1e-7
+_SAME = 1e-9
 """In slots: what no two plans of a front differ by less than."""
 
 

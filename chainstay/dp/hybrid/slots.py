@@ -31,8 +31,10 @@ _Floats: TypeAlias = NDArray[np.float64]
 
 _ABOVE: Final = 1 + 1e-6
 """Of a known plan's cost, up to where others are looked for: floats may be off by less."""
-_ROUNDING: Final = 1e-6
-"""In slots and stages: more than what fronts leave out and floats can be wrong by."""
+_ROUNDING: Final = 1e-8
+"""In slots and stages: more than what fronts leave out (links may be slow, times so short)."""
+_FLOATS: Final = 1 - 1e-12
+"""Of a bound: more than floats can be wrong by."""
 _SHORT: Final = 60
 """Stages up to which rooms are rounded to quarters of slots; to halves beyond."""
 _LEVELS: Final = 1600
@@ -88,9 +90,11 @@ def bracket(
         weights = grid.climbed(grid.finer / 4, weights, 1 / 16, 1 / 32)
         limit = _improved(grid.guided(weights), limit, plans)
     grid = _grid(costs, slots * parts, limit, is_bound=True)
-    least = _bounded(grid.guided(weights), limit) - _ROUNDING * len(profile)
+    if not plans:
+        weights = grid.climbed(grid.finer / 4, _MIDDLE, 1 / 4, 1 / 32)
+    least = _FLOATS * _bounded(grid.guided(weights), limit) - _ROUNDING * len(profile)
     time_unit = Fraction(budget, slots * parts) / Fraction(link.bandwidth)
-    return plans, Fraction(max(0.0, least)) * time_unit
+    return plans, max(Fraction(max(0.0, least)) * time_unit, Fraction(profile.least_time))
 
 
 def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> Costs:
