@@ -7,14 +7,18 @@ Each network is measured. For budgets between the least feasible one and what pl
 needs, a plan is made for each way: recomputing only, offloading only, and both; beside them
 stand plain training and ``checkpoint_sequential`` with every number of segments (where the
 model is a Sequential). Times and peaks are those of the referees; with ``--measure`` each plan
-is run too, by the clock on the wall, for waiting counts.
+is run too, in turns with plain steps, so that both meet the same machine. A step's time is what
+its thread computes, and how long it waits for transfers.
 
 On CUDA the link is the real one. On the CPU it is the runtime's double: threads that copy at
 the pace of a link which moves all that a step saves in as long as the step computes, so that
 neither way is for nothing. Copies compete with the computation for one memory bus there.
 
 Goals: whole transfers within 5 % of the fractional optimum on average; steps within 10 % of
-the plan; peaks within the budget.
+the plan; peaks within the budget. The fractional optimum is between a lower bound (of persistent
+plans, by slots rounded down) and the best plan known; both are told.
+
+All seven networks take a few minutes.
 
 Writes ``benchmarks/results/frontier/*.png`` and ``benchmarks/results/frontier.md``.
 """
@@ -34,17 +38,16 @@ from typing import Final
 import torch
 from matplotlib.figure import Figure
 from torch import nn
-from torch.utils.checkpoint import checkpoint_sequential
 
 from benchmarks.frontier_networks import Subject, trainings
+from benchmarks.frontier_points import Point, run
 from benchmarks.training import cells, heading, machine
 from chainstay import Link, measure_link, solve_measured, solve_offload
 from chainstay.baselines.segments import every_segment_count
 from chainstay.errors import ChainstayError, InfeasibleBudgetError
 from chainstay.fitting.combining import solve_combined
 from chainstay.offloading import OffloadSolution
-from chainstay.runtime import trace_memory
-from chainstay.runtime.transfers import engine_for, program_of, transfers_of
+from chainstay.runtime.transfers import program_of, transfers_of
 from chainstay.solution import Solution
 from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.validation.simulate import simulate
@@ -62,40 +65,32 @@ COLORS: Final = {
 MEBIBYTE: Final = 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One plan, and how its step went.
+@dataclass(frozen=True)
+class Shortage:
+    """How much longer whole transfers take than partial ones, as a share.
 
     Attributes:
-        way: A key of `COLORS`.
-        planned_peak: Bytes.
-        planned_time: Of a step, in ns.
-        budget: Bytes; 0 for what nobody planned.
-        host_bytes: In host memory.
-        segments: Of ``checkpoint_sequential``.
-        solution: The plan, if there is one.
-        measured_peak: Bytes; 0 if it was not run.
-        measured_time: Of a step, in ns.
+        known: Than the best plan known of partial ones.
+        bound: Than a lower bound on all of those.
     """
 
-    way: str
-    planned_peak: int
-    planned_time: float
-    budget: int = 0
-    host_bytes: int = 0
-    segments: int = 0
-    solution: Solution | None = None
-    measured_peak: int = 0
-    measured_time: float = 0.0
+    known: float
+    bound: float
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """All plans of one network; and, over its budgets, whole plans against fractional ones."""
+    """All plans of one network; and, over its budgets, whole plans against fractional ones.
+
+    Attributes:
+        subject: The network.
+        points: Its plans, plain training first.
+        shortages: By budget; ``None`` where no plan of whole transfers was found.
+    """
 
     subject: Subject
     points: tuple[Point, ...]
-    shortages: tuple[float, ...]
+    shortages: tuple[Shortage | None, ...]
 
 
 def link_for(subject: Subject) -> Link:
@@ -121,13 +116,13 @@ def frontier(subject: Subject, repeats: int) -> Frontier:
         *segmented(subject),
     ]
     least = min(least_of_recomputing(subject), costs.offload_profile.required_bytes)
-    shortages: list[float] = []
+    shortages: list[Shortage | None] = []
     for share in SHARES:
         budget = least + int((plain.peak_bytes - least) * share)
         points += planned(subject, link, budget)
-        shortages += shortage(subject, link, budget)
+        shortages.append(shortage(subject, link, budget))
     if repeats:
-        points = [_run(subject, link, point, repeats) for point in points]
+        points = [run(subject, link, point, repeats) for point in points]
     return Frontier(subject, tuple(points), tuple(shortages))
 
 
@@ -192,52 +187,26 @@ SOLVERS: Final[dict[str, Callable[[Subject, Link, int], Solution]]] = {
 }
 
 
-def shortage(subject: Subject, link: Link, budget: int) -> Iterator[float]:
-    """By how much whole transfers take longer than the best known plan of partial ones."""
+def shortage(subject: Subject, link: Link, budget: int) -> Shortage | None:
+    """By how much whole transfers take longer than partial ones."""
     profile = subject.costs.movable_profile
     slots = max(40, min(100, 2400 // len(profile)))
     there = Link(bandwidth=link.bandwidth)  # fractional transfers know no latency
     try:
         solution = solve_hybrid(profile, budget, link=there, method=Pofo(slots=slots, tries=100))
     except ChainstayError:
-        return
-    if solution.fractional_makespan:
-        yield float(solution.makespan / solution.fractional_makespan) - 1
-
-
-def _run(subject: Subject, link: Link, point: Point, repeats: int) -> Point:
-    """Run it: peak by the allocator's own account, the least time by the clock on the wall."""
-    device = subject.costs.chain.device
-    engine = engine_for(device, link=link)
-    model = subject.training.model
-    if point.solution is not None:
-        step = subject.step_by(point.solution, engine)
-    elif point.segments and isinstance(model, nn.Sequential):
-        step = subject.step_of(
-            lambda sample: checkpoint_sequential(model, point.segments, sample, use_reentrant=False)
-        )
-    else:
-        step = subject.step_of(model)
-    step()
-    peak = trace_memory(step, device).peak_bytes + subject.training.given_bytes
-    times = []
-    for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter_ns()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter_ns() - begin)
-    engine.close()
-    return replace(point, measured_peak=peak, measured_time=min(times))
+        return None
+    known, bound = solution.fractional_makespan, solution.fractional_bound
+    if not (known and bound):
+        return None
+    return Shortage(float(solution.makespan / known) - 1, float(solution.makespan / bound) - 1)
 
 
 def draw(result: Frontier, path: Path) -> None:
     """Throughput against memory, the legend below."""
     figure = Figure(figsize=(7.2, 4.8), layout="constrained", dpi=130)
     axes = figure.subplots()
-    samples = result.subject.training.samples
+    samples, plain = result.subject.training.samples, result.points[0].planned_time
     for way, color in COLORS.items():
         points = sorted(
             (each for each in result.points if each.way == way), key=lambda each: each.planned_peak
@@ -259,7 +228,7 @@ def draw(result: Frontier, path: Path) -> None:
         run = [each for each in points if each.measured_time]
         axes.plot(
             [each.measured_peak / MEBIBYTE for each in run],
-            [samples / each.measured_time * 1e9 for each in run],
+            [samples / (each.measured_time / each.plain_time * plain) * 1e9 for each in run],
             "x",
             color=color,
             markersize=6,
@@ -296,9 +265,7 @@ COLUMNS: Final = (
 def rows(result: Frontier) -> Iterator[str]:
     """One per plan."""
     samples, plain = result.subject.training.samples, result.points[0].planned_time
-    base = result.points[0].measured_time / plain
     for each in result.points:
-        is_run = each.measured_time > 0
         yield cells(
             result.subject.training.name,
             each.way + (f" ({each.segments})" if each.segments else ""),
@@ -308,7 +275,7 @@ def rows(result: Frontier) -> Iterator[str]:
             f"{samples / each.planned_time * 1e9:.1f}",
             f"{plain / each.planned_time:.1%}",
             _mebibytes(each.measured_peak),
-            f"{each.measured_time / each.planned_time / base:.2f}" if is_run else "",
+            f"{each.against_plan(plain):.2f}" if each.measured_time else "",
         )
 
 
@@ -318,26 +285,34 @@ def _mebibytes(size: int) -> str:
 
 def summary(results: list[Frontier]) -> Iterator[str]:
     """The goals, with figures."""
-    shortages = [each for result in results for each in result.shortages]
-    if shortages:
-        yield (
-            f"Whole transfers above the best plan known of partial ones, {len(shortages)} "
-            f"problems: mean {fmean(shortages):.2%}, worst {max(shortages):.2%}."
-        )
-    ratios, over = [], 0
-    for result in results:
-        base = result.points[0].measured_time / result.points[0].planned_time
-        for each in result.points:
-            if each.measured_time and each.solution is not None:
-                ratios.append(each.measured_time / each.planned_time / base)
-                over += each.measured_peak > each.budget
-    if ratios:
-        near = sum(abs(ratio - 1) <= 0.1 for ratio in ratios)
-        yield (
-            f"Steps against plans, both in times of plain training, {len(ratios)} plans: within "
-            f"10 % {near}, mean {fmean(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}; "
-            f"peaks above the budget: {over}."
-        )
+    asked = [each for result in results for each in result.shortages]
+    found = [each for each in asked if each is not None]
+    if found:
+        for text, shares in (
+            ("the best plan known of partial ones", [each.known for each in found]),
+            ("a lower bound on all plans of partial ones", [each.bound for each in found]),
+        ):
+            yield (
+                f"* Whole transfers above {text}, {len(found)} problems: mean {fmean(shares):.2%}, "
+                f"worst {max(shares):.2%}; {len(asked) - len(found)} more have no plan."
+            )
+    run = [
+        (each, each.against_plan(result.points[0].planned_time))
+        for result in results
+        for each in result.points
+        if each.measured_time and each.solution is not None
+    ]
+    for way in SOLVERS:
+        ratios = [ratio for each, ratio in run if each.way == way]
+        if ratios:
+            yield (
+                f"* Steps against plans, {way}, both in times of plain training, {len(ratios)} "
+                f"plans: within 10 % {sum(abs(ratio - 1) <= 0.1 for ratio in ratios)}, mean "
+                f"{fmean(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}."
+            )
+    if run:
+        over = sum(each.measured_peak > each.budget for each, _ in run)
+        yield f"* Peaks above the budget: {over} of {len(run)}."
 
 
 def main() -> None:
@@ -354,13 +329,18 @@ def main() -> None:
     for training in trainings(device):
         if chosen.networks and training.name not in chosen.networks:
             continue
+        begin = time.perf_counter()
         for parameter in training.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         subject = training.measured(chosen.repeats)
         result = frontier(subject, chosen.repeats if chosen.measure else 0)
         draw(result, RESULTS / "frontier" / f"{training.name.lower()}.png")
         results.append(result)
-        sys.stdout.write(f"{training.name} done\n")
+        sys.stdout.write(
+            f"{training.name}: {len(subject.costs.profile)} stages, {len(result.points)} points, "
+            f"{time.perf_counter() - begin:.0f} s\n"
+        )
+        sys.stdout.flush()
     lines = [f"# Throughput against memory\n\n{machine(device)}\n", *summary(results), ""]
     lines += heading(*COLUMNS)
     lines += [row for result in results for row in rows(result)]

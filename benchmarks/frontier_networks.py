@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.networks import convnext, vit
-from benchmarks.offload_networks import stages_of
+from benchmarks.offload_networks import Appended, stages_of
 from chainstay import measure
 from chainstay.offloading import OffloadSolution
 from chainstay.runtime.calls import Ends, PlannedCall, TensorEnds
@@ -63,7 +63,7 @@ class Training:
         if isinstance(self.model, nn.Sequential):
             (sample,) = self.args
             costs = measure(self.model, sample, loss=self.loss, repeats=repeats)
-            return Subject(self, TensorEnds(), costs)
+            return Subject(self, TensorEnds.of(self.model), costs)
         chain = extract(self.model, self.args, self.kwargs)
         return Subject(
             self,
@@ -115,7 +115,7 @@ class Subject:
 def trainings(device: torch.device) -> Iterator[Training]:
     """Seven networks; those that need a library which is not there are left out."""
     yield _on_images("ResNet-50", partial(resnet50, width=16), device, batch=8, side=64)
-    yield _on_images("DenseNet-121", partial(stages_of, "densenet121"), device, batch=4, side=64)
+    yield _on_images("DenseNet-121", densenet, device, batch=4, side=64)
     yield _on_images(
         "ViT", partial(vit, side=64, patch=8, blocks=8, width=96, heads=6), device, batch=8, side=64
     )
@@ -141,6 +141,16 @@ def trainings(device: torch.device) -> Iterator[Training]:
         lambda maps: functional.binary_cross_entropy_with_logits(maps, masks),
     )
     yield from _bert(device)
+
+
+def densenet() -> nn.Sequential:
+    """DenseNet-121, three dense layers a stage."""
+    stages: list[nn.Module] = []
+    for is_dense, some in groupby(stages_of("densenet121"), lambda each: type(each) is Appended):
+        parts = list(some)
+        size = 3 if is_dense else 1
+        stages += (nn.Sequential(*parts[at : at + size]) for at in range(0, len(parts), size))
+    return nn.Sequential(*stages)
 
 
 def _on_images(

@@ -1,0 +1,94 @@
+"""One plan of the frontier benchmark, and how its step goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
+
+from benchmarks.frontier_networks import Subject
+from chainstay import Link
+from chainstay.runtime import trace_memory
+from chainstay.runtime.transfers import Engine, engine_for
+from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.solution import Solution
+
+__all__ = ["Point", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One plan, and how its step went.
+
+    Attributes:
+        way: Of saving memory.
+        planned_peak: Bytes.
+        planned_time: Of a step, in ns.
+        budget: Bytes; 0 for what nobody planned.
+        host_bytes: In host memory.
+        segments: Of ``checkpoint_sequential``.
+        solution: The plan, if there is one.
+        measured_peak: Bytes; 0 if it was not run.
+        measured_time: Of a step, in ns.
+        plain_time: Of plain steps run in turns with it, in ns.
+    """
+
+    way: str
+    planned_peak: int
+    planned_time: float
+    budget: int = 0
+    host_bytes: int = 0
+    segments: int = 0
+    solution: Solution | None = None
+    measured_peak: int = 0
+    measured_time: float = 0.0
+    plain_time: float = 0.0
+
+    def against_plan(self, plain: float) -> float:
+        """The step's time over what was planned, both in times of plain training."""
+        return (self.measured_time / self.plain_time) / (self.planned_time / plain)
+
+
+def run(subject: Subject, link: Link, point: Point, repeats: int) -> Point:
+    """Run it: peak by the allocator's own account, the least times of steps in turns."""
+    device = subject.costs.chain.device
+    engine = engine_for(device, link=link)
+    plain, step = subject.step_of(subject.training.model), _step_by(subject, point, engine)
+    step()
+    peak = trace_memory(step, device).peak_bytes + subject.training.given_bytes
+    times: tuple[list[int], list[int]] = ([], [])
+    for turn in range(repeats + 1):
+        for runs, each in zip(times, (plain, step), strict=True):
+            elapsed = _nanoseconds(each, engine)
+            if turn > 0:  # the first one warms up
+                runs.append(elapsed)
+    engine.close()
+    return replace(point, measured_peak=peak, plain_time=min(times[0]), measured_time=min(times[1]))
+
+
+def _step_by(subject: Subject, point: Point, engine: Engine) -> Callable[[], None]:
+    model = subject.training.model
+    if point.solution is not None:
+        return subject.step_by(point.solution, engine)
+    if point.segments and isinstance(model, nn.Sequential):
+        return subject.step_of(
+            lambda sample: checkpoint_sequential(model, point.segments, sample, use_reentrant=False)
+        )
+    return subject.step_of(model)
+
+
+def _nanoseconds(step: Callable[[], None], engine: Engine) -> int:
+    """On the CPU, what this thread computes and how long it waits; others' work does not count."""
+    if not isinstance(engine, CopyingEngine):
+        torch.cuda.synchronize(engine.device)
+        begin = time.perf_counter_ns()
+        step()
+        torch.cuda.synchronize(engine.device)
+        return time.perf_counter_ns() - begin
+    begin, waited = time.thread_time_ns(), engine.stalled
+    step()
+    return time.thread_time_ns() - begin + int((engine.stalled - waited) * 1e9)
