@@ -75,9 +75,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "formulations/offload.py",
-        "backward = [sum(x[: i + 1]) + y[i] for i in reversed(range(n))]",
-        "backward = [sum(x[: i + 1]) for i in reversed(range(n))]",
-        "unit/test_formulation_offload.py agreement/test_offload.py",
+        "for earliest in (model.leaves[j] + of.moving(j) * model.moves[j], of.end(j))",
+        "for earliest in (model.leaves[j], of.end(j))",
+        "agreement/test_offload.py::test_golden_optima_of_whole_transfers_by_mip",
     ),
     Mutant(
         "formulations/hybrid_memory.py",
