@@ -135,7 +135,7 @@ class CopyingEngine:
         ticket.ended.wait()
         self.stalled += time.perf_counter() - begin
         if ticket.error is not None:
-            raise ticket.error
+            raise _again(ticket.error)
 
     def forget(self, memory: torch.Tensor, ticket: Ticket, *, is_target: bool) -> None:  # noqa: ARG002
         """As `Engine`."""
@@ -233,7 +233,7 @@ class _Copier:
         try:
             self._do(job)
         except Exception as error:  # noqa: BLE001  # raised where somebody waits for it
-            job.ticket.error = error
+            job.ticket.error = error.with_traceback(None)  # whose frames hold what was copied
         self._current = None
         job.ticket.end()
 
@@ -278,12 +278,20 @@ def _stop(copiers: set[_Copier]) -> None:
         copier.stop()
 
 
+def _again(error: BaseException) -> BaseException:
+    """A twin to be raised: tickets live long, and what is raised holds the frames it is seen in."""
+    twin = type(error).__new__(type(error), *error.args)
+    vars(twin).update(vars(error))
+    twin.__cause__ = error.__cause__
+    return twin
+
+
 def _ended_by(killed: BaseException) -> RuntimeError:
     """What those hear who wait for a thread that died: its own reason might end theirs, too."""
     error = RuntimeError(
         f"the thread that moves saved tensors ended ({type(killed).__name__}); run the step again"
     )
-    error.__cause__ = killed
+    error.__cause__ = killed.with_traceback(None)
     return error
 
 
