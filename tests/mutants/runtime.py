@@ -63,7 +63,7 @@ MUTANTS: Final = (
         "            self._is_spoiled = version_of(self._tensor) != self._version\n"
         "            self._tensor = None",
         "            self._tensor = None",
-        "unit/test_transfers_runtime.py::test_a_change_after_sending_is_noticed",
+        "unit/test_transfers_cells.py",
     ),
     Mutant(
         "runtime/transfers/pool.py",
