@@ -56,8 +56,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     a plan, as under their own gradient checkpointing; a call with ``use_cache=True`` is refused.
 
     The plan is the fastest of keeping all, recomputing only, offloading only, and both, as
-    far as each fits, by times that the referee has counted; printing ``model.chainstay`` shows
-    all four, ``model.chainstay.alternatives`` has them as data.
+    far as each fits, by times that the referee has counted; of a model whose branches meet,
+    also of planning each branch apart. Printing ``model.chainstay`` shows all of these,
+    ``model.chainstay.alternatives`` has them as data.
 
     Several processes: inside DistributedDataParallel, each makes plans of its own, and no
     gradient is exchanged meanwhile. Where the forward itself communicates (FSDP2, SyncBatchNorm),

@@ -16,7 +16,7 @@ class Alternative:
     """One way.
 
     Attributes:
-        name: ``"keep all"``, ``"recompute"``, ``"offload"`` or ``"combined"``.
+        name: ``"keep all"``, ``"recompute"``, ``"join"``, ``"offload"`` or ``"combined"``.
         makespan: Of a step by its best plan, in ns; ``None`` if there is none.
         peak_bytes: On the device; of keeping all, whether that fits or not.
         host_bytes: The most in host memory.
