@@ -137,6 +137,31 @@ def test_caps_drop_nothing_of_the_best_plan(seed: int) -> None:
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_fronts_hold_what_their_caps_allow(seed: int) -> None:
+    """Caps of one row may go up and down with room; its parts have none."""
+    draw = random.Random(seed)
+    profile, budget = _chain(draw, draw.randint(4, 6))
+    grid = Grid(_in_slots(profile, budget, LINK, budget), budget, 1.0, seed % 2 == 1, INFINITE)
+    caps = np.full_like(grid.table, INFINITE)
+    free, last = grid._filled(caps), len(profile) - 2
+    row = last * (last + 1) // 2
+    most = sum(stage.forward_time + stage.backward_time for stage in profile.stages[:-1])
+    caps[row] = [draw.choice([INFINITE, most, most + draw.randint(0, 6)]) for _ in caps[row]]
+    capped = grid._filled(caps)
+    for room in range(budget + 1):
+        first = free.start[row, room]
+        plans = range(first, first + free.plans[row, room])
+        for returning in range(room + 1):
+            expected = [
+                free.base[plan] + max(0.0, returning + free.demand[plan] - room)
+                for plan in plans
+                if free.base[plan] <= caps[row, room]
+            ]
+            found = looked_up(capped, row, budget, room, returning, grid.is_bound)
+            assert found == pytest.approx(min(expected, default=INFINITE), abs=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_merged_labels_are_below_every_plan(seed: int) -> None:
     """However few the cells: a merged label keeps less and is quicker than any that it is for."""
