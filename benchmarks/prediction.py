@@ -21,10 +21,10 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
@@ -33,7 +33,9 @@ from torch.utils._pytree import tree_leaves
 import chainstay
 from benchmarks.training import keep_memory, machine
 from chainstay import InfeasibleBudgetError
+from chainstay.fitting.cut_models import measured_model
 from chainstay.runtime import trace_memory
+from chainstay.runtime.measurement import Measurement
 from zoo import FAMILIES, Sample, build, loss_of
 
 BUDGETS: Final = ("100%", "70%", "40%", "least")
@@ -110,63 +112,55 @@ def main() -> int:
 
 def rows_of(family: str, repeats: int) -> Iterator[Row]:
     """One per budget."""
-    samples = {"plain": build(family)}
-    solutions: dict[str, chainstay.Solution] = {}
-    with TemporaryDirectory() as cache:
-        for label in BUDGETS:
-            samples[label] = build(family)
-            solutions[label] = _planned(samples[label], label, repeats, cache)
-    for sample in samples.values():
-        for parameter in sample.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-    times = _median_times(samples)
+    sample = build(family)
+    for parameter in sample.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    cut, measured = measured_model(
+        sample.model, sample.args, sample.kwargs, loss=loss_of, repeats=repeats
+    )
+    solutions = {label: _solution(measured, label) for label in BUDGETS}
+    forwards: dict[str, Callable[..., Any]] = {
+        label: cut.planned(each, measured.profile_for(each.schedule))
+        for label, each in solutions.items()
+    }
+    forwards["plain"] = sample.model
+    steps = {label: partial(_step, forward, sample) for label, forward in forwards.items()}
+    times = _median_times(steps)
     plain = (int(solutions["100%"].makespan), times.pop("plain"))
-    for label, time_ns in times.items():
-        yield Row(family, label, solutions[label], _peak(samples[label]), time_ns, plain)
+    for label, nanoseconds in times.items():
+        peak = _peak(steps[label], sample)
+        yield Row(family, label, solutions[label], peak, nanoseconds, plain)
 
 
-def _planned(sample: Sample, label: str, repeats: int, cache: str) -> chainstay.Solution:
-    """The plan that the sample's model is fitted with; the least budget where `label` is less."""
-
-    def fit(budget: int | str) -> chainstay.Solution:
-        fitted: Any = chainstay.fit(
-            sample.model,
-            sample.args,
-            sample.kwargs,
-            budget=budget,
-            loss=loss_of,
-            repeats=repeats,
-            cache=cache,
-        )
-        solution: chainstay.Solution = fitted.chainstay.solution
-        return solution
-
+def _solution(measured: Measurement, label: str) -> chainstay.Solution:
+    """At this budget, or at the least one where that is less."""
     try:
-        return fit(1 if label == "least" else label)
+        return chainstay.solve_measured(measured, 1 if label == "least" else label)
     except InfeasibleBudgetError as error:
-        return fit(error.required)
+        return chainstay.solve_measured(measured, error.required)
 
 
-def _step(sample: Sample) -> None:
-    output = sample()  # held until the step ends, as in most training loops
+def _step(forward: Callable[..., Any], sample: Sample) -> None:
+    output = forward(*sample.args, **sample.kwargs)  # held until the step ends, as mostly
     loss_of(output).backward()
 
 
-def _peak(sample: Sample) -> int:
-    trace = trace_memory(lambda: _step(sample), "cpu")
+def _peak(step: Callable[[], None], sample: Sample) -> int:
+    trace = trace_memory(step, "cpu")
     inputs = {id(leaf): leaf for leaf in tree_leaves((sample.args, sample.kwargs))}
     sizes = (leaf.nbytes for leaf in inputs.values() if isinstance(leaf, torch.Tensor))
     return trace.peak_bytes + sum(sizes)
 
 
-def _median_times(samples: Mapping[str, Sample]) -> dict[str, int]:
-    """Of steps that take turns, in ns."""
-    runs: dict[str, list[int]] = {label: [] for label in samples}
-    for turn in range(STEPS + 2):
-        for label, sample in samples.items():
+def _median_times(steps: Mapping[str, Callable[[], None]]) -> dict[str, int]:
+    """Of steps that take turns, in ns, each behind one of its own kind, as in a training loop."""
+    runs: dict[str, list[int]] = {label: [] for label in steps}
+    for turn in range(STEPS + 1):
+        for label, step in steps.items():
+            step()
             start = time.thread_time_ns()
-            _step(sample)
-            if turn > 1:  # the first ones warm up
+            step()
+            if turn > 0:  # the first one warms up
                 runs[label].append(time.thread_time_ns() - start)
     return {label: int(statistics.median(times)) for label, times in runs.items()}
 
