@@ -29,10 +29,8 @@ from zoo import build, loss_of
 @pytest.mark.parametrize(
     ("family", "share", "recompute"),
     [
-        ("GPT-2", 0.7, False),
         ("GPT-2", 0.4, False),
         ("GPT-2", 0.5, True),
-        ("U-Net", 0.7, False),
         ("U-Net", 0.4, False),
         ("U-Net", 0.6, True),
         ("ResNet-50", 0.7, True),
@@ -69,6 +67,7 @@ def test_extracted_models(family: str, share: float, *, recompute: bool) -> None
     settings: dict[str, Any] = {"loss": loss_of, "repeats": 1}
     if recompute:
         settings["link"] = Link.from_bytes_per_second(200_000_000, latency_ns=1_000)
+        settings["granularity"] = 10
     else:
         settings |= {"offload": True, "recompute": False, "method": "heuristics"}
     try:
