@@ -11,43 +11,47 @@ MUTANTS: Final = (
         "formulations/sentences.py",
         "return stored == left if phases.discards is Discards.TABLE1 else stored <= left",
         "return stored <= left",
-        "agreement/test_mip_chain.py unit/test_formulation_chain.py",
+        "agreement/test_mip_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
         "formulations/sentences.py",
         "((k,), phases.left(k, k) + phases.saved_left(k, k - 1) >= 1)",
         "((k,), phases.left(k, k) + phases.saved_left(k, k - 1) >= 0)",
-        "unit/test_formulation_chain.py",
+        "unit/test_formulation_chain.py::"
+        "test_without_a_sentence_the_optimum_is_too_good_to_be_true[backward_needs_its_input]",
     ),
     Mutant(
         "formulations/phases.py",
         "            - sum(passed_on)\n            + profile.stages[k]",
         "            + profile.stages[k]",
-        "agreement/test_skips.py::test_encoded_schedules_are_decoded_and_counted_to_the_byte",
+        "agreement/test_skips.py::"
+        "test_encoded_schedules_are_decoded_and_counted_to_the_byte[table1]",
     ),
     Mutant(
         "formulations/phases.py",
         "return self._turn_memory(k, j) + overhead * self.value(",
         "return self._turn_memory(k, j) + 0 * overhead * self.value(",
-        "unit/test_formulation_chain.py",
+        "unit/test_formulation_chain.py::"
+        "test_without_a_sentence_the_optimum_is_too_good_to_be_true[forward_needs_its_input]",
     ),
     Mutant(
         "formulations/chain.py",
         "for k in range(j, len(phases.profile))\n    )",
         "for k in range(j + 1, len(phases.profile))\n    )",
-        "agreement/test_mip_chain.py",
+        "agreement/test_mip_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
         "formulations/chain.py",
         "return [row for row in self._memory_rows() if self._bytes(row) > self.budget]",
         "return [row for row in self._memory_rows() if self._bytes(row) > self.budget + 1]",
-        "unit/test_formulation_mip.py unit/test_formulation_chain.py",
+        "unit/test_formulation_mip.py::"
+        "test_a_byte_too_little_that_nothing_can_change_is_infeasible[1099511627777]",
     ),
     Mutant(
         "formulations/cpsat/memory.py",
         "gradients = profile.gradient_bytes(k + 1) + profile.gradient_bytes(k)",
         "gradients = profile.gradient_bytes(k + 1)",
-        "agreement/test_cpsat_chain.py",
+        "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
         "formulations/cpsat/memory.py",
@@ -59,36 +63,36 @@ MUTANTS: Final = (
         "formulations/cpsat/chain.py",
         "for k in range(j, len(of.profile))",
         "for k in range(j + 1, len(of.profile))",
-        "agreement/test_cpsat_chain.py",
+        "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
         "formulations/cpsat/cuts.py",
         "of.model.add_exactly_one(of.ran(_KEEP_ALL, k, j) for k in of.phases if k >= j)",
         "of.model.add_exactly_one(of.ran(_KEEP_ALL, k, j) for k in of.phases if k > j or k == 0)",
-        "agreement/test_cpsat_chain.py",
+        "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
         "formulations/offload.py",
         "return listed(of.model.leaves[j] >= of.end(j - 1) for j in of.movable if j)",
         "return listed(of.model.leaves[j] >= of.model.start[j - 1] for j in of.movable if j)",
-        "unit/test_formulation_offload.py agreement/test_offload.py",
+        "unit/test_formulation_offload.py::test_every_sentence_about_the_host_is_needed[memory]",
     ),
     Mutant(
         "formulations/offload.py",
         "for earliest in (model.leaves[j] + of.moving(j) * model.moves[j], of.end(j))",
         "for earliest in (model.leaves[j], of.end(j))",
-        "agreement/test_offload.py::test_golden_optima_of_whole_transfers_by_mip",
+        "agreement/test_offload.py::test_golden_optima_of_whole_transfers_by_mip[pub007]",
     ),
     Mutant(
         "formulations/hybrid_memory.py",
         'if not size or life.maker > k or (life.kind == "overhead" and life.maker < k):',
         'if not size or life.maker >= k or (life.kind == "overhead" and life.maker < k):',
-        "agreement/test_hybrid_exact.py unit/test_formulation_hybrid.py",
+        "agreement/test_hybrid_exact.py::test_the_pyomo_model_finds_it_too[ppub08]",
     ),
     Mutant(
         "formulations/join/program.py",
         "if row.is_memory and self.limit is not None and row.total.at(is_on) > self.limit:",
         "if row.is_memory and self.limit is not None and row.total.at(is_on) >= self.limit:",
-        "agreement/test_join.py unit/test_join.py",
+        "agreement/test_join.py::test_mip_is_the_optimum[3-1@5]",
     ),
 )

@@ -11,19 +11,20 @@ MUTANTS: Final = (
         "dp/recursion.py",
         "forward_need = arrays.saved + arrays.forward_overhead",
         "forward_need = arrays.saved",
-        "agreement/test_dp.py",
+        "agreement/test_dp.py::"
+        "test_persistent_optimum_of_golden_chains[dp-K3_lemma44_fails_delta_gt_a@2]",
     ),
     Mutant(
         "dp/recursion.py",
         "backward_need = arrays.saved + arrays.backward_overhead + arrays.gradients",
         "backward_need = arrays.saved + arrays.gradients",
-        "agreement/test_dp.py",
+        "agreement/test_dp.py::test_persistent_optimum_of_golden_chains[dp-table2@9000]",
     ),
     Mutant(
         "dp/recursion.py",
         "return -(-sizes // unit) if up else sizes // unit",
         "return sizes // unit if up else -(-sizes // unit)",
-        "agreement/test_dp.py",
+        "agreement/test_dp.py::test_coarse_slots_bracket_the_optimum[table2@9000]",
     ),
     Mutant(
         "dp/table.py",
@@ -35,25 +36,25 @@ MUTANTS: Final = (
         "dp/table.py",
         "start = max(shift, floor)",
         "start = shift",
-        "agreement/test_dp.py",
+        "agreement/test_dp.py::test_persistent_optimum_of_golden_chains",
     ),
     Mutant(
         "dp/steps.py",
         "if steps.memory[middle] + steps.shift <= m:",
         "if steps.memory[middle] + steps.shift < m:",
-        "unit/test_sieve.py",
+        "unit/test_sieve.py::test_envelope_equals_sums_merged_one_after_another[1]",
     ),
     Mutant(
         "dp/revolve.py",
         "_reach(slots, repeats - 2), stages",
         "_reach(slots, repeats - 1), stages",
-        "agreement/test_revolve.py unit/test_revolve.py",
+        "agreement/test_revolve.py::test_equal_to_the_dynamic_program_with_all_slot_counts[4]",
     ),
     Mutant(
         "dp/revolve.py",
         "backward = 2 * stage.gradient_bytes + stage.backward_overhead_bytes",
         "backward = stage.gradient_bytes + stage.backward_overhead_bytes",
-        "agreement/test_revolve.py unit/test_revolve.py",
+        "agreement/test_revolve.py::test_equal_to_the_dynamic_program_with_all_slot_counts[2]",
     ),
     Mutant(
         "dp/revolve.py",
@@ -83,7 +84,7 @@ MUTANTS: Final = (
         "dp/offload/fluid.py",
         "max(forward.ends[-1] + backward.ends[-1], forward.moved_by + backward.moved_by)",
         "max(forward.ends[-1], backward.ends[-1], forward.moved_by + backward.moved_by)",
-        "agreement/test_offload.py::test_golden_optima_of_offload_first_plans_by_dp",
+        "agreement/test_offload.py::test_golden_optima_of_offload_first_plans_by_dp[pub004]",
     ),
     Mutant(
         "dp/join/waterfilling.py",

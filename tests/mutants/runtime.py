@@ -11,31 +11,32 @@ MUTANTS: Final = (
         "runtime/accounting.py",
         "                + held[-1]\n                + twice,",
         "                + twice,",
-        "unit/test_runtime_accounting.py",
+        "unit/test_runtime_accounting.py::test_any_schedule_may_run_every_stage_again",
     ),
     Mutant(
         "runtime/accounting.py",
         "yield held + size * (position > first[stage])",
         "yield held",
-        "unit/test_runtime_accounting.py",
+        "unit/test_runtime_accounting.py::"
+        "test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_backward",
     ),
     Mutant(
         "runtime/accounting.py",
         "if runs[skip.first - 1] > 1)",
         "if runs[skip.first - 1] > 2)",
-        "unit/test_runtime_accounting.py",
+        "unit/test_runtime_accounting.py::test_what_the_caller_has_and_is_made_again_counts_twice",
     ),
     Mutant(
         "runtime/states.py",
         "return sum({address_of(tensor): allocated_bytes(tensor) for tensor in state}.values())",
         "return sum(allocated_bytes(tensor) for tensor in state)",
-        "unit/test_runtime_states.py agreement/test_runtime_shared_memory.py",
+        "unit/test_runtime_states.py::test_copies_share_memory_where_the_originals_do",
     ),
     Mutant(
         "runtime/recompute.py",
         "return self.versions == tuple(map(version_of, self.state))",
         "return True",
-        "unit/test_runtime_promises.py unit/test_runtime_execute.py",
+        "unit/test_runtime_promises.py::test_a_changed_input_is_noticed",
     ),
     Mutant(
         "runtime/recompute.py",
@@ -47,8 +48,7 @@ MUTANTS: Final = (
         "runtime/recompute.py",
         "        if step.input_wanted:\n            self.checkpoints[stage] = checkpoint",
         "        if not step.is_last:\n            self.checkpoints[stage] = checkpoint",
-        "agreement/test_runtime_peak_memory.py unit/test_runtime_liveness.py "
-        "unit/test_runtime_execute.py",
+        "agreement/test_runtime_peak_memory.py::test_prediction_covers_the_peak_within_a_tenth",
     ),
     Mutant(
         "runtime/transfers/cells.py",
@@ -56,32 +56,33 @@ MUTANTS: Final = (
         "            self._engine.wait(self.ticket)",
         "        if self._is_unread and self.ticket is None:\n"
         "            self._engine.wait(self.ticket)",
-        "unit/test_transfers_runtime.py",
+        "unit/test_transfers_runtime.py::"
+        "test_exceptions_leave_nothing_and_the_next_step_is_right[forward]",
     ),
     Mutant(
         "runtime/transfers/cells.py",
         "            self._is_spoiled = version_of(self._tensor) != self._version\n"
         "            self._tensor = None",
         "            self._tensor = None",
-        "unit/test_transfers_cells.py",
+        "unit/test_transfers_cells.py::test_a_change_after_sending_is_noticed[True]",
     ),
     Mutant(
         "runtime/transfers/pool.py",
         "if self.allocated_bytes + room > self.limit:",
         "if self.allocated_bytes > self.limit:",
-        "unit/test_transfers_runtime.py",
+        "unit/test_transfers_runtime.py::test_pool_reuses_and_evicts",
     ),
     Mutant(
         "runtime/transfers/copying.py",
         "        if ticket.error is not None:\n            raise ticket.error",
         "        if ticket.error is None:\n            return",
-        "unit/test_transfers_runtime.py abuse",
+        "unit/test_transfers_runtime.py::test_a_failing_copy_is_told_where_it_is_waited_for",
     ),
     Mutant(
         "runtime/transfers/planning.py",
         "        while (total := self.memory + need) > self.budget:",
         "        while (total := self.memory + need) > self.budget + need:",
-        "unit/test_transfers_planning.py",
+        "unit/test_transfers_planning.py::test_waits_stand_just_where_memory_is_needed",
     ),
     Mutant(
         "runtime/transfers/planning.py",
@@ -93,7 +94,7 @@ MUTANTS: Final = (
         "runtime/transfers/planning.py",
         "need = max(need, growth + made + overhead)",
         "need = max(need, made + overhead)",
-        "unit/test_transfers_planning.py",
+        "unit/test_transfers_planning.py::test_solvers_plans_run_within_the_budget[0-half]",
     ),
     Mutant(
         "runtime/joining/ordering.py",
