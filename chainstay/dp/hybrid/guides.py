@@ -2,8 +2,7 @@
 
 The way to the turn takes at least as long as its forwards, and as moving what leaves; so
 with weights w and v it takes (1 - w) of the one and w of the other together, and the way
-back (1 - v) and v. For given weights, what is best depends on what is kept alone, which is
-on a grid of its own, `_FINER` times as fine as that of rooms
+back (1 - v) and v. For given weights, what is best depends on what is kept alone, on a finer grid
 (``docs/derivations/hybrid-fronts.md``).
 """
 
@@ -16,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.dp.hybrid.inner import FINITE, INFINITE, TINY, Costs
+from chainstay.dp.hybrid.inner import FINITE, INFINITE, TINY, Costs, rounded
 from chainstay.dp.jit import kernel
 
 __all__ = ["after", "before", "caps", "computing"]
@@ -56,7 +55,7 @@ def _computing(
     if i == j:
         best[floor:] = own
     else:
-        less = _rounded(of.saved[i], is_bound)
+        less = rounded(of.saved[i], is_bound)
         rest = table[j * (j + 1) // 2 + i + 1]
         for room in range(max(floor, less), size + 1):
             best[room] = own + rest[room - less]
@@ -69,16 +68,10 @@ def _computing(
         most = max(most, passing)
         if run > slack:
             break
-        less = _rounded(of.activation[k + 1], is_bound)
+        less = rounded(of.activation[k + 1], is_bound)
         later, sooner = table[k * (k + 1) // 2 + i], table[j * (j + 1) // 2 + k + 1]
         for room in range(max(less, math.ceil(most - TINY)), size + 1):
             best[room] = min(best[room], run + later[room] + sooner[room - less])
-
-
-@kernel
-def _rounded(amount: float, is_bound: bool) -> int:
-    """What a size takes of a room."""
-    return math.floor(amount + TINY) if is_bound else math.ceil(amount - TINY)
 
 
 @kernel
@@ -329,7 +322,6 @@ def _outermost(
     if room < -TINY:
         return
     full = kept + math.floor(item * finer + TINY)
-    high = _index(size, room, is_bound)
     low = _index(size, max(0.0, room - 1.0 / finer), is_bound)
     for pair in range(len(weights)):
         if spents[pair, i, is_saved, kept] + rests[pair, i, is_saved, kept] > limit:
@@ -346,7 +338,7 @@ def _outermost(
             limit, weights, spents[:, i, is_saved, kept], rests[:, j + 1, 0], run, item, kept, stay
         )
         row = j * (j + 1) // 2 + i
-        for at in range(low, high + 1):
+        for at in range(low, _index(size, room, is_bound) + 1):
             most[row, at] = max(most[row, at], cap)
 
 
@@ -388,10 +380,9 @@ def _within(
     j: int,
 ) -> None:
     """From stages i..j to the parts that they can be made of."""
-    row = j * (j + 1) // 2 + i
-    cap = most[row]
+    cap = most[j * (j + 1) // 2 + i]
     if i < j:
-        less = _rounded(of.saved[i], is_bound)
+        less = rounded(of.saved[i], is_bound)
         part = most[j * (j + 1) // 2 + i + 1]
         own = of.forward[i] + of.backward[i]
         for room in range(less, size + 1):
@@ -401,7 +392,7 @@ def _within(
         run += of.forward[k]
         if run > slack:
             break
-        less = _rounded(of.activation[k + 1], is_bound)
+        less = rounded(of.activation[k + 1], is_bound)
         one, other = k * (k + 1) // 2 + i, j * (j + 1) // 2 + k + 1
         later, sooner = table[one], table[other]
         for room in range(less, size + 1):

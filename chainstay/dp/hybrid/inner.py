@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 
 from chainstay.dp.jit import kernel
 
-__all__ = ["FINITE", "INFINITE", "TINY", "Costs", "Fronts", "fill_column", "found_in", "looked_up"]
+__all__ = [
+    "FINITE",
+    "INFINITE",
+    "TINY",
+    "Costs",
+    "Fronts",
+    "fill_column",
+    "found_in",
+    "looked_up",
+    "rounded",
+]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int32]
@@ -234,7 +244,13 @@ def _is_as_before(fronts: Fronts, row: int, room: int) -> bool:
 @kernel
 def _left(room: int, size: float, is_bound: bool) -> int:
     """What a size leaves of a room, rounded."""
-    return room - (math.floor(size + TINY) if is_bound else math.ceil(size - TINY))
+    return room - rounded(size, is_bound)
+
+
+@kernel
+def rounded(amount: float, is_bound: bool) -> int:
+    """What a size takes of a room."""
+    return math.floor(amount + TINY) if is_bound else math.ceil(amount - TINY)
 
 
 @kernel
