@@ -4,7 +4,8 @@
 
 Each network is measured; for several links and budgets between the least feasible one and what
 plain training needs, the best heuristic plan runs on threads that copy at the link's pace. A
-step's time is the least of several, by the clock on the wall: waiting counts. Copies compete
+step's time is the least of several: what its thread computes, and how long it waits for
+transfers; other work on the machine does not count. Copies compete
 with the computation for one memory bus here, which no plan knows about; on a device they do not.
 A plan takes the sum of the times of its stages as measured, and its waits. Without
 transfers, a step is compared with the same sum, to show what measuring alone gets wrong.
@@ -74,14 +75,15 @@ def links() -> Iterator[tuple[str, Link]]:
         yield name, Link.from_bytes_per_second(speed, latency_ns=200_000, duplex=duplex)
 
 
-def least_ms(step: Callable[[], None], repeats: int) -> float:
-    """By the clock on the wall."""
+def least_ms(step: Callable[[], None], repeats: int, engine: CopyingEngine | None = None) -> float:
+    """What this thread computes, and how long it waits for `engine`."""
     step()
     times = []
     for _ in range(repeats):
-        begin = time.perf_counter_ns()
+        begin, waited = time.thread_time_ns(), engine.stalled if engine else 0.0
         step()
-        times.append(time.perf_counter_ns() - begin)
+        elapsed = time.thread_time_ns() - begin
+        times.append(elapsed + (engine.stalled - waited if engine else 0.0) * 1e9)
     return min(times) / 1e6
 
 
@@ -99,7 +101,7 @@ def rows(task: Task, measured: MeasuredChain, repeats: int) -> Iterator[str]:
             engine = CopyingEngine(link)
             chain = measured.planned(solution, engine=engine)
             peak = peak_bytes(task, chain)
-            took = least_ms(step_of(task, chain), repeats)
+            took = least_ms(step_of(task, chain), repeats, engine)
             before = engine.stalled
             step_of(task, chain)()
             waited = (engine.stalled - before) * 1e3
