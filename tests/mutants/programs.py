@@ -76,12 +76,6 @@ MUTANTS: Final = (
     ),
     Mutant(
         "dp/offload/fluid.py",
-        "makespan = max(makespan, forward.ends[out.j] + back.end)",
-        "makespan = max(makespan, back.end)",
-        "paper/test_offload_deviations.py::test_what_has_left_early_cannot_come_back_before_its_forward_ends",
-    ),
-    Mutant(
-        "dp/offload/fluid.py",
         "max(forward.ends[-1] + backward.ends[-1], forward.moved_by + backward.moved_by)",
         "max(forward.ends[-1], backward.ends[-1], forward.moved_by + backward.moved_by)",
         "agreement/test_offload.py::test_golden_optima_of_offload_first_plans_by_dp[pub004]",
