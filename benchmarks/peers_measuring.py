@@ -39,9 +39,9 @@ class Likeness:
 
 @dataclass(frozen=True)
 class _State:
-    """What a step leaves behind: the loss, the gradients and the buffers, in this order."""
+    """What a step leaves behind: the loss; the gradients; the buffers."""
 
-    tensors: tuple[torch.Tensor, ...]
+    groups: tuple[tuple[torch.Tensor, ...], ...]
     random: torch.Tensor
 
 
@@ -55,13 +55,17 @@ class Course:
 
     def likeness(self, forward: Forward) -> Likeness:
         """Of a step to plain training's."""
-        state = self._state_after(forward)
-        pairs = list(zip(state.tensors, self._plain.tensors, strict=True))
+        mine, theirs = self._state_after(forward), self._plain
+        pairs = [
+            pair
+            for group in zip(mine.groups, theirs.groups, strict=True)
+            for pair in zip(*group, strict=True)
+        ]
         return Likeness(
             is_equal=all(torch.equal(*pair) for pair in pairs)
-            and torch.equal(state.random, self._plain.random),
+            and torch.equal(mine.random, theirs.random),
             is_loss_equal=torch.allclose(*pairs[0], rtol=ROUNDING, atol=0.0),
-            difference=max(float((mine - theirs).abs().max()) for mine, theirs in pairs),
+            difference=max(map(_difference, mine.groups, theirs.groups)),
         )
 
     def memory(self, forward: Forward) -> Memory:
@@ -104,8 +108,9 @@ class Course:
             gradient.zero_()
         torch.manual_seed(1)
         loss = self._step(forward)
-        kept = (loss.detach(), *gradients, *model.buffers())
-        return _State(tuple(each.clone() for each in kept), torch.get_rng_state())
+        kept = ((loss.detach(),), gradients, model.buffers())
+        groups = (tuple(each.clone() for each in group) for group in kept)
+        return _State(tuple(groups), torch.get_rng_state())
 
 
 def run_of(contestant: Contestant, memory: Memory, runs: list[int], course: Course) -> Run:
@@ -120,6 +125,14 @@ def run_of(contestant: Contestant, memory: Memory, runs: list[int], course: Cour
         budget=contestant.budget,
         **asdict(course.likeness(contestant.forward)),
     )
+
+
+def _difference(mine: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> float:
+    """The largest, by the largest number there is: single gradients may be nothing but noise."""
+    largest = max((float(each.abs().max()) for each in theirs), default=0.0)
+    pairs = zip(mine, theirs, strict=True)
+    apart = max((float((one - other).abs().max()) for one, other in pairs), default=0.0)
+    return apart / largest if apart else 0.0
 
 
 def _gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ EXCESSES: Final = (0.05, 0.02, 0.0)
 class Plan:
     """A fitted model; it runs and is measured like the way of a peer."""
 
+    schedule: str
     contestant: Contestant
     memory: Memory
     makespan: float
@@ -87,5 +88,5 @@ class Planner:
                 peer="chainstay", setting=mebibytes(budget), forward=model, budget=budget
             )
             memory = self.course.memory(model)
-            self.found[schedule] = Plan(contestant, memory, float(solution.makespan))
+            self.found[schedule] = Plan(schedule, contestant, memory, float(solution.makespan))
         return self.found[schedule]

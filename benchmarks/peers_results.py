@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 __all__ = ["Contestant", "Duel", "Forward", "Outcome", "Refusal", "Run"]
 
-LEAST_MARGIN: Final = 1.02
-"""A ratio of times up to this counts as equally fast."""
+LEAST_MARGIN, LARGEST_MARGIN = 1.02, 1.05
+"""Ratios of times up to this count as equally fast, on a quiet machine and on any."""
 
 Forward = Callable[..., Any]
 
@@ -58,7 +58,8 @@ class Run:
         median_time: Likewise.
         is_equal: Whether loss, gradients, buffers and random state are those of plain training.
         is_loss_equal: Whether the loss is, but for rounding.
-        difference: The largest in any number of a loss, gradient or buffer.
+        difference: The largest in the loss, all gradients or all buffers, as a share of the largest
+            number there.
         budget: In bytes, for what is saved; chainstay's is for the peak; 0 for none.
     """
 
@@ -123,7 +124,7 @@ class Outcome:
     @property
     def margin(self) -> float:
         """Largest ratio of times that counts as equally fast."""
-        return max(LEAST_MARGIN, self.noise)
+        return min(max(LEAST_MARGIN, self.noise), LARGEST_MARGIN)
 
     def is_won(self, duel: Duel) -> bool:
         """Whether chainstay is at least as fast as the peer with no more memory."""

@@ -74,7 +74,8 @@ def _introduction() -> Iterator[str]:
         "Times are the thread's own, the least of steps run in turns, in brackets the ratio of "
         "medians. A ratio is chainstay's time by the peer's: below 1, chainstay is faster. Equal "
         "means: loss, every gradient, every buffer and the random state are those of plain PyTorch "
-        "with the same seed, bit for bit; else the largest difference is given."
+        "with the same seed, bit for bit; else the largest difference is given, as a share of the "
+        "largest gradient (or loss, or buffer)."
     )
     yield ""
     yield (
