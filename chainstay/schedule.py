@@ -28,7 +28,7 @@ text   [BEHJS24]      meaning (stage ``i`` has input ``a^i`` and output ``a^{i+1
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self, overload
@@ -142,10 +142,11 @@ class Op:
     branch: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
+        if not isinstance(self.kind, str) or self.kind not in _KINDS:
             raise InvalidScheduleError(f"kind is {self.kind!r}, must be one of {', '.join(OpKind)}")
         for name, number in (("stage", self.stage), ("branch", self.branch or 0)):
-            if number not in _NUMBERS:
+            # A range looks for what is no int in one number after another.
+            if not hasattr(number, "__index__") or int(number) not in _NUMBERS:
                 raise InvalidScheduleError(
                     f"{name} is {number!r}, must be from 0 to {_NUMBERS[-1]}"
                 )
@@ -175,6 +176,8 @@ class Schedule:
     ops: tuple[Op, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ops, Iterable):
+            raise InvalidScheduleError(f"ops is {self.ops!r}, must be a tuple of Op")
         object.__setattr__(self, "ops", tuple(self.ops))
         for position, op in enumerate(self.ops):
             if not isinstance(op, Op):
@@ -187,6 +190,8 @@ class Schedule:
         Raises:
             InvalidScheduleError: A word is not an operation; ``error.index`` counts words.
         """
+        if not isinstance(text, str):
+            raise InvalidScheduleError(f"the text of a schedule is {text!r}, must be a string")
         words = text.split()
         matches = [_WORD.fullmatch(word) for word in words]
         for index, (word, match) in enumerate(zip(words, matches, strict=True)):

@@ -1,0 +1,257 @@
+"""Anything at all for every parser and every data type: only errors of chainstay's own come out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chainstay.cli.links import parse_link
+from chainstay.cli.models import Spec
+from chainstay.errors import ChainstayError, InvalidPlanError
+from chainstay.hybrid import HybridSolution
+from chainstay.offloading import OffloadSolution
+from chainstay.plans.reading import parse_plan, parse_profile
+from chainstay.profiles import (
+    ChainProfile,
+    HomogeneousJoin,
+    JoinProfile,
+    Link,
+    OffloadProfile,
+    Skip,
+    Stage,
+)
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.solution import Family, Solution
+from chainstay.units import parse_bytes, parse_percentage
+from strategies import chains
+
+HUGE: Final = st.sampled_from([10**9, 2**48, 2**48 + 1, 2**63, 2**64, 10**400, -1, -(10**400)])
+SCALARS: Final = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | HUGE
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["٣", "１２", "1/0", "1/٣", "inf", "\ud800", "\x00", "1e999", "Fa0 B0"])
+)
+VALUES: Final = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+
+_STAGE: Final = Stage(forward_time=1, backward_time=2, output_bytes=3, saved_bytes=4)
+_CHAIN: Final = ChainProfile(
+    input_bytes=3,
+    input_gradient_bytes=0,
+    stages=(_STAGE, _STAGE, _STAGE),
+    skips=(Skip(first=1, last=2, bytes=1),),
+)
+_BARE: Final = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(_STAGE,))
+_SOLUTION: Final = Solution(
+    schedule=Schedule.keep_all(3),
+    makespan=9,
+    peak_bytes=20,
+    budget=30,
+    lower_bound=9,
+    family=Family.PERSISTENT,
+    method="dp",
+    solve_seconds=0.5,
+)
+READERS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    "schedule": (Schedule.from_json, Schedule.keep_all(2).to_json()),
+    "chain profile": (ChainProfile.from_json, _CHAIN.to_json()),
+    "join profile": (JoinProfile.from_json, JoinProfile(branches=(_BARE, _BARE)).to_json()),
+    "homogeneous join": (
+        HomogeneousJoin.from_json,
+        JoinProfile.homogeneous((1, 2), forward_time=1, backward_time=1, turn_time=0).to_json(),
+    ),
+    "offload profile": (OffloadProfile.from_json, OffloadProfile.from_chain(_BARE).to_json()),
+    "link": (
+        Link.from_json,
+        Link(bandwidth=Fraction(3, 2), latency=1, capacity=9, beyond=Link(bandwidth=1)).to_json(),
+    ),
+    "solution": (Solution.from_json, _SOLUTION.to_json()),
+    "offload solution": (OffloadSolution.from_json, _SOLUTION.to_json()),
+    "hybrid solution": (HybridSolution.from_json, _SOLUTION.to_json()),
+    "plan": (parse_plan, _SOLUTION.to_json()),
+    "any profile": (lambda text: parse_profile(text, InvalidPlanError), _CHAIN.to_json()),
+}
+
+each_reader = pytest.mark.parametrize("name", READERS)
+
+
+def only_own_errors(function: Callable[[], Any]) -> Any:  # noqa: ANN401  # whatever it returns
+    """The result, or None after an error of chainstay's own whose text can be shown."""
+    found = None
+    try:
+        return function()
+    except ChainstayError as error:
+        found = str(error)
+    assert 0 < len(found) < 3000
+    return None
+
+
+@each_reader
+@given(data=st.data())
+@settings(max_examples=40)
+def test_any_text(name: str, data: st.DataObject) -> None:
+    read, _ = READERS[name]
+    only_own_errors(lambda: read(data.draw(st.text(max_size=40))))
+    only_own_errors(lambda: read(json.dumps(data.draw(VALUES))))
+
+
+@each_reader
+@given(data=st.data())
+@settings(max_examples=150)
+def test_documents_with_anything_in_some_field(name: str, data: st.DataObject) -> None:
+    read, text = READERS[name]
+    document = json.loads(text)
+    place = document
+    while isinstance(place, dict | list) and place:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key: Any = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(VALUES)
+            break
+        place = place[key]
+    found = only_own_errors(lambda: read(json.dumps(document)))
+    if found is not None:
+        str(found)
+        repr(found)
+        if hasattr(found, "to_json"):
+            assert read(found.to_json()) == found
+
+
+@each_reader
+@given(data=st.data())
+@settings(max_examples=60)
+def test_documents_that_were_cut_or_mixed_up(name: str, data: st.DataObject) -> None:
+    read, text = READERS[name]
+    start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
+    only_own_errors(lambda: read(text[:start] + data.draw(st.text(max_size=4)) + text[end:]))
+
+
+@each_reader
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"a":' * 200_000,
+        '{"chainstay": ' + "9" * 100_000 + "}",
+        '{"a": 1' + ', "a": 1' * 200_000 + "}",
+        '{"chainstay": "link", "version": NaN}',
+        '{"chainstay": "link", "version": 1e400}',
+        "\ud800",
+        "{}" + " " * 1_000_000,
+    ],
+    ids=["lists", "objects", "digits", "duplicates", "nan", "infinity", "surrogate", "space"],
+)
+def test_documents_made_to_do_harm(name: str, text: str) -> None:
+    read, _ = READERS[name]
+    with pytest.raises(ChainstayError):
+        read(text)
+
+
+@given(st.text(max_size=60) | st.from_regex(r"(\d:)?(F[nca]|[DOSP][ab]|B|T)\d{0,12}( |$)"))
+def test_schedules(text: str) -> None:
+    schedule = only_own_errors(lambda: Schedule.parse(text))
+    if schedule is not None:
+        assert Schedule.parse(str(schedule)) == schedule
+        assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+@given(st.sampled_from(OpKind) | SCALARS, SCALARS, SCALARS)
+def test_operations(kind: Any, stage: Any, branch: Any) -> None:  # noqa: ANN401  # anything
+    op = only_own_errors(lambda: Op(kind, stage, branch))
+    if op is not None:
+        assert Schedule.parse(str(op)).ops == (op,)
+
+
+@given(st.text(max_size=70) | st.from_regex(r"\d+(\.\d+)? ?([kKmMgGtT]i?)?[bB]?%?", fullmatch=True))
+def test_sizes_and_shares(text: str) -> None:
+    size, share = parse_bytes(text), parse_percentage(text)
+    assert size is None or size >= 0
+    assert share is None or share >= 0
+    assert size is None or text.isascii(), "digits of other scripts are none"
+
+
+@given(st.text(max_size=30) | st.from_regex(r"\d+[GM]?B/s(,\d+(ns|us|ms))?(,full|,half)?"))
+def test_links_on_the_command_line(text: str) -> None:
+    only_own_errors(lambda: parse_link(text))
+
+
+@given(
+    st.text(max_size=30)
+    | st.from_regex(r"(torchvision|hf|timm|a\.py):[a-z0-9_]*(\?[a-z]+=.{0,9}(&[a-z]+=.{0,9})?)?")
+)
+def test_models_on_the_command_line(text: str) -> None:
+    only_own_errors(lambda: Spec.parse(text))
+
+
+FIELDS: Final = ("forward_time", "backward_time", "output_bytes", "saved_bytes", "gradient_bytes")
+
+
+@given(st.dictionaries(st.sampled_from((*FIELDS, "name")), VALUES))
+def test_stages(fields: dict[str, Any]) -> None:
+    only_own_errors(lambda: Stage(**fields))
+
+
+@given(VALUES, VALUES, VALUES | st.just((_STAGE,)), VALUES)
+def test_chains_of_anything(first: Any, gradient: Any, stages: Any, skips: Any) -> None:  # noqa: ANN401
+    only_own_errors(
+        lambda: ChainProfile(
+            input_bytes=first, input_gradient_bytes=gradient, stages=stages, skips=skips
+        )
+    )
+
+
+@given(VALUES, VALUES | st.just(_BARE))
+def test_joins_of_anything(branches: Any, tail: Any) -> None:  # noqa: ANN401  # anything
+    only_own_errors(lambda: JoinProfile(branches=branches, tail=tail))
+    only_own_errors(lambda: JoinProfile(branches=(_BARE,), tail=tail))
+    only_own_errors(
+        lambda: JoinProfile.homogeneous(branches, forward_time=tail, backward_time=1, turn_time=1)
+    )
+
+
+@given(st.lists(VALUES, min_size=6, max_size=6))
+def test_offloading_of_anything(values: list[Any]) -> None:
+    names = list(OffloadProfile.__dataclass_fields__)
+    only_own_errors(lambda: OffloadProfile(**dict(zip(names, values, strict=True))))
+
+
+@given(VALUES | st.fractions(), VALUES | st.fractions(), VALUES, VALUES, VALUES)
+def test_links_of_anything(
+    bandwidth: Any,  # noqa: ANN401  # anything
+    latency: Any,  # noqa: ANN401
+    duplex: Any,  # noqa: ANN401
+    capacity: Any,  # noqa: ANN401
+    beyond: Any,  # noqa: ANN401
+) -> None:
+    link = only_own_errors(
+        lambda: Link(
+            bandwidth=bandwidth, latency=latency, duplex=duplex, capacity=capacity, beyond=beyond
+        )
+    )
+    for made in (link, only_own_errors(lambda: Link(bandwidth=bandwidth, latency=latency))):
+        if made is not None:
+            assert Link.from_json(made.to_json()) == made
+
+
+@given(VALUES)
+def test_schedules_of_anything(ops: Any) -> None:  # noqa: ANN401  # anything
+    only_own_errors(lambda: Schedule(ops))
+    only_own_errors(lambda: Schedule.parse(ops))
+
+
+@given(chains())
+def test_chains_are_read_as_written(chain: ChainProfile) -> None:
+    assert ChainProfile.from_json(chain.to_json()) == chain
