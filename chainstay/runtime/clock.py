@@ -27,7 +27,7 @@ from chainstay.runtime.boundary import noting, swallow
 from chainstay.runtime.device_memory import unused_host_bytes
 from chainstay.runtime.environment import Traits
 from chainstay.runtime.fusing import blaming
-from chainstay.runtime.liveness import ExecutionPlan, plan_execution
+from chainstay.runtime.liveness import ExecutionPlan, Step, plan_execution
 from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.progress import Progress, unseen
 from chainstay.runtime.recompute import Run, Versioned
@@ -68,11 +68,13 @@ class StageTimes:
         forward: Of kept runs.
         backward: Likewise.
         dropped: Of forward, run again and backward together.
+        again: Of that, what was run again; empty where nobody can tell.
     """
 
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
 
     @property
     def profiled(self) -> tuple[int, int]:
@@ -83,7 +85,9 @@ class StageTimes:
         # Passes of either kind take turns: what else the machine does is in both.
         extra = [more - less for more, less in zip(self.dropped, kept, strict=True)]
         both = int(median(kept))
-        again = min(max(int(median(extra)), 0), both)
+        # Solvers would pick stages whose noise says that they cost nothing.
+        again = int(max(median(extra), median(self.again or [0])))
+        again = min(again, both)
         return again, both - again
 
 
@@ -200,14 +204,18 @@ class _Chain:
 
     def drop(self) -> None:
         """One pass, every stage dropped and run again, if gradients ever ask for that."""
+        runs: list[_TimedRun] = []
 
         def start(timed: TimedStage) -> _Forward:
-            return self._run_of(timed).forward
+            runs.append(self._run_of(timed))
+            return runs[-1].forward
 
         count = sum(not each.stage.is_loss for each in self.stages)
         for index, forward, backward in self._passed(count, start):
             if backward is not None:
                 self.times[index].dropped.append(forward + backward)
+                if self.device.type == "cpu":
+                    self.times[index].again.append(runs[index].again)
 
     def leaves(self, stages: Iterable[int]) -> list[torch.Tensor]:
         """What these stages send gradients to."""
@@ -240,8 +248,8 @@ class _Chain:
             yield from zip(group, forwards, backwards, strict=True)
             state = detached(state)
 
-    def _run_of(self, timed: TimedStage) -> Run:
-        return Run(
+    def _run_of(self, timed: TimedStage) -> _TimedRun:
+        return _TimedRun(
             stages=(timed.stage,),
             traits=(timed.traits,),
             plan=_DROPPED,
@@ -280,6 +288,19 @@ class _Chain:
     @staticmethod
     def _note(reached: dict[int, int], index: int) -> None:
         reached[index] = _now()
+
+
+@dataclass(slots=True)
+class _TimedRun(Run):
+    """Of one stage; `again` in ns."""
+
+    again: int = 0
+
+    def run_again(self, step: Step) -> None:
+        """As `Run`."""
+        begin = _now()
+        Run.run_again(self, step)
+        self.again += _now() - begin
 
 
 def _described(state: State) -> State:
