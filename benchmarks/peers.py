@@ -133,8 +133,12 @@ def compare(name: str, rounds: int, inductor: bool) -> Outcome:  # noqa: FBT001 
     for each in contestants(training, inductor=inductor):
         if isinstance(each, Refusal):
             refusals.append(each)
-        else:
+            continue
+        try:
             taking_part.append((each, course.memory(each.forward)))
+        except RuntimeError as failure:  # the peer's, torch.compile's own errors among them
+            reason = str(failure).partition("\n")[0]
+            refusals.append(Refusal(each.peer, each.setting, reason))
     with TemporaryDirectory() as cache:
         planner = Planner(training, course, Path(cache))
         found = [planner.plan_below(memory.peak) for _, memory in taking_part]
