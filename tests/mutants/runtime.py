@@ -74,8 +74,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/transfers/copying.py",
-        "        if ticket.error is not None:\n            raise ticket.error",
-        "        if ticket.error is None:\n            return",
+        "            raise _again(ticket.error)",
+        "            return",
         "unit/test_transfers_runtime.py::test_a_failing_copy_is_told_where_it_is_waited_for",
     ),
     Mutant(
