@@ -146,7 +146,8 @@ class Op:
             raise InvalidScheduleError(f"kind is {self.kind!r}, must be one of {', '.join(OpKind)}")
         for name, number in (("stage", self.stage), ("branch", self.branch or 0)):
             # A range looks for what is no int in one number after another.
-            if not hasattr(number, "__index__") or int(number) not in _NUMBERS:
+            is_whole = hasattr(number, "__index__") and not isinstance(number, bool)
+            if not is_whole or int(number) not in _NUMBERS:
                 raise InvalidScheduleError(
                     f"{name} is {number!r}, must be from 0 to {_NUMBERS[-1]}"
                 )

@@ -23,7 +23,7 @@ symbol in [BHPS20]  name here
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
@@ -119,7 +119,7 @@ class JoinProfile:
             InvalidProfileError: No branch, or a number that is negative or not whole.
         """
         return HomogeneousJoin(
-            lengths=tuple(lengths),
+            lengths=tuple(lengths) if isinstance(lengths, Iterable) else lengths,
             forward_time=forward_time,
             backward_time=backward_time,
             turn_time=turn_time,
@@ -211,6 +211,8 @@ class HomogeneousJoin:
     tail_steps: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.lengths, Iterable):
+            raise InvalidProfileError(f"lengths is {self.lengths!r}, must be a tuple of numbers")
         lengths = tuple(whole(n, f"lengths[{j}]") for j, n in enumerate(self.lengths))
         if not lengths:
             raise InvalidProfileError("lengths is empty; a join needs at least one branch")
