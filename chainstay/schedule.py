@@ -142,7 +142,8 @@ class Op:
     branch: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in _KINDS:
+        kind: object = self.kind  # whatever somebody passed
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidScheduleError(f"kind is {self.kind!r}, must be one of {', '.join(OpKind)}")
         for name, number in (("stage", self.stage), ("branch", self.branch or 0)):
             # A range looks for what is no int in one number after another.

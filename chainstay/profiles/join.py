@@ -119,7 +119,7 @@ class JoinProfile:
             InvalidProfileError: No branch, or a number that is negative or not whole.
         """
         return HomogeneousJoin(
-            lengths=tuple(lengths) if isinstance(lengths, Iterable) else lengths,
+            lengths=lengths,  # type: ignore[arg-type]  # made a tuple there, or refused
             forward_time=forward_time,
             backward_time=backward_time,
             turn_time=turn_time,
