@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import fx, nn
+from torch._higher_order_ops import wrap
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils._pytree import TreeSpec
@@ -20,8 +21,9 @@ from chainstay.runtime.extraction.sources import CallInput, Constant, ModelTenso
 
 __all__ = ["FlatGraph", "flatten"]
 
-_AUTOCAST: Final = torch.ops.higher_order.wrap_with_autocast
-_GRADIENT: Final = torch.ops.higher_order.wrap_with_set_grad_enabled
+# Older torch has them under torch.ops.higher_order only once their module has been imported.
+_AUTOCAST: Final = wrap.wrap_with_autocast
+_GRADIENT: Final = wrap.wrap_with_set_grad_enabled
 _TRACED_CHECKS: Final = frozenset({torch.ops.aten._assert_tensor_metadata.default})  # noqa: SLF001
 """Checks of what tracing assumed; under another autocast they fail for nothing."""
 
