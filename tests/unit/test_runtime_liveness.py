@@ -17,9 +17,25 @@ def again(stage: int, **flags: bool) -> Step:
     return _step(stage, is_first=False, **flags)
 
 
-def _step(stage: int, *, is_first: bool, **flags: bool) -> Step:
-    names = ("is_last", "captures", "releases_input", "input_wanted", "output_wanted")
-    return Step(stage=stage, is_first=is_first, **{name: flags.pop(name, False) for name in names})
+def _step(
+    stage: int,
+    *,
+    is_first: bool,
+    is_last: bool = False,
+    captures: bool = False,
+    releases_input: bool = False,
+    input_wanted: bool = False,
+    output_wanted: bool = False,
+) -> Step:
+    return Step(
+        stage=stage,
+        is_first=is_first,
+        is_last=is_last,
+        captures=captures,
+        releases_input=releases_input,
+        input_wanted=input_wanted,
+        output_wanted=output_wanted,
+    )
 
 
 def test_kept_stages_run_once() -> None:
