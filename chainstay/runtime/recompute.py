@@ -76,7 +76,8 @@ class Run:
         kept = self.plan.kept if self.traffic is None else ()
         for step in self.plan.forward:
             if step.stage in kept:
-                state = self.stages[step.stage](state, self.shared.state)
+                with alone(self.traits[step.stage]):
+                    state = self.stages[step.stage](state, self.shared.state)
             elif step.is_first:
                 state = self.first_run(step, state)
             else:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError
-from chainstay.fitting import planner
+from chainstay.fitting import cut_models
 from chainstay.runtime import trace_memory
 from chainstay.runtime.calls import PlannedCall
 from chainstay.runtime.executor import Executor
@@ -124,7 +124,7 @@ def perceptron() -> Sample:
 def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever `fit` extracts and measures, it remembers: its other budgets take no time for it."""
     for name in ("extract", "measure_extracted", "measure"):
-        monkeypatch.setattr(planner, name, remembered(getattr(planner, name)))
+        monkeypatch.setattr(cut_models, name, remembered(getattr(cut_models, name)))
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
