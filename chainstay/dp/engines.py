@@ -19,6 +19,8 @@ __all__ = ["Engine", "ExactEngine", "exact_engine", "least_memory"]
 
 _LONG: Final = 80
 """Stages from which compiled code is the faster one, the wait included."""
+_SHORT: Final = 20
+"""Likewise, where this process has waited already."""
 
 
 class Engine(Protocol):
@@ -51,21 +53,26 @@ class ExactEngine(Protocol):
         ...
 
 
-def exact_engine(stages: int) -> ExactEngine:
-    """The faster engine for chains of so many stages."""
-    if not _is_long(stages):
+def exact_engine(stages: int, *, for_numbers: bool = False) -> ExactEngine:
+    """The faster engine for chains of so many stages.
+
+    With `for_numbers`, nobody reads a schedule from it. Only then may the choice depend on what
+    ran before in this process: of two optimal schedules, the engines may find different ones.
+    """
+    if not _is_long(stages, for_numbers=for_numbers):
         return Fronts
     compiled: ExactEngine = import_module("chainstay.dp.compiled").CompiledFronts
     return compiled
 
 
-def least_memory(recursion: Recursion) -> LeastMemory:
-    """Least memory of every sub-chain, the faster way."""
-    if not _is_long(recursion.stages):
+def least_memory(recursion: Recursion, *, for_numbers: bool = False) -> LeastMemory:
+    """Least memory of every sub-chain, the faster way; `for_numbers` as of `exact_engine`."""
+    if not _is_long(recursion.stages, for_numbers=for_numbers):
         return LeastMemory(recursion)
     least: LeastMemory = import_module("chainstay.dp.compiled").compiled_least_memory(recursion)
     return least
 
 
-def _is_long(stages: int) -> bool:
-    return stages >= _LONG and jit.is_available()
+def _is_long(stages: int, *, for_numbers: bool) -> bool:
+    least = _SHORT if for_numbers and jit.is_warm() else _LONG
+    return stages >= least and jit.is_available()

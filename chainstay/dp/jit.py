@@ -23,18 +23,25 @@ from importlib.util import find_spec
 from types import FunctionType
 from typing import Any, Final, TypeVar, cast
 
-__all__ = ["at_first_interpreted", "interpreted", "is_available", "kernel"]
+__all__ = ["at_first_interpreted", "interpreted", "is_available", "is_warm", "kernel"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _INTERPRETED: Final = ContextVar("interpreted", default=False)
 _ALLOWANCE_S: Final = 2.0
 _spent_s: Final = [0.0]
+_compiled: Final[list[str]] = []
+"""Kernels that this process has loaded or compiled."""
 
 
 def is_available() -> bool:
     """Whether numba is installed (it is not imported to find out)."""
     return find_spec("numba") is not None
+
+
+def is_warm() -> bool:
+    """Whether this process has waited for numba already, and kernels now run compiled."""
+    return bool(_compiled) and not _INTERPRETED.get()
 
 
 def kernel(function: _Function, *, uncompiled: _Function | None = None) -> _Function:
@@ -89,6 +96,7 @@ class _Kernel:
     def _compiled(self) -> Callable[..., object]:
         """Compiled code can call compiled code only: the double sees the doubles of others."""
         function = self._function
+        _compiled.append(function.__name__)
         seen = {
             name: value._compiled if isinstance(value, _Kernel) else value  # noqa: SLF001  # ours
             for name, value in function.__globals__.items()

@@ -104,9 +104,9 @@ class _WeakFronts:
         nothing = np.zeros((recursion.stages, recursion.stages), dtype=np.int64)
         self._bound = PriceBound(self._chain, memory, nothing, is_floating=True)
         self._floating = floating_around(self._chain, self._bound.around, self._bound.restarted)
-        least = least_memory(recursion)
+        least = least_memory(recursion, for_numbers=True)
         if memory >= least.root:  # the persistent optimum is a schedule of this class
-            engine = exact_engine(recursion.stages)
+            engine = exact_engine(recursion.stages, for_numbers=True)
             self._fill(int(engine.solve(recursion, memory, least).root.overhead[-1]))
         elif memory >= least_weak_memory(self._chain):
             for limit in growing_limits(self._bound.root, recursion.rerun_time):
