@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.transfers import Engine, Transport, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
-from models import gpt2, resnet50
+from models import UNet, gpt2, resnet50
 
 __all__ = ["Subject", "Training", "trainings"]
 
@@ -185,42 +185,3 @@ def _bert(device: torch.device) -> Iterator[Training]:
     tokens, labels = (torch.randint(0, 1000, (4, 96), device=device) for _ in range(2))
     model = transformers.BertForMaskedLM(config).train().to(device)
     yield Training("BERT", model, (tokens,), {"labels": labels}, lambda output: output.loss)
-
-
-class UNet(nn.Module):
-    """Down, up, and a skip connection at every level."""
-
-    def __init__(self, width: int = 16, levels: int = 3) -> None:
-        super().__init__()
-        widths = [width << level for level in range(levels + 1)]
-        self.stem = _double_convolution(3, width)
-        self.down = nn.ModuleList(map(_double_convolution, widths, widths[1:]))
-        self.rise = nn.ModuleList(
-            nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in pairwise(widths)
-        )
-        self.up = nn.ModuleList(_double_convolution(2 * narrow, narrow) for narrow in widths[:-1])
-        self.head = nn.Conv2d(width, 2, 1)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Two maps of the size of `image`."""
-        features = self.stem(image)
-        skips = []
-        for block in self.down:
-            skips.append(features)
-            features = block(functional.max_pool2d(features, 2))
-        for level in reversed(range(len(skips))):
-            raised = self.rise[level](features)
-            features = self.up[level](torch.cat([skips[level], raised], dim=1))
-        maps: torch.Tensor = self.head(features)
-        return maps
-
-
-def _double_convolution(wide: int, narrow: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(wide, narrow, 3, padding=1),
-        nn.BatchNorm2d(narrow),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(narrow, narrow, 3, padding=1),
-        nn.BatchNorm2d(narrow),
-        nn.ReLU(inplace=True),
-    )

@@ -26,9 +26,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from benchmarks.frontier_networks import Training, UNet
+from benchmarks.frontier_networks import Training
 from benchmarks.peers_ckptplan import planned_by_ckptplan
 from benchmarks.peers_results import Contestant, Forward, Refusal
+from models import UNet
 
 __all__ = ["contestants"]
 

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.frontier_networks import Training, UNet
+from benchmarks.frontier_networks import Training
 from benchmarks.networks import convnext, vit
 from benchmarks.offload_networks import stages_of, torchvision_models
-from models import gpt2, resnet50
+from models import UNet, gpt2, resnet50
 
 __all__ = ["NETWORKS", "training_of"]
 

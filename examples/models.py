@@ -1,18 +1,20 @@
-"""Two well-known networks as chains of stages, random weights: ResNet-50 and GPT-2.
+"""Well-known networks with random weights: ResNet-50, GPT-2 and a U-Net.
 
-Both are plain `torch.nn.Sequential` models of the standard architecture, written so that
-each stage takes one tensor and gives one tensor.
+The first two are plain `torch.nn.Sequential` models of the standard architecture, written so
+that each stage takes one tensor and gives one tensor; the U-Net has skip connections.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["gpt2", "resnet50"]
+__all__ = ["UNet", "gpt2", "resnet50"]
 
 
 class Bottleneck(nn.Module):
@@ -158,3 +160,44 @@ def gpt2(  # noqa: PLR0913  # the architecture's own numbers, all with their usu
         stages[f"block{block}_perceptron"] = Perceptron(width, dropout)
     stages["head"] = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))
     return nn.Sequential(stages)
+
+
+class UNet(nn.Module):
+    """Down, up, and a skip connection at every level."""
+
+    def __init__(self, width: int = 16, levels: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        block = partial(_double_convolution, dropout=dropout)
+        widths = [width << level for level in range(levels + 1)]
+        self.stem = block(3, width)
+        self.down = nn.ModuleList(map(block, widths, widths[1:]))
+        self.rise = nn.ModuleList(
+            nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in pairwise(widths)
+        )
+        self.up = nn.ModuleList(block(2 * narrow, narrow) for narrow in widths[:-1])
+        self.head = nn.Conv2d(width, 2, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Two maps of the size of `image`."""
+        features = self.stem(image)
+        skips = []
+        for block in self.down:
+            skips.append(features)
+            features = block(functional.max_pool2d(features, 2))
+        for level in reversed(range(len(skips))):
+            raised = self.rise[level](features)
+            features = self.up[level](torch.cat([skips[level], raised], dim=1))
+        maps: torch.Tensor = self.head(features)
+        return maps
+
+
+def _double_convolution(wide: int, narrow: int, *, dropout: float) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(wide, narrow, 3, padding=1),
+        nn.BatchNorm2d(narrow),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(narrow, narrow, 3, padding=1),
+        nn.BatchNorm2d(narrow),
+        nn.ReLU(inplace=True),
+        *((nn.Dropout2d(dropout),) if dropout else ()),
+    )

@@ -10,9 +10,8 @@ from chainstay.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile, Link, Stage
 
 
-def tiny(seed: int, stages: int = 2) -> HybridProblem:
-    """Links of all kinds in turn: plain, limited, full-duplex with latency, of two levels."""
-    draw = random.Random(seed)
+def tiny_chain(draw: random.Random, stages: int) -> tuple[ChainProfile, Link]:
+    """Sizes and times of one digit, and a link to the host."""
     sizes = [draw.randint(1, 4) for _ in range(stages + 1)]
     profile = ChainProfile(
         input_bytes=sizes[0],
@@ -30,15 +29,27 @@ def tiny(seed: int, stages: int = 2) -> HybridProblem:
             for size in sizes[1:]
         ),
     )
-    bandwidth = draw.choice([Fraction(1, 2), Fraction(1), Fraction(5, 3), Fraction(3)])
-    plain = Link(bandwidth=bandwidth)
+    bandwidths = [Fraction(1, 2), Fraction(1), Fraction(5, 3), Fraction(3)]
+    return profile, Link(bandwidth=draw.choice(bandwidths))
+
+
+def some_budget(draw: random.Random, profile: ChainProfile, link: Link) -> int:
+    """From the least feasible one on, up to all activations more."""
+    sizes = sum(profile.activation_bytes(index) for index in range(len(profile) + 1))
+    return HybridProblem(profile, 1, link).required_bytes + draw.randint(0, sizes)
+
+
+def tiny(seed: int, stages: int = 2) -> HybridProblem:
+    """Links of all kinds in turn: plain, limited, full-duplex with latency, of two levels."""
+    draw = random.Random(seed)
+    profile, plain = tiny_chain(draw, stages)
+    slower = Link(bandwidth=Fraction(plain.bandwidth) / 2, capacity=6)
     link = (
         plain,
         replace(plain, capacity=draw.randint(1, 8)),
         replace(
             plain, duplex="full", latency=draw.choice([Fraction(0), Fraction(1), Fraction(1, 2)])
         ),
-        replace(plain, capacity=3, beyond=Link(bandwidth=bandwidth / 2, capacity=6)),
+        replace(plain, capacity=3, beyond=slower),
     )[seed % 4]
-    required = HybridProblem(profile, 1, link).required_bytes
-    return HybridProblem(profile, required + draw.randint(0, sum(sizes)), link)
+    return HybridProblem(profile, some_budget(draw, profile, link), link)

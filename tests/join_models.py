@@ -25,9 +25,10 @@ from chainstay.runtime.joining.extracting import extract_join
 from chainstay.runtime.joining.measuring import MeasuredJoin, measure_join
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
+from sgd_steps import three_steps
 from zoo import FAMILIES, loss_of
 
-__all__ = ["JOINS", "JoinCase", "Perceptrons", "Siamese", "case_of", "differences", "three_steps"]
+__all__ = ["JOINS", "JoinCase", "Perceptrons", "Siamese", "case_of", "three_steps_of"]
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -196,32 +197,6 @@ def case_of(name: str) -> JoinCase:
     return JoinCase(model, call, join, measured, initial)
 
 
-def three_steps(case: JoinCase) -> dict[str, torch.Tensor]:
-    """Everything that three steps of SGD with momentum leave behind, step by step."""
-    model = case.model
-    model.load_state_dict(case.initial)
-    model.zero_grad()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    torch.manual_seed(7)
-    found = {}
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = loss_of(case())
-        loss.backward()
-        found[f"loss {step}"] = loss.detach()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                found[f"gradient {step} {name}"] = parameter.grad.clone()
-        optimizer.step()
-        found |= {f"buffer {step} {name}": each.clone() for name, each in model.named_buffers()}
-        found[f"random state {step}"] = torch.get_rng_state()
-    return found
-
-
-def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
-    """Names of what is not equal in both, bit for bit."""
-    return [
-        name
-        for name in one.keys() | other.keys()
-        if name not in one or name not in other or not torch.equal(one[name], other[name])
-    ]
+def three_steps_of(case: JoinCase) -> dict[str, torch.Tensor]:
+    """What three steps leave behind."""
+    return three_steps(case.model, lambda: loss_of(case()), case.initial)

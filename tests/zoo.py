@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +16,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["FAMILIES", "Sample", "TwoTowers", "UNet", "build", "loss_of"]
+from models import UNet
+
+__all__ = ["FAMILIES", "Sample", "TwoTowers", "build", "loss_of"]
 
 
 # The wheel of torchvision on PyPI is built for CUDA and cannot load its operators beside a
@@ -223,45 +224,6 @@ def _convnext() -> Sample:
     return Sample(model, (torch.randn(2, 3, 64, 64),))
 
 
-class UNet(nn.Module):
-    """Down, up, and a skip connection at every level."""
-
-    def __init__(self, width: int = 8, levels: int = 3) -> None:
-        super().__init__()
-        widths = [width << level for level in range(levels + 1)]
-        self.stem = _double_convolution(3, width)
-        self.down = nn.ModuleList(map(_double_convolution, widths, widths[1:]))
-        self.rise = nn.ModuleList(
-            nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in pairwise(widths)
-        )
-        self.up = nn.ModuleList(_double_convolution(2 * narrow, narrow) for narrow in widths[:-1])
-        self.head = nn.Conv2d(width, 2, 1)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        features = self.stem(image)
-        skips = []
-        for block in self.down:
-            skips.append(features)
-            features = block(functional.max_pool2d(features, 2))
-        for level in reversed(range(len(skips))):
-            raised = self.rise[level](features)
-            features = self.up[level](torch.cat([skips[level], raised], dim=1))
-        segments: torch.Tensor = self.head(features)
-        return segments
-
-
-def _double_convolution(wide: int, narrow: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(wide, narrow, 3, padding=1),
-        nn.BatchNorm2d(narrow),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(narrow, narrow, 3, padding=1),
-        nn.BatchNorm2d(narrow),
-        nn.ReLU(inplace=True),
-        nn.Dropout2d(0.1),
-    )
-
-
 class TwoTowers(nn.Module):
     """Two encoders with one head for both, called with keywords, returning a dictionary."""
 
@@ -287,7 +249,7 @@ def _perceptron(width: int) -> nn.Sequential:
 
 
 def _unet() -> Sample:
-    return Sample(UNet(), (torch.randn(2, 3, 32, 32),))
+    return Sample(UNet(width=8, dropout=0.1), (torch.randn(2, 3, 32, 32),))
 
 
 def _two_towers() -> Sample:

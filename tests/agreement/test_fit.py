@@ -26,6 +26,7 @@ from chainstay.runtime.remaking import remade_bytes
 from chainstay.solution import Solution
 from chainstay.validation.simulate import simulate
 from runtime_support import random_free, random_persistent
+from sgd_steps import differences, three_steps
 from zoo import FAMILIES, Sample, build, loss_of
 
 
@@ -81,36 +82,10 @@ def case_of(family: str, granularity: int | str = "fine") -> Case:
     return Case(sample, chain, measured)
 
 
-def three_steps(
+def steps_of(
     sample: Sample, initial: dict[str, torch.Tensor], seed: int = 7
 ) -> dict[str, torch.Tensor]:
-    """Everything that three steps of SGD with momentum leave behind, step by step."""
-    model = sample.model
-    model.load_state_dict(initial)
-    model.zero_grad()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    torch.manual_seed(seed)
-    found = {}
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = loss_of(sample())
-        loss.backward()
-        found[f"loss {step}"] = loss.detach()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                found[f"gradient {step} {name}"] = parameter.grad.clone()
-        optimizer.step()
-        found |= {f"buffer {step} {name}": each.clone() for name, each in model.named_buffers()}
-        found[f"random state {step}"] = torch.get_rng_state()
-    return found
-
-
-def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
-    return [
-        name
-        for name in one.keys() | other.keys()
-        if name not in one or name not in other or not torch.equal(one[name], other[name])
-    ]
+    return three_steps(sample.model, lambda: loss_of(sample()), initial, seed)
 
 
 def perceptron() -> Sample:
@@ -166,14 +141,14 @@ def budgets_of(sample: Sample) -> list[int]:
 def test_three_steps_are_equal_and_within_the_promised_peak(family: str) -> None:
     sample = perceptron() if family == "perceptron" else build(family)
     initial = {name: each.clone() for name, each in sample.model.state_dict().items()}
-    expected = three_steps(sample, initial)
+    expected = steps_of(sample, initial)
     schedules = set()
     budgets = budgets_of(sample)
     for budget in budgets:
         plan = fitted_at(sample, budget)
         schedules.add(plan.schedule)
         assert plan.budget == budget
-        assert differences(three_steps(sample, initial), expected) == [], budget
+        assert differences(steps_of(sample, initial), expected) == [], budget
         measured = peak(sample)
         assert measured <= plan.peak_bytes <= budget
         assert plan.peak_bytes <= 1.1 * measured, budget
@@ -185,9 +160,9 @@ def test_the_comparison_is_sharp() -> None:
     """Other random numbers would be found out, so a plan that did not restore them would be."""
     sample = build("GPT-2")
     initial = {name: each.clone() for name, each in sample.model.state_dict().items()}
-    expected = three_steps(sample, initial)
-    assert differences(three_steps(sample, initial), expected) == []
-    assert "loss 0" in differences(three_steps(sample, initial, seed=8), expected)
+    expected = steps_of(sample, initial)
+    assert differences(steps_of(sample, initial), expected) == []
+    assert "loss 0" in differences(steps_of(sample, initial, seed=8), expected)
 
 
 @pytest.mark.parametrize("family", ["U-Net", "DenseNet-121", "two towers", "T5"])
@@ -195,7 +170,7 @@ def test_any_schedule_gives_equal_bits_within_its_peak(family: str) -> None:
     """Also schedules that make again what they hold: what that takes is known beforehand."""
     case = case_of(family, granularity=14)
     initial = {name: each.clone() for name, each in case.sample.model.state_dict().items()}
-    expected = three_steps(case.sample, initial)
+    expected = steps_of(case.sample, initial)
     profile = case.measured.profile
     schedules = [random_free(len(profile), seed, stray=0.2 * (seed % 4)) for seed in range(8)]
     schedules += [random_persistent(len(profile), seed, keep=0.2) for seed in range(4)]
@@ -214,7 +189,7 @@ def test_any_schedule_gives_equal_bits_within_its_peak(family: str) -> None:
             solve_seconds=0.0,
         )
         with case.fitted(plan):
-            assert differences(three_steps(case.sample, initial), expected) == [], schedule
+            assert differences(steps_of(case.sample, initial), expected) == [], schedule
             measured = peak(case.sample)
             assert measured <= case.predicted_peak(plan) + remade[-1], schedule
             assert case.predicted_peak(plan) <= replay.peak_bytes, schedule

@@ -24,18 +24,19 @@ from chainstay.runtime.fitted import Fitted
 from chainstay.runtime.joining.executor import JoinExecutor, PlannedJoin
 from chainstay.schedule import Schedule
 from chainstay.solve import solve_join
-from join_models import JOINS, JoinCase, Perceptrons, Siamese, case_of, differences, three_steps
+from join_models import JOINS, JoinCase, Perceptrons, Siamese, case_of, three_steps_of
+from sgd_steps import differences
 from zoo import loss_of
 
 
 @pytest.mark.parametrize("name", JOINS)
 def test_three_steps_are_equal_and_within_the_promised_peak(name: str) -> None:
     case = case_of(name)
-    expected = three_steps(case)
+    expected = three_steps_of(case)
     for share in (1.0, 0.7, 0.4, 0.0):
         plan = case.solved(share)
         with case.planned(plan):
-            assert differences(three_steps(case), expected) == [], share
+            assert differences(three_steps_of(case), expected) == [], share
             measured = case.peak()
         assert measured <= plan.peak_bytes <= plan.budget, share
         assert plan.peak_bytes <= 1.1 * measured, share
@@ -44,7 +45,7 @@ def test_three_steps_are_equal_and_within_the_promised_peak(name: str) -> None:
 def test_schedules_of_any_kind_are_run_bit_for_bit() -> None:
     """The solver's answers for random times, at all budgets, and branches that take turns."""
     case = case_of("tail")
-    expected = three_steps(case)
+    expected = three_steps_of(case)
     generator = random.Random(4)
     orders = set()
     for _ in range(5):
@@ -55,7 +56,7 @@ def test_schedules_of_any_kind_are_run_bit_for_bit() -> None:
         solved = next(runnable_orders(case.measured, solve_join(profile, budget).schedule))
         for schedule in (solved, _with_random_turns(solved, generator)):
             with case.planned(schedule):
-                assert differences(three_steps(case), expected) == [], schedule
+                assert differences(three_steps_of(case), expected) == [], schedule
                 assert case.peak() <= peak_of_join(case.measured, schedule), schedule
             orders.add(JoinExecutor(case.measured, schedule).plan.backward)
     assert len(orders) > 5, "backwards in several orders"
@@ -115,7 +116,7 @@ def _block_of(case: JoinCase, word: str) -> int:
 def test_three_summands_are_added_in_the_order_of_plain_training() -> None:
     """Another order gives other bits, so it is not offered; it is nothing that planning may do."""
     case = case_of("triplet ResNet-18")
-    expected = three_steps(case)
+    expected = three_steps_of(case)
     words = str(keep_all_join(case.measured.account.bare())).split()
     head = [word for word in words if ":B" not in word]
     back = {j: [word for word in words if word.startswith(f"{j}:B")] for j in range(3)}
@@ -126,7 +127,7 @@ def test_three_summands_are_added_in_the_order_of_plain_training() -> None:
     for order, is_same in (((2, 1, 0), True), ((1, 2, 0), True), ((0, 1, 2), False)):
         schedule = ordered(*order)
         with case.planned(schedule):
-            assert (differences(three_steps(case), expected) == []) is is_same, order
+            assert (differences(three_steps_of(case), expected) == []) is is_same, order
         assert (schedule in runnable_orders(case.measured, schedule)) is is_same, order
 
 
@@ -211,7 +212,7 @@ class _Interrupting(TorchDispatchMode):
 
 def test_steps_that_break_off_anywhere_leave_the_model_as_it_was() -> None:
     case = case_of("tail")
-    expected = three_steps(case)
+    expected = three_steps_of(case)
     with case.planned(case.solved(0.5)):
         with _Interrupting() as counting:
             loss_of(case()).backward()
@@ -219,7 +220,7 @@ def test_steps_that_break_off_anywhere_leave_the_model_as_it_was() -> None:
             torch.manual_seed(place)
             with pytest.raises(KeyboardInterrupt), _Interrupting(place * counting.count // 7):
                 loss_of(case()).backward()
-        assert differences(three_steps(case), expected) == []
+        assert differences(three_steps_of(case), expected) == []
 
 
 def test_fit_takes_the_join_where_the_chain_needs_more() -> None:

@@ -12,7 +12,7 @@ from chainstay.dp.hybrid import Amounts, ExactHybrid, bracket, hybrid_bound
 from chainstay.dp.jit import is_available
 from chainstay.hybrid import HybridProblem, HybridSolution
 from chainstay.instances import random_chain
-from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
+from chainstay.profiles import ChainProfile, Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solve.hybrid import AutoHybrid, Pofo, solve_hybrid
 from chainstay.timetable import Time
@@ -20,6 +20,7 @@ from chainstay.validation.hybrid import simulate_hybrid
 from chainstay.validation.hybrid_fluid import fractional_makespan
 from chainstay.validation.hybrid_search import optimal_hybrid
 from golden_hybrids import GOLDEN_HYBRIDS, GoldenHybrid
+from hybrid_support import some_budget, tiny_chain
 
 QUICK = AutoHybrid(time_limit_s=0.3)
 FEASIBLE = [golden for golden in GOLDEN_HYBRIDS if golden.fractional is not None]
@@ -84,26 +85,8 @@ def test_search_finds_the_golden_integral_optimum(name: str) -> None:
 
 
 def _tiny(draw: random.Random, stages: int) -> tuple[ChainProfile, int, Link]:
-    a = [draw.randint(1, 4) for _ in range(stages + 1)]
-    profile = ChainProfile(
-        input_bytes=a[0],
-        input_gradient_bytes=draw.choice([0, a[0]]),
-        stages=tuple(
-            Stage(
-                forward_time=draw.randint(0, 4),
-                backward_time=draw.randint(0, 5),
-                output_bytes=size,
-                saved_bytes=size + draw.randint(0, 4),
-                gradient_bytes=size,
-                forward_overhead_bytes=draw.randint(0, 2),
-                backward_overhead_bytes=draw.randint(0, 2),
-            )
-            for size in a[1:]
-        ),
-    )
-    link = Link(bandwidth=draw.choice([Fraction(1, 2), Fraction(1), Fraction(5, 3), Fraction(3)]))
-    required = HybridProblem(profile, 1, link).required_bytes
-    return profile, required + draw.randint(0, sum(a)), link
+    profile, link = tiny_chain(draw, stages)
+    return profile, some_budget(draw, profile, link), link
 
 
 @pytest.mark.parametrize("seed", range(12))
