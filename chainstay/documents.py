@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -75,10 +76,29 @@ def _loaded(text: str, title: str, error: type[ChainstayError]) -> object:
     if (values := sum(map(text.count, ",[{"))) > _MOST_VALUES:
         raise error(f"{title}: about {values} values, at most {_MOST_VALUES}")
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, object_pairs_hook=_distinct)
+    except _DuplicateError as twice:
+        raise error(f"{title}: field {_excerpt(twice.name)} is there twice; keep one") from twice
     except (ValueError, RecursionError) as cause:
         raise error(f"{title}: not JSON ({cause})") from cause
     return value
+
+
+class _DuplicateError(Exception):
+    """An object has two fields of one name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object by its fields, of which Python's reader would silently take the last of a name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise _DuplicateError(counts.most_common(1)[0][0])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any, Final
 
 import pytest
@@ -16,6 +18,7 @@ from chainstay.cli.models import Spec
 from chainstay.errors import ChainstayError, InvalidPlanError
 from chainstay.hybrid import HybridSolution
 from chainstay.offloading import OffloadSolution
+from chainstay.plans import Cut, Fingerprint, Plan
 from chainstay.plans.reading import parse_plan, parse_profile
 from chainstay.profiles import (
     ChainProfile,
@@ -28,6 +31,9 @@ from chainstay.profiles import (
 )
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family, Solution
+from chainstay.solve import solve_join
+from chainstay.solve.hybrid import Pofo, solve_hybrid
+from chainstay.solve.offload import solve_offload
 from chainstay.units import parse_bytes, parse_percentage
 from strategies import chains
 
@@ -55,6 +61,10 @@ _CHAIN: Final = ChainProfile(
     skips=(Skip(first=1, last=2, bytes=1),),
 )
 _BARE: Final = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(_STAGE,))
+_JOIN: Final = JoinProfile(branches=(_BARE, _BARE))
+_PLAIN: Final = replace(_CHAIN, skips=())
+_OFFLOAD: Final = OffloadProfile.from_chain(_PLAIN)
+_LINK: Final = Link(bandwidth=Fraction(3, 2), latency=1, capacity=9, beyond=Link(bandwidth=1))
 _SOLUTION: Final = Solution(
     schedule=Schedule.keep_all(3),
     makespan=9,
@@ -65,25 +75,67 @@ _SOLUTION: Final = Solution(
     method="dp",
     solve_seconds=0.5,
 )
-READERS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
-    "schedule": (Schedule.from_json, Schedule.keep_all(2).to_json()),
-    "chain profile": (ChainProfile.from_json, _CHAIN.to_json()),
-    "join profile": (JoinProfile.from_json, JoinProfile(branches=(_BARE, _BARE)).to_json()),
+
+
+def _offloading() -> OffloadSolution:
+    """Something moves, whole, over a link with latency."""
+    link = Link(bandwidth=Fraction(3, 2), latency=Fraction(1, 3))
+    return solve_offload(_OFFLOAD, "80%", link=link, method="heuristics")
+
+
+def _flowing() -> OffloadSolution:
+    """Parts of activations move."""
+    link = Link(bandwidth=Fraction(3, 2))
+    return solve_offload(_OFFLOAD, "80%", link=link, method="greedy", transfers="fractional")
+
+
+def _hybrid() -> HybridSolution:
+    link = Link(bandwidth=Fraction(3, 2), capacity=9, beyond=Link(bandwidth=1))
+    return solve_hybrid(_PLAIN, "80%", link=link, method=Pofo(slots=30, tries=60))
+
+
+def _chain_plan() -> Plan:
+    sections = {field.name: {"a": "b"} for field in fields(Fingerprint)}
+    return Plan(
+        solution=_SOLUTION,
+        profile=_CHAIN,
+        overheads=(1,) * len(_SOLUTION.schedule),
+        model="model",
+        cut=Cut(by="export", granularity=3),
+        fingerprint=Fingerprint(**sections),
+    )
+
+
+def _offload_plan() -> Plan:
+    return Plan(solution=_offloading(), profile=_OFFLOAD, chain=_PLAIN)
+
+
+def _join_plan() -> Plan:
+    solution = solve_join(_JOIN, "100%", keep=(True, False))
+    return Plan(solution=solution, profile=_JOIN, keep=(True, False))
+
+
+READERS: Final[dict[str, tuple[Callable[[str], Any], Callable[[], Any]]]] = {
+    "schedule": (Schedule.from_json, lambda: Schedule.keep_all(2)),
+    "chain profile": (ChainProfile.from_json, lambda: _CHAIN),
+    "join profile": (JoinProfile.from_json, lambda: _JOIN),
     "homogeneous join": (
         HomogeneousJoin.from_json,
-        JoinProfile.homogeneous((1, 2), forward_time=1, backward_time=1, turn_time=0).to_json(),
+        lambda: JoinProfile.homogeneous((1, 2), forward_time=1, backward_time=1, turn_time=0),
     ),
-    "offload profile": (OffloadProfile.from_json, OffloadProfile.from_chain(_BARE).to_json()),
-    "link": (
-        Link.from_json,
-        Link(bandwidth=Fraction(3, 2), latency=1, capacity=9, beyond=Link(bandwidth=1)).to_json(),
-    ),
-    "solution": (Solution.from_json, _SOLUTION.to_json()),
-    "offload solution": (OffloadSolution.from_json, _SOLUTION.to_json()),
-    "hybrid solution": (HybridSolution.from_json, _SOLUTION.to_json()),
-    "plan": (parse_plan, _SOLUTION.to_json()),
-    "any profile": (lambda text: parse_profile(text, InvalidPlanError), _CHAIN.to_json()),
+    "offload profile": (OffloadProfile.from_json, lambda: _OFFLOAD),
+    "link": (Link.from_json, lambda: _LINK),
+    "solution": (Solution.from_json, lambda: _SOLUTION),
+    "offload solution": (OffloadSolution.from_json, _offloading),
+    "fractional solution": (OffloadSolution.from_json, _flowing),
+    "hybrid solution": (HybridSolution.from_json, _hybrid),
+    "chain plan": (parse_plan, _chain_plan),
+    "offload plan": (parse_plan, _offload_plan),
+    "hybrid plan": (parse_plan, lambda: Plan(solution=_hybrid(), profile=_PLAIN)),
+    "join plan": (parse_plan, _join_plan),
+    "any profile": (lambda text: parse_profile(text, InvalidPlanError), lambda: _CHAIN),
 }
+"""How each kind of document is read, and a valid one."""
 
 each_reader = pytest.mark.parametrize("name", READERS)
 
@@ -99,6 +151,48 @@ def only_own_errors(function: Callable[[], Any]) -> Any:  # noqa: ANN401  # what
     return None
 
 
+@cache
+def made(name: str) -> Any:  # noqa: ANN401  # whatever there is to write
+    """What the document is of."""
+    return READERS[name][1]()
+
+
+@cache
+def valid(name: str) -> str:
+    """A valid document."""
+    text: str = made(name).to_json()
+    return text
+
+
+def changed(value: Any, data: st.DataObject) -> Any:  # noqa: ANN401  # any JSON value
+    """`value` with one change somewhere in it; in text that is a document, within that."""
+    if isinstance(value, str) and value.startswith("{"):
+        return json.dumps(changed(json.loads(value), data))
+    if not isinstance(value, dict | list) or not value or data.draw(st.integers(0, 4)) == 0:
+        return data.draw(VALUES | near(value))
+    copy: Any = value.copy()
+    key: Any = data.draw(
+        st.sampled_from(list(copy) if isinstance(copy, dict) else range(len(copy)))
+    )
+    match data.draw(st.sampled_from(["change", "change", "change", "leave out", "again"])):
+        case "leave out":
+            del copy[key]
+        case "again" if isinstance(copy, list):
+            copy.insert(key, copy[key])
+        case _:
+            copy[key] = changed(copy[key], data)
+    return copy
+
+
+def near(value: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401  # any JSON value
+    """Values like this one."""
+    if isinstance(value, int):
+        return st.integers(value - 2, value + 2)
+    if isinstance(value, str) and " " in value:
+        return st.permutations(value.split()).map(" ".join)
+    return st.just(value)
+
+
 @each_reader
 @given(data=st.data())
 @settings(max_examples=40)
@@ -109,34 +203,43 @@ def test_any_text(name: str, data: st.DataObject) -> None:
 
 
 @each_reader
+def test_each_document_is_valid_before_it_is_changed(name: str) -> None:
+    read, _ = READERS[name]
+    assert read(valid(name)) == made(name)
+
+
+@each_reader
 @given(data=st.data())
 @settings(max_examples=150)
 def test_documents_with_anything_in_some_field(name: str, data: st.DataObject) -> None:
-    read, text = READERS[name]
-    document = json.loads(text)
-    place = document
-    while isinstance(place, dict | list) and place:
-        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-        key: Any = data.draw(st.sampled_from(keys))
-        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
-            place[key] = data.draw(VALUES)
-            break
-        place = place[key]
-    found = only_own_errors(lambda: read(json.dumps(document)))
+    read, text = READERS[name][0], valid(name)
+    found = only_own_errors(lambda: read(json.dumps(changed(json.loads(text), data))))
     if found is not None:
         str(found)
         repr(found)
-        if hasattr(found, "to_json"):
-            assert read(found.to_json()) == found
+        assert read(found.to_json()) == found
 
 
 @each_reader
 @given(data=st.data())
 @settings(max_examples=60)
 def test_documents_that_were_cut_or_mixed_up(name: str, data: st.DataObject) -> None:
-    read, text = READERS[name]
+    read, text = READERS[name][0], valid(name)
     start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
     only_own_errors(lambda: read(text[:start] + data.draw(st.text(max_size=4)) + text[end:]))
+
+
+@each_reader
+@given(data=st.data())
+@settings(max_examples=20)
+def test_a_field_that_is_there_twice_is_refused(name: str, data: st.DataObject) -> None:
+    read, text = READERS[name][0], valid(name)
+    document = json.loads(text)
+    field = data.draw(st.sampled_from(sorted(document)))
+    other = json.dumps(data.draw(st.sampled_from([document[field], 7])))
+    twice = f"{text.rstrip()[:-1]}, {json.dumps(field)}: {other}}}"
+    with pytest.raises(ChainstayError, match=f"field '{field}' is there twice"):
+        read(twice)
 
 
 @each_reader

@@ -81,6 +81,24 @@ MUTANTS: Final = (
         "agreement/test_offload.py::test_golden_optima_of_offload_first_plans_by_dp[pub004]",
     ),
     Mutant(
+        "dp/offload/fluid.py",
+        "makespan = max(makespan, forward.ends[out.j] + back.end)",
+        "makespan = max(makespan, back.end)",
+        "agreement/test_fluid_plans.py::test_no_way_back_is_too_early_or_too_late",
+    ),
+    Mutant(
+        "dp/offload/fluid.py",
+        "max(makespan, forward.ends[i] + backward.when_moved(late))",
+        "max(makespan, backward.when_moved(late))",
+        "agreement/test_fluid_plans.py::test_no_way_back_is_too_early_or_too_late",
+    ),
+    Mutant(
+        "dp/offload/fluid.py",
+        "max(makespan, forward.when_moved(need_backward) + backward.ends[i])",
+        "max(makespan, backward.ends[i])",
+        "agreement/test_fluid_plans.py::test_no_way_back_is_too_early_or_too_late",
+    ),
+    Mutant(
         "dp/join/waterfilling.py",
         "return [slots - t + 2 - held_then",
         "return [slots - t + 1 - held_then",

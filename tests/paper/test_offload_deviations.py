@@ -155,6 +155,12 @@ def test_what_has_left_early_cannot_come_back_before_its_forward_ends() -> None:
     printed = algorithm1(profile, 2, link, replace(CORRECTED, not_back_before_free=False))
     assert printed == 4
     assert algorithm1(profile, 2, link, CORRECTED) == 5
+    ours = solve_offload(profile, 2, link=link, method="dp", transfers="interruptible")
+    assert ours.makespan == 5
+    assert [(str(move.op), move.start, move.end) for move in ours.timetable.moves] == [
+        ("Oa0", 0, 2),
+        ("Pa0", 3, 5),
+    ]
     exact = solve_offload(profile, 2, link=link, method=MIP(), transfers="interruptible")
     assert exact.makespan == 5
     assert exact.is_optimal
