@@ -70,6 +70,23 @@ def test_malformed_json_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '{"chainstay": "menu", "version": 3, "dish": 1, "dish": 1}',
+        '{"chainstay": "menu", "version": 3, "first": [{"dish": 1, "dis\\u0068": 2}]}',
+        '{"first": {"dish": 1, "price": 1, "dish": {}}, "chainstay": "menu", "version": 3}',
+    ],
+)
+def test_a_field_that_is_there_twice_is_refused(text: str) -> None:
+    """Python's own reader takes the last one without a word."""
+    assert "dish" in str(json.loads(text))
+    with pytest.raises(
+        InvalidProfileError, match="^menu document: field 'dish' is there twice; keep one$"
+    ):
+        read(text)
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [("[1, 2]", r"\[1, 2\]"), ('"soup"', "'soup'"), ("7", "7"), ("null", "None"), ("NaN", "nan")],
 )
