@@ -81,7 +81,7 @@ def test_a_field_that_is_there_twice_is_refused(text: str) -> None:
     """Python's own reader takes the last one without a word."""
     assert "dish" in str(json.loads(text))
     with pytest.raises(
-        InvalidProfileError, match="^menu document: field 'dish' is there twice; keep one$"
+        InvalidProfileError, match=r"^menu document: field 'dish' is there twice; keep one$"
     ):
         read(text)
 
