@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import nn
@@ -30,7 +30,6 @@ from chainstay.runtime.extraction.cutting import Granularity
 from chainstay.runtime.extraction.intercepting import intercept_sampled
 from chainstay.runtime.fusing import blaming, fuse_stages, run_stage
 from chainstay.runtime.intercepted import measure_intercepted
-from chainstay.runtime.joining import ExtractedJoin
 from chainstay.runtime.measurement import Measurement, measuring
 from chainstay.runtime.measuring import measure
 from chainstay.runtime.merging import merge_idle_cuts
@@ -44,9 +43,7 @@ from chainstay.runtime.states import State, copied, detached
 from chainstay.runtime.transfers import Transport
 from chainstay.solution import Solution
 
-__all__ = ["CutBy", "CutModel", "cut_model", "measured_model", "without_own_flag"]
-
-Extracted = TypeVar("Extracted", ExtractedChain, ExtractedJoin)
+__all__ = ["CutBy", "CutModel", "cut_model", "measured_model"]
 
 CutBy = Literal["chain", "export", "blocks"]
 """Between the stages of a `torch.nn.Sequential`, in its exported graph, or between blocks."""
@@ -155,21 +152,38 @@ def measured_model(  # noqa: PLR0913  # all but the call have defaults
             once_cut()
             return _measured_blocks(model, (args, kwargs), settings, ": as asked for")
         try:
-            if is_plain_chain(model, args, kwargs):
-                once_cut()
-                with parameter_hooks_aside(model.modules()):
-                    measured: Measurement = measure(model, *args, **settings)
-                return _cut(model, "chain", measured, ends=TensorEnds.of(model))
             with caches_off(model):
-                extracted = extract(model, args, kwargs, granularity=granularity)
+                extracted = _extracted(model, args, kwargs, granularity)
                 once_cut()
                 with parameter_hooks_aside(model.modules()):
+                    if extracted is None:
+                        assert isinstance(model, nn.Sequential), "only a plain chain needs none"
+                        measured: Measurement = measure(model, *args, **settings)
+                        return _cut(model, "chain", measured, ends=TensorEnds.of(model))
                     measured = measure_extracted(extracted, args, kwargs, **settings)
         except UnsupportedModelError as refusal:
             if by == "export":
                 raise
             return _measured_instead(model, (args, kwargs), settings, refusal)
-        return _cut(model, "export", measured, ends=without_own_flag(extracted))
+        return _cut(model, "export", measured, ends=extracted)
+
+
+def _extracted(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], granularity: Granularity
+) -> ExtractedChain | None:
+    """The model's exported graph, cut; ``None`` of a plain chain whose own stages are as fine.
+
+    Raises:
+        UnsupportedModelError: It cannot be cut, and is no plain chain.
+    """
+    if not is_plain_chain(model, args, kwargs):
+        return extract(model, args, kwargs, granularity=granularity)
+    try:
+        extracted = extract(model, args, kwargs, granularity=granularity)
+    except UnsupportedModelError:
+        return None  # hooks, compiled stages: its own stages are run as they are
+    is_finer = granularity != "fine" or len(extracted.stages) > len(model)
+    return extracted if is_finer else None
 
 
 def cut_model(  # noqa: PLR0913  # all but the model and the call decide where it is cut
@@ -224,8 +238,8 @@ def cut_model(  # noqa: PLR0913  # all but the model and the call decide where i
             stages = merged[: len(merged) - has_loss]
             source = detached(first)
             traits = tuple(_traits(stages, source, shared, device))
-        chain, ends = _chain(stages, source, device), without_own_flag(extracted)
-        return CutModel(model=model, by=by, chain=chain, traits=traits, ends=ends)
+        chain = _chain(stages, source, device)
+        return CutModel(model=model, by=by, chain=chain, traits=traits, ends=extracted)
 
 
 def is_plain_chain(
@@ -240,12 +254,6 @@ def is_plain_chain(
         and isinstance(args[0], torch.Tensor)
         and not kwargs
     )
-
-
-def without_own_flag(chain: Extracted) -> Extracted:
-    """For a plan, which looks at the model's own flag itself, its hooks being around the chain."""
-    _, *inner = chain.likeness.training
-    return replace(chain, likeness=replace(chain.likeness, training=tuple(inner)))
 
 
 def _cut(

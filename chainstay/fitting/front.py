@@ -65,8 +65,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     all must fit at once, and meet new shapes at once; with FSDP2 they agree on one plan.
 
     Args:
-        model: Any module in the mode it trains in. A plain `torch.nn.Sequential` is cut
-            between its own stages, others where `chainstay.runtime.extraction` finds fit.
+        model: Any module in the mode it trains in. It is cut where
+            `chainstay.runtime.extraction` finds fit; a plain `torch.nn.Sequential` between its
+            own stages where that is finer, or where it cannot be exported.
         sample_args: Positional arguments of a call like those to come.
         sample_kwargs: Keyword arguments, likewise.
         budget: For a step's activations, saved tensors, gradients of activations, inputs

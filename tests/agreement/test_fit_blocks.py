@@ -268,10 +268,13 @@ KINDS = [
     ("kind", "share"),
     [("plain", "all"), *((kind, "least") for kind in KINDS), ("in place", "60 %")],
 )
-def test_models_that_decide_by_values(kind: str, share: str) -> None:
+def test_models_that_decide_by_values(
+    kind: str, share: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(3)
     sample = SampleUnder((torch.randn(4, 6, 8),))
     planned = require_by_blocks(Wayward(kind).train(), sample, share, "decides by the values")
+    assert "def forward" not in capfd.readouterr().err, "torch would print its half of a graph"
     torch.manual_seed(3)
     plain, other = Wayward(kind).train(), SampleUnder((-sample.args[0],))
     torch.manual_seed(3)

@@ -88,7 +88,7 @@ def test_a_model_is_profiled_planned_run_and_shown() -> None:
     assert "plain training: " in profiled.stdout
     assert "wrote profile.json; next: chainstay plan profile.json --budget 50%" in profiled.stdout
     profile = ChainProfile.from_json(Path("profile.json").read_text())
-    assert len(profile) == 5
+    assert len(profile) == 9  # two a block, and the loss
     assert profile.stages[-1].name == "loss"
 
     planned = chainstay("plan", "models.py:net", "-i", "16x32", "-b", "80%", "--repeats", "1")
@@ -104,7 +104,7 @@ def test_a_model_is_profiled_planned_run_and_shown() -> None:
     run = chainstay(*arguments)
     assert run.exit_code == 0, run.output
     assert "equal, bit for bit" in run.stdout
-    assert ": kept; 5 stages" in run.stdout
+    assert ": kept; 9 stages" in run.stdout
     told = json.loads(chainstay(*arguments, "--json", "--no-compare").stdout)
     assert told["within_budget"] is True
     assert told["equal"] is None

@@ -43,6 +43,12 @@ def _unaware(model: nn.Module) -> Iterator[None]:
         compiler._is_compiling_flag = compiler._is_exporting_flag = False  # noqa: SLF001
         try:
             return model._call_impl(*args, **kwargs)  # noqa: SLF001
+        except GuardOnDataDependentSymNode as cause:  # outside, torch prints the graph so far
+            raise UnsupportedModelError(
+                f"the forward of {type(model).__name__} decides by the values of a tensor "
+                f"({_first_line(cause)}); write that with torch.where or torch.cond, or use "
+                "intercept() on its blocks"
+            ) from cause
         finally:
             compiler._is_compiling_flag, compiler._is_exporting_flag = flags  # noqa: SLF001
 
@@ -73,13 +79,8 @@ def _told_by_name(model: nn.Module) -> Iterator[None]:
     name = type(model).__name__
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, UnsupportedModelError):
         raise  # tells its own story
-    except GuardOnDataDependentSymNode as cause:
-        raise UnsupportedModelError(
-            f"the forward of {name} decides by the values of a tensor ({_first_line(cause)}); "
-            "write that with torch.where or torch.cond, or use intercept() on its blocks"
-        ) from cause
     except Exception as cause:  # a model is the user's code and may raise anything
         raise UnsupportedModelError(
             f"torch.export cannot trace {name}: {type(cause).__name__}: {_first_line(cause)}; "
