@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -20,10 +21,14 @@ from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import chainstay
+from chainstay.integrations.first_call import FitSettings
 from intercepted_training import sharded_trials
 from training_conditions import (
+    RECOMPUTING,
+    SHARES,
     Record,
     Sample,
+    ShareOf,
     differences,
     fit_to,
     pair,
@@ -44,6 +49,7 @@ Trial = Callable[[int], list[str]]
 
 def _run_trials(rank: int, port: int, queue: Any) -> None:  # noqa: ANN401  # a multiprocessing queue
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     queue.put({name: _report(trial, rank) for name, trial in TRIALS.items()})
@@ -168,6 +174,30 @@ def fitted_by_blocks(rank: int) -> list[str]:
     return wrong if "has forward hooks" in str(model.chainstay) else ["not by blocks"]
 
 
+def prepared_by_accelerate(rank: int) -> list[str]:
+    """`Accelerator.prepare` wraps the model, which is fitted by its first call in there."""
+    from accelerate import Accelerator  # noqa: PLC0415  # optional, and slow to import
+
+    from chainstay.integrations.accelerate import (  # noqa: PLC0415  # likewise
+        fit_prepared,
+        unfit_prepared,
+    )
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    plain, planned, sample = pair("transformer", "least")
+    reference, wrapped = map(accelerator.prepare, (plain, chainstay.unfit(planned)))
+    settings = FitSettings(budget=RECOMPUTING, method=ShareOf(SHARES["least"]), repeats=1)
+    fit_prepared(accelerator, wrapped, settings)
+    own = shard(sample, rank)
+    wrong = differences(trained(wrapped, own), trained(reference, own))
+    if not isinstance(wrapped, DistributedDataParallel) or not recomputes(planned):
+        wrong.append("not in two processes, or the plan recomputes nothing")
+    unfit_prepared(accelerator, wrapped)
+    if hasattr(planned, "chainstay"):
+        wrong.append("still fitted")
+    return wrong
+
+
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "plain": {},
     "unused parameters": {"find_unused_parameters": True},
@@ -187,6 +217,8 @@ TRIALS: dict[str, Trial] = {
     "by blocks": fitted_by_blocks,
     **sharded_trials(),
 }
+if find_spec("accelerate"):
+    TRIALS["prepared by accelerate"] = prepared_by_accelerate
 
 
 def test_two_processes_train_as_without_a_plan() -> None:
