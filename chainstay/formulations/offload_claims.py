@@ -85,8 +85,8 @@ def claim(
 def _require_ours(problem: OffloadProblem) -> None:
     if problem.transfers is not Transfers.INTEGRAL and problem.link.is_full_duplex:
         raise InvalidProfileError(
-            f"the model of {problem.transfers} transfers has one link for both directions, and "
-            "this link is full-duplex; use transfers='integral'"
+            f"{problem.transfers} transfers are solved over half-duplex links, not over "
+            f"{problem.link}; use duplex='half', or transfers='integral', which knows all links"
         )
 
 

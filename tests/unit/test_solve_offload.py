@@ -133,12 +133,32 @@ def test_wrong_profiles_links_and_budgets_are_refused() -> None:
         solve_offload(GAP.profile, 10, link=bandwidth)
     with pytest.raises(InvalidBudgetError, match="budget is 0"):
         solve_offload(GAP.profile, 0, link=LINK)
-    with pytest.raises(InvalidProfileError, match="latency is 1, and interruptible transfers"):
-        solve_offload(GAP.profile, 14, link=Link(bandwidth=1, latency=1), transfers="interruptible")
-    full = Link(bandwidth=1, duplex="full")
-    for method in ("dp", "mip"):
-        with pytest.raises(InvalidProfileError, match=r"full"):
-            solve_offload(GAP.profile, 14, link=full, transfers="interruptible", method=method)
+
+
+@pytest.mark.parametrize(
+    ("link", "reason"),
+    [
+        (Link(bandwidth=1, latency=1), "latency is 1, and {} transfers have none; use latency=0"),
+        (Link(bandwidth=1, capacity=7), "capacity is 7 bytes, and {} transfers know no limit"),
+        (Link(bandwidth=1, duplex="full"), "{} transfers are solved over half-duplex links"),
+    ],
+    ids=["latency", "capacity", "full duplex"],
+)
+@pytest.mark.parametrize(
+    ("transfers", "method"),
+    [
+        *(("interruptible", method) for method in ("auto", "dp", DP(slots=9), "mip")),
+        *(("fractional", method) for method in ("auto", "greedy", "dp", "mip")),
+    ],
+)
+def test_links_that_only_whole_transfers_know(
+    link: Link, reason: str, transfers: str, method: object
+) -> None:
+    with pytest.raises(InvalidProfileError, match=reason.format(transfers)) as caught:
+        solve_offload(GAP.profile, 14, link=link, transfers=transfers, method=method)  # type: ignore[arg-type]
+    assert "transfers='integral'" in str(caught.value)
+    whole = solve_offload(GAP.profile, 14, link=link, method="heuristics")
+    assert whole.makespan >= whole.lower_bound > 0
 
 
 @pytest.mark.parametrize("transfers", Transfers)

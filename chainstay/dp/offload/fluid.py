@@ -81,8 +81,8 @@ def byte_ticks(problem: OffloadProblem) -> int:
     link = problem.link
     if link.latency or link.is_full_duplex:
         raise InvalidProfileError(
-            f"this program knows half-duplex links without latency, not {link}; use 'auto', "
-            "'cpsat' or 'mip' with transfers='integral'"
+            f"{problem.transfers} transfers are solved over half-duplex links without latency, "
+            f"not over {link}; use another link, or transfers='integral', which knows all links"
         )
     return link.transfer_ticks(1)
 
