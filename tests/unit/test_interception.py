@@ -138,6 +138,40 @@ def test_what_the_model_does_between_blocks_parts_segments() -> None:
     assert all(map(torch.equal, gradients(model, model), gradients(model, intercept(model, (X,)))))
 
 
+class Mixing(nn.Module):
+    """A block, and what is beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = self.linear(x).tanh() * beside
+        return mixed
+
+
+class Beside(nn.Module):
+    """Every block takes what the first layer made; the last one something made since, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(Mixing() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        start = self.first(x)
+        hidden = self.blocks[1](self.blocks[0](start, start), start)
+        result: torch.Tensor = self.blocks[2](hidden, self.other(x))
+        return result
+
+
+def test_what_the_model_makes_beside_blocks_parts_segments() -> None:
+    model = Beside()
+    chain = intercept(model, (X,))
+    assert chain.starts == (0, 2)
+    assert all(map(torch.equal, gradients(model, model), gradients(model, chain)))
+
+
 def test_running_them_as_stages_is_running_the_model() -> None:
     model = Stack()
     chain = intercept(model, (X,))

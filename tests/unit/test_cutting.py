@@ -1,0 +1,106 @@
+"""Where models are cut, and where not: models that all but invite a cut that would break them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from chainstay.runtime.extraction import ExtractedChain, extract
+
+
+class Peaks(nn.Module):
+    """An operator with two outputs, which together are the least that crosses any place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(4, 16)
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, places = self.first(x).topk(4, dim=-1)
+        wide: torch.Tensor = self.second(values).relu()
+        return wide * self.weight[places].sum(-1, keepdim=True)
+
+
+class Reading(nn.Module):
+    """A buffer is read, and changed where the place between is crossed by one small tensor."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(16, 4), nn.Linear(4, 16), nn.Linear(16, 16)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        narrow = (self.first(x) * self.scale).relu()
+        wide = self.second(narrow).relu()
+        self.scale.add_(1)
+        total: torch.Tensor = self.third(wide * self.scale).relu()
+        return total
+
+
+class Normalizing(nn.Module):
+    """Likewise, by an operator that does not say so: normalization reads and changes statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 4), nn.Linear(4, 16)
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.norm.running_mean
+        assert mean is not None
+        narrow = (self.first(x) * mean.mean()).relu()
+        total: torch.Tensor = self.norm(self.second(narrow).relu()).relu()
+        return functional.gelu(total)
+
+
+def require_repeatable(chain: ExtractedChain, x: torch.Tensor) -> None:
+    """When all have run, each stage runs again to the same state: what it changes is put back."""
+    state, shared = chain.begin((x,), {})
+    runs = []
+    for stage in chain.stages:
+        changed = [each.read() for each in stage.changes]
+        runs.append((stage, state, changed, [each.clone() for each in changed]))
+        state = tuple(each.detach().clone() for each in stage(state, shared))
+    after = [*(given for _, given, *_ in runs[1:]), state]
+    for (stage, given, changed, before), expected in zip(runs, after, strict=True):
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(old)
+        assert all(map(torch.equal, stage(given, shared), expected)), stage.name
+
+
+@pytest.mark.parametrize("make", [Peaks, Reading, Normalizing])
+def test_stages_run_again_to_the_same_state(make: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(32, 16)
+    chain = extract(model, (x,))
+    assert len(chain.stages) > 1
+    require_repeatable(chain, x)
+
+
+def perceptron(widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def test_saved_bytes_by_hand() -> None:
+    """A layer saves its input, which is the state before it, and a tanh what it makes."""
+    chain = extract(perceptron([3, 5, 7, 2]), (torch.randn(10, 3),))
+    assert [stage.name for stage in chain.stages] == ["0+1", "2+3", "4", "5"]
+    assert [stage.saved_bytes for stage in chain.stages] == [200, 280, 0, 80]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_no_more_stages_than_asked_for(most: int) -> None:
+    """Of neighbours, those are joined that save least together, the state before them included."""
+    chain = extract(perceptron([3, 5, 7, 2, 9]), (torch.randn(10, 3),), granularity=most)
+    saved = {1: [920], 2: [560, 360], 3: [480, 80, 360], 4: [200, 280, 80, 360]}
+    assert [stage.saved_bytes for stage in chain.stages] == saved[most]
