@@ -288,6 +288,13 @@ class TestItRefuses:
         assert vars(model) == before
         assert not model.first._forward_hooks
 
+    def test_a_counter_that_is_there_already_goes_back(self) -> None:
+        model: Any = Written(lambda self, x: counted(self).first(x))
+        model.count = 5
+        with pytest.raises(UnsupportedModelError, match="assigns count"):
+            extract(model, (torch.randn(3, 4),))
+        assert model.count == 5
+
     @pytest.mark.parametrize(
         "register",
         [
