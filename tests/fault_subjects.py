@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -174,8 +174,6 @@ def _joined(model: nn.Module, sample: Sample) -> nn.Module:
             plan = solve_measured_join(measured, budget)
         except InfeasibleBudgetError as error:
             plan = solve_measured_join(measured, error.required)
-        _, *inner = join.likeness.training
-        join = replace(join, likeness=replace(join.likeness, training=tuple(inner)))
         executor = JoinExecutor(measured, plan.schedule)
         profile = measured.account.profile_for(plan.schedule)
         return PlannedJoin(join, executor, plan, profile, "")

@@ -16,7 +16,6 @@ from torch import nn
 
 from chainstay.errors import PlanMismatchError
 from chainstay.fitting.caches import caches_off
-from chainstay.fitting.cut_models import without_own_flag
 from chainstay.join_planning import can_run
 from chainstay.profiles import JoinProfile
 from chainstay.runtime.chain import Chain
@@ -115,7 +114,7 @@ def measured_join(  # noqa: PLR0913  # all but the call have defaults
         measured = measure_join(
             join, args, kwargs, loss=loss, repeats=repeats, progress=progress, cache=cache
         )
-    return CutJoin(join=without_own_flag(join), stages=measured), measured
+    return CutJoin(join=join, stages=measured), measured
 
 
 def cut_join(
@@ -142,7 +141,7 @@ def cut_join(
         join = extract_join(model, args, kwargs, granularity=granularity)
     with parameter_hooks_aside(model.modules()):
         stages = staged_unmeasured(join, args, kwargs, has_loss=has_loss)
-    return CutJoin(join=without_own_flag(join), stages=stages)
+    return CutJoin(join=join, stages=stages)
 
 
 def _listed(lengths: tuple[int, ...]) -> str:

@@ -59,8 +59,10 @@ def alone(*traits: Traits) -> AbstractContextManager[object]:
     A run of such a stage and what is saved for its recomputation belong together; a thread
     between them would get the dropout of one step into the gradients of another.
     """
-    touches = any(each.draws_random or each.changed_buffers for each in traits)
-    return _ALONE if touches else _NOTHING
+    for each in traits:
+        if each.draws_random or each.changed_buffers:
+            return _ALONE
+    return _NOTHING
 
 
 def observe_traits(stage: ChainStage, state: State, shared: State, device: torch.device) -> Traits:

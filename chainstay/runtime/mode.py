@@ -60,7 +60,7 @@ class Mode:
     @classmethod
     def now(cls, modules: Iterable[Titled], device: torch.device) -> Mode:
         """The mode that `modules` would run in at present."""
-        return cls(tuple(module.training for _, module in modules), Autocast.now(device))
+        return cls(tuple([module.training for _, module in modules]), Autocast.now(device))
 
     def difference(self, present: Mode, modules: Iterable[Titled]) -> str:
         """For people: the first thing in which `present` differs, and how it was here."""

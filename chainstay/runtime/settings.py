@@ -14,51 +14,61 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.modules import module as torch_modules
 
-__all__ = ["Settings", "change_since", "global_hooks", "settings_of", "values_of"]
+__all__ = ["Reader", "Settings", "change_since", "global_hooks", "names_of", "settings_of"]
 
-Settings = tuple[object, ...]
-"""Equal as long as the module computes the same from the same tensors."""
+Settings = tuple[tuple[str, ...], tuple[object, ...] | None, object, int]
+"""Names of values that the module holds, they, its own forward, and how many hooks it has.
+
+Equal as long as the module computes the same from the same tensors.
+"""
 
 _SCALARS: Final = (bool, int, float, str)
 
-_readers: WeakKeyDictionary[nn.Module, tuple[tuple[str, ...], Callable[[Any], object]]] = (
-    WeakKeyDictionary()
-)
+Reader = Callable[[Any], tuple[object, ...]]
+_readers: WeakKeyDictionary[nn.Module, tuple[tuple[str, ...], Reader]] = WeakKeyDictionary()
 """Names of a module's values, and what reads them all at once: they are read in every step."""
 
 
-def values_of(module: nn.Module) -> object:
-    """The numbers and texts that `module` holds for its forward.
+def names_of(module: nn.Module) -> tuple[str, ...]:
+    """Of the numbers and texts that `module` holds for its forward.
 
     All those of torch's own modules. Of others, which may count and take notes, the floats.
     """
-    known = _readers.get(module)
-    if known is None:
-        names = tuple(_names_of(module))
-        known = _readers[module] = (names, itemgetter(*names) if names else _nothing)
-    try:
-        return known[1](module.__dict__)
-    except KeyError:
-        return None  # one was deleted
+    is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+    return tuple(
+        name
+        for name, value in vars(module).items()
+        if name != "training"
+        and not name.startswith("_")
+        and (type(value) is float or (is_torchs and _is_plain(value)))
+    )
 
 
 def settings_of(module: nn.Module) -> Settings:
-    """Its values, how many hooks it has, and the forward that stands in for its class's."""
+    """What they are now."""
+    known = _readers.get(module)
+    if known is None:
+        names = names_of(module)
+        # The last one twice: a tuple even of one.
+        known = _readers[module] = (names, itemgetter(*names, *names[-1:]) if names else _nothing)
+    names, read = known
     own = module.__dict__
+    try:
+        values = read(own)
+    except KeyError:
+        values = None  # one of them was deleted
     hooks = len(own["_forward_hooks"]) + len(own["_forward_pre_hooks"])
-    return values_of(module), own.get("forward"), hooks
+    return names, values, own.get("forward"), hooks
 
 
 def change_since(module: nn.Module, before: Settings) -> str:
     """For people: in what the settings of `module` differ from those `before`."""
-    values, forward, _ = settings_of(module)
-    kind = type(module).__name__
-    if values != before[0]:
-        names, _ = _readers[module]
-        pairs = zip(names, _tuple(before[0]), _tuple(values), strict=False)
-        changed = next((f"{n} is {v!r} and was {b!r}" for n, b, v in pairs if v != b), "a value")
-        return f"in a {kind}, {changed}"
-    return f"a {kind} has another {'set of hooks' if forward == before[1] else 'forward'}"
+    names, values, forward, _ = before
+    kind, own = type(module).__name__, vars(module)
+    for name, old in zip(names, values or (), strict=False):
+        if own.get(name) != old:
+            return f"in a {kind}, {name} is {own.get(name)!r} and was {old!r}"
+    return f"a {kind} has another {'set of hooks' if own.get('forward') == forward else 'forward'}"
 
 
 def global_hooks() -> int:
@@ -68,26 +78,11 @@ def global_hooks() -> int:
     )
 
 
-def _names_of(module: nn.Module) -> list[str]:
-    is_torchs = type(module).__module__.startswith("torch.nn.modules.")
-    return [
-        name
-        for name, value in vars(module).items()
-        if name != "training"
-        and not name.startswith("_")
-        and (type(value) is float or (is_torchs and _is_plain(value)))
-    ]
-
-
 def _is_plain(value: object) -> bool:
     if isinstance(value, tuple):
         return all(isinstance(each, _SCALARS) for each in value)
     return isinstance(value, _SCALARS)
 
 
-def _nothing(_: Mapping[str, object]) -> object:
+def _nothing(_: Mapping[str, object]) -> tuple[()]:
     return ()
-
-
-def _tuple(values: object) -> tuple[object, ...]:
-    return values if isinstance(values, tuple) else (values,)

@@ -59,6 +59,7 @@ class ExtractedChain:
         Raises:
             PlanMismatchError: The call or the model is not like it was at extraction.
         """
+        self.likeness.require_unhooked()
         state, shared = self.begin(args, kwargs)
         for stage in self.stages:
             state = stage(state, shared)

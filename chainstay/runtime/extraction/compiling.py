@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
+from typing import Any
 
 from torch import fx, nn
+from torch._ops import OpOverload
 
 from chainstay.runtime.extraction.flattening import FlatGraph
 from chainstay.runtime.extraction.regions import Region, RegionModule
@@ -23,19 +26,21 @@ class Program:
 
     Attributes:
         body: Takes the state, the shared values used, and the tensors read; all in order.
+        function: The body's forward, shared by all bodies that are alike.
         shared: Positions of the shared values used.
         reads: The model's tensors and constants used.
     """
 
     body: fx.GraphModule
+    function: Callable[..., State]
     shared: tuple[int, ...]
     reads: tuple[ModelTensor | Constant, ...]
 
     def __call__(self, state: State, shared: State) -> State:
         """Run on `state`; what passes through comes out as the same object."""
         used = [shared[position] for position in self.shared]
-        result: State = self.body.forward(*state, *used, *(source.read() for source in self.reads))
-        return result
+        read = [source.read() for source in self.reads]
+        return self.function(self.body, *state, *used, *read)
 
 
 def compile_program(
@@ -65,11 +70,36 @@ def compile_program(
             body.add_region(regions, members, _used_behind(members, nodes, results))
         else:
             body.add(members)
+    module = body.finish(results)
     return Program(
-        body=body.finish(results),
+        body=module,
+        function=_function_of(module.graph),
         shared=tuple(shared[node] for node in used),
         reads=tuple(_tensor_source(flat, node) for node in read),
     )
+
+
+def _function_of(graph: fx.Graph) -> Callable[..., State]:
+    """What `graph` computes, of its module and its inputs.
+
+    Operators are called without the frame of Python that torch has around each.
+    """
+    code = graph.python_code("self")
+    source, names = code.src, dict(code.globals)
+    for target in {node.target for node in graph.nodes if type(node.target) is OpOverload}:
+        name = str(target).replace(".", "_")
+        source = source.replace(f"torch.ops.{target}(", f"{name}(")
+        names[name] = target._op  # noqa: SLF001  # all that its own call calls
+    return _compiled(source, tuple(names.items()))
+
+
+@cache
+def _compiled(source: str, names: tuple[tuple[str, object], ...]) -> Callable[..., State]:
+    """Many stages are alike: only one function's code has to be at hand while they run."""
+    space: dict[str, Any] = dict(names)
+    exec(source, space)  # noqa: S102  # what torch.fx writes and runs itself
+    function: Callable[..., State] = space["forward"]
+    return function
 
 
 def _tensor_source(flat: FlatGraph, node: fx.Node) -> ModelTensor | Constant:
@@ -100,7 +130,7 @@ def _used_behind(
 
 @dataclass(slots=True)
 class _Body:
-    """A graph in the making."""
+    """A graph in the making; none of its names tell where in the model it comes from."""
 
     flat: FlatGraph
     inputs: Sequence[fx.Node]
@@ -109,13 +139,14 @@ class _Body:
     copies: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for node in self.inputs:
-            self.copies[node] = self.graph.placeholder(node.name)
+        for index, node in enumerate(self.inputs):
+            self.copies[node] = self.graph.placeholder(f"input{index}")
 
     def add(self, nodes: Iterable[fx.Node]) -> None:
         """Copy `nodes` behind those that are there."""
         for node in nodes:
-            self.copies[node] = self.graph.node_copy(node, self._copied)
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._copied)
+            self.copies[node] = self.graph.create_node(node.op, node.target, args, kwargs)
 
     def add_region(
         self, regions: tuple[Region, ...], nodes: Sequence[fx.Node], results: Sequence[fx.Node]

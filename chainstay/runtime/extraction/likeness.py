@@ -3,44 +3,93 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, Self
 
+import torch
 from torch import nn
 
-from chainstay.errors import PlanMismatchError
-from chainstay.runtime.settings import Settings, change_since, global_hooks, settings_of, values_of
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.runtime.settings import Reader, change_since, global_hooks, names_of
 
 __all__ = ["Likeness", "hooks_of"]
+
+_HOOKS: Final = {
+    "_forward_hooks": "forward hooks",
+    "_forward_pre_hooks": "forward pre-hooks",
+    "_backward_hooks": "backward hooks",
+    "_backward_pre_hooks": "backward pre-hooks",
+}
+
+
+_ALWAYS: Final = ("training", "_modules")
+
+
+class _Known(NamedTuple):
+    """A module as it was.
+
+    Attributes:
+        module: Whatever it is.
+        path: Of the module in the model; empty for the model itself.
+        names: Of the attributes that must stay what they were, `_ALWAYS` in front.
+        read: Gives them all at once from the module's dictionary.
+        before: What they were.
+        forward: Its own one in front of its class's, if it had one.
+    """
+
+    module: nn.Module
+    path: str
+    names: tuple[str, ...]
+    read: Reader
+    before: tuple[Any, ...]
+    forward: object
+
+    @classmethod
+    def of(cls, path: str, module: nn.Module) -> Self:
+        """What `module` is like now.
+
+        Raises:
+            UnsupportedModelError: It keeps that to itself.
+        """
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedModelError(
+                f"{path} is scripted, so that nobody sees whether it changes; use the module that "
+                "it was made from"
+            )
+        own, names = vars(module), (*_ALWAYS, *names_of(module))
+        read = itemgetter(*names)
+        training, children, *values = read(own)
+        before = (training, dict(children), *values)
+        return cls(module, path, names, read, before, own.get("forward"))
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """The modules of a model, where they sit, their training flags and settings.
+    """The modules of a model, where they sit, their training flags and what they compute.
 
     Attributes:
-        places: Parent, name and child, for every module but the model itself.
-        training: Path, module and training flag of every module.
-        settings: Path, module and settings of every module; of the model itself, whose forward
-            and hooks are around the chain, its values.
+        modules: All of them; first the model, whose own forward and hooks are around the chain.
     """
 
-    places: tuple[tuple[nn.Module, str, nn.Module], ...]
-    training: tuple[tuple[str, nn.Module, bool], ...]
-    settings: tuple[tuple[str, nn.Module, Settings], ...]
+    modules: tuple[_Known, ...]
 
     @classmethod
     def of(cls, model: nn.Module) -> Likeness:
-        """What `model` is like now."""
-        modules = tuple(model.named_modules())
-        places = tuple(
-            (parent, name, child)
-            for _, parent in modules
-            for name, child in parent.named_children()
-        )
-        return cls(
-            places,
-            tuple((path, module, module.training) for path, module in modules),
-            tuple((path, module, _settings_at(path, module)) for path, module in modules),
-        )
+        """What `model` is like now.
+
+        Raises:
+            UnsupportedModelError: Of a module in it, that cannot be known.
+        """
+        return cls(tuple(_Known.of(path, module) for path, module in model.named_modules()))
+
+    def require_unhooked(self) -> None:
+        """Refuse to run a chain in place of its model, whose own hooks would be skipped.
+
+        Raises:
+            PlanMismatchError: The model has some.
+        """
+        if hooks_of(self.modules[0].module):
+            raise PlanMismatchError(_hooked(self.modules[0]))
 
     def require_kept(self) -> None:
         """Refuse to run a chain whose model has become another.
@@ -53,52 +102,60 @@ class Likeness:
                 "there are hooks for all modules (torch.nn.modules.module), which would be skipped "
                 "inside of stages; remove them, or use intercept()"
             )
-        for parent, name, child in self.places:
-            if parent._modules.get(name) is not child:  # noqa: SLF001  # getattr is ten times slower
-                raise PlanMismatchError(
-                    f"the module {name} of {type(parent).__name__} was replaced after extraction; "
-                    "extract the model again"
-                )
-        for path, module, flag in self.training:
-            # In every step, over all modules: a call for each would take longer than all this.
-            if (
-                module.training is flag
-                and not module._forward_hooks  # noqa: SLF001  # no public way to see
-                and not module._forward_pre_hooks  # noqa: SLF001
-                and not module._backward_hooks  # noqa: SLF001
-                and not module._backward_pre_hooks  # noqa: SLF001
-            ):
-                continue
-            if module.training != flag:
-                mode = "training" if flag else "evaluation"
-                raise PlanMismatchError(
-                    f"{path or 'the model'} was extracted in {mode} mode and is not in it now; "
-                    "switch it back, or extract the model again"
-                )
-            if hooks_of(module):
-                raise PlanMismatchError(
-                    f"{path or 'the model'} has {hooks_of(module)}, registered after extraction, "
-                    "which would be skipped; remove them, or use intercept()"
-                )
-        for path, module, before in self.settings:
-            if before != _settings_at(path, module):
-                raise PlanMismatchError(
-                    f"{path or 'the model'} was changed after extraction ("
-                    f"{change_since(module, before)}); undo that, or extract the model again (with "
-                    "fit: unfit and fit it, or use by='blocks', which runs modules as they are)"
-                )
+        # In every step, over all modules: a call for each would take longer than all this.
+        for known in self.modules:
+            module, path, _, read, before, forward = known
+            own = module.__dict__
+            try:
+                if read(own) == before and (
+                    not path
+                    or (
+                        own.get("forward") is forward
+                        and not own["_forward_hooks"]
+                        and not own["_forward_pre_hooks"]
+                        and not own["_backward_hooks"]
+                        and not own["_backward_pre_hooks"]
+                    )
+                ):
+                    continue
+            except KeyError:
+                pass  # one of its values was deleted
+            raise PlanMismatchError(_change_of(known))
 
 
-def _settings_at(path: str, module: nn.Module) -> Settings:
-    return settings_of(module) if path else (values_of(module), None, 0)
+def _change_of(known: _Known) -> str:
+    """For people: in what a module is not as it was."""
+    module, path = known.module, known.path or "the model"
+    training, children, *values = known.before
+    present = module._modules  # noqa: SLF001  # no public way to see all
+    for name in children | present:
+        if children.get(name) is not present.get(name):
+            return (
+                f"the module {name} of {type(module).__name__} was replaced, added or removed "
+                "after extraction; extract the model again"
+            )
+    if module.training != training:
+        mode = "training" if training else "evaluation"
+        return (
+            f"{path} was extracted in {mode} mode and is not in it now; switch it back, or extract "
+            "the model again"
+        )
+    if known.path and hooks_of(module):
+        return _hooked(known)
+    change = change_since(module, (known.names[len(_ALWAYS) :], tuple(values), known.forward, 0))
+    return (
+        f"{path} was changed after extraction ({change}); undo that, or extract the model again "
+        "(with fit: unfit and fit it, or use by='blocks', which runs modules as they are)"
+    )
+
+
+def _hooked(known: _Known) -> str:
+    return (
+        f"{known.path or 'the model'} has {hooks_of(known.module)}, registered after extraction, "
+        "which would be skipped; remove them, or use intercept()"
+    )
 
 
 def hooks_of(module: nn.Module) -> str:
     """The kinds of hooks that `module` has, in words; empty if none."""
-    kinds = {
-        "forward hooks": module._forward_hooks,  # noqa: SLF001  # no public way to see
-        "forward pre-hooks": module._forward_pre_hooks,  # noqa: SLF001
-        "backward hooks": module._backward_hooks,  # noqa: SLF001
-        "backward pre-hooks": module._backward_pre_hooks,  # noqa: SLF001
-    }
-    return " and ".join(kind for kind, hooks in kinds.items() if hooks)
+    return " and ".join(kind for name, kind in _HOOKS.items() if getattr(module, name))

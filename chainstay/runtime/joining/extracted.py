@@ -57,6 +57,7 @@ class ExtractedJoin:
         Raises:
             PlanMismatchError: The call or the model is not like it was at extraction.
         """
+        self.likeness.require_unhooked()
         given, shared = self.begin(args, kwargs)
         met: State = ()
         for branch, state in zip(self.branches, self.split(given), strict=True):
