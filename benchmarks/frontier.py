@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from matplotlib.figure import Figure
@@ -156,11 +156,13 @@ def segmented(subject: Subject) -> Iterator[Point]:
 
 def planned(subject: Subject, link: Link, budget: int) -> Iterator[Point]:
     """The plan of each way for one budget, as far as there is one."""
+    known: list[Solution] = []
     for way, solve in SOLVERS.items():
         try:
-            solution = solve(subject, link, budget)
+            solution = solve(subject, link, budget, known)
         except ChainstayError:
             continue
+        known.append(solution)
         host = solution.host_bytes if isinstance(solution, OffloadSolution) else 0
         yield Point(
             way=way,
@@ -172,7 +174,11 @@ def planned(subject: Subject, link: Link, budget: int) -> Iterator[Point]:
         )
 
 
-def _offload(subject: Subject, link: Link, budget: int) -> Solution:
+def _recompute(subject: Subject, _: Link, budget: int, __: list[Solution]) -> Solution:
+    return solve_measured(subject.costs, budget)
+
+
+def _offload(subject: Subject, link: Link, budget: int, _: list[Solution]) -> Solution:
     costs = subject.costs
     solution = solve_offload(costs.offload_profile, budget, link=link, method="heuristics")
     schedule = program_of(solution)
@@ -180,10 +186,17 @@ def _offload(subject: Subject, link: Link, budget: int) -> Solution:
     return replace(solution, peak_bytes=plan.peak_bytes)
 
 
-SOLVERS: Final[dict[str, Callable[[Subject, Link, int], Solution]]] = {
-    "recompute": lambda subject, _, budget: solve_measured(subject.costs, budget),
+def _combined(subject: Subject, link: Link, budget: int, known: list[Solution]) -> Solution:
+    return solve_combined(subject.costs, budget, link=link, known=known)
+
+
+Solver: TypeAlias = Callable[[Subject, Link, int, list[Solution]], Solution]
+"""Its last argument: the solutions of those before it, for the same budget."""
+
+SOLVERS: Final[dict[str, Solver]] = {
+    "recompute": _recompute,
     "offload": _offload,
-    "combined": lambda subject, link, budget: solve_combined(subject.costs, budget, link=link),
+    "combined": _combined,
 }
 
 

@@ -1,95 +1,92 @@
 """Plans of measured chains that recompute and offload: the fastest found that really fits.
 
 What operations need besides what is stored depends on the schedule, as `chainstay.planning`
-says. Each question takes longer here, so there are few: under the pessimistic profile, whose
-plans fit; under the optimistic one, and again with what that was too optimistic about; and
-under the own profile of the best plan so far.
+says. The solver wants one profile for all, and only its computations and what it moves are
+taken from its plans. Whole transfers are made of them under the overheads of each operation,
+as this schedule has them, and the real budget: where a plan does not fit, more is moved.
+
+Each question takes longer here, so there are few: under the pessimistic profile, whose plans
+fit; under the optimistic one, and again with what that was too optimistic about; and under
+the own profile of the best plan, as long as that helps. Plans that only recompute or only
+offload are plans, too: what is known of them is where the search begins.
 
 A plan is judged twice, by code that shares nothing: the simulator tells its time, and the
-runtime's own count of bytes, with overheads of each operation, that it can run.
+runtime's own count of bytes that it can run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from chainstay.dp.hybrid import hybrid_bound
+from chainstay.dp.hybrid import SlotPlan, hybrid_bound
 from chainstay.errors import (
     ChainstayError,
     HostBudgetError,
-    InfeasibleBudgetError,
     InvalidScheduleError,
     SolverLimitError,
 )
-from chainstay.hybrid import HybridSolution
+from chainstay.hybrid import HybridProblem, HybridSolution
+from chainstay.offloading import OffloadSolution
 from chainstay.profiles import ChainProfile, Link
-from chainstay.runtime.items import movable_chain
+from chainstay.runtime.items import bounding_chain, standing_bytes
 from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.remaking import remade_bytes
-from chainstay.runtime.transfers import transfers_of
-from chainstay.schedule import Schedule
-from chainstay.solution import Family
-from chainstay.solve.hybrid import Pofo, solve_hybrid
+from chainstay.runtime.transfers import program_of, transfers_of
+from chainstay.schedule import Discards, Op, Schedule
+from chainstay.solution import Family, Solution
+from chainstay.solve.hybrid import Pofo
+from chainstay.solve.hybrid_whole import Program, WholeTransfers
+from chainstay.timetable import Transfers
+from chainstay.units import format_bytes
 from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.simulate import simulate
 
 __all__ = ["solve_combined"]
 
-_CORRECTIONS: Final = 2
+_CORRECTIONS: Final = 3
 """Questions under the optimistic profile."""
+_REPEATS: Final = 3
+"""Questions under the profile of the best plan, at most."""
 _SLOTS: Final = 2400
 """Slots times stages: what a solve takes grows with both."""
 _TRIES: Final = 6000
 """Program lists looked at, times stages, likewise."""
 
 
-def solve_combined(measured: Measurement, budget: int, *, link: Link) -> HybridSolution:
+def solve_combined(
+    measured: Measurement, budget: int, *, link: Link, known: Iterable[Solution] = ()
+) -> HybridSolution:
     """The fastest plan found of a measured chain that recomputes, offloads, or does both.
 
     Args:
         measured: What the chain costs. What several states share stays on the device.
         budget: Bytes on the device.
         link: To the host, whose `capacity` counts.
+        known: Plans that recompute only or offload only, of this chain for this budget.
 
     Returns:
-        The program list. Its makespan and times are those under the profile for it alone, the
-        bound is on all program lists of this chain within the budget.
+        The program list, no slower than any of `known`. Its makespan and times are those with
+        the overheads of its own operations, the bound is on all program lists of this chain
+        within the budget.
 
     Raises:
-        InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget of all
-            program lists, if that is known.
-        HostBudgetError: Nothing found fits in the host's memory.
+        HostBudgetError: Nothing found fits in the host's memory; with ``error.required``,
+            something does.
         SolverLimitError: Nothing was found that fits.
 
     Complexity:
-        Up to four solves, see `chainstay.solve_hybrid`, with fewer slots for longer chains.
+        Up to seven searches for plans, see `chainstay.solve_hybrid`, with fewer slots for
+        longer chains.
     """
+    start = time.perf_counter()
     search = _Search(measured, budget, link)
-    pessimistic = search.ask(measured.movable_profile)
-    optimistic = movable_chain(measured.account.optimistic())
-    profile = optimistic
-    for _ in range(_CORRECTIONS):
-        if profile == measured.movable_profile:
-            break
-        found = search.ask(profile)
-        if found is None or search.best is found:
-            break
-        profile = _dearer(profile, search.own(found.schedule))
-    if search.best is not None and search.best is not pessimistic:
-        search.ask(search.own(search.best.schedule))
+    search.run(known)
     if search.best is None:
-        raise search.refusal or SolverLimitError(
-            "no plan was found that fits when it is run; raise the budget a little"
-        )
-    bound = hybrid_bound(optimistic, budget, link)
-    return replace(
-        search.best,
-        lower_bound=bound,
-        unrestricted_bound=bound,
-        family=Family.ALL,
-        fractional_bound=0,
-        fractional_makespan=None,
-    )
+        raise _refusal(search)
+    return replace(search.solution(), solve_seconds=time.perf_counter() - start)
 
 
 @dataclass(slots=True)
@@ -101,63 +98,156 @@ class _Search:
         budget: Bytes.
         link: To the host.
         best: The fastest plan that fits.
-        refusal: Why a question had no answer, the last one that had none.
+        method: What it was found by.
+        offered: Plans looked at.
+        optimistic: What every schedule needs at least.
     """
 
     measured: Measurement
     budget: int
     link: Link
-    best: HybridSolution | None = None
-    refusal: ChainstayError | None = None
+    best: Program | None = None
+    method: str = ""
+    offered: set[SlotPlan] = field(default_factory=set)
+    optimistic: ChainProfile = field(init=False)
 
-    def ask(self, profile: ChainProfile) -> HybridSolution | None:
-        """The solver's plan for `profile`, as it really is if it fits."""
-        method = Pofo(
-            slots=max(30, min(100, _SLOTS // len(profile))),
-            tries=max(60, min(300, _TRIES // len(profile))),
+    def __post_init__(self) -> None:
+        self.optimistic = bounding_chain(self.measured.account.optimistic())
+
+    def run(self, known: Iterable[Solution]) -> None:
+        """All questions."""
+        for solution in known:
+            self._take_over(solution)
+        self._ask(self.measured.movable_profile)
+        profile = self.optimistic
+        for _ in range(_CORRECTIONS):
+            asked = profile
+            ops = self._ask(asked)
+            profile = asked if ops is None else _dearer(asked, self._own(Schedule(ops)))
+            if profile == asked:
+                break
+        for _ in range(_REPEATS):
+            before = self.best
+            if before is None or before.makespan == self.optimistic.least_time:
+                break
+            self._ask(self._own(before.schedule))
+            if self.best is before:
+                break
+
+    def solution(self) -> HybridSolution:
+        """Of the best plan."""
+        assert self.best is not None, "asked only if there is one"
+        schedule = self.best.schedule
+        replay = simulate_hybrid(
+            self.optimistic,
+            schedule,
+            budget=self.budget,
+            link=self.link,
+            overheads=self._overheads(schedule),
         )
-        try:
-            solution = solve_hybrid(profile, self.budget, link=self.link, method=method)
-        except (InfeasibleBudgetError, SolverLimitError, HostBudgetError) as refusal:
-            self.refusal = refusal
-            return None
-        judged = self._judged(solution)
-        if judged is None:
-            return solution
-        if self.best is None or judged.makespan < self.best.makespan:
-            self.best = judged
-        return judged
-
-    def own(self, schedule: Schedule) -> ChainProfile:
-        """What the chain costs under `schedule`."""
-        return movable_chain(self.measured.profile_for(schedule))
-
-    def _judged(self, solution: HybridSolution) -> HybridSolution | None:
-        """`solution` as the referee and the runtime see it; ``None`` if it does not fit."""
-        schedule = solution.schedule
-        computations = Schedule(tuple(op for op in schedule if not op.kind.is_transfer))
-        if remade_bytes(self.measured.profile, computations):
-            return None
-        try:
-            replay = simulate_hybrid(
-                self.own(schedule), schedule, budget=self.budget, link=self.link
-            )
-            plan = transfers_of(
-                schedule, self.measured.profile, self.budget, self.measured.overheads_for(schedule)
-            )
-        except InvalidScheduleError:
-            return None
-        if self.link.capacity is not None and plan.host_bytes > self.link.capacity:
-            return None
-        return replace(
-            solution,
+        plan = transfers_of(
+            schedule, self.measured.profile, self.budget, self.measured.overheads_for(schedule)
+        )
+        excess = remade_bytes(self.measured.profile, _computations(schedule))
+        bound = hybrid_bound(self.optimistic, self.budget, self.link)
+        return HybridSolution(
+            schedule=schedule,
             makespan=replay.makespan,
-            peak_bytes=max(replay.peak_bytes, plan.peak_bytes),
+            peak_bytes=max(replay.peak_bytes, plan.peak_bytes) + excess,
+            budget=self.budget,
+            lower_bound=bound,
+            unrestricted_bound=bound,
+            family=Family.ALL,
+            discards=Discards.FREE,
+            method=self.method,
+            solve_seconds=0.0,
+            link=self.link,
+            transfers=Transfers.INTEGRAL,
             timetable=replay.timetable,
             held_bytes=replay.held_bytes,
-            lower_bound=0,
-            unrestricted_bound=0,
         )
+
+    def _take_over(self, solution: Solution) -> None:
+        """Let `solution` be a plan, if it is one."""
+        schedule = solution.schedule
+        if isinstance(solution, OffloadSolution):
+            schedule = program_of(solution)
+        try:
+            makespan = simulate_hybrid(
+                self.optimistic,
+                schedule,
+                budget=self.budget,
+                link=self.link,
+                overheads=self._overheads(schedule),
+            ).makespan
+        except InvalidScheduleError:
+            return
+        if self._can_run(schedule):
+            self._keep(Program(makespan, schedule), solution.method)
+
+    def _ask(self, profile: ChainProfile) -> tuple[Op, ...] | None:
+        """Plans for `profile`, as they really are; the computations of the best, if any."""
+        stages = len(profile)
+        tries = max(60, min(300, _TRIES // stages))
+        pofo = Pofo(slots=max(30, min(100, _SLOTS // stages)), proves=False)
+        plans, _ = pofo.plans(HybridProblem(profile, self.budget, self.link))
+        for plan in plans:
+            if plan not in self.offered:
+                self.offered.add(plan)
+                self._offer(plan, tries, str(pofo))
+        return plans[0].ops if plans else None
+
+    def _offer(self, plan: SlotPlan, tries: int, method: str) -> None:
+        """The best program list of these computations, if it is the best of all."""
+        computing = simulate(self.optimistic, Schedule(plan.ops)).makespan
+        if self.best is not None and computing >= self.best.makespan:
+            return
+        problem = HybridProblem(self.optimistic, self.budget, self.link)
+        overheads = self._overheads(Schedule(plan.ops))
+        whole = WholeTransfers(problem, plan.ops, tries, overheads, self._can_run)
+        program = whole.best(plan.moved)
+        if program is not None:
+            self._keep(program, method)
+
+    def _keep(self, program: Program, method: str) -> None:
+        if self.best is None or program.makespan < self.best.makespan:
+            self.best, self.method = program, method
+
+    def _can_run(self, schedule: Schedule) -> bool:
+        """Whether the runtime can, within both memories."""
+        computations = _computations(schedule)
+        excess = remade_bytes(self.measured.profile, computations)
+        if excess and len(computations) < len(schedule):
+            return False  # who waits for transfers does not know of it
+        try:
+            plan = transfers_of(
+                schedule,
+                self.measured.profile,
+                self.budget - excess,
+                self.measured.overheads_for(schedule),
+            )
+        except InvalidScheduleError:
+            return False
+        return self.link.capacity is None or plan.host_bytes <= self.link.capacity
+
+    def _overheads(self, schedule: Schedule) -> list[int]:
+        """Of each operation, with what cannot be moved."""
+        own = self.measured.overheads_for(schedule)
+        standing = standing_bytes(self.measured.profile, schedule)
+        return [sum(both) for both in zip(own, standing, strict=True)]
+
+    def _own(self, schedule: Schedule) -> ChainProfile:
+        """What the chain costs under `schedule`: of a stage's operations the dearest."""
+        stages = list(self.optimistic.stages)
+        for op, overhead in zip(schedule, self._overheads(schedule), strict=True):
+            name = f"{'forward' if op.kind.is_forward else 'backward'}_overhead_bytes"
+            dearer = max(overhead, getattr(stages[op.stage], name))
+            stages[op.stage] = replace(stages[op.stage], **{name: dearer})
+        return replace(self.optimistic, stages=tuple(stages))
+
+
+def _computations(schedule: Schedule) -> Schedule:
+    return Schedule(tuple(op for op in schedule if not op.kind.is_transfer))
 
 
 def _dearer(one: ChainProfile, other: ChainProfile) -> ChainProfile:
@@ -170,3 +260,24 @@ def _dearer(one: ChainProfile, other: ChainProfile) -> ChainProfile:
             replace(mine, forward_overhead_bytes=forward, backward_overhead_bytes=backward)
         )
     return replace(one, stages=tuple(stages))
+
+
+def _refusal(search: _Search) -> ChainstayError:
+    """Why nothing was found."""
+    required = HybridProblem(search.optimistic, search.budget, search.link).required_bytes
+    if search.budget < required:
+        return SolverLimitError(
+            f"no plan that recomputes and offloads fits; every one needs {format_bytes(required)} "
+            "or more, so raise the budget to at least that"
+        )
+    capacity = search.link.capacity
+    if capacity is not None:
+        unlimited = _Search(search.measured, search.budget, replace(search.link, capacity=None))
+        unlimited.run(())
+        if unlimited.best is not None:
+            needed = unlimited.solution().host_bytes
+            return HostBudgetError(budget=capacity, required=needed, is_least=True)
+    return SolverLimitError(
+        "no plan that recomputes and offloads was found that fits when it is run, which does not "
+        "prove that there is none; raise the budget a little"
+    )

@@ -92,7 +92,11 @@ class Ways:
             link = self.means.link_on(self.measured.chain.device)
             self._try("offload", lambda: self._offload(link))
             if self.means.recompute:
-                self._try("combined", lambda: solve_combined(self.measured, self.budget, link=link))
+                known = tuple(self.found.values())
+                self._try(
+                    "combined",
+                    lambda: solve_combined(self.measured, self.budget, link=link, known=known),
+                )
         is_slow = not self.found or min(map(self._slowdown, self.found)) > 1
         if self._has_branches and is_slow:
             self._try("join", self._join)

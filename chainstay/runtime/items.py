@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -16,6 +16,7 @@ __all__ = [
     "Item",
     "TransferPlan",
     "as_chain_schedule",
+    "bounding_chain",
     "freed_by",
     "item_of",
     "made_by",
@@ -130,32 +131,80 @@ def movable_chain(profile: ChainProfile) -> ChainProfile:
     every operation of the stages from its maker on: it is there at most as long as persistent
     schedules need those.
     """
-    return replace(
+    skips = profile.skips
+    return _without_shared(
         profile,
-        input_bytes=0,
-        stages=tuple(_movable(profile, index) for index in range(len(profile))),
-        skips=(),
+        lambda index: sum(skip.bytes for skip in skips if 0 < skip.first <= index + 1),
+        lambda _: 0,
     )
 
 
-def standing_bytes(profile: ChainProfile, stage: int) -> int:
-    """What cannot be moved and may be there while `stage` runs."""
-    shared = (skip.bytes for skip in profile.skips if 0 < skip.first <= stage + 1)
-    return profile.input_bytes + sum(shared)
+def bounding_chain(profile: ChainProfile) -> ChainProfile:
+    """Likewise, for bounds: a shared tensor counts only where every schedule needs it.
+
+    That is in the operations of stages that read it or pass it on. A gradient that a backward
+    passes on is not there twice.
+    """
+
+    def standing(index: int) -> int:
+        near = {index, index + 1}
+        return sum(s.bytes for s in profile.skips if s.first and not near.isdisjoint(s.states))
+
+    return _without_shared(profile, standing, lambda index: _passed_on(profile, index))
 
 
-def _movable(profile: ChainProfile, index: int) -> Stage:
-    stage, state = profile.stages[index], index + 1
-    standing = standing_bytes(profile, index)
-    shared = (skip.bytes for skip in profile.skips if state in skip.states)
-    made = (skip.bytes for skip in profile.skips if skip.first == state)
-    return replace(
-        stage,
-        output_bytes=stage.output_bytes - sum(shared),
-        saved_bytes=stage.saved_bytes - sum(made),
-        forward_overhead_bytes=stage.forward_overhead_bytes + standing,
-        backward_overhead_bytes=stage.backward_overhead_bytes + standing,
-    )
+def standing_bytes(profile: ChainProfile, schedule: Schedule) -> Iterator[int]:
+    """What cannot be moved and is there while each operation runs, beside `movable_chain`'s items.
+
+    That is the input, and a shared tensor as long as something stored has it, wherever the
+    rest of that is. A gradient that a backward hands on unchanged is not there twice.
+
+    Args:
+        profile: Of the chain.
+        schedule: Valid under free discards, with transfers between.
+    """
+    last = {op: index for index, op in enumerate(schedule) if op.kind.is_prefetch}
+    returns = {item_of(op): index for op, index in last.items()}
+    held: set[Item] = set()
+    for index, op in enumerate(schedule):
+        works = op.kind.is_forward or op.kind is OpKind.BACKWARD
+        if op.kind.is_forward:
+            held.add(made_by(op))
+        states = {each.stage + 1 for each in held}
+        size = sum(s.bytes for s in profile.skips if s.first and not states.isdisjoint(s.states))
+        if op.kind is OpKind.BACKWARD:
+            size -= _passed_on(profile, op.stage)
+        yield profile.input_bytes + size if works else 0
+        held.difference_update(i for i in freed_by(op) if returns.get(i, -1) < index)
+
+
+def _passed_on(profile: ChainProfile, stage: int) -> int:
+    """Bytes of gradients that a backward hands on as they are."""
+    states = {stage, stage + 1}
+    return sum(skip.gradient_bytes for skip in profile.skips if states.issubset(skip.states))
+
+
+def _without_shared(
+    profile: ChainProfile, standing: Callable[[int], int], passed_on: Callable[[int], int]
+) -> ChainProfile:
+    """Items without what they share, which is in overheads: for a stage, so many bytes."""
+
+    def movable(index: int) -> Stage:
+        stage, state = profile.stages[index], index + 1
+        beside = profile.input_bytes + standing(index)
+        backward = stage.backward_overhead_bytes + beside - passed_on(index)
+        return replace(
+            stage,
+            output_bytes=stage.output_bytes
+            - sum(skip.bytes for skip in profile.skips if state in skip.states),
+            saved_bytes=stage.saved_bytes
+            - sum(skip.bytes for skip in profile.skips if skip.first == state),
+            forward_overhead_bytes=stage.forward_overhead_bytes + beside,
+            backward_overhead_bytes=max(0, backward),
+        )
+
+    stages = tuple(map(movable, range(len(profile))))
+    return replace(profile, input_bytes=0, stages=stages, skips=())
 
 
 def movable_profile(profile: ChainProfile) -> OffloadProfile:

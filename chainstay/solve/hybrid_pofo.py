@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Final
 
 from chainstay.dp import DP
-from chainstay.dp.hybrid import Amounts, ExactHybrid, SlotPlan, bracket
+from chainstay.dp.hybrid import Amounts, ExactHybrid, SlotPlan, bracket, good_plans
 from chainstay.dp.jit import is_available
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, SolverLimitError
 from chainstay.hybrid import HybridClaim, HybridProblem
@@ -42,6 +42,7 @@ class Pofo:
     Attributes:
         slots: ``None``: exact for chains of up to 6 stages, else 100 slots (16 without numba).
         tries: Program lists looked at to improve each plan for whole transfers.
+        proves: Whether to look for a bound, too, which takes half the time.
 
     Raises:
         UnknownMethodError: `slots` is neither None nor a positive number.
@@ -53,6 +54,7 @@ class Pofo:
 
     slots: int | None = None
     tries: int = 300
+    proves: bool = True
 
     def __post_init__(self) -> None:
         DP(slots=self.slots)  # refuses what is no number of slots
@@ -150,6 +152,9 @@ class Pofo:
                 return [], 0
             return [SlotPlan(plan.ops, plan.moved)], exact(plan.cost * amounts.time_unit)
         slots = self.slots or (100 if is_available() else _INTERPRETED_SLOTS)
+        if not self.proves:
+            plans = good_plans(profile, problem.budget, link, slots)
+            return plans[::-1], profile.least_time
         plans, bound = bracket(profile, problem.budget, link, slots)
         return plans[::-1], max(profile.least_time, exact(bound))
 

@@ -12,7 +12,7 @@ Where it has not, the fast link takes what is away for the shortest time.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -74,11 +74,16 @@ class WholeTransfers:
         problem: What is solved; its transfers are integral.
         ops: Computations, valid without a budget.
         tries: How many more program lists may be looked at.
+        overheads: Bytes that each computation needs besides what is stored, in place of its
+            stage's in the profile.
+        can_run: Whether a program list that fits can be run.
     """
 
     problem: HybridProblem
     ops: tuple[Op, ...]
     tries: int = 300
+    overheads: Sequence[int] | None = None
+    can_run: Callable[[Schedule], bool] = lambda _: True
     _turn: int = 0
     _excess: list[int] = field(default_factory=list)
     _times: list[int] = field(default_factory=list)
@@ -86,7 +91,7 @@ class WholeTransfers:
 
     def __post_init__(self) -> None:
         profile = self.problem.profile
-        replay = simulate(profile, Schedule(self.ops), discards="free")
+        replay = simulate(profile, Schedule(self.ops), discards="free", overheads=self.overheads)
         self._turn = self.ops.index(Op(OpKind.BACKWARD, len(profile) - 1))
         for snapshot in replay.timeline:
             self._excess.append(snapshot.during_bytes - self.problem.budget)
@@ -95,7 +100,7 @@ class WholeTransfers:
 
     def best(self, moved: Collection[Item]) -> Program | None:
         """The best program list found from moving `moved`, or ``None`` if nothing fits."""
-        first = self._first(moved) or self._first(self._lives)
+        first = next(filter(None, map(self._first, self._more_and_more(moved))), None)
         if first is None:  # not even with all that can leave, the way to run in least memory
             return None
         program, chosen = first
@@ -104,13 +109,23 @@ class WholeTransfers:
         while is_better and self.tries > 0 and program.makespan > least:
             is_better = False
             for other in self._neighbours(chosen):
-                found = self._program(other)
-                if found is not None and found.makespan < program.makespan:
+                found = self._program(other, program.makespan)
+                if found is not None:
                     program, chosen, is_better = found, other, True
                     break
                 if self.tries <= 0:
                     break
         return self._retimed(program)
+
+    def _more_and_more(self, moved: Collection[Item]) -> Iterator[Collection[Item]]:
+        """`moved`, then with more beside it, those first that can be away longest; last all."""
+        others = [each for each in self._lives.values() if each.item not in set(moved)]
+        others.sort(key=lambda each: each.last_forward - each.first_backward)
+        count = 0
+        while count < len(others):
+            yield {*moved, *(each.item for each in others[:count])}
+            count = 2 * count or 1
+        yield self._lives
 
     def _find_lives(self) -> None:
         """Items that are made before the turn and read on both sides of it or after it."""
@@ -196,8 +211,8 @@ class WholeTransfers:
             for near in sorted(others, key=lambda other: abs(other[1] - item[1]))[:3]:
                 yield chosen - {(item, level)} | {(near, level)}
 
-    def _program(self, chosen: _Choice) -> Program | None:
-        """The faster of two ways to glue the halves, if any fits."""
+    def _program(self, chosen: _Choice, limit: Time | None = None) -> Program | None:
+        """The faster of two ways to glue the halves, if any fits and takes less than `limit`."""
         moving = [_Moving(self._lives[item], level) for item, level in sorted(chosen)]
         moving.sort(key=lambda each: each.life.made)
         mirrored = sorted(moving, key=lambda each: -each.life.first_backward)
@@ -217,11 +232,11 @@ class WholeTransfers:
         together = map(sum, zip(forward.moved, backward.moved, strict=True))
         tight = max(forward.end + backward.end, *together)
         loose = max(forward.end, *forward.moved) + max(backward.end, *backward.moved)
-        programs = [
-            self._judged(self._glued((forward, backward), (moving, mirrored), end))
-            for end in dict.fromkeys((tight, loose))
-        ]
-        return min(filter(None, programs), default=None, key=lambda program: program.makespan)
+        best: Program | None = None
+        for end in dict.fromkeys((tight, loose)):
+            schedule = self._glued((forward, backward), (moving, mirrored), end)
+            best = self._judged(schedule, limit if best is None else best.makespan) or best
+        return best
 
     def _glued(
         self,
@@ -255,16 +270,28 @@ class WholeTransfers:
                     ordered.insert(before, ordered.pop(place))
         return Schedule(tuple(ordered))
 
-    def _judged(self, schedule: Schedule) -> Program | None:
+    def _judged(self, schedule: Schedule, limit: Time | None) -> Program | None:
+        """`schedule` as a program list, if it fits, takes less than `limit` and can be run."""
         self.tries -= 1
         problem = self.problem
         try:
             replay = simulate_hybrid(
-                problem.profile, schedule, budget=problem.budget, link=problem.link
+                problem.profile,
+                schedule,
+                budget=problem.budget,
+                link=problem.link,
+                overheads=self._overheads_of(schedule),
             )
         except InvalidScheduleError:
             return None
-        return Program(replay.makespan, schedule)
+        is_better = limit is None or replay.makespan < limit
+        return Program(replay.makespan, schedule) if is_better and self.can_run(schedule) else None
+
+    def _overheads_of(self, schedule: Schedule) -> list[int] | None:
+        if self.overheads is None:
+            return None
+        following = iter(self.overheads)
+        return [0 if op.kind.is_transfer else next(following) for op in schedule]
 
     def _retimed(self, program: Program) -> Program:
         """Transfers issued earlier or later, one at a time, as long as that helps."""
@@ -273,8 +300,8 @@ class WholeTransfers:
         while is_better and self.tries > 0 and program.makespan > least:
             is_better = False
             for other in _moved_by_one(program.schedule):
-                found = self._judged(other)
-                if found is not None and found.makespan < program.makespan:
+                found = self._judged(other, program.makespan)
+                if found is not None:
                     program, is_better = found, True
                     break
                 if self.tries <= 0:

@@ -23,7 +23,9 @@ code with any solver.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link
@@ -43,7 +45,12 @@ __all__ = ["HybridMachine", "simulate_hybrid"]
 
 
 def simulate_hybrid(
-    profile: ChainProfile, schedule: Schedule, *, budget: int, link: Link
+    profile: ChainProfile,
+    schedule: Schedule,
+    *,
+    budget: int,
+    link: Link,
+    overheads: Sequence[int] | None = None,
 ) -> TransferReplay:
     """Run a program list of computations, discards and transfers in `budget` bytes.
 
@@ -52,6 +59,8 @@ def simulate_hybrid(
         schedule: What the host issues.
         budget: Bytes.
         link: To the host.
+        overheads: Bytes that each operation needs while it runs besides what is stored, in
+            place of its stage's in the profile; of transfers and discards they do not count.
 
     Returns:
         Makespan, peak and times; the timetable has a start for every computation of the
@@ -61,6 +70,7 @@ def simulate_hybrid(
         InvalidProfileError: The chain has skips.
         InvalidScheduleError: An operation that cannot run, or that waits for memory or data
             which nothing issued before it will provide.
+        ValueError: Not one of `overheads` per operation.
 
     Example:
         >>> from chainstay.profiles import Stage
@@ -70,6 +80,10 @@ def simulate_hybrid(
         >>> simulate_hybrid(chain, schedule, budget=40, link=Link(bandwidth=5)).makespan
         13
     """
+    if overheads is not None and len(overheads) != len(schedule):
+        raise ValueError(
+            f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"
+        )
     try:
         machine = HybridMachine(profile, budget, link)
     except RefusedError as refusal:
@@ -77,8 +91,9 @@ def simulate_hybrid(
     index = 0
     try:
         released, forgotten = last_uses(schedule), last_prefetches(schedule)
-        for index, op in enumerate(schedule):
-            machine.issue(op)
+        given = overheads or repeat(None)
+        for index, (op, overhead) in enumerate(zip(schedule, given, strict=False)):
+            machine.issue(op, overhead)
             for item in released.get(index, ()):
                 machine.release(item)
             if index in forgotten:
@@ -104,10 +119,12 @@ class HybridMachine(EventMachine):
         levels: Where what has been sent is.
         forgotten: What goes from there when no transfer needs it.
         gradient: The one that is held, or will be when the last backward issued ends.
+        overhead: Of the computation under way.
     """
 
     profile: ChainProfile
     gradient: int = -1
+    overhead: int = 0
     ends: int = 0
     stored: set[Item] = field(default_factory=lambda: {("a", 0)})
     ready: set[Item] = field(default_factory=lambda: {("a", 0)})
@@ -148,7 +165,7 @@ class HybridMachine(EventMachine):
         """What computations issued next can read, now or later."""
         return self.stored - self.released
 
-    def issue(self, op: Op) -> None:
+    def issue(self, op: Op, overhead: int | None = None) -> None:
         """Wait until `op` can start, and start it (an offload or discard: note it)."""
         if op.branch is not None:
             raise RefusedError(f"{op} names a branch, and this chain has none")
@@ -168,7 +185,7 @@ class HybridMachine(EventMachine):
             case OpKind.TURN:
                 raise RefusedError(f"{op} is an operation of joins, and this is a single chain")
             case _:
-                self._issue(op)
+                self._issue(op, overhead)
 
     def release(self, item: Item) -> None:
         """Let `item` go as soon as nothing issued before reads or sends it."""
@@ -196,7 +213,7 @@ class HybridMachine(EventMachine):
     def _end(self) -> int:
         return self.ends
 
-    def _issue(self, op: Op) -> None:
+    def _issue(self, op: Op, given: int | None) -> None:
         here, stage = self.here, self.profile.stages[op.stage]
         if op.kind is OpKind.FORWARD_DROP and ("a", op.stage) not in here:
             raise RefusedError(f"{op} needs a{op.stage} itself to drop it, and it is not stored")
@@ -211,12 +228,13 @@ class HybridMachine(EventMachine):
                     f"a{self.gradient} is held"
                 )
             makes: tuple[Item, ...] = ()
-            kept, overhead = self.profile.gradient_bytes(op.stage), stage.backward_overhead_bytes
+            kept, of_stage = self.profile.gradient_bytes(op.stage), stage.backward_overhead_bytes
         else:
             makes = (made_by(op),)
             if makes[0] in here:
                 raise RefusedError(f"{op} makes what is stored")
-            kept, overhead = self.size(makes[0]), stage.forward_overhead_bytes
+            kept, of_stage = self.size(makes[0]), stage.forward_overhead_bytes
+        overhead = of_stage if given is None else given
         self._wait(
             op,
             kept + overhead,
@@ -227,6 +245,7 @@ class HybridMachine(EventMachine):
             ),
         )
         self._acquire(kept + overhead)
+        self.overhead = overhead
         self.stored.update(makes)
         self.reading = set(reads)
         self.released.update(item for item in freed_by(op) if item in self.stored)
@@ -304,10 +323,10 @@ class HybridMachine(EventMachine):
     def _computed(self, op: Op) -> None:
         stage = self.profile.stages[op.stage]
         self.computing, self.reading = None, set()
+        self.memory -= self.overhead
         if op.kind is OpKind.BACKWARD:
-            self.memory -= stage.backward_overhead_bytes + stage.gradient_bytes
+            self.memory -= stage.gradient_bytes
             return
-        self.memory -= stage.forward_overhead_bytes
         self.ready.add(made_by(op))
 
     def _moved(self, op: Op) -> None:

@@ -25,7 +25,7 @@ from chainstay.dp.jit import is_available
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind
 
-__all__ = ["SlotPlan", "bracket"]
+__all__ = ["SlotPlan", "bracket", "good_plans"]
 
 _Floats: TypeAlias = NDArray[np.float64]
 
@@ -73,6 +73,42 @@ def bracket(
         O(n^3 s + p + l n) for s slots, p sums of plans that may matter and at most about
         half a million labels l.
     """
+    found = _searched(profile, budget, link, slots)
+    grid = _grid(found.costs, found.slots, found.limit, is_bound=True)
+    weights = found.weights
+    if not found.plans:
+        weights = grid.climbed(grid.finer / 4, weights, 1 / 4, 1 / 32)
+    least = _FLOATS * _bounded(grid.guided(weights), found.limit) - _ROUNDING * len(profile)
+    time_unit = Fraction(budget, found.slots) / Fraction(link.bandwidth)
+    bound = max(Fraction(max(0.0, least)) * time_unit, Fraction(profile.least_time))
+    return found.plans, bound
+
+
+def good_plans(profile: ChainProfile, budget: int, link: Link, slots: int) -> list[SlotPlan]:
+    """The plans of `bracket`, in about half the time."""
+    return _searched(profile, budget, link, slots).plans
+
+
+class _Found(NamedTuple):
+    """Plans, and what the search for a bound begins with.
+
+    Attributes:
+        plans: The best last.
+        limit: What that costs.
+        weights: The best for guides.
+        costs: In slots.
+        slots: So many.
+    """
+
+    plans: list[SlotPlan]
+    limit: float
+    weights: Weights
+    costs: Costs
+    slots: int
+
+
+def _searched(profile: ChainProfile, budget: int, link: Link, slots: int) -> _Found:
+    """Plans on coarse slots, then better ones on finer slots."""
     parts = 1
     if is_available():
         parts = 4 if len(profile) <= _SHORT else 2
@@ -89,12 +125,7 @@ def bracket(
         grid = _grid(costs, slots * parts, limit, is_bound=False)
         weights = grid.climbed(grid.finer / 4, weights, 1 / 16, 1 / 32)
         limit = _improved(grid.guided(weights), limit, plans)
-    grid = _grid(costs, slots * parts, limit, is_bound=True)
-    if not plans:
-        weights = grid.climbed(grid.finer / 4, _MIDDLE, 1 / 4, 1 / 32)
-    least = _FLOATS * _bounded(grid.guided(weights), limit) - _ROUNDING * len(profile)
-    time_unit = Fraction(budget, slots * parts) / Fraction(link.bandwidth)
-    return plans, max(Fraction(max(0.0, least)) * time_unit, Fraction(profile.least_time))
+    return _Found(plans, limit, weights, costs, slots * parts)
 
 
 def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> Costs:

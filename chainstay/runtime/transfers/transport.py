@@ -81,14 +81,12 @@ def transfers_of(
     schedule: Schedule, profile: ChainProfile, budget: int, overheads: Sequence[int]
 ) -> TransferPlan:
     """What a program list means for every step; arguments and errors as for `Transport.of`."""
+    standing = standing_bytes(profile, schedule)
     return plan_transfers(
         schedule,
         movable_chain(profile),
         budget,
-        overheads=[
-            overhead + (0 if op.kind.is_transfer else standing_bytes(profile, op.stage))
-            for op, overhead in zip(schedule, overheads, strict=True)
-        ],
+        overheads=[sum(both) for both in zip(overheads, standing, strict=True)],
     )
 
 
