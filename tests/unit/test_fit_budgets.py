@@ -1,0 +1,72 @@
+"""What budgets mean in bytes, on the device and on the host, and what is off in training."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from chainstay import measure
+from chainstay.fitting.budgets import bytes_of
+from chainstay.fitting.caches import caches_off
+from chainstay.fitting.means import Means
+from chainstay.profiles import Link
+from chainstay.runtime.memory import trace_memory
+
+LINK = Link(bandwidth=2, capacity=1000)
+
+
+def test_shares_are_rounded_down() -> None:
+    """Of what the profiler says of plain training; text and numbers mean the same."""
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    batch = torch.zeros(9, 5)
+    measured = measure(model, batch, repeats=1)
+    plain = bytes_of(1.0, model, 0, measured)
+    assert plain == bytes_of("100%", model, 0, measured)
+    for share in (Fraction(1, 3), Fraction(2, 3), Fraction(1, 7), 0.6, Fraction(1, plain)):
+        found = bytes_of(share, model, 0, measured)
+        assert found <= share * plain < found + 1
+
+    def step() -> None:
+        model(batch).square().sum().backward()
+
+    assert trace_memory(step, "cpu").peak_bytes <= plain
+
+
+@pytest.mark.parametrize(
+    ("host_budget", "capacity"), [(None, 1000), (400, 400), (1000, 1000), (4000, 1000)]
+)
+def test_of_two_limits_on_the_host_the_lower_one_counts(
+    host_budget: int | None, capacity: int
+) -> None:
+    device = torch.device("cpu")
+    means = Means.of(
+        recompute=True, offload=True, link=LINK, host_budget=host_budget, device=device
+    )
+    assert means.link_on(device) == Link(bandwidth=2, capacity=capacity)
+
+
+def test_caches_are_off_inside_and_on_again() -> None:
+    """Of every module's own config, also when training breaks off; of others nothing changes."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
+    configs = [SimpleNamespace(use_cache=flag) for flag in (True, False, True)]
+    for layer, config in zip(model, configs, strict=True):
+        setattr(layer, "config", config)  # noqa: B010  # modules have no such attribute
+
+    def flags() -> list[bool]:
+        return [config.use_cache for config in configs]
+
+    def broken_off() -> None:
+        with caches_off(model):
+            assert flags() == [False, False, False]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken_off()
+    assert flags() == [True, False, True]
+    model.eval()
+    with caches_off(model):
+        assert flags() == [True, False, True]
