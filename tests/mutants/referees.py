@@ -88,8 +88,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "validation/hybrid.py",
-        "self.memory -= stage.backward_overhead_bytes + stage.gradient_bytes",
-        "self.memory -= stage.gradient_bytes",
+        "        self.memory -= self.overhead\n",
+        "",
         "agreement/test_hybrid.py::test_whole_transfers_reach_the_golden_integral_optimum[ppub00]",
     ),
     Mutant(
