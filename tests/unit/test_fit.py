@@ -330,6 +330,24 @@ def test_a_sequential_is_cut_between_its_own_stages() -> None:
     assert same(step(model), step(plain))
 
 
+@pytest.mark.parametrize("hooks", [0, 1])
+def test_a_sequential_of_large_stages_is_cut_inside_them(hooks: int) -> None:
+    """Unless its modules must be called as they are, for the sake of their hooks."""
+    model = nn.Sequential(*(_perceptron() for _ in range(3)))
+    called: list[object] = []
+    if hooks:
+        model[1].register_forward_hook(lambda *_: called.append(1))
+    fit(model, (batch(),), budget="100%", loss=torch.Tensor.mean)
+    called.clear()
+    model(batch()).mean().backward()
+    assert len(called) == hooks
+    assert (len(stages_of(shown(model).plans[0])) > 4) == (not hooks)
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
