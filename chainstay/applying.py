@@ -204,7 +204,7 @@ class _Applied:
                 "the plan is for a profile and not for a model, so nobody knows what its stages "
                 "are; make one by chainstay.fit and chainstay.save_plan, or: chainstay plan MODEL"
             )
-        situation = Situation.now(self.model, args, kwargs)
+        situation = Situation.now(args, kwargs, modules_of(self.model))
         before = fingerprint_of(self.model, situation, ())
         _require_equal(replace(plan.fingerprint, stages={}), before)
         profile = _profile_of(plan, plan.cut.by)

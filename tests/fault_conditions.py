@@ -22,7 +22,7 @@ from fault_subjects import Subject
 from faults import restart, unlike, wrong_after
 from training_conditions import Sample
 
-__all__ = ["CONDITIONS", "condition_trial"]
+__all__ = ["CONDITIONS", "EDITS", "condition_trial"]
 
 Record = dict[str, torch.Tensor]
 _SEED: Final = 5

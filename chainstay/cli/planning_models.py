@@ -24,7 +24,7 @@ from chainstay.plans import Cut, Plan
 from chainstay.profiles import Link
 from chainstay.runtime.block_calls import strays
 from chainstay.runtime.joining.executor import PlannedJoin
-from chainstay.runtime.situation import Situation
+from chainstay.runtime.situation import Situation, modules_of
 from chainstay.runtime.transfers import program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
@@ -156,7 +156,9 @@ def plan_of(
     measured, cut, workload = costed.measured, costed.cut, costed.workload
     assert measured is not None
     assert cut is not None
-    situation = Situation.now(workload.model, workload.args, dict(sorted(workload.kwargs.items())))
+    situation = Situation.now(
+        workload.args, dict(sorted(workload.kwargs.items())), modules_of(workload.model)
+    )
     granularity = granularity_of(request.granularity)
     if join is not None:
         fingerprint = fingerprint_of(workload.model, situation, join.executor.stages)

@@ -52,6 +52,11 @@ class Traits:
     draws_random: bool
     changed_buffers: tuple[tuple[nn.Module, str], ...]
 
+    @property
+    def has_effects(self) -> bool:
+        """Whether other threads may notice its run."""
+        return self.draws_random or bool(self.changed_buffers)
+
 
 def alone(*traits: Traits) -> AbstractContextManager[object]:
     """Inside, no other thread runs a stage that draws random numbers or changes buffers.
@@ -60,7 +65,7 @@ def alone(*traits: Traits) -> AbstractContextManager[object]:
     between them would get the dropout of one step into the gradients of another.
     """
     for each in traits:
-        if each.draws_random or each.changed_buffers:
+        if each.has_effects:
             return _ALONE
     return _NOTHING
 

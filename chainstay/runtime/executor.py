@@ -42,6 +42,7 @@ class Executor:
         transport: Transport | None = None,
     ) -> None:
         self._chain = chain
+        self._modules = tuple(module for _, module in chain.modules)
         self._traits = traits
         self._transport = transport
         transfers = None if transport is None else transport.plan
@@ -91,8 +92,8 @@ class Executor:
                     "the input was made under torch.inference_mode(), so that autograd cannot "
                     "save it; pass a clone of it made outside"
                 )
-        mode = Mode.now(chain.modules, chain.device)
-        if mode != chain.mode:
+        if not chain.mode.is_now(self._modules, chain.device):
+            mode = Mode.now(chain.modules, chain.device)
             raise PlanMismatchError(
                 f"the plan was measured with {chain.mode.difference(mode, chain.modules)}; measure "
                 "and plan again in this mode, or run under torch.no_grad()"

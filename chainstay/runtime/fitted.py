@@ -7,7 +7,7 @@ import inspect
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import update_wrapper
 from threading import RLock
@@ -79,11 +79,11 @@ class Fitted:
         if not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
         sorted_kwargs = dict(sorted(kwargs.items()))
-        situation = Situation.now(self._model, args, sorted_kwargs, self._modules.now())
+        call = (args, sorted_kwargs, self._modules.now())
+        situation, planned = self._known(*call) or (Situation.now(*call), None)
         if not situation.wants_gradients:
             return self.plain(*args, **kwargs)
         kwargs = sorted_kwargs
-        planned = self._known(situation)
         if planned is None:
             if self._on_new_shape == "run plainly":
                 return self.plain(*args, **kwargs)
@@ -100,7 +100,7 @@ class Fitted:
             ChainstayError: Whatever `chainstay.fit` raises.
         """
         kwargs = dict(sorted(kwargs.items()))
-        situation = Situation.now(self._model, args, kwargs)
+        situation = Situation.now(args, kwargs, self._modules.now())
         with _PLANNING, self._removed():  # tracing reads the code of the model's own forward
             planned = self.planner(*_leaves_of(args, kwargs))
         self._made += 1
@@ -197,11 +197,14 @@ class Fitted:
             "model.state_dict(), or call chainstay.unfit(model) before"
         )
 
-    def _known(self, situation: Situation) -> Planned | None:
-        for number, (known, planned) in tuple(self._plans.items()):  # other threads move them
-            if known == situation:
+    def _known(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], modules: Sequence[nn.Module]
+    ) -> tuple[Situation, Planned] | None:
+        for number, known in reversed(tuple(self._plans.items())):  # other threads move them
+            situation, _ = known
+            if situation.is_now(args, kwargs, modules):
                 self._plans.move_to_end(number)
-                return planned
+                return known
         return None
 
     def _refuse(self, situation: Situation) -> NoReturn:

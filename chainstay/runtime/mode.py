@@ -62,6 +62,11 @@ class Mode:
         """The mode that `modules` would run in at present."""
         return cls(tuple([module.training for _, module in modules]), Autocast.now(device))
 
+    def is_now(self, modules: Iterable[nn.Module], device: torch.device) -> bool:
+        """Whether `now` would give the same; this is asked in every step."""
+        training = tuple([module.training for module in modules])
+        return training == self.training and Autocast.now(device) == self.autocast
+
     def difference(self, present: Mode, modules: Iterable[Titled]) -> str:
         """For people: the first thing in which `present` differs, and how it was here."""
         if self.autocast != present.autocast:

@@ -75,9 +75,12 @@ class Run:
         """The model's forward: first runs build the graph, any others go beside it."""
         kept = self.plan.kept if self.traffic is None else ()
         for step in self.plan.forward:
-            if step.stage in kept:
-                with alone(self.traits[step.stage]):
-                    state = self.stages[step.stage](state, self.shared.state)
+            stage = step.stage
+            if stage in kept and not self.traits[stage].has_effects:
+                state = self.stages[stage](state, self.shared.state)
+            elif stage in kept:
+                with alone(self.traits[stage]):
+                    state = self.stages[stage](state, self.shared.state)
             elif step.is_first:
                 state = self.first_run(step, state)
             else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter, eq
 from typing import Any
 
 import torch
@@ -23,51 +24,53 @@ class Situation:
         arguments: How they nest; shape, type, device and ``requires_grad`` of tensors.
         training: Training flag of every module.
         autocast: ``None`` where it is off.
-        parameters: ``requires_grad`` of all, then types, then devices: a tuple for each would
-            wake the garbage collector in every step. Shared ones count each time.
+        parameters: ``requires_grad``, type and device of each. Shared ones count each time.
     """
 
     arguments: CallSignature
     training: tuple[bool, ...]
     autocast: Autocast | None
-    parameters: tuple[torch.dtype | torch.device | bool, ...]
+    parameters: tuple[tuple[bool, torch.dtype, torch.device], ...]
 
     @classmethod
     def now(
-        cls,
-        model: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        modules: Sequence[nn.Module] | None = None,
+        cls, args: Sequence[Any], kwargs: Mapping[str, Any], modules: Sequence[nn.Module]
     ) -> Situation:
-        """That of the call ``model(*args, **kwargs)`` at present.
+        """That of a call of a model at present.
 
         Args:
-            model: Of whom.
             args: Of the call.
             kwargs: Likewise.
-            modules: Those of the model as `modules_of` finds them, if that is known.
+            modules: Those of the model as `modules_of` finds them.
         """
-        modules = modules_of(model) if modules is None else modules
-        # This runs in every step, over all parameters: loops of one kind each are fastest.
-        found = [own for module in modules if (own := module._parameters)]  # noqa: SLF001
-        tensors = [each for own in found for each in own.values() if each is not None]
-        devices = [each.device for each in tensors]
+        parameters = tuple(map(_kind_of, _parameters_of(modules)))
         return cls(
             arguments=CallSignature.of(args, kwargs),
             training=tuple([module.training for module in modules]),
-            autocast=Autocast.now(devices[0] if devices else torch.device("cpu")),
-            parameters=(
-                *[each.requires_grad for each in tensors],
-                *[each.dtype for each in tensors],
-                *devices,
-            ),
+            autocast=_autocast_for(parameters),
+            parameters=parameters,
+        )
+
+    def is_now(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], modules: Sequence[nn.Module]
+    ) -> bool:
+        """Whether `now` would give the same.
+
+        This is asked in every step, over all parameters, so that nothing is gathered first.
+        """
+        tensors = _parameters_of(modules)
+        return (
+            len(tensors) == len(self.parameters)
+            and all(map(eq, map(_kind_of, tensors), self.parameters))
+            and tuple([module.training for module in modules]) == self.training
+            and CallSignature.of(args, kwargs) == self.arguments
+            and _autocast_for(self.parameters) == self.autocast
         )
 
     @property
     def wants_gradients(self) -> bool:
         """Whether any parameter or argument requires a gradient."""
-        return True in self.parameters or self.arguments.requires_grad
+        return self.arguments.requires_grad or any(wants for wants, _, _ in self.parameters)
 
     def difference(self, present: Situation) -> str:
         """For people: in what `present` differs."""
@@ -113,6 +116,18 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
                     known.add(id(child))
                     found.append(child)
     return found
+
+
+_kind_of = attrgetter("requires_grad", "dtype", "device")
+
+
+def _parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    found = [own for module in modules if (own := module._parameters)]  # noqa: SLF001  # fast
+    return [each for own in found for each in own.values() if each is not None]
+
+
+def _autocast_for(parameters: Sequence[tuple[bool, torch.dtype, torch.device]]) -> Autocast | None:
+    return Autocast.now(parameters[0][2] if parameters else torch.device("cpu"))
 
 
 _WORDS = {

@@ -38,11 +38,10 @@ def tensor_at(place: Place) -> torch.Tensor | None:
     is slow.
     """
     module, name = place
-    parameters = module._parameters  # noqa: SLF001  # no public way is fast
-    if name in parameters:
-        return parameters[name]
-    buffers = module._buffers  # noqa: SLF001  # likewise
-    return buffers[name] if name in buffers else getattr(module, name, None)
+    tensor: torch.Tensor | None = module._parameters.get(name)  # noqa: SLF001  # no public way is fast
+    if tensor is None:
+        tensor = module._buffers.get(name)  # noqa: SLF001  # likewise
+    return getattr(module, name, None) if tensor is None else tensor
 
 
 def put_at(place: Place, buffer: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class CallSignature:
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallSignature:
         """The signature of a sample call."""
-        leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+        leaves, spec = _flattened(args, kwargs)
         return cls(tuple(kwargs), spec, tuple(map(_promise, leaves)))
 
     @property
@@ -66,7 +67,7 @@ class CallSignature:
         """
         same_keywords = kwargs.keys() == set(self.keywords)
         names = self.keywords if same_keywords else tuple(kwargs)
-        leaves, spec = tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
+        leaves, spec = _flattened(args, {name: kwargs[name] for name in names})
         if spec != self.spec:
             raise PlanMismatchError(
                 f"the model is called with {len(args)} arguments and the keywords {names}, the "
@@ -84,6 +85,21 @@ class CallSignature:
                 f"leaf {position} of the model's arguments is {present}, the plan is for "
                 f"{promise}; extract the model again with such a sample"
             )
+
+
+def _flattened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], TreeSpec]:
+    """All leaves of a call, and how they nest; tensors alone are not looked into."""
+    leaves = [*args, *kwargs.values()]
+    if all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return leaves, _flat_spec(len(args), tuple(kwargs))
+    return tree_flatten((tuple(args), dict(kwargs)))
+
+
+@cache
+def _flat_spec(positional: int, keywords: tuple[str, ...]) -> TreeSpec:
+    """Of a call whose arguments are leaves: torch takes longer for it than a small stage."""
+    _, spec = tree_flatten(((None,) * positional, dict.fromkeys(keywords)))
+    return spec
 
 
 def _promise(leaf: object) -> object:

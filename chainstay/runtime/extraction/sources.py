@@ -28,7 +28,9 @@ class ModelTensor:
 
     def read(self) -> torch.Tensor:
         """The tensor that the model holds now."""
-        tensor = tensor_at((self.owner, self.name))
+        tensor: torch.Tensor | None = self.owner._parameters.get(self.name)  # noqa: SLF001  # fast
+        if tensor is None:
+            tensor = tensor_at((self.owner, self.name))
         assert tensor is not None, f"{self.path} is gone"
         return tensor
 
