@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import permutations
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from chainstay import (
     solve_chain,
     solve_measured,
 )
+from chainstay.planning.search import _Search
 from chainstay.profiles import ChainProfile, Skip
 from chainstay.runtime.accounting import Account, StageCost
 from chainstay.runtime.measurement import Measurement
@@ -216,6 +218,21 @@ def test_what_an_error_asks_for_is_enough_whatever_the_times(method: str) -> Non
             required.add(error.value.required)
         (enough,) = required
         assert solve_measured(measured_as(again), enough, method).peak_bytes <= enough
+
+
+def test_of_plans_that_fit_the_fastest_is_kept_in_whatever_order_they_come() -> None:
+    account = some_account(1, 6)
+    profile, plain = account.profile(), own_peak(account, Schedule.keep_all(6))
+    least = least_budget(profile)
+    plans = [solve_chain(profile, least + step * (plain - least) // 2, DP()) for step in range(3)]
+    makespans = [plan.makespan for plan in plans]
+    assert len(set(makespans)) == 3
+    for order in permutations(plans):
+        search = _Search(measured_as(account), plain, lambda _: True)
+        assert all(search._offer(plan, profile, plan.budget) for plan in order)
+        assert search.best is not None
+        assert search.best.solution.makespan == min(makespans)
+        assert search.least == min(own_peak(account, plan.schedule) for plan in plans)
 
 
 def test_plain_training_that_fits_is_the_plan_of_every_method() -> None:
