@@ -315,9 +315,9 @@ class _Search:
         return True
 
     def _replay(self, solution: Solution) -> Replay:
-        """By the simulator, every operation with its own overhead."""
+        """By the simulator, every operation with its own overhead, every stage with its times."""
         return simulate(
-            self.pessimistic,
+            self.measured.profile_for(solution.schedule),
             solution.schedule,
             discards=solution.discards,
             overheads=self.measured.overheads_for(solution.schedule),

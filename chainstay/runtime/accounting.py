@@ -10,13 +10,17 @@ With these the simulator finds the peak of that schedule. What is made of them f
 
 * `Account.profile` is sound for every schedule: it takes the dearer form of a forward, and
   buffers and random states as if every stage would run again.
-* `Account.profile_for` is sound for one schedule: it takes the dearest of its operations.
+* `Account.profile_for` is sound for one schedule: it takes the dearest of its operations, and
+  its times add up to what the schedule takes. The others have no place for what a stage takes
+  once if it is dropped, nor for runs again that take longer than forward and backward together:
+  under them no schedule takes longer than by its own profile.
 * `Account.optimistic` is at most what any schedule's operations need: what is too slow or too
   large under it is so for every schedule.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
@@ -35,8 +39,8 @@ class StageCost:
 
     Attributes:
         name: For people.
-        forward_time: Of one forward.
-        backward_time: Of one backward.
+        forward_time: Of one forward, for solvers.
+        backward_time: Of one backward; both together are what a kept run takes.
         output_bytes: As in `Stage`.
         saved_bytes: Likewise.
         gradient_bytes: Likewise.
@@ -47,6 +51,8 @@ class StageCost:
             will be another; a later run needs as much again while it lasts.
         random_bytes: Those of random states, part of these. They are gone after the last
             run; buffers may be saved for the backward.
+        rerun_time: What each forward but the first takes beyond `forward_time`.
+        hooks_time: What it takes besides, if anything is dropped that the first run left.
     """
 
     name: str
@@ -60,13 +66,15 @@ class StageCost:
     backward_bytes: int
     environment_bytes: int
     random_bytes: int = 0
+    rerun_time: int = 0
+    hooks_time: int = 0
 
-    def stage(self, *, forward: int, backward: int) -> Stage:
-        """With these overheads."""
+    def stage(self, *, forward: int, backward: int, surplus_time: int = 0) -> Stage:
+        """With these overheads, and that in its backward besides."""
         return Stage(
             name=self.name,
             forward_time=self.forward_time,
-            backward_time=self.backward_time,
+            backward_time=self.backward_time + surplus_time,
             output_bytes=self.output_bytes,
             saved_bytes=self.saved_bytes,
             gradient_bytes=self.gradient_bytes,
@@ -154,7 +162,7 @@ class Account:
         )
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
-        """Sound for `schedule` alone: of each stage's overheads there, the largest.
+        """Sound for `schedule` alone: of each stage's overheads there, the largest; its own times.
 
         `overheads` is closer; this is what a solver can be asked about.
 
@@ -166,9 +174,9 @@ class Account:
             stages = largest[op.kind.is_forward]
             stages[op.stage] = max(stages[op.stage], overhead)
         return self._assembled(
-            cost.stage(forward=forward, backward=backward)
-            for cost, forward, backward in zip(
-                self.stages, largest[True], largest[False], strict=True
+            cost.stage(forward=forward, backward=backward, surplus_time=surplus)
+            for cost, forward, backward, surplus in zip(
+                self.stages, largest[True], largest[False], self._surplus(schedule), strict=True
             )
         )
 
@@ -211,6 +219,14 @@ class Account:
         """
         last = len(self.stages) - 1
         return (s for s in self.skips if 0 < s.first <= index and s.last == last)
+
+    def _surplus(self, schedule: Schedule) -> Iterator[int]:
+        """What every stage takes in `schedule` beyond its forward and backward times, in ns."""
+        runs = Counter(op.stage for op in schedule if op.kind.is_forward)
+        released = {op.stage for op in schedule if op.kind is OpKind.DISCARD_ACTIVATION}
+        for index, cost in enumerate(self.stages):
+            again = max(runs[index] - 1, 0)
+            yield again * cost.rerun_time + bool(again or index in released) * cost.hooks_time
 
     def _outputs(self, schedule: Schedule) -> Iterator[int]:
         """What each operation reads of the output that the caller has, too, but made before."""

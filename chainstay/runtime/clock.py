@@ -7,8 +7,9 @@ executor itself, with all that this takes: handles, surroundings, recapture. Whe
 fit in memory, and where parameters come and go, each stage goes backward at once instead.
 
 A profile has one forward time, for first runs and for others. It is what one more run
-costs; what a kept stage takes less than that is in its backward time, so that every schedule
-of first runs, runs again and backwards adds up to what was measured.
+takes; what a kept stage takes less than that is in its backward time. Where a run again takes
+more than a kept forward and backward together, as of stages so short that the runtime's own work
+counts, the rest is told apart, and so is what hooks around a first run take (`StageTime`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, detached, state_bytes
 from chainstay.schedule import Schedule
 
-__all__ = ["StageTimes", "TimedStage", "time_chain"]
+__all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
 
 _SPREAD: Final = 0.02
 """Enough is known of a chain when its time is, to this share: half the middle half's width
@@ -77,18 +78,52 @@ class StageTimes:
     again: list[int] = field(default_factory=list)
 
     @property
-    def profiled(self) -> tuple[int, int]:
-        """Forward and backward time for a profile."""
-        if not self.dropped:
-            return int(median(self.forward)), int(median(self.backward))
-        kept = [sum(times) for times in zip(self.forward, self.backward, strict=True)]
+    def extra(self) -> int:
+        """What it takes more to drop the stage and run it again than to keep it."""
+        kept = map(sum, zip(self.forward, self.backward, strict=True))
         # Passes of either kind take turns: what else the machine does is in both.
-        extra = [more - less for more, less in zip(self.dropped, kept, strict=True)]
-        both = int(median(kept))
-        # Solvers would pick stages whose noise says that they cost nothing.
-        again = int(max(median(extra), median(self.again or [0])))
-        again = min(again, both)
-        return again, both - again
+        return int(median(more - less for more, less in zip(self.dropped, kept, strict=True)))
+
+    def profiled(self, hooks: int) -> StageTime:
+        """For a profile.
+
+        Args:
+            hooks: What is known of them, of all stages.
+        """
+        if not self.dropped:
+            return StageTime(int(median(self.forward)), int(median(self.backward)))
+        both = int(median(map(sum, zip(self.forward, self.backward, strict=True))))
+        again = int(median(self.again)) if self.again else max(self.extra, 0)
+        forward = min(again, both)
+        return StageTime(forward, both - forward, again - forward, hooks if self.again else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """What a stage takes, in ns.
+
+    Attributes:
+        forward: One forward, at most as long as a kept run in all.
+        backward: What else a kept run takes.
+        rerun: What each forward but the first takes beyond `forward`.
+        hooks: What it takes if anything is dropped that its first run left, besides.
+    """
+
+    forward: int
+    backward: int
+    rerun: int = 0
+    hooks: int = 0
+
+
+def stage_times(times: Sequence[StageTimes]) -> list[StageTime]:
+    """Of every stage.
+
+    What hooks take is the same small part of every stage's times, as good as lost in their noise:
+    it is the median over all stages.
+    """
+    beyond = [each.extra - int(median(each.again)) for each in times if each.again]
+    hooks = max(int(median(beyond)), 0) if beyond else 0
+    return [each.profiled(hooks) for each in times]
 
 
 def time_chain(

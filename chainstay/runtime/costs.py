@@ -26,7 +26,7 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.accounting import Account, StageCost
 from chainstay.runtime.boundary import Gradients
-from chainstay.runtime.clock import TimedStage, time_chain
+from chainstay.runtime.clock import StageTime, TimedStage, stage_times, time_chain
 from chainstay.runtime.environment import (
     Environment,
     Traits,
@@ -77,13 +77,12 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedStage:
-    """What is seen of a stage without tracing its memory; times in ns, sizes in bytes."""
+    """What is seen of a stage without tracing its memory; sizes in bytes."""
 
     stage: ChainStage
     traits: Traits
     leaves: tuple[torch.Tensor, ...]
-    forward_time: int
-    backward_time: int
+    time: StageTime
     given: NumberedState
     result: NumberedState
     environment_bytes: int
@@ -130,8 +129,7 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
                 stage=stage,
                 traits=traits,
                 leaves=leaves,
-                forward_time=0,
-                backward_time=0,
+                time=StageTime(0, 0),
                 given=lineage.states[index],
                 result=lineage.states[index + 1],
                 environment_bytes=environment_bytes,
@@ -148,10 +146,7 @@ def _timed(
     stages = [TimedStage(each.stage, each.traits, each.leaves) for each in observed]
     given = (subject.source, subject.shared)
     times = time_chain(stages, given, subject.device, repeats, subject.progress)
-    timed = []
-    for each, (forward, backward) in zip(observed, (t.profiled for t in times), strict=True):
-        timed.append(replace(each, forward_time=forward, backward_time=backward))
-    return timed
+    return [replace(s, time=t) for s, t in zip(observed, stage_times(times), strict=True)]
 
 
 def trace_chain(
@@ -245,8 +240,10 @@ def account_for(
         costs.append(
             StageCost(
                 name=each.stage.name,
-                forward_time=each.forward_time,
-                backward_time=each.backward_time,
+                forward_time=each.time.forward,
+                backward_time=each.time.backward,
+                rerun_time=each.time.rerun,
+                hooks_time=each.time.hooks,
                 output_bytes=each.result.bytes,
                 saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
                 gradient_bytes=gradients[index + 1].allocated_bytes,

@@ -262,8 +262,10 @@ class _Accountant:
         backward = max(backward, behind.peak - given) - saved - gradients
         return StageCost(
             name=observed.stage.name,
-            forward_time=max(observed.forward_time, 1),  # nothing is run again for fun
-            backward_time=observed.backward_time + before.nanoseconds + behind.nanoseconds,
+            forward_time=max(observed.time.forward, 1),  # nothing is run again for fun
+            backward_time=observed.time.backward + before.nanoseconds + behind.nanoseconds,
+            rerun_time=observed.time.rerun,
+            hooks_time=observed.time.hooks,
             output_bytes=output,
             saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
             gradient_bytes=self._gradient_bytes(index + 1),

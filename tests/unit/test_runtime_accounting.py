@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from chainstay.profiles import Skip
 from chainstay.runtime import measure
 from chainstay.runtime.accounting import Account, StageCost
 from chainstay.runtime.caching import AccountFile
-from chainstay.runtime.clock import StageTimes
+from chainstay.runtime.clock import StageTime, StageTimes, stage_times
 from chainstay.runtime.merging import merge_idle_cuts
 from chainstay.runtime.progress import progress_bar, unseen
 from chainstay.runtime.stages import ChainStage, TensorPart
@@ -230,12 +231,65 @@ def test_accounts_with_skips_come_back_whole(tmp_path: Path) -> None:
 
 
 def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
-    times = StageTimes(forward=[10, 12, 11], backward=[20, 22, 21], dropped=[50, 40, 46])
-    forward, backward = times.profiled
-    assert forward + backward == 11 + 21
-    assert 2 * forward + backward == 46
-    assert StageTimes(forward=[3], backward=[4]).profiled == (3, 4)
-    assert StageTimes(forward=[3], backward=[4], dropped=[5]).profiled == (0, 7)
+    long = StageTimes(forward=[10, 12, 11], backward=[20, 22, 21], dropped=[50, 40, 46])
+    long.again = [13, 12, 14]  # so hooks take 14 - 13
+    short = StageTimes(forward=[2], backward=[3], dropped=[15], again=[7])  # and here 10 - 7
+    loss = StageTimes(forward=[3], backward=[4])
+    times = stage_times([long, short, loss])
+    assert times == [
+        StageTime(13, 19, hooks=2),
+        StageTime(5, 0, rerun=2, hooks=2),
+        StageTime(3, 4),
+    ]
+    account = Account(
+        input_bytes=1, input_gradient_bytes=0, stages=tuple(map(timed, times)), skips=()
+    )
+    kept, once, released, twice = (
+        simulate(account.profile_for(schedule), schedule, discards="free").makespan
+        for schedule in map(
+            Schedule.parse,
+            (
+                "Fa0 Fa1 Fa2 B2 B1 B0",
+                "Fc0 Fc1 Fa2 B2 Fa1 B1 Fa0 B0",
+                "Fc0 Fa1 Da1 Fa2 B2 Fa0 B1 B0",
+                "Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0",
+            ),
+        )
+    )
+    assert kept == (11 + 21) + (2 + 3) + (3 + 4)
+    assert once == kept + (13 + 2) + (7 + 2)
+    assert released == kept + (13 + 2) + 2
+    assert twice == once + 13
+
+
+def timed(time: StageTime) -> StageCost:
+    return replace(
+        cost("x", 0, 0),
+        forward_time=time.forward,
+        backward_time=time.backward,
+        rerun_time=time.rerun,
+        hooks_time=time.hooks,
+    )
+
+
+def test_where_nobody_can_time_a_run_again_it_is_a_difference() -> None:
+    alone = StageTimes(forward=[3, 3], backward=[4, 4], dropped=[12, 12])
+    free = StageTimes(forward=[3], backward=[4], dropped=[5])
+    assert stage_times([alone, free]) == [StageTime(5, 2), StageTime(0, 7)]
+
+
+def test_no_schedule_takes_longer_by_the_profiles_for_all_than_by_its_own() -> None:
+    account = replace(
+        ACCOUNT, stages=tuple(replace(each, rerun_time=5, hooks_time=3) for each in ACCOUNT.stages)
+    )
+    for text in ("Fa0 Fa1 Fa2 B2 B1 B0", "Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0"):
+        schedule = Schedule.parse(text)
+        reruns = 0 if "n" not in text else 3
+        own, one, other = (
+            simulate(profile, schedule, discards="free").makespan
+            for profile in (account.profile_for(schedule), account.profile(), account.optimistic())
+        )
+        assert one == other == own - reruns * 5 - bool(reruns) * 2 * 3
 
 
 class Terminal(io.StringIO):

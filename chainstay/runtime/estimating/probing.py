@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chainstay.runtime.clock import StageTime
 from chainstay.runtime.costs import (
     ObservedStage,
     Subject,
@@ -66,8 +67,7 @@ def estimate_stages(
             stage=stage,
             traits=_traits_of(stage),
             leaves=runs.leaves[index],
-            forward_time=probed[index].forward_time,
-            backward_time=probed[index].backward_time,
+            time=StageTime(probed[index].forward_time, probed[index].backward_time),
             given=runs.lineage.states[index],
             result=runs.lineage.states[index + 1],
             environment_bytes=_changed_bytes(_traits_of(stage)),

@@ -16,7 +16,7 @@ from chainstay.runtime.joining.account import JoinAccount, JoinedChain, JoinedSt
 __all__ = ["JoinAccountFile"]
 
 _KIND: Final = "join-account"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,8 +127,8 @@ def _cost(part: Seen, index: int, standing: int, backward: int) -> StageCost:
     is_loss = each.stage.is_loss
     return StageCost(
         name=each.stage.name,
-        forward_time=each.forward_time,
-        backward_time=each.backward_time,
+        forward_time=each.time.forward,
+        backward_time=each.time.backward,
         output_bytes=each.result.bytes,
         saved_bytes=memory.kept_bytes,
         gradient_bytes=memory.output_gradients.allocated_bytes,
