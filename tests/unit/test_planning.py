@@ -23,6 +23,7 @@ from chainstay import (
     Method,
     OpKind,
     Schedule,
+    Solution,
     SolverLimitError,
     UnknownMethodError,
     least_budget,
@@ -233,6 +234,44 @@ def test_of_plans_that_fit_the_fastest_is_kept_in_whatever_order_they_come() -> 
         assert search.best is not None
         assert search.best.solution.makespan == min(makespans)
         assert search.least == min(own_peak(account, plan.schedule) for plan in plans)
+
+
+def test_what_is_made_again_while_it_is_held_counts_twice() -> None:
+    """As in the example of `remade_bytes`, where that is 5 bytes."""
+    cost = StageCost(
+        name="stage",
+        forward_time=1,
+        backward_time=1,
+        output_bytes=9,
+        saved_bytes=9,
+        gradient_bytes=9,
+        recording_bytes=0,
+        dropping_bytes=0,
+        backward_bytes=0,
+        environment_bytes=0,
+        random_bytes=0,
+    )
+    skips = (Skip(first=1, last=2, bytes=5),)
+    account = Account(input_bytes=9, input_gradient_bytes=0, stages=(cost,) * 3, skips=skips)
+    schedule = Schedule.parse("Fc0 Fn1 Fc0 Fa2 B2 Fa1 B1 Fa0 B0")
+    simulated = own_replay(account, schedule)
+    peak = simulated.peak_bytes
+    plan = Solution(
+        schedule=schedule,
+        makespan=simulated.makespan,
+        peak_bytes=peak,
+        budget=peak,
+        lower_bound=0,
+        family=Family.ALL,
+        method="by hand",
+        solve_seconds=0.0,
+    )
+    for more in range(8):
+        search = _Search(measured_as(account), peak + more, lambda _: True)
+        assert search._offer(plan, account.profile(), peak) is (more >= 5)
+        assert search.least == peak + 5
+        assert more >= 5 or "makes 5 bytes of tensors again" in search.refused
+        assert more < 5 or (search.best and search.best.solution.peak_bytes == peak + 5)
 
 
 def test_plain_training_that_fits_is_the_plan_of_every_method() -> None:
