@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from mutants import formulations, programs, referees, runtime
+from mutants import fitting, formulations, programs, referees, runtime
 from mutants.mutant import Mutant
 
 MUTANTS: Final = (
@@ -28,6 +28,7 @@ MUTANTS: Final = (
     *formulations.MUTANTS,
     *referees.MUTANTS,
     *runtime.MUTANTS,
+    *fitting.MUTANTS,
 )
 _ROOT: Final = Path(__file__).parents[2]
 _COPIED: Final = ("chainstay", "tests", "examples", "benchmarks", "pyproject.toml")

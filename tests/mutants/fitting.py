@@ -1,0 +1,184 @@
+"""Errors in what cuts models and plans them: extraction, planning, fitting."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant
+
+_EXTRACTION: Final = (
+    Mutant(
+        "runtime/extraction/crossing.py",
+        "forbidden.update(range(begun.get(storage, index), index))",
+        "forbidden.update(range(begun.get(storage, index), index - 1))",
+        "unit/test_extraction.py::TestItIsTheModel::test_no_cut_before_a_change_in_place",
+    ),
+    Mutant(
+        "runtime/extraction/crossing.py",
+        "forbidden.update(range(crossings.first[node], crossings.last[node] + 1))",
+        "forbidden.update(range(crossings.first[node], crossings.last[node]))",
+        "unit/test_cutting.py::test_stages_run_again_to_the_same_state[Peaks]",
+    ),
+    Mutant(
+        "runtime/extraction/crossing.py",
+        "set(seen[argument].storages) - seen[node].written:",
+        "set(seen[argument].storages) & seen[node].written:",
+        "unit/test_cutting.py::test_stages_run_again_to_the_same_state[Reading]",
+    ),
+    Mutant(
+        "runtime/extraction/observing.py",
+        'updates_statistics and parameter.name in ("running_mean", "running_var")',
+        "False",
+        "unit/test_cutting.py::test_stages_run_again_to_the_same_state[Normalizing]",
+    ),
+    Mutant(
+        "runtime/extraction/assembling.py",
+        "saved_bytes=seen.size_of(saved - given)",
+        "saved_bytes=seen.size_of(saved)",
+        "unit/test_cutting.py::test_saved_bytes_by_hand",
+    ),
+    Mutant(
+        "runtime/extraction/cutting.py",
+        "len(cuts) >= granularity:",
+        "len(cuts) > granularity:",
+        "unit/test_cutting.py::test_no_more_stages_than_asked_for",
+    ),
+    Mutant(
+        "runtime/extraction/sharing.py",
+        "        and not seen[node].draws_random\n",
+        "",
+        "unit/test_extraction.py::TestItIsTheModel::"
+        "test_random_values_are_drawn_where_the_model_draws_them",
+    ),
+    Mutant(
+        "runtime/extraction/flattening.py",
+        "                self.regions[copy] = regions",
+        "                pass",
+        "unit/test_extraction.py::TestItIsTheModel::test_autocast_of_the_model_itself",
+    ),
+    Mutant(
+        "runtime/extraction/untouched.py",
+        "            present[key] = before[key]",
+        "            pass",
+        "unit/test_extraction.py::TestItRefuses::test_a_counter_that_is_there_already_goes_back",
+    ),
+    Mutant(
+        "runtime/extraction/calling.py",
+        "if type(present) is not type(promise) or present != promise:",
+        "if present != promise:",
+        "unit/test_extraction.py::TestItHoldsForSuchCallsOnly::test_other_arguments",
+    ),
+    Mutant(
+        "runtime/extraction/recording.py",
+        "            and not self.changes_others\n",
+        "",
+        "unit/test_interception.py::test_what_changes_other_tensors_is_no_stage",
+    ),
+    Mutant(
+        "runtime/extraction/choosing.py",
+        "return bool(passed) and passed <= {*call.taken} <= known",
+        "return bool(passed) and passed <= {*call.taken}",
+        "unit/test_interception.py::test_what_the_model_makes_beside_blocks_parts_segments",
+    ),
+    Mutant(
+        "runtime/extraction/blocks.py",
+        "given = tuple(each.clone() for each in state) if self.changes_input else state",
+        "given = state",
+        "unit/test_interception.py::test_a_block_that_changes_its_input_runs_again_on_a_clone",
+    ),
+    Mutant(
+        "runtime/extraction/templates.py",
+        "case _ if type(leaf) is not type(place) or leaf != place:",
+        "case _ if leaf != place:",
+        "unit/test_interception.py::test_what_is_not_like_the_sample_is_refused",
+    ),
+)
+
+_PLANNING: Final = (
+    Mutant(
+        "planning/search.py",
+        "if peak > self.budget or not self.can_run(schedule):",
+        "if peak >= self.budget or not self.can_run(schedule):",
+        "unit/test_planning.py::test_plain_training_that_fits_is_the_plan_of_every_method",
+    ),
+    Mutant(
+        "planning/search.py",
+        "            overheads=self.measured.overheads_for(solution.schedule),\n",
+        "",
+        "unit/test_planning.py::"
+        "test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it[3]",
+    ),
+    Mutant(
+        "planning/search.py",
+        "if self.best is None or makespan < self.best.solution.makespan:",
+        "if self.best is None or makespan > self.best.solution.makespan:",
+        "unit/test_planning.py::"
+        "test_of_plans_that_fit_the_fastest_is_kept_in_whatever_order_they_come",
+    ),
+    Mutant(
+        "planning/search.py",
+        "discards=bound.discards, lower_bound=bound.lower_bound",
+        "discards=bound.discards, lower_bound=solution.makespan",
+        "unit/test_planning.py::"
+        "test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it[3]",
+    ),
+    Mutant(
+        "planning/search.py",
+        "peak + excess if self.least is None else min(self.least, peak + excess)",
+        "peak + excess if self.least is None else max(self.least, peak + excess)",
+        "unit/test_planning.py::test_what_an_error_asks_for_is_enough[0-dp]",
+    ),
+    Mutant(
+        "planning/search.py",
+        "        if not self.can_run(schedule):\n            self.refused",
+        "        if self.best is schedule:\n            self.refused",
+        "unit/test_planning.py::test_auto_goes_without_what_cannot_be_run",
+    ),
+    Mutant(
+        "planning/search.py",
+        "if peak + excess > self.budget:",
+        "if peak > self.budget:",
+        "unit/test_planning.py::test_what_is_made_again_while_it_is_held_counts_twice",
+    ),
+    Mutant(
+        "planning/asking.py",
+        "replace(each, forward_time=1, backward_time=1)",
+        "replace(each, backward_time=1)",
+        "unit/test_planning.py::test_what_an_error_asks_for_is_enough_whatever_the_times[dp]",
+    ),
+)
+
+_FITTING: Final = (
+    Mutant(
+        "fitting/ways.py",
+        "if plain_peak(self.measured) <= self.budget:",
+        "if plain_peak(self.measured) < 0:",
+        "agreement/test_fit_offload.py::test_nothing_is_faster_than_keeping_all",
+    ),
+    Mutant(
+        "fitting/ways.py",
+        "return Fraction(self.found[name].makespan) / max(self.plain_time(name), 1)",
+        "return Fraction(max(self.plain_time(name), 1)) / self.found[name].makespan",
+        "agreement/test_fit_offload.py::test_the_fastest_of_four_ways_is_chosen[1000000000000]",
+    ),
+    Mutant(
+        "fitting/budgets.py",
+        "return int(Fraction(budget) * plain)",
+        "return int(Fraction(budget) * plain) + 1",
+        "unit/test_fit_budgets.py::test_shares_are_rounded_down",
+    ),
+    Mutant(
+        "fitting/means.py",
+        "min(limit, link.capacity))",
+        "max(limit, link.capacity))",
+        "unit/test_fit_budgets.py::test_of_two_limits_on_the_host_the_lower_one_counts",
+    ),
+    Mutant(
+        "fitting/caches.py",
+        "            config.use_cache = True",
+        "            config.use_cache = False",
+        "unit/test_fit_budgets.py::test_caches_are_off_inside_and_on_again",
+    ),
+)
+
+MUTANTS: Final = (*_EXTRACTION, *_PLANNING, *_FITTING)
