@@ -7,7 +7,7 @@ from chainstay.runtime.chain import Chain, TensorLayout
 from chainstay.runtime.environment import Traits
 from chainstay.runtime.liveness import plan_execution
 from chainstay.runtime.mode import Mode
-from chainstay.runtime.recompute import Run, Versioned
+from chainstay.runtime.recompute import Run, Versioned, stretched
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State
 from chainstay.runtime.transfers.transport import Transport
@@ -47,6 +47,8 @@ class Executor:
         self._transport = transport
         transfers = None if transport is None else transport.plan
         self._plan = plan_execution(matching(schedule, chain), len(chain.stages), transfers)
+        without_transfers = stretched(self._plan, chain.stages, traits)
+        self._steps = self._plan.forward if transport else tuple(without_transfers)
 
     @property
     def stages(self) -> tuple[ChainStage, ...]:
@@ -76,7 +78,7 @@ class Executor:
             pending=len(chain.stages) - 1,
             traffic=None if self._transport is None else self._transport.start(),
         )
-        return run.forward(state)
+        return run.forward(state, self._steps)
 
     def _require_as_measured(self, state: State) -> None:
         chain = self._chain

@@ -9,9 +9,11 @@ the autograd graph through the handles: when the graph goes, everything goes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 
 import torch
 from torch.autograd.graph import Node
@@ -31,12 +33,42 @@ from chainstay.runtime.handles import (
 from chainstay.runtime.items import Action
 from chainstay.runtime.liveness import ExecutionPlan, Step
 from chainstay.runtime.probe import dropping
-from chainstay.runtime.stages import ChainStage
+from chainstay.runtime.stages import ChainStage, Part
 from chainstay.runtime.states import State, detached, is_among
 from chainstay.runtime.transfers.cells import Cell
 from chainstay.runtime.transfers.traffic import ParkedState, Parking, Traffic
 
-__all__ = ["Run", "Versioned"]
+__all__ = ["Run", "Stretch", "Versioned", "stretched"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Stages that run once, one behind another, and with which nothing else is to be done.
+
+    Attributes:
+        traits: Of one of them; with regard to others, all are like it.
+        parts: All of theirs.
+    """
+
+    traits: Traits
+    parts: tuple[Part, ...]
+
+
+def stretched(
+    plan: ExecutionPlan, stages: Sequence[ChainStage], traits: Sequence[Traits]
+) -> Iterator[Step | Stretch]:
+    """The forward of `plan`, for a run without transfers: what is kept costs next to nothing."""
+
+    def kind(step: Step) -> bool | None:
+        return traits[step.stage].has_effects if step.stage in plan.kept else None
+
+    for found, steps in groupby(plan.forward, kind):
+        if found is None:
+            yield from steps
+        else:
+            kept = [step.stage for step in steps]
+            parts = (part for stage in kept for part in stages[stage].parts)
+            yield Stretch(traits[kept[0]], tuple(parts))
 
 
 @dataclass(slots=True)
@@ -71,16 +103,18 @@ class Run:
     traffic: Traffic | None = None
     held: list[Cell] = field(default_factory=list)
 
-    def forward(self, state: State) -> State:
-        """The model's forward: first runs build the graph, any others go beside it."""
-        kept = self.plan.kept if self.traffic is None else ()
-        for step in self.plan.forward:
-            stage = step.stage
-            if stage in kept and not self.traits[stage].has_effects:
-                state = self.stages[stage](state, self.shared.state)
-            elif stage in kept:
-                with alone(self.traits[stage]):
-                    state = self.stages[stage](state, self.shared.state)
+    def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
+        """The model's forward: first runs build the graph, any others go beside it.
+
+        Args:
+            state: The first.
+            steps: Those of the plan, if `stretched` has put them together.
+        """
+        for step in self.plan.forward if steps is None else steps:
+            if isinstance(step, Stretch):
+                with alone(step.traits):
+                    for part in step.parts:
+                        state = part(state, self.shared.state)
             elif step.is_first:
                 state = self.first_run(step, state)
             else:

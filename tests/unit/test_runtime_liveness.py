@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from chainstay.errors import InvalidScheduleError
+from chainstay.runtime.environment import Traits
 from chainstay.runtime.liveness import Step, plan_execution
+from chainstay.runtime.recompute import Stretch, stretched
+from chainstay.runtime.stages import split_model
 from chainstay.schedule import Schedule
+from runtime_support import random_persistent
 
 
 def first(stage: int, **flags: bool) -> Step:
@@ -141,3 +147,27 @@ def test_an_operation_without_its_input_is_pointed_at(
     with pytest.raises(InvalidScheduleError, match=message) as told:
         plan_execution(Schedule.parse(text), stages=1)
     assert told.value.index == index
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kept_stages_of_a_kind_are_put_together(seed: int) -> None:
+    """All steps stay, in order; beside a stretch there is none that could join it."""
+    count = 9
+    plan = plan_execution(random_persistent(count + 1, seed, keep=0.7), count)
+    stages = split_model([abs] * count)
+    traits = [
+        Traits(draws_random=(seed >> stage % 4) % 2 == 1, changed_buffers=())
+        for stage in range(count)
+    ]
+    where = {id(stage.parts[0]): index for index, stage in enumerate(stages)}
+    found: list[Step | list[int]] = [
+        [where[id(part)] for part in each.parts] if isinstance(each, Stretch) else each
+        for each in stretched(plan, stages, traits)
+    ]
+    in_order = [n for each in found for n in (each if isinstance(each, list) else [each.stage])]
+    assert in_order == [step.stage for step in plan.forward]
+    assert {n for each in found if isinstance(each, list) for n in each} == plan.kept
+    for one, other in pairwise(found):
+        if isinstance(one, list) and isinstance(other, list):
+            assert len({traits[n].draws_random for n in one}) == 1
+            assert traits[one[0]].draws_random != traits[other[0]].draws_random
