@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import compiler, nn
@@ -16,6 +16,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from chainstay.errors import UnsupportedModelError
 
 __all__ = ["export_quietly"]
+
+_LOUD: Final = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+"""They log whole stacks of what they raise anyway."""
 
 
 def export_quietly(
@@ -63,15 +66,17 @@ def _unaware(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """What tracing warns of is torch's own business; a failure tells all there is to know."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = log.level
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    levels = [logger.level for logger in loggers]
     try:
-        log.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager
