@@ -149,7 +149,7 @@ class JoinCase:
         """The model trains by `plan` inside, as if `fit` had found it."""
         solution = plan if isinstance(plan, Solution) else replace(self.solved(1.0), schedule=plan)
         planned = PlannedJoin(
-            join=replace(self.join, likeness=replace(self.join.likeness, training=())),
+            join=self.join,
             executor=JoinExecutor(self.measured, solution.schedule),
             solution=solution,
             profile=self.measured.account.profile_for(solution.schedule),
