@@ -117,7 +117,7 @@ class Grid:
         """For labels; `relaxed` where what comes back is paid at the best weight."""
         best = self.weights[0][1]
         chosen = [at for at, (_, v) in enumerate(self.weights) if not relaxed or v == best]
-        rest = np.ascontiguousarray(np.moveaxis(self._rests[chosen], 0, -1))
+        rest = _pairs_last(self._rests[chosen])
         weights = np.array([self.weights[at] for at in chosen])
         return Guides(best if relaxed else -1.0, self.finer, weights, rest)
 
@@ -154,7 +154,8 @@ class Grid:
         for weights, rest, spent in zip(self.weights, self._rests, spents, strict=True):
             before(*shared, self.table, *weights, rest, spent)
         most = np.full_like(self.table, -INFINITE)
-        caps(*shared, self.table, np.array(self.weights), self._rests, spents, most)
+        rests, spents = _pairs_last(self._rests), _pairs_last(spents)
+        caps(*shared, self.table, np.array(self.weights), rests, spents, most)
         return most
 
     def _filled(self, most: _Floats) -> Fronts:
@@ -185,6 +186,11 @@ def _around(weights: Weights, step: float) -> Iterator[Weights]:
         clipped = min(1.0, max(0.0, near[0])), min(1.0, max(0.0, near[1]))
         if clipped != weights:
             yield clipped
+
+
+def _pairs_last(rests: _Floats) -> _Floats:
+    """By pair of weights within, where what is asked is asked of all."""
+    return np.ascontiguousarray(np.moveaxis(rests, 0, -1))
 
 
 def _doubled(fronts: Fronts) -> Fronts:

@@ -279,7 +279,7 @@ def caps(
         slack: Likewise of overhead.
         table: As filled by `computing`.
         weights: Shape (p, 2): pairs of w and v.
-        rests: Shape (p, stages, 2, finer * size + 1), as filled by `after`.
+        rests: Shape (stages, 2, finer * size + 1, p), as filled by `after`.
         spents: Likewise by `before`.
         most: Shape of `table`, all minus infinity.
     """
@@ -324,7 +324,7 @@ def _outermost(
     full = kept + math.floor(item * finer + TINY)
     low = _index(size, max(0.0, room - 1.0 / finer), is_bound)
     for pair in range(len(weights)):
-        if spents[pair, i, is_saved, kept] + rests[pair, i, is_saved, kept] > limit:
+        if spents[i, is_saved, kept, pair] + rests[i, is_saved, kept, pair] > limit:
             return
     run, can_stay = 0.0, True
     for j in range(i, len(of.forward) - 1):
@@ -335,7 +335,7 @@ def _outermost(
         can_stay = can_stay and passing <= room + TINY
         stay = full if can_stay else -1
         cap = _left_for(
-            limit, weights, spents[:, i, is_saved, kept], rests[:, j + 1, 0], run, item, kept, stay
+            limit, weights, spents[i, is_saved, kept], rests[j + 1, 0], run, item, kept, stay
         )
         row = j * (j + 1) // 2 + i
         for at in range(low, _index(size, room, is_bound) + 1):
@@ -357,9 +357,9 @@ def _left_for(
     cap = INFINITE
     for pair in range(len(weights)):
         w, v = weights[pair, 0], weights[pair, 1]
-        cost = (w + v) * item + rests[pair, away]
+        cost = (w + v) * item + rests[away, pair]
         if stay >= 0:
-            cost = min(cost, rests[pair, stay])
+            cost = min(cost, rests[stay, pair])
         left = limit - spents[pair] - (1.0 - w) * run - cost
         if left < 0.0:
             return -1.0

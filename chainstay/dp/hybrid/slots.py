@@ -36,17 +36,17 @@ _ROUNDING: Final = 1e-8
 _FLOATS: Final = 1 - 1e-12
 """Of a bound: more than floats can be wrong by."""
 _SHORT: Final = 60
-"""Stages up to which rooms are rounded to quarters of slots; to halves beyond."""
-_LEVELS: Final = 1600
-"""Steps of `kept` in guides, about."""
+"""Stages up to which rooms are rounded to quarters of slots; beyond, they hardly help."""
+_LEVELS: Final = {False: 800, True: 1600}
+"""Steps of `kept` in guides, about: for plans, and for bounds."""
 _FIRST_SLOTS: Final = 50
 _FIRST_LEVELS: Final = 100
 _FIRST_FINER: Final = 8.0
 _ROUGH_CELLS: Final = 12
 _FIRST_CELLS: Final = 25
-_CELLS: Final = (100, 800)
+_CELLS: Final = 800
 _LEAST_CELLS: Final = 1600
-_EXPANDED: Final = 30_000
+_EXPANDED: Final = 20_000
 """Labels that go on in a sweep for a plan, about; half of them with either form of input."""
 _MOST_LABELS: Final = 2_000_000
 _BOUNDING: Final = 5_000_000
@@ -109,9 +109,7 @@ class _Found(NamedTuple):
 
 def _searched(profile: ChainProfile, budget: int, link: Link, slots: int) -> _Found:
     """Plans on coarse slots, then better ones on finer slots."""
-    parts = 1
-    if is_available():
-        parts = 4 if len(profile) <= _SHORT else 2
+    parts = 4 if is_available() and len(profile) <= _SHORT else 1
     plans: list[SlotPlan] = []
     limit, weights = INFINITE, _MIDDLE
     for count in dict.fromkeys((min(_FIRST_SLOTS, slots), slots * parts)):
@@ -151,7 +149,7 @@ def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> Cos
 
 
 def _grid(costs: Costs, slots: int, limit: float, *, is_bound: bool) -> Grid:
-    finer = float(max(1, _LEVELS // slots))
+    finer = float(max(1, _LEVELS[is_bound] // slots))
     return Grid(costs, slots, finer, is_bound, limit * _ABOVE)
 
 
@@ -187,15 +185,13 @@ def _width(costs: Costs) -> int:
 
 
 def _improved(grid: Grid, limit: float, plans: list[SlotPlan]) -> float:
-    """Append better plans, from ever smaller cells; what the best one costs."""
-    guides = grid.guides()
-    for cells in _CELLS:
-        effort = Effort(cells, _MOST_LABELS, _width(grid.costs))
-        cost, last, labels = grid.sweep(grid.fronts, guides, limit, effort)
-        if last >= 0:
-            plans.append(_plan(grid, labels, last))
-            limit = cost
-    return limit
+    """Append a better plan, from small cells, if there is one; what the best one costs."""
+    effort = Effort(_CELLS, _MOST_LABELS, _width(grid.costs))
+    cost, last, labels = grid.sweep(grid.fronts, grid.guides(), limit, effort)
+    if last < 0:
+        return limit
+    plans.append(_plan(grid, labels, last))
+    return cost
 
 
 def _bounded(grid: Grid, limit: float) -> float:
