@@ -66,7 +66,7 @@ class Pofo:
         """As `HybridMethod`.
 
         Raises:
-            SolverLimitError: No persistent plan fits, although something does.
+            SolverLimitError: No persistent plan was found that fits; there may be one.
         """
         plans, bound = self.plans(problem)
         if (recomputing := recomputing_only(problem)) is not None:
@@ -175,10 +175,11 @@ def _rounded(bound: Time, value: Time) -> Time:
 
 
 def nothing_found(problem: HybridProblem) -> SolverLimitError:
-    """The error of a feasible problem without an answer."""
+    """The error of a problem without an answer, of which nobody knows that it has none."""
     return SolverLimitError(
-        f"no persistent plan of this {len(problem.profile)}-stage chain fits in "
-        f"{problem.budget} bytes, although other schedules do; raise the budget a little"
+        f"no plan of this {len(problem.profile)}-stage chain was found that fits in "
+        f"{problem.budget} bytes, which does not prove that there is none; raise the budget a "
+        "little, or try method='cpsat' if the chain is short"
     )
 
 

@@ -124,14 +124,30 @@ def test_caps_drop_nothing_of_the_best_plan(seed: int) -> None:
     profile, _ = _chain(draw, draw.randint(4, 6))
     budget = HybridProblem(profile, 1, LINK).required_bytes + draw.randint(0, 6)
     slots, is_bound, finer = draw.choice([7, 11, 16]), seed % 2 == 1, draw.choice([1.0, 3.0])
+    _require_the_same_optimum(
+        Grid(_in_slots(profile, budget, LINK, slots), slots, finer, is_bound, INFINITE)
+    )
+
+
+def test_caps_hold_for_all_that_is_kept_between_two_steps() -> None:
+    """Found by search: what is kept is more than its step, and leaves a slot less."""
+    draw = random.Random(576)
+    profile, _ = _chain(draw, draw.randint(3, 6))
+    budget = HybridProblem(profile, 1, LINK).required_bytes + draw.randint(0, 6)
+    slots, finer = draw.choice([3, 4, 5, 7, 11, 16]), draw.choice([1.0, 2.0])
     costs = _in_slots(profile, budget, LINK, slots)
-    free = Grid(costs, slots, finer, is_bound, INFINITE)
+    _require_the_same_optimum(Grid(costs, slots, finer, is_bound=False, limit=INFINITE))
+
+
+def _require_the_same_optimum(free: Grid) -> None:
+    """With nothing dropped, and with a limit just above that."""
     weights = free.climbed(1.0, (0.5, 0.5), 1 / 4, 1 / 8)
-    fronts = free._filled(np.full_like(free.table, INFINITE))  # nothing is dropped
+    fronts = free._filled(np.full_like(free.table, INFINITE))
     expected, last, _ = free.sweep(fronts, free.guided(weights).guides(), INFINITE, FINE)
     if last < 0:
         return
-    tight = Grid(costs, slots, finer, is_bound, expected + 1e-4).guided(weights)
+    tight = Grid(free.costs, free.slots, free.finer, free.is_bound, expected + 1e-4)
+    tight.guided(weights)
     found, last, _ = tight.sweep(tight.fronts, tight.guides(), expected + 1e-4, FINE)
     assert last >= 0
     assert found == pytest.approx(expected, abs=1e-5)
