@@ -146,6 +146,37 @@ def budgets_of(account: Account) -> list[int]:
     return [least - 1, *(least + (plain - least) * part // 6 for part in range(7))]
 
 
+def own_time(account: Account, schedule: Schedule) -> int:
+    """Every operation's time, and what no profile for all schedules has a place for."""
+    runs = Counter(op.stage for op in schedule if op.kind.is_forward)
+    time = int(own_replay(account, schedule, "free").makespan)
+    for stage, cost in enumerate(account.stages):
+        if runs[stage] > 1:
+            time += (runs[stage] - 1) * cost.rerun_time + cost.hooks_time
+        elif f"Da{stage}" in str(schedule).split():
+            time += cost.hooks_time
+    return time
+
+
+@pytest.mark.parametrize("method", [DP(), DP(discards="free")], ids=str)
+def test_what_dropping_takes_besides_counts_in_plans_and_in_no_bound(method: DP) -> None:
+    for seed in range(8):
+        plain = some_account(seed, 5)
+        slow = (replace(each, rerun_time=seed % 3 * 20, hooks_time=15) for each in plain.stages)
+        account = replace(plain, stages=tuple(slow))
+        schedules = [Schedule.parse(text) for text in persistent_schedules(0, 5)]
+        known = [(own_time(account, each), own_peak(account, each)) for each in schedules]
+        for budget in budgets_of(account)[1::2]:
+            try:
+                solution = solve_measured(measured_as(account), budget, method)
+            except InfeasibleBudgetError:
+                continue
+            assert solution.makespan == own_time(account, solution.schedule)
+            fitting = [time for time, peak in known if peak <= budget]
+            assert solution.lower_bound <= min([*fitting, solution.makespan])
+            assert solution.unrestricted_bound <= solution.makespan
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 def test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it(stages: int) -> None:
     attained = total = 0
