@@ -1,0 +1,268 @@
+"""Does `fit` hold on models that nobody had in mind? Bits, budgets and peaks of many families.
+
+    PYTHONPATH=.:tests:examples python benchmarks/families.py [--families NAME ...]
+        [--output benchmarks/results/families.md]
+
+None of these models is in the tests' zoo, and nothing was made for any of them. Each is fitted at
+the least budget that chainstay takes, and half-way from there to plain training. Three steps of
+SGD with momentum are compared with plain ones: loss, every gradient, every buffer and the random
+state, bit for bit. Peaks are the profiler's memory events over a whole step, inputs included.
+
+Each family is a process of its own, two at a time. About ten minutes on two cores. Exits with 1
+if anything is not equal, above its budget, or cannot be fitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.family_models import FAMILIES
+from benchmarks.training import cells, heading, machine, mebibytes
+from chainstay import InfeasibleBudgetError, fit, unfit
+from chainstay.fitting import cut_models
+from chainstay.runtime import trace_memory
+from chainstay.runtime.calls import PlannedBlocks
+from chainstay.runtime.fitted import Fitted
+from sgd_steps import differences, three_steps
+from zoo import Sample, loss_of
+
+COLUMNS: Final = (
+    "family",
+    "stages",
+    "cut in",
+    "plain peak",
+    "least budget",
+    "its time",
+    "predicted / measured peak",
+    "half-way",
+    "its time",
+    "predicted / measured peak",
+    "",
+)
+_LIMIT_S: Final = 600
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model fitted at one budget; sizes in bytes.
+
+    Attributes:
+        budget: That.
+        predicted: The plan's peak.
+        measured: The step's.
+        slowdown: The plan's time by that of plain training, as predicted.
+        wrong: What is not as in plain training.
+    """
+
+    budget: int
+    predicted: int
+    measured: int
+    slowdown: float
+    wrong: list[str]
+
+    @property
+    def is_right(self) -> bool:
+        """Equal, and within the budget."""
+        return not self.wrong and self.measured <= self.predicted <= self.budget
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a family; sizes in bytes."""
+
+    stages: int
+    cut: str
+    plain: int
+    least: Trial
+    halfway: Trial
+
+    @property
+    def trials(self) -> tuple[Trial, Trial]:
+        """Both."""
+        return self.least, self.halfway
+
+    def cells(self, name: str) -> str:
+        """For people."""
+        right = all(trial.is_right for trial in self.trials)
+        shown: list[str] = []
+        for trial in self.trials:
+            shown += (
+                f"{trial.budget / self.plain:.0%}",
+                f"{trial.slowdown - 1:+.1%}",
+                f"{trial.predicted / trial.measured:.3f}",
+            )
+        verdict = "equal" if right else f"WRONG: {', '.join(self.least.wrong + self.halfway.wrong)}"
+        return cells(name, str(self.stages), self.cut, mebibytes(self.plain), *shown, verdict)
+
+
+def main() -> int:
+    """Run, print and store."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--output", type=Path, help="where to write the table")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.one:
+        print(json.dumps(asdict(outcome_of(options.families[0]))))
+        return 0
+    begin = time.monotonic()
+    lines = [
+        "# `fit` on models that nobody had in mind",
+        "",
+        f"`python benchmarks/families.py` on {machine(torch.device('cpu'))}.",
+        "Budgets are shares of what plain training is measured to need, times are predicted and",
+        "above plain training's.",
+        "",
+        *heading(*COLUMNS),
+    ]
+    print("\n".join(lines), flush=True)
+    outcomes: dict[str, Outcome | str] = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for name, outcome in zip(
+            options.families, pool.map(_outcome_elsewhere, options.families), strict=True
+        ):
+            outcomes[name] = outcome
+            lines.append(cells(name, outcome) if isinstance(outcome, str) else outcome.cells(name))
+            print(lines[-1], flush=True)
+    lines += ["", *_summary(outcomes), f"{time.monotonic() - begin:.0f} s in all."]
+    print("\n".join(lines[-4:]))
+    if options.output is not None:
+        options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return not all(_is_right(outcome) for outcome in outcomes.values())
+
+
+def outcome_of(name: str) -> Outcome:
+    """Fit the family's model twice."""
+    torch.manual_seed(0)
+    sample = FAMILIES[name]()
+    sample.model.train()
+    initial = {key: tensor.clone() for key, tensor in sample.model.state_dict().items()}
+
+    def steps() -> dict[str, torch.Tensor]:
+        return three_steps(sample.model, lambda: loss_of(sample()), initial)
+
+    def trial(budget: int) -> Trial:
+        fitted = _fitted(sample, budget)
+        solution = fitted.solution
+        slowdown = float(solution.makespan) / fitted.plans[-1].profile.least_time
+        wrong = differences(steps(), expected)
+        measured = _peak(sample)
+        unfit(sample.model)
+        return Trial(budget, solution.peak_bytes, measured, slowdown, sorted(wrong)[:3])
+
+    expected = steps()
+    plain = _peak(sample)
+    for each in ("extract", "measure_extracted", "measure", "measure_intercepted"):
+        setattr(cut_models, each, _once(getattr(cut_models, each)))
+    fitted = _fitted(sample, "100%")
+    stages, whole = len(fitted.plans[-1].profile), fitted.solution.budget
+    cut = "blocks" if isinstance(fitted.plans[-1], PlannedBlocks) else "graph"
+    unfit(sample.model)
+    least = _least(sample)
+    return Outcome(stages, cut, plain, trial(least), trial((least + whole) // 2))
+
+
+def _once(function: Callable[..., Result]) -> Callable[..., Result]:
+    """`function`, which is called once: a model is cut and measured only the first time."""
+    results: list[Result] = []
+
+    def call(*args: object, **kwargs: object) -> Result:
+        if not results:
+            results.append(function(*args, **kwargs))
+        return results[0]
+
+    return call
+
+
+def _fitted(sample: Sample, budget: int | str) -> Fitted:
+    fit(sample.model, sample.args, sample.kwargs, budget=budget, loss=loss_of, repeats=3)
+    fitted = sample.model.chainstay
+    assert isinstance(fitted, Fitted)
+    return fitted
+
+
+def _least(sample: Sample) -> int:
+    try:
+        _fitted(sample, 1)
+    except InfeasibleBudgetError as refusal:
+        return refusal.required
+    raise AssertionError("a byte is enough for no model")
+
+
+def _peak(sample: Sample) -> int:
+    """Of a whole step, inputs included, gradients of parameters left out."""
+
+    def step() -> None:
+        output = sample()  # held until the step ends, as in most training loops
+        loss_of(output).backward()
+
+    for parameter in sample.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step()
+    trace = trace_memory(step, "cpu")
+    inputs = {id(leaf): leaf for leaf in tree_leaves((sample.args, sample.kwargs))}
+    sizes = (leaf.nbytes for leaf in inputs.values() if isinstance(leaf, torch.Tensor))
+    return int(trace.peak_bytes + sum(sizes))
+
+
+def _outcome_elsewhere(name: str) -> Outcome | str:
+    """In a process of its own; or why there is none."""
+    try:
+        done = subprocess.run(  # noqa: S603  # this file
+            [sys.executable, __file__, "--one", "--families", name],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {_LIMIT_S} s"
+    except subprocess.CalledProcessError as failure:
+        return str(failure.stderr).strip().rpartition("\n")[2]
+    read: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+    for each in ("least", "halfway"):
+        read[each] = Trial(**read[each])
+    return Outcome(**read)
+
+
+def _is_right(outcome: Outcome | str) -> bool:
+    return isinstance(outcome, Outcome) and all(trial.is_right for trial in outcome.trials)
+
+
+def _summary(outcomes: dict[str, Outcome | str]) -> Iterator[str]:
+    done = [outcome for outcome in outcomes.values() if isinstance(outcome, Outcome)]
+    ratios = sorted(trial.predicted / trial.measured for each in done for trial in each.trials)
+    right = sum(map(_is_right, outcomes.values()))
+    yield (
+        f"{right} of {len(outcomes)} families are equal bit for bit and within both budgets; "
+        f"{sum(outcome.cut == 'graph' for outcome in done)} are cut in their graph, the others "
+        "between their blocks."
+    )
+    if ratios:
+        close = sum(ratio <= 1.1 for ratio in ratios)
+        yield (
+            f"Of {len(ratios)} predicted peaks {close} are at most 10 % above the measured one; "
+            f"the median is {ratios[len(ratios) // 2]:.3f} of it, the largest {ratios[-1]:.3f}."
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
