@@ -68,8 +68,8 @@ def solve_combined(
         known: Plans that recompute only or offload only, of this chain for this budget.
 
     Returns:
-        The program list, no slower than any of `known`. Its makespan and times are those with
-        the overheads of its own operations, the bound is on all program lists of this chain
+        The program list, no slower than any of `known`. Its makespan and times are its own,
+        with the overheads of its operations, the bound is on all program lists of this chain
         within the budget.
 
     Raises:
@@ -139,7 +139,7 @@ class _Search:
         assert self.best is not None, "asked only if there is one"
         schedule = self.best.schedule
         replay = simulate_hybrid(
-            self.optimistic,
+            self._movable(schedule),
             schedule,
             budget=self.budget,
             link=self.link,
@@ -174,7 +174,7 @@ class _Search:
             schedule = program_of(solution)
         try:
             makespan = simulate_hybrid(
-                self.optimistic,
+                self._movable(schedule),
                 schedule,
                 budget=self.budget,
                 link=self.link,
@@ -199,10 +199,11 @@ class _Search:
 
     def _offer(self, plan: SlotPlan, tries: int, method: str) -> None:
         """The best program list of these computations, if it is the best of all."""
-        computing = simulate(self.optimistic, Schedule(plan.ops)).makespan
+        profile = self._movable(Schedule(plan.ops))
+        computing = simulate(profile, Schedule(plan.ops)).makespan
         if self.best is not None and computing >= self.best.makespan:
             return
-        problem = HybridProblem(self.optimistic, self.budget, self.link)
+        problem = HybridProblem(profile, self.budget, self.link)
         overheads = self._overheads(Schedule(plan.ops))
         whole = WholeTransfers(problem, plan.ops, tries, overheads, self._can_run)
         program = whole.best(plan.moved)
@@ -230,6 +231,10 @@ class _Search:
             return False
         return self.link.capacity is None or plan.host_bytes <= self.link.capacity
 
+    def _movable(self, schedule: Schedule) -> ChainProfile:
+        """Items that can be moved, and how long stages take in `schedule`."""
+        return bounding_chain(self.measured.profile_for(schedule))
+
     def _overheads(self, schedule: Schedule) -> list[int]:
         """Of each operation, with what cannot be moved."""
         own = self.measured.overheads_for(schedule)
@@ -238,12 +243,13 @@ class _Search:
 
     def _own(self, schedule: Schedule) -> ChainProfile:
         """What the chain costs under `schedule`: of a stage's operations the dearest."""
-        stages = list(self.optimistic.stages)
+        profile = self._movable(schedule)
+        stages = list(profile.stages)
         for op, overhead in zip(schedule, self._overheads(schedule), strict=True):
             name = f"{'forward' if op.kind.is_forward else 'backward'}_overhead_bytes"
             dearer = max(overhead, getattr(stages[op.stage], name))
             stages[op.stage] = replace(stages[op.stage], **{name: dearer})
-        return replace(self.optimistic, stages=tuple(stages))
+        return replace(profile, stages=tuple(stages))
 
 
 def _computations(schedule: Schedule) -> Schedule:

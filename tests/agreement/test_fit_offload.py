@@ -160,7 +160,7 @@ def ways(model: Any) -> dict[str, chainstay.runtime.alternatives.Alternative]:  
     return {each.name: each for each in model.chainstay.alternatives}
 
 
-@pytest.mark.parametrize("bandwidth", [10**7, 3 * 10**8, 10**12])
+@pytest.mark.parametrize("bandwidth", [10**5, 3 * 10**8, 10**12])
 def test_the_fastest_of_four_ways_is_chosen(bandwidth: int) -> None:
     """Slow links are of no use, fast ones of all."""
     case = perceptron_case()
@@ -179,7 +179,7 @@ def test_the_fastest_of_four_ways_is_chosen(bandwidth: int) -> None:
     table = str(model.chainstay)
     assert all(name in table for name in found)
     assert f"*  {chosen.name}" in table
-    assert bandwidth > 10**7 or chosen.host_bytes == 0
+    assert bandwidth > 10**5 or chosen.host_bytes == 0
     assert bandwidth < 10**12 or chosen.host_bytes > 0
     case.loss(model(case.batch)).backward()
     unfit(model)
