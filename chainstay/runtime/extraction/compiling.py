@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -93,7 +93,7 @@ def _function_of(graph: fx.Graph) -> Callable[..., State]:
     return _compiled(source, tuple(names.items()))
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _compiled(source: str, names: tuple[tuple[str, object], ...]) -> Callable[..., State]:
     """Many stages are alike: only one function's code has to be at hand while they run."""
     space: dict[str, Any] = dict(names)
