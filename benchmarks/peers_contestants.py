@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
@@ -29,6 +28,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from benchmarks.frontier_networks import Training
 from benchmarks.peers_ckptplan import planned_by_ckptplan
 from benchmarks.peers_results import Contestant, Forward, Refusal
+from benchmarks.training import twin
 from models import UNet
 
 __all__ = ["contestants"]
@@ -46,12 +46,6 @@ def contestants(training: Training, *, inductor: bool) -> Iterator[Contestant | 
         yield from _compiled(training.model, "inductor")
     yield Contestant(peer="save_on_cpu", setting="", forward=partial(_saved_on_cpu, training.model))
     yield from planned_by_ckptplan(training)
-
-
-def twin(model: nn.Module) -> nn.Module:
-    """Another module with the very same parameters and buffers."""
-    tensors = (*model.parameters(), *model.buffers())
-    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in tensors})
 
 
 class Checkpointed(nn.Module):

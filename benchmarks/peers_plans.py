@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.frontier_networks import Training
-from benchmarks.peers_contestants import twin
 from benchmarks.peers_measuring import Course, Memory
 from benchmarks.peers_results import Contestant
-from benchmarks.training import mebibytes
+from benchmarks.training import mebibytes, twin
 from chainstay import InfeasibleBudgetError, fit
 
 __all__ = ["Plan", "Planner"]

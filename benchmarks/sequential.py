@@ -4,9 +4,9 @@
         [--output benchmarks/results/sequential.md]
 
 For every network, checkpoint_sequential runs at every segment count. Of those that no other count
-beats in memory and in time at once, up to three meet a plan: that of the largest budget, up to a
-few percent above the measured peak, whose own *measured* peak is no more than
-checkpoint_sequential's. Peaks are the profiler's memory events, the sample included. Times are
+beats in memory and in time at once, up to three meet a plan: that of ``chainstay.fit`` for the
+largest budget, up to a few percent above the measured peak, whose own *measured* peak is no more
+than checkpoint_sequential's. Peaks are the profiler's memory events, the sample included. Times are
 the thread's own, the steps run in turns, and the process keeps its memory. A ratio below 1 means
 that the plan is faster; both the least steps and the median of the ratios of neighbours are shown.
 A row is lost where both are above 1.02: between equal schedules they differ by as much.
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import torch
@@ -42,11 +43,11 @@ from benchmarks.training import (
     mebibytes,
     peak_bytes,
     smallest_and_fastest,
+    twin,
 )
-from chainstay import DP, InfeasibleBudgetError, Solution, measure, solve_measured
-from chainstay.runtime import MeasuredChain
+from chainstay import InfeasibleBudgetError, Solution, fit
+from chainstay.runtime.fitted import Fitted
 
-METHOD: Final = DP(discards="free")
 MOST_ROWS: Final = 3
 EXCESSES: Final = (0.06, 0.04, 0.02, 0.01, 0.0)
 """By which the budget of a plan of equal measured peak may exceed it."""
@@ -151,38 +152,40 @@ def _verdict(rows: list[Row]) -> str:
 
 def _rows(task: Task, rounds: int, seconds: float) -> Iterator[Row]:
     task.prepare()
-    measured = measure(task.model, task.sample, loss=task.loss, repeats=5)
     ways = smallest_and_fastest(checkpointed_ways(task, 3))
     step = max(1, -(-(len(ways) - 1) // (MOST_ROWS - 1)))
     chosen = {way.segments: way for way in (*ways[::step], ways[-1])}
-    for way in chosen.values():
-        equal = _equal_plan(task, measured, way.peak_bytes)
-        if isinstance(equal, InfeasibleBudgetError):
-            yield Row(task.name, way, equal, {})
-            continue
-        solution, planned, peak = equal
-        forwards: dict[str, Forward] = {
-            "plain": task.model,
-            "its": way.forward,
-            "plan": planned,
-        }
-        times = interleaved_times(task, forwards, rounds, seconds=seconds)
-        yield Row(task.name, way, (solution, peak), times)
+    with TemporaryDirectory() as cache:  # the network is measured once
+        for way in chosen.values():
+            equal = _equal_plan(task, cache, way.peak_bytes)
+            if isinstance(equal, InfeasibleBudgetError):
+                yield Row(task.name, way, equal, {})
+                continue
+            solution, planned, peak = equal
+            forwards: dict[str, Forward] = {
+                "plain": task.model,
+                "its": way.forward,
+                "plan": planned,
+            }
+            times = interleaved_times(task, forwards, rounds, seconds=seconds)
+            yield Row(task.name, way, (solution, peak), times)
 
 
 def _equal_plan(
-    task: Task, measured: MeasuredChain, peak: int
+    task: Task, cache: str, peak: int
 ) -> tuple[Solution, Forward, int] | InfeasibleBudgetError:
     """The plan of the largest budget tried whose measured peak is at most `peak`."""
     for excess in EXCESSES:
+        model = twin(task.model)
+        budget = int(peak * (1 + excess))
         try:
-            solution = solve_measured(measured, int(peak * (1 + excess)), METHOD)
+            fit(model, (task.sample,), budget=budget, loss=task.loss, cache=cache, progress=False)
         except InfeasibleBudgetError as infeasible:
             return infeasible
-        planned = measured.planned(solution)
-        own_peak = peak_bytes(task, planned)
+        own_peak = peak_bytes(task, model)
         if own_peak <= peak:
-            return solution, planned, own_peak
+            assert isinstance(model.chainstay, Fitted)
+            return model.chainstay.solution, model, own_peak
     raise AssertionError("a plan needs more than its budget")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import math
 import platform
@@ -35,6 +36,7 @@ __all__ = [
     "peak_bytes",
     "smallest_and_fastest",
     "step_of",
+    "twin",
 ]
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -107,6 +109,12 @@ class Way:
     forward: Forward
     peak_bytes: int
     times: Times
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """Another module with the very same parameters and buffers."""
+    tensors = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in tensors})
 
 
 def step_of(task: Task, forward: Forward) -> Callable[[], None]:
