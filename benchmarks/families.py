@@ -161,7 +161,9 @@ def outcome_of(name: str) -> Outcome:
     def trial(budget: int) -> Trial:
         fitted = _fitted(sample, budget)
         solution = fitted.solution
-        slowdown = float(solution.makespan) / fitted.plans[-1].profile.least_time
+        plain_time = fitted.plans[-1].plain_time
+        assert plain_time is not None, "it was measured just now"
+        slowdown = float(solution.makespan) / plain_time
         wrong = differences(steps(), expected)
         measured = _peak(sample)
         unfit(sample.model)

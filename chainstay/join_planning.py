@@ -243,9 +243,9 @@ class _Search:
             self.least = min(self.least, peak)
             if peak <= self.budget:
                 fits = True
-                makespan = simulate_join(
-                    self.optimistic, schedule, keep=self.measured.account.keep
-                ).makespan
+                account = self.measured.account
+                own = account.profile_for(schedule)
+                makespan = simulate_join(own, schedule, keep=account.keep).makespan
                 if self.best is None or makespan < self.best.makespan:
                     self.best = replace(
                         solution,

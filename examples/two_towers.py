@@ -75,7 +75,8 @@ def main() -> None:
         planned = fitted.plans[-1]
         found = step(model, images)
         is_equal = all(torch.equal(found[name], each) for name, each in expected.items())
-        slower = float(planned.solution.makespan) / planned.profile.least_time - 1
+        assert planned.plain_time is not None, "it was measured just now"
+        slower = float(planned.solution.makespan) / planned.plain_time - 1
         peak = format_bytes(peak_bytes(model, images))
         print(f"{budget:>10} {peak:>12} {slower:>8.1%}  {'yes' if is_equal else 'NO'}")
         text = str(fitted)

@@ -71,7 +71,7 @@ class CutModel:
     blocks: InterceptedChain | None = None
     reason: str = ""
 
-    def planned(
+    def planned(  # noqa: PLR0913  # all but the first two are told only
         self,
         solution: Solution,
         profile: ChainProfile,
@@ -79,6 +79,7 @@ class CutModel:
         overheads: tuple[int, ...] | None = None,
         transport: Transport | None = None,
         alternatives: tuple[Alternative, ...] = (),
+        plain_time: int | None = None,
     ) -> Planned:
         """The model's forward by the schedule of `solution`.
 
@@ -88,6 +89,7 @@ class CutModel:
             overheads: Of each operation, where that was measured.
             transport: Makes the solution's transfers.
             alternatives: What it was weighed against, itself included.
+            plain_time: Of plain training, in ns, where that was measured.
 
         Raises:
             PlanMismatchError: The schedule is for another number of stages, or cannot be run.
@@ -103,6 +105,7 @@ class CutModel:
                 origin=f"by blocks ({names[0]} to {names[-1]}){self.reason}\n",
                 overheads=overheads,
                 alternatives=alternatives,
+                plain_time=plain_time,
             )
         assert self.ends is not None, "only blocks have none"
         schedule = solution.schedule if transport is None else transport.schedule
@@ -114,6 +117,7 @@ class CutModel:
             profile=profile,
             overheads=overheads,
             alternatives=alternatives,
+            plain_time=plain_time,
         )
 
 

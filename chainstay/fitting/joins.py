@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,8 +60,9 @@ class JoinAttempt:
             **self.settings,
         )
         solution = solve_measured_join(measured, budget)
-        return cut.planned(
+        planned = cut.planned(
             solution,
             measured.account.profile_for(solution.schedule),
             overheads=tuple(measured.account.overheads(solution.schedule)),
         )
+        return replace(planned, plain_time=measured.account.bare().least_time)

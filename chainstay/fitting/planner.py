@@ -114,6 +114,7 @@ class Planner:
             solution,
             measured.profile_for(solution.schedule),
             overheads=measured.overheads_for(solution.schedule),
+            plain_time=measured.profile.least_time,
         )
 
     def _budget_of(self, measured: Measurement) -> int:

@@ -69,6 +69,16 @@ class StageCost:
     rerun_time: int = 0
     hooks_time: int = 0
 
+    def surplus_time(self, runs: int, *, is_released: bool) -> int:
+        """What it takes beyond its forward and backward times, in ns.
+
+        Args:
+            runs: How often it runs.
+            is_released: Whether what it reads goes before its backward.
+        """
+        again = max(runs - 1, 0)
+        return again * self.rerun_time + bool(again or is_released) * self.hooks_time
+
     def stage(self, *, forward: int, backward: int, surplus_time: int = 0) -> Stage:
         """With these overheads, and that in its backward besides."""
         return Stage(
@@ -225,8 +235,7 @@ class Account:
         runs = Counter(op.stage for op in schedule if op.kind.is_forward)
         released = {op.stage for op in schedule if op.kind is OpKind.DISCARD_ACTIVATION}
         for index, cost in enumerate(self.stages):
-            again = max(runs[index] - 1, 0)
-            yield again * cost.rerun_time + bool(again or index in released) * cost.hooks_time
+            yield cost.surplus_time(runs[index], is_released=index in released)
 
     def _outputs(self, schedule: Schedule) -> Iterator[int]:
         """What each operation reads of the output that the caller has, too, but made before."""

@@ -92,6 +92,14 @@ class Planned(Protocol):
         ...
 
     @property
+    def plain_time(self) -> int | None:
+        """Of plain training, in ns; where there is none, that of `profile` comes close.
+
+        In `profile`, stages that the plan runs again take longer.
+        """
+        ...
+
+    @property
     def alternatives(self) -> tuple[Alternative, ...]:
         """What it was weighed against, itself included; empty where there was no choice."""
         ...
@@ -117,6 +125,7 @@ class PlannedCall:
         origin: As `Planned`.
         overheads: As `Planned`.
         alternatives: As `Planned`.
+        plain_time: As `Planned`.
     """
 
     ends: Ends
@@ -126,6 +135,7 @@ class PlannedCall:
     origin: str = ""
     overheads: tuple[int, ...] | None = None
     alternatives: tuple[Alternative, ...] = ()
+    plain_time: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""
@@ -149,6 +159,7 @@ class PlannedBlocks:
         origin: As `Planned`.
         overheads: As `Planned`.
         alternatives: As `Planned`.
+        plain_time: As `Planned`.
     """
 
     forward: Callable[..., Any]
@@ -158,6 +169,7 @@ class PlannedBlocks:
     origin: str
     overheads: tuple[int, ...] | None = None
     alternatives: tuple[Alternative, ...] = ()
+    plain_time: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""

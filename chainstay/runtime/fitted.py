@@ -169,7 +169,7 @@ class Fitted:
         planned = self.plans[-1]
         solution, profile = planned.solution, planned.profile
         others = f"; {len(self._plans)} plans are kept" if len(self._plans) > 1 else ""
-        least = profile.least_time
+        least = planned.plain_time or profile.least_time
         slower = float(solution.makespan) / least - 1 if least else 0.0
         return (
             f"{type(self._model).__name__} in {len(profile)} stages, the loss included: "

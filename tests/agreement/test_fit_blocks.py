@@ -393,8 +393,8 @@ def test_what_is_in_the_cache_is_not_measured_again(tmp_path: Path) -> None:
     planned = fitted(model, sample, "least", by="blocks", cache=tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
     assert recomputes(planned)
-    measured = [each.stages[0].backward_time for each in map(chain_of, shown(planned).plans)]
-    assert measured == [first.profile.stages[0].backward_time]
+    measured = [each.stages[0].forward_time for each in map(chain_of, shown(planned).plans)]
+    assert measured == [first.profile.stages[0].forward_time]
     expected = trained(family("T5")[0], sample)
     assert differences(trained(planned, sample), expected) == []
 

@@ -257,6 +257,8 @@ def _stage(leaves: tuple[tuple[int, int], ...] = (), environment: int = 0) -> Jo
             backward_bytes=3,
             environment_bytes=environment,
             random_bytes=environment // 2,
+            rerun_time=5,
+            hooks_time=3,
         ),
         forward_waiting=1000,
         backward_waiting=2000,
@@ -306,6 +308,15 @@ def test_profiles_lie_around_that_of_any_schedule() -> None:
             for stage, less, more in zip(chain.stages, low.stages, high.stages, strict=True):
                 for field in ("forward_overhead_bytes", "backward_overhead_bytes"):
                     assert getattr(less, field) <= getattr(stage, field) <= getattr(more, field)
+
+
+def test_runs_again_count_in_the_profile_of_their_own_schedule() -> None:
+    account = _account()
+    times = [
+        account.profile_for(Schedule.parse(text)).least_time
+        for text in ("0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0", "0:Fc0 1:Fa0 Fa0 B0 1:B0 0:Fa0 0:B0")
+    ]
+    assert times == [account.bare().least_time, account.bare().least_time + 5 + 3]
 
 
 def test_a_budget_of_nothing_is_refused() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.accounting import StageCost
@@ -21,8 +22,19 @@ from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = ["JoinAccount", "JoinedChain", "JoinedStage"]
 
-Overheads = tuple[int, int]
-"""Of a stage's forward and of its backward, in bytes."""
+
+class Beside(NamedTuple):
+    """What a stage takes besides what is stored and what it takes in every schedule.
+
+    Attributes:
+        forward: In its forward, in bytes.
+        backward: In its backward, likewise.
+        surplus_time: In ns, see `StageCost.surplus_time`.
+    """
+
+    forward: int
+    backward: int
+    surplus_time: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +86,12 @@ class JoinAccount:
 
     def bare(self) -> JoinProfile:
         """Without overheads, which `overheads` tells operation by operation."""
-        return self._profile(lambda _: (0, 0))
+        return self._profile(lambda _: Beside(0, 0))
 
     def optimistic(self) -> JoinProfile:
         """For bounds: overheads that every operation of any schedule has at least."""
         return self._profile(
-            lambda stage: (
+            lambda stage: Beside(
                 min(stage.cost.recording_bytes, stage.cost.dropping_bytes),
                 stage.cost.backward_bytes,
             )
@@ -90,10 +102,10 @@ class JoinAccount:
         environments = sum(stage.cost.environment_bytes for stage in self._stages())
         sums = self._all_sums() + self.passed_bytes
 
-        def overheads(stage: JoinedStage) -> Overheads:
+        def overheads(stage: JoinedStage) -> Beside:
             beside = environments + sums
             forward = max(stage.cost.recording_bytes, stage.cost.dropping_bytes)
-            return (
+            return Beside(
                 forward + stage.cost.environment_bytes + stage.forward_waiting + beside,
                 stage.cost.backward_bytes + stage.backward_waiting + beside,
             )
@@ -101,16 +113,21 @@ class JoinAccount:
         return self._profile(overheads)
 
     def profile_for(self, schedule: Schedule) -> JoinProfile:
-        """Sound for `schedule` alone: of each stage, the largest overheads that it has there."""
+        """Sound for `schedule` alone: of each stage, the largest overheads there; its own times."""
         forward: dict[tuple[int | None, int], int] = {}
         backward: dict[tuple[int | None, int], int] = {}
+        runs = Counter((op.branch, op.stage) for op in schedule if op.kind.is_forward)
         for op, size in zip(schedule, self.overheads(schedule), strict=True):
             key = (op.branch, op.stage)
             if op.kind.is_forward:
                 forward[key] = max(forward.get(key, 0), size)
             elif op.kind is OpKind.BACKWARD:
                 backward[key] = size
-        by_stage = {id(self.stage(key)): (size, backward[key]) for key, size in forward.items()}
+        by_stage = {}
+        for key, size in forward.items():
+            stage = self.stage(key)
+            surplus = stage.cost.surplus_time(runs[key], is_released=False)
+            by_stage[id(stage)] = Beside(size, backward[key], surplus)
         return self._profile(lambda stage: by_stage[id(stage)])
 
     def overheads(self, schedule: Schedule) -> list[int]:
@@ -136,7 +153,7 @@ class JoinAccount:
         uses = Counter(leaf for stage in self._stages() for leaf in stage.leaves)
         return sum(size for (_, size), count in uses.items() if count > 1)
 
-    def _profile(self, overheads: Callable[[JoinedStage], Overheads]) -> JoinProfile:
+    def _profile(self, overheads: Callable[[JoinedStage], Beside]) -> JoinProfile:
         branches = tuple(_chain(branch, overheads) for branch in self.branches)
         outputs = [branch.activation_bytes(len(branch)) for branch in branches]
         gradients = [branch.gradient_bytes(len(branch)) for branch in branches]
@@ -150,11 +167,11 @@ class JoinAccount:
         )
 
 
-def _chain(chain: JoinedChain, overheads: Callable[[JoinedStage], Overheads]) -> ChainProfile:
+def _chain(chain: JoinedChain, overheads: Callable[[JoinedStage], Beside]) -> ChainProfile:
     stages = []
     for stage in chain.stages:
-        forward, backward = overheads(stage)
-        stages.append(stage.cost.stage(forward=forward, backward=backward))
+        beside = overheads(stage)
+        stages.append(stage.cost.stage(**beside._asdict()))
     return ChainProfile(
         input_bytes=chain.input_bytes,
         input_gradient_bytes=chain.input_gradient_bytes,

@@ -97,6 +97,7 @@ class PlannedJoin:
         origin: As `Planned`.
         overheads: As `Planned`.
         alternatives: As `Planned`.
+        plain_time: As `Planned`.
     """
 
     join: ExtractedJoin
@@ -106,6 +107,7 @@ class PlannedJoin:
     origin: str
     overheads: tuple[int, ...] | None = None
     alternatives: tuple[Alternative, ...] = ()
+    plain_time: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
         """What ``model(*args, **kwargs)`` gives."""
