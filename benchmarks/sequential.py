@@ -11,7 +11,7 @@ the thread's own, the steps run in turns, and the process keeps its memory. A ra
 that the plan is faster; both the least steps and the median of the ratios of neighbours are shown.
 A row is lost where both are above 1.02: between equal schedules they differ by as much.
 
-About three minutes on a quiet machine. Exits with 1 if a row is lost.
+About six minutes on a quiet machine. Exits with 1 if a row is lost.
 """
 
 from __future__ import annotations
