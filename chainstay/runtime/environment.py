@@ -6,7 +6,7 @@ settings of its first run, and must leave the present ones alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
@@ -33,6 +33,9 @@ __all__ = [
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
 AutocastSetting = tuple[str, bool, torch.dtype, bool]
 """Type of device, whether autocast is on there, its low precision, whether it has its cache."""
+
+Buffer = tuple[nn.Module, str, torch.Tensor]
+"""Where it is, and what is there."""
 
 _NOTHING: Final = nullcontext()
 
@@ -71,21 +74,61 @@ def alone(*traits: Traits) -> AbstractContextManager[object]:
 
 
 def observe_traits(stage: ChainStage, state: State, shared: State, device: torch.device) -> Traits:
-    """Run `stage` once on `state` and see what it touches besides its output."""
+    """Run `stage` on `state` and see what it touches besides its output."""
     states = random_states(device)
-    before = [(module, name, buffer, buffer.clone()) for module, name, buffer in _buffers(stage)]
-    stage(state, shared)
+    buffers = list(_buffers(stage))
+    changed = _changed_by(stage, state, shared, buffers)
     now = random_states(device)
     return Traits(
         draws_random=not all(
             torch.equal(old, new) for (_, old), (_, new) in zip(states, now, strict=True)
         ),
         changed_buffers=tuple(
-            (module, name)
-            for module, name, buffer, value in before
-            if getattr(module, name) is not buffer or not torch.equal(buffer, value)
+            (module, name) for module, name, _ in buffers if (module, name) in changed
         ),
     )
+
+
+def _changed_by(
+    stage: ChainStage, state: State, shared: State, buffers: list[Buffer]
+) -> set[tuple[nn.Module, str]]:
+    """Places of those of `buffers` that a run of `stage` changes.
+
+    A running mean of zeros stays what it is where the sample is zeros, and BatchNorm tells no
+    version counter; so what seems to stay is looked at a second time, with other values in it.
+    """
+    changed = _differing(buffers, lambda: stage(state, shared))
+    constant = [
+        (module, name, buffer)
+        for module, name, buffer in buffers
+        if (module, name) not in changed
+        and name in module._buffers  # noqa: SLF001  # others may not be replaced
+        and (buffer.is_floating_point() or buffer.is_complex())
+    ]
+    if not constant:
+        return changed
+    others = {id(buffer): buffer.detach() * 1.5 + 0.25 for _, _, buffer in constant}
+    swapped = [(module, name, others[id(buffer)]) for module, name, buffer in constant]
+    try:
+        for module, name, other in swapped:
+            put_at((module, name), other)
+        return changed | _differing(swapped, lambda: stage(state, shared))
+    except Exception:  # noqa: BLE001  # a stage may refuse such values; putting back is never wrong
+        return changed | {(module, name) for module, name, _ in constant}
+    finally:
+        for module, name, buffer in constant:
+            put_at((module, name), buffer)
+
+
+def _differing(buffers: list[Buffer], run: Callable[[], object]) -> set[tuple[nn.Module, str]]:
+    """Places where `run` leaves something else than it finds."""
+    before = [(module, name, buffer, buffer.clone()) for module, name, buffer in buffers]
+    run()
+    return {
+        (module, name)
+        for module, name, buffer, value in before
+        if getattr(module, name) is not buffer or not torch.equal(buffer, value)
+    }
 
 
 @dataclass(slots=True)
@@ -203,7 +246,7 @@ def restore_random_states(states: RandomStates) -> None:
             torch.set_rng_state(state)
 
 
-def _buffers(stage: ChainStage) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+def _buffers(stage: ChainStage) -> Iterator[Buffer]:
     """Everything that the stage reads from modules and that is no parameter."""
     for module, name, tensor in stage.tensors():
         if not isinstance(tensor, nn.Parameter):

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -342,6 +343,22 @@ def test_a_sequential_of_large_stages_is_cut_inside_them(hooks: int) -> None:
     model(batch()).mean().backward()
     assert len(called) == hooks
     assert (len(stages_of(shown(model).plans[0])) > 4) == (not hooks)
+
+
+def test_a_sample_of_zeros_is_as_good_as_any() -> None:
+    """Zeros leave a running mean as it was; what comes later does not."""
+    blocks = (
+        nn.Sequential(
+            nn.Linear(16, 64, bias=False), nn.BatchNorm1d(64), nn.Linear(64, 16, bias=False)
+        )
+        for _ in range(5)
+    )
+    model = nn.Sequential(*blocks)
+    plain = copy.deepcopy(model)
+    fit(model, (torch.zeros_like(batch()),), budget="60%", loss=square)
+    runs = Counter(op.stage for op in shown(model).solution.schedule if op.kind.is_forward)
+    assert max(runs.values()) > 1, "something runs again"
+    assert same(step(model), step(plain))
 
 
 def _perceptron() -> nn.Module:

@@ -132,6 +132,37 @@ def test_traits_name_what_a_stage_changes() -> None:
     )
 
 
+class Scaled(nn.Module):
+    """Reads a buffer that must not be negative, and changes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.equal(self.get_buffer("scale"), torch.ones(4)):
+            raise ValueError("it is what it was when I was made")
+        return x * self.get_buffer("scale")
+
+
+def test_traits_do_not_depend_on_the_values_of_the_sample() -> None:
+    """A mean of zeros stays one on zeros, and would be updated twice on what comes later."""
+    norm, scaled = nn.BatchNorm1d(4), Scaled()
+    stages = [nn.Linear(4, 4, bias=False), norm, nn.PReLU(), scaled]
+    constants = [buffer for stage in (norm, scaled) for buffer in stage.buffers()]
+    values = [buffer.clone() for buffer in constants]
+    traits = measure(stages, torch.zeros(2, 4), repeats=1).traits
+    assert [name for _, name in traits[1].changed_buffers] == [*norm._buffers]
+    assert traits[0].changed_buffers == traits[2].changed_buffers == ()
+    assert traits[3].changed_buffers == ((scaled, "scale"),), "nobody could look, so it is saved"
+    for stage, names in ((norm, norm._buffers), (scaled, ["scale"])):
+        for name in names:
+            assert any(stage.get_buffer(name) is buffer for buffer in constants), (
+                "their own are back"
+            )
+    assert all(map(torch.equal, constants, values))
+
+
 class Fragile(nn.Module):
     """Fails from its second run on, or never."""
 

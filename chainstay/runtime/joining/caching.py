@@ -16,7 +16,7 @@ from chainstay.runtime.joining.account import JoinAccount, JoinedChain, JoinedSt
 __all__ = ["JoinAccountFile"]
 
 _KIND: Final = "join-account"
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
