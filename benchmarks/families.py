@@ -135,16 +135,15 @@ def main() -> int:
     print("\n".join(lines), flush=True)
     outcomes: dict[str, Outcome | str] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
-        for name, outcome in zip(
-            options.families, pool.map(_outcome_elsewhere, options.families), strict=True
-        ):
+        found = pool.map(_outcome_elsewhere, options.families)
+        for name, outcome in zip(options.families, found, strict=True):
             outcomes[name] = outcome
             lines.append(cells(name, outcome) if isinstance(outcome, str) else outcome.cells(name))
             print(lines[-1], flush=True)
-    lines += ["", *_summary(outcomes), f"{time.monotonic() - begin:.0f} s in all."]
-    print("\n".join(lines[-4:]))
-    if options.output is not None:
-        options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            ending = ["", *_summary(outcomes), f"{time.monotonic() - begin:.0f} s in all."]
+            if options.output is not None:  # what is done is there, whatever comes
+                options.output.write_text("\n".join(lines + ending) + "\n", encoding="utf-8")
+    print("\n".join(ending))
     return not all(_is_right(outcome) for outcome in outcomes.values())
 
 
