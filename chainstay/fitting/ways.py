@@ -45,7 +45,7 @@ __all__ = ["WAYS", "Ways", "fastest_way", "plain_peak"]
 
 WAYS: Final = ("keep all", "recompute", "join", "offload", "combined")
 _CHAINS: Final = ("recompute", "offload", "combined")
-_CLEARLY: Final = Fraction(103, 100)
+_CLEARLY: Final = Fraction(105, 100)
 """By so much a join's plan has to be faster: two measurements of one model differ by percents."""
 
 

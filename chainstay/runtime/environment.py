@@ -105,6 +105,8 @@ def _changed_by(
         and name in module._buffers  # noqa: SLF001  # others may not be replaced
         and (buffer.is_floating_point() or buffer.is_complex())
     ]
+    if stage.is_sharded:  # one more forward would gather its parameters; putting back is safe
+        return changed | {(module, name) for module, name, _ in constant}
     if not constant:
         return changed
     others = {id(buffer): buffer.detach() * 1.5 + 0.25 for _, _, buffer in constant}

@@ -20,8 +20,8 @@ from chainstay.runtime.joining.executor import PlannedJoin
 @pytest.mark.parametrize(
     ("percent", "chosen", "shown"),
     [
-        (117, "recompute", {"recompute": 1200, "join": 1170}),
-        (115, "join", {"recompute": 2400, "join": 2300}),
+        (116, "recompute", {"recompute": 1200, "join": 1160}),
+        (114, "join", {"recompute": 2400, "join": 2280}),
     ],
 )
 def test_a_join_has_to_be_faster_beyond_the_noise_of_clocks(
