@@ -65,7 +65,7 @@ class Alias:
         """
         owner = state[self.position]
         present = MemoryLayout.of(owner)
-        if present != self.source:
+        if not present.is_same_place(self.source):
             raise PlanMismatchError(
                 f"an input {self.source} is {present} when made anew; "
                 "a stage must do the same each time it runs on the same input"

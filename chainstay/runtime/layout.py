@@ -55,6 +55,13 @@ class MemoryLayout:
         like = torch.empty_like(tensor, device="meta")
         return replace(cls.of(like), device=tensor.device)
 
+    def is_same_place(self, other: MemoryLayout) -> bool:
+        """Whether every element lies where it does in `other`: a dimension of one has no steps."""
+        strides = zip(self.size, self.stride, other.stride, strict=False)
+        return replace(self, stride=other.stride) == other and all(
+            size == 1 or mine == theirs for size, mine, theirs in strides
+        )
+
     def __str__(self) -> str:
         return (
             f"{tuple(self.size)} {self.dtype} with stride {self.stride}, {self.offset} elements "
