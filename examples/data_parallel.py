@@ -10,7 +10,7 @@ import tempfile
 
 import torch
 from torch import distributed, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import chainstay
@@ -64,7 +64,9 @@ def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> int:
 def main() -> None:
     """Start the processes."""
     with tempfile.TemporaryDirectory() as folder:
-        spawn(worker, args=(f"file://{folder}/meeting",), nprocs=PROCESSES)
+        # "forkserver": at exit, "spawn" tears Python down below threads of torch that still run
+        meeting = f"file://{folder}/meeting"
+        start_processes(worker, (meeting,), PROCESSES, start_method="forkserver")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.linalg import vector_norm
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 import chainstay
 from chainstay.runtime import trace_memory
@@ -76,7 +76,9 @@ def worker(rank: int, meeting: str) -> None:
 def main() -> None:
     """Start the processes."""
     with tempfile.TemporaryDirectory() as folder:
-        spawn(worker, args=(f"file://{folder}/meeting",), nprocs=PROCESSES)
+        # "forkserver": at exit, "spawn" tears Python down below threads of torch that still run
+        meeting = f"file://{folder}/meeting"
+        start_processes(worker, (meeting,), PROCESSES, start_method="forkserver")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from chainstay.runtime.mode import Autocast, Mode, titled_modules
 from chainstay.runtime.outside import Around, Outside
 from chainstay.runtime.probe import StageMemory
 from chainstay.runtime.progress import Progress, progress_bar
-from chainstay.runtime.sharding import gathered
+from chainstay.runtime.sharding import gathered, whole_bytes
 from chainstay.runtime.sharing import autocast_copies_bytes, tied_gradients_bytes
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import copied, state_bytes
@@ -363,4 +363,8 @@ def _standing_bytes(
         made = each.result.bytes_outside(each.given)
         total += max(memory.dropped_bytes - made, 0)
         total += each.given.bytes if stage.is_input_changed else 0
+    # What collectives gather and reduce goes when their own threads let it go: beside a block
+    # there may be the parameters and the gradients of a neighbour, now and then.
+    sharded = [whole_bytes(stage.block) for stage in blocks.chain.stages if stage.is_sharded]
+    total += 2 * max(sharded, default=0)
     return total

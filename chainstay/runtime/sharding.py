@@ -13,12 +13,24 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-__all__ = ["gathered", "is_part", "is_sharded", "left_sharded", "resharded_in_backward"]
+__all__ = [
+    "gathered",
+    "is_part",
+    "is_sharded",
+    "left_sharded",
+    "resharded_in_backward",
+    "whole_bytes",
+]
 
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether `module` has parameters of which this process has a part only."""
     return bool(_meshes(module)) or any(map(_is_fsdp, module.modules()))
+
+
+def whole_bytes(module: nn.Module) -> int:
+    """Of the parameters of `module` once they are gathered from all processes."""
+    return sum(each.numel() * each.element_size() for each in module.parameters())
 
 
 @contextmanager

@@ -222,8 +222,11 @@ if find_spec("accelerate"):
 
 
 def test_two_processes_train_as_without_a_plan() -> None:
-    """All trials are run by one pair of processes, which take long to start."""
-    context = multiprocessing.get_context("spawn")
+    """All trials are run by one pair of processes, which take long to start.
+
+    They end without an end of Python's: threads of torch's still run then, and it has crashed.
+    """
+    context = multiprocessing.get_context("forkserver")
     queue = context.Queue()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
