@@ -7,6 +7,7 @@ reading of a profile's fields:
 * What is held outside is in the overheads of the stages that run meanwhile.
 * The input of a segment stays from its first forward to its last backward. It is counted
   outside, so in the profile it takes nothing: no good schedule makes it a second time.
+* What a segment returns is the model's. It is counted outside, for as long as the model keeps it.
 * What the model does between two blocks has its peaks in the overheads of the block behind, and
   its times in that block's backward, which runs once as well.
 * The loss is what follows the last block: the rest of the forward, and the loss itself.
@@ -248,11 +249,11 @@ class _Accountant:
     ) -> StageCost:
         observed, memory = self.blocks.observed[index], self.blocks.memories[index]
         before, behind = self.outside.before[index], self.outside.behind_backward(index)
-        given, saved = self._given_bytes(index), memory.kept_bytes
+        given = self._given_bytes(index)
         all_given, all_made = observed.given.bytes, observed.result.bytes_outside(observed.given)
-        is_input_of_segment = index + 1 == segment.stop < len(self.blocks.stages)
-        output = 0 if is_input_of_segment else self._counted(observed.result, segment.start)
-        made = 0 if is_input_of_segment else all_made
+        is_end = index + 1 == segment.stop
+        output = 0 if is_end else self._counted(observed.result, segment.start)
+        made, saved = (0, memory.graph_bytes) if is_end else (all_made, memory.kept_bytes)
         around = max(map(self._level, range(index, segment.stop))) + self.standing + tied[0]
         entering = before.peak - given - min(made, saved) + self.standing
         gradients = self._gradient_bytes(index) + self._gradient_bytes(index + 1)
@@ -279,10 +280,11 @@ class _Accountant:
         """All behind the last block."""
         last = len(self.blocks.stages) - 1
         loss, backward = self.outside.loss, self.outside.backward[last]
-        given = self._counted(self.blocks.observed[last].result, self.blocks.chain.starts[-1])
-        saved = max(loss.level - self.outside.behind[last].level, 0)
+        observed = self.blocks.observed[last]
+        made = observed.result.bytes_outside(observed.given)
+        saved = max(loss.level - self.outside.behind[last].level + made, 0)
         gradient = self._gradient_bytes(last + 1)
-        forward = max(loss.peak - given - saved, 0) + self.standing
+        forward = max(loss.peak - saved, 0) + self.standing
         return StageCost(
             name="loss",
             forward_time=loss.nanoseconds,
@@ -292,7 +294,7 @@ class _Accountant:
             gradient_bytes=0,
             recording_bytes=forward,
             dropping_bytes=forward,
-            backward_bytes=max(backward.peak - given - saved - gradient, 0) + self.standing,
+            backward_bytes=max(backward.peak - saved - gradient, 0) + self.standing,
             environment_bytes=0,
         )
 
@@ -327,9 +329,6 @@ class _Accountant:
         outside = self.blocks.observed[segment.start].given.storages
         states = [self.blocks.observed[index].given for index in segment]
         gradients = [self.blocks.memories[index].input_gradients for index in segment]
-        if segment.stop == len(self.blocks.stages):
-            states.append(self.blocks.observed[-1].result)
-            gradients.append(self.blocks.memories[-1].output_gradients)
         for skip in shared_skips([_without(state, outside) for state in states], gradients):
             yield replace(skip, first=skip.first + segment.start, last=skip.last + segment.start)
 

@@ -24,6 +24,8 @@ class StageMemory:
 
     Attributes:
         kept_bytes: Held after a kept forward, besides the input: output and graph.
+        graph_bytes: Held by the graph of a kept forward once the output is let go, besides the
+            input; and a scalar.
         dropped_bytes: Held after a dropping forward, besides the input.
         kept_peak: During a kept forward.
         dropped_peak: During a dropping forward.
@@ -34,6 +36,7 @@ class StageMemory:
     """
 
     kept_bytes: int
+    graph_bytes: int
     dropped_bytes: int
     kept_peak: int
     dropped_peak: int
@@ -85,12 +88,13 @@ class StageProbe:
     def memory(self, traces: Iterator[MemoryTrace]) -> StageMemory:
         """Levels from the traces of `phases`, taken from the front of `traces`."""
         base = next(traces).end_bytes
-        made, kept, _released, backward = (next(traces) for _ in range(4))
+        made, kept, released, backward = (next(traces) for _ in range(4))
         after, remade, dropped = (next(traces) for _ in range(3))
         assert self.output_gradients is not None, "the phases have run"
         assert self.input_gradients is not None, "the phases have run"
         return StageMemory(
             kept_bytes=kept.end_bytes - made.end_bytes,
+            graph_bytes=released.end_bytes - made.end_bytes,
             dropped_bytes=dropped.end_bytes - remade.end_bytes,
             kept_peak=kept.peak_bytes - base,
             dropped_peak=dropped.peak_bytes - after.end_bytes,
