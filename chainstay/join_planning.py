@@ -130,10 +130,11 @@ class _Search:
 
     def fastest(self) -> Solution:
         """By all that the module's text says."""
-        self.bound = self._ask(self.optimistic, self.budget)[0]
+        relief = self.measured.account.relief
+        self.bound = self._ask(self.optimistic, self.budget + relief)[0]
         self._correct()
         margin = _margin(self.optimistic, self.pessimistic)
-        self._bisect(self.pessimistic, self.budget, self.budget + margin)
+        self._bisect(self.pessimistic, self.budget, self.budget + margin + relief)
         self._bisect(self.optimistic, self.budget - margin, self.budget)
         self._repeat()
         if self.best is None:

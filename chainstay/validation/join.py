@@ -49,7 +49,8 @@ def simulate_join(
         keep: For each branch, whether the gradient of its input stays until the end.
         overheads: Bytes that each operation needs while it runs besides what is stored, in
             place of its stage's in the profile, where more is known of this schedule; not of
-            a `HomogeneousJoin`.
+            a `HomogeneousJoin`. Less than zero for a backward that frees what it has read
+            before it has made all that it gives; what is stored before and behind it counts.
 
     Returns:
         The replay; comparing its peak with a budget is the caller's business.
@@ -77,7 +78,7 @@ def simulate_join(
     timeline: list[Snapshot] = []
     clock = 0
     for index, op in enumerate(schedule):
-        start = clock
+        start, before = clock, sum(memory.stored())
         try:
             during_bytes, duration = memory.apply(op)
             during_bytes += memory.overhead(op) if overheads is None else overheads[index]
@@ -85,6 +86,9 @@ def simulate_join(
             raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
         clock += duration
         activation_bytes, saved_bytes, gradient_bytes = memory.stored()
+        if overheads is not None:
+            behind = activation_bytes + saved_bytes + gradient_bytes
+            during_bytes = max(during_bytes, before, behind)
         snapshot = Snapshot(
             op=op,
             start=start,

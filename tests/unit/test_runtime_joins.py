@@ -17,6 +17,7 @@ from chainstay.runtime.joining.extracting import extract_join
 from chainstay.runtime.joining.order import NodeRange, now, reorder
 from chainstay.runtime.joining.ordering import same_sum
 from chainstay.schedule import Schedule
+from chainstay.validation.join import simulate_join
 from join_models import Perceptrons, Siamese, case_of
 from zoo import build
 
@@ -243,7 +244,9 @@ def test_recorded_data_whose_input_is_made_anew_is_refused() -> None:
         plan_join(schedule, JoinShape((2, 1), 0))
 
 
-def _stage(leaves: tuple[tuple[int, int], ...] = (), environment: int = 0) -> JoinedStage:
+def _stage(
+    leaves: tuple[tuple[int, int], ...] = (), environment: int = 0, relief: int = 0
+) -> JoinedStage:
     return JoinedStage(
         cost=StageCost(
             name="",
@@ -262,18 +265,19 @@ def _stage(leaves: tuple[tuple[int, int], ...] = (), environment: int = 0) -> Jo
         ),
         forward_waiting=1000,
         backward_waiting=2000,
+        relief=relief,
         leaves=leaves,
     )
 
 
-def _account() -> JoinAccount:
+def _account(relief: int = 0) -> JoinAccount:
     """Two branches of one stage that share a weight of 100 bytes; the loss is the tail."""
     shared = ((7, 100),)
     branches = tuple(
         JoinedChain(input_bytes=0, input_gradient_bytes=0, stages=(_stage(shared, 40),))
         for _ in range(2)
     )
-    tail = JoinedChain(input_bytes=20, input_gradient_bytes=20, stages=(_stage(),))
+    tail = JoinedChain(input_bytes=20, input_gradient_bytes=20, stages=(_stage(relief=relief),))
     return JoinAccount(branches=branches, tail=tail, passed_bytes=0)
 
 
@@ -292,8 +296,24 @@ def test_overheads_by_hand(text: str, overheads: list[int]) -> None:
     assert _account().overheads(Schedule.parse(text)) == overheads
 
 
-def test_profiles_lie_around_that_of_any_schedule() -> None:
-    account = _account()
+def test_a_backward_that_frees_as_it_goes_needs_less() -> None:
+    account, schedule = _account(relief=2010), Schedule.parse("0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0")
+    overheads = account.overheads(schedule)
+    assert overheads == [1, 1, 1001, -7, 2103, 2103]
+    timeline = simulate_join(account.bare(), schedule, overheads=overheads).timeline
+    stored = [each.activation_bytes + each.saved_bytes + each.gradient_bytes for each in timeline]
+    inputs, saved, given, gave = 20, 10, 10, 20
+    assert stored[2:4] == [inputs + saved + given, inputs + gave]
+    assert timeline[3].during_bytes == inputs + saved + given + gave - 7
+    hasty = [*overheads[:3], -9999, *overheads[4:]]
+    assert simulate_join(account.bare(), schedule, overheads=hasty).timeline[3].during_bytes == max(
+        stored[2:4]
+    )
+
+
+@pytest.mark.parametrize("relief", [0, 2, 2010])
+def test_profiles_lie_around_that_of_any_schedule(relief: int) -> None:
+    account = _account(relief)
     for text in ("0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0", "0:Fc0 1:Fa0 Fa0 B0 1:B0 0:Fa0 0:B0"):
         own = account.profile_for(Schedule.parse(text))
         for chain, low, high in (

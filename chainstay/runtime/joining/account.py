@@ -46,12 +46,14 @@ class JoinedStage:
         forward_waiting: What the caller holds of the model's output while it runs, if that
             has been made; what is in its input left out.
         backward_waiting: Likewise, while its backward runs.
+        relief: Bytes by which its backward alone stays below all that it reads and gives.
         leaves: Parameters and inputs that it sends gradients to: a number for each, and bytes.
     """
 
     cost: StageCost
     forward_waiting: int
     backward_waiting: int
+    relief: int
     leaves: tuple[tuple[int, int], ...]
 
 
@@ -89,13 +91,21 @@ class JoinAccount:
         return self._profile(lambda _: Beside(0, 0))
 
     def optimistic(self) -> JoinProfile:
-        """For bounds: overheads that every operation of any schedule has at least."""
+        """For bounds: overheads that every operation of any schedule has at least.
+
+        Peaks may be lower still, by `relief`.
+        """
         return self._profile(
             lambda stage: Beside(
                 min(stage.cost.recording_bytes, stage.cost.dropping_bytes),
-                stage.cost.backward_bytes,
+                max(stage.cost.backward_bytes - stage.relief, 0),
             )
         )
+
+    @property
+    def relief(self) -> int:
+        """By so much at most a schedule's own peak is below the one with `optimistic` overheads."""
+        return max(stage.relief for stage in self._stages())
 
     def pessimistic(self) -> JoinProfile:
         """Sound for every schedule."""
@@ -122,7 +132,7 @@ class JoinAccount:
             if op.kind.is_forward:
                 forward[key] = max(forward.get(key, 0), size)
             elif op.kind is OpKind.BACKWARD:
-                backward[key] = size
+                backward[key] = max(size, 0)
         by_stage = {}
         for key, size in forward.items():
             stage = self.stage(key)
@@ -132,6 +142,8 @@ class JoinAccount:
 
     def overheads(self, schedule: Schedule) -> list[int]:
         """What each operation needs beside what the schedule stores, in bytes.
+
+        Less than zero where a backward frees more than it makes, see `simulate_join`.
 
         Args:
             schedule: Valid for this join.
@@ -252,7 +264,7 @@ class _Walk:
                 self.sums.pop(number, None)
         held = sum((before | self.sums).values())
         needed = cost.backward_bytes + stage.backward_waiting + self.environments + held
-        needed += self._passed(op)
+        needed += self._passed(op) - stage.relief
         runs_again = self.first[key] < self.last[key]
         self.environments -= runs_again * (cost.environment_bytes - cost.random_bytes)
         return needed

@@ -16,7 +16,7 @@ from chainstay.runtime.joining.account import JoinAccount, JoinedChain, JoinedSt
 __all__ = ["JoinAccountFile"]
 
 _KIND: Final = "join-account"
-_VERSION: Final = 3
+_VERSION: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ def _written(chain: JoinedChain) -> dict[str, object]:
             "cost": asdict(stage.cost),
             "forward_waiting": stage.forward_waiting,
             "backward_waiting": stage.backward_waiting,
+            "relief": stage.relief,
             "leaves": [number for number, _ in stage.leaves],
             "leaf_bytes": [size for _, size in stage.leaves],
         }
@@ -110,5 +111,6 @@ def _stage(found: Fields) -> JoinedStage:
         cost=cost_from(found.child("cost")),
         forward_waiting=found.integer("forward_waiting"),
         backward_waiting=found.integer("backward_waiting"),
+        relief=found.integer("relief"),
         leaves=tuple(zip(numbers, sizes, strict=True)),
     )

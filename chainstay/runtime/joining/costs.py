@@ -58,7 +58,9 @@ def account_for_join(seen: Sequence[Seen], branches: int, common_bytes: int) -> 
         _branch(part, standing, handed, mine, numbers=numbers)
         for part, mine in zip(seen[:branches], own, strict=True)
     ]
-    free = _stage(free_loss(standing), (0, 0), ())
+    free = JoinedStage(
+        cost=free_loss(standing), forward_waiting=0, backward_waiting=0, relief=0, leaves=()
+    )
     tail = JoinedChain(input_bytes=0, input_gradient_bytes=0, stages=(free,))
     passed = 0
     for part in tails:
@@ -91,8 +93,15 @@ def _branch(
         waiting = handed
         if index == last:  # the caller may hold what the graph does not
             backward, waiting = backward + own, handed - own
-        cost = _cost(part, index, standing, max(backward, 0))
-        stages.append(_stage(cost, (handed, waiting), _leaves(each, numbers)))
+        stages.append(
+            JoinedStage(
+                cost=_cost(part, index, standing, max(backward, 0)),
+                forward_waiting=handed,
+                backward_waiting=waiting,
+                relief=max(-backward, 0),
+                leaves=_leaves(each, numbers),
+            )
+        )
     return _chain(part, stages)
 
 
@@ -106,13 +115,20 @@ def _tail(part: Seen, standing: int, numbers: dict[int, int]) -> JoinedChain:
         later = waiting
         if index == last:
             backward, later = backward + waiting, 0
-        cost = _cost(part, index, standing, max(backward, 0))
-        stages.append(_stage(cost, (waiting, later), _leaves(each, numbers)))
+        stages.append(
+            JoinedStage(
+                cost=_cost(part, index, standing, max(backward, 0)),
+                forward_waiting=waiting,
+                backward_waiting=later,
+                relief=max(-backward, 0),
+                leaves=_leaves(each, numbers),
+            )
+        )
     return _chain(part, stages)
 
 
 def _backward_bytes(part: Seen, index: int) -> int:
-    """Of a backward, beside what it reads and gives; below zero if the graph lacks its output."""
+    """Of a backward, beside what it reads and gives; less than zero if it frees as it goes."""
     each, memory = part.observed[index], part.memories[index]
     known = each.given.bytes + memory.kept_bytes
     known += memory.input_gradients.allocated_bytes + memory.output_gradients.allocated_bytes
@@ -137,14 +153,6 @@ def _cost(part: Seen, index: int, standing: int, backward: int) -> StageCost:
         backward_bytes=backward + standing,
         environment_bytes=0 if is_loss else each.environment_bytes,
         random_bytes=0 if is_loss else each.random_bytes,
-    )
-
-
-def _stage(
-    cost: StageCost, waiting: tuple[int, int], leaves: tuple[tuple[int, int], ...]
-) -> JoinedStage:
-    return JoinedStage(
-        cost=cost, forward_waiting=waiting[0], backward_waiting=waiting[1], leaves=leaves
     )
 
 
