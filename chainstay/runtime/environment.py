@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.generators import OtherGenerators
 from chainstay.runtime.memory import allocated_bytes
 from chainstay.runtime.stages import ChainStage, put_at
 from chainstay.runtime.states import State
@@ -50,15 +51,17 @@ class Traits:
     Attributes:
         draws_random: Whether it draws random numbers.
         changed_buffers: Module and name of every buffer it changes.
+        draws_elsewhere: Whether it draws random numbers that are not torch's.
     """
 
     draws_random: bool
     changed_buffers: tuple[tuple[nn.Module, str], ...]
+    draws_elsewhere: bool = False
 
     @property
     def has_effects(self) -> bool:
         """Whether other threads may notice its run."""
-        return self.draws_random or bool(self.changed_buffers)
+        return self.draws_random or self.draws_elsewhere or bool(self.changed_buffers)
 
 
 def alone(*traits: Traits) -> AbstractContextManager[object]:
@@ -75,7 +78,7 @@ def alone(*traits: Traits) -> AbstractContextManager[object]:
 
 def observe_traits(stage: ChainStage, state: State, shared: State, device: torch.device) -> Traits:
     """Run `stage` on `state` and see what it touches besides its output."""
-    states = random_states(device)
+    states, others = random_states(device), OtherGenerators.now()
     buffers = list(_buffers(stage))
     changed = _changed_by(stage, state, shared, buffers)
     now = random_states(device)
@@ -86,6 +89,7 @@ def observe_traits(stage: ChainStage, state: State, shared: State, device: torch
         changed_buffers=tuple(
             (module, name) for module, name, _ in buffers if (module, name) in changed
         ),
+        draws_elsewhere=others != OtherGenerators.now(),
     )
 
 
@@ -140,6 +144,7 @@ class Environment:
     random: RandomStates
     buffers: list[tuple[nn.Module, str, torch.Tensor]]
     autocast: tuple[AutocastSetting, ...]
+    others: OtherGenerators | None = None
 
     @classmethod
     def capture(cls, traits: Traits, device: torch.device) -> Environment:
@@ -151,6 +156,7 @@ class Environment:
                 for module, name in traits.changed_buffers
             ],
             autocast=_autocast_settings(device),
+            others=OtherGenerators.now() if traits.draws_elsewhere else None,
         )
 
     def size_on(self, device: torch.device) -> int:
@@ -166,16 +172,19 @@ class Environment:
             for_last_time: Give the saved buffers away instead of copying them once more.
         """
         differing = [each for each in self.autocast if each != _autocast_setting(each[0])]
-        if not (differing or self.random or self.buffers):
+        if not (differing or self.random or self.buffers or self.others):
             return _NOTHING
         return self._entered(differing, for_last_time=for_last_time)
 
     @contextmanager
     def _entered(self, autocast: list[AutocastSetting], *, for_last_time: bool) -> Iterator[None]:
         present = random_states_like(self.random)
+        others = OtherGenerators.now() if self.others else None
         real = [((module, name), getattr(module, name)) for module, name, _ in self.buffers]
         try:
             restore_random_states(self.random)
+            if self.others:
+                self.others.restore()
             for module, name, value in self.buffers:
                 put_at((module, name), value if for_last_time else value.clone())
             if for_last_time:
@@ -192,6 +201,8 @@ class Environment:
             for place, buffer in real:
                 put_at(place, buffer)
             restore_random_states(present)
+            if others:
+                others.restore()
 
 
 def require_repeatable(
@@ -213,7 +224,7 @@ def require_repeatable(
     if not all(map(_same_values, again, output)):
         raise UnsupportedModelError(
             f"stage {stage.name} gives another output when it runs again on the same input; "
-            "draw random numbers from torch's own generators, keep no count of runs outside "
+            "draw random numbers from global generators only, keep no count of runs outside "
             "buffers, and on CUDA use torch.use_deterministic_algorithms(True)"
         )
 

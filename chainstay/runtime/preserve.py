@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from chainstay.runtime.environment import random_states, restore_random_states
+from chainstay.runtime.generators import OtherGenerators
 
 __all__ = ["undisturbed", "zeroed_gradients"]
 
@@ -23,11 +24,12 @@ def undisturbed(modules: Iterable[nn.Module], device: torch.device) -> Iterator[
         for name, buffer in module.named_buffers(recurse=False)
     ]
     training = [(module, module.training) for module in owners]
-    states = random_states(device)
+    states, others = random_states(device), OtherGenerators.now()
     try:
         yield
     finally:
         restore_random_states(states)
+        others.restore()
         for module, flag in training:
             module.training = flag
         for module, name, buffer, value in buffers:

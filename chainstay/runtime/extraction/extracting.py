@@ -26,6 +26,7 @@ from chainstay.runtime.extraction.referee import require_same
 from chainstay.runtime.extraction.sharing import movable_nodes
 from chainstay.runtime.extraction.towers import find_towers
 from chainstay.runtime.extraction.untouched import attributes_kept
+from chainstay.runtime.generators import OtherGenerators
 from chainstay.runtime.preserve import undisturbed
 from chainstay.runtime.settings import global_hooks
 
@@ -99,7 +100,15 @@ def trace(
     _refuse_hooks(model)
     args, kwargs = _distinct(args, kwargs)
     with undisturbed(model.modules(), device), attributes_kept(model), torch.enable_grad():
-        flat = flatten(export_quietly(model, args, kwargs), model)
+        others = OtherGenerators.now()
+        program = export_quietly(model, args, kwargs)
+        if others != OtherGenerators.now():
+            raise UnsupportedModelError(
+                f"the forward of {type(model).__name__} draws random numbers from Python's or "
+                "NumPy's generator, which its stages would never draw again; draw them from "
+                "torch's, or use intercept() on its blocks"
+            )
+        flat = flatten(program, model)
         return flat, observe(flat, tree_leaves((args, kwargs))), device
 
 

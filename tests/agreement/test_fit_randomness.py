@@ -1,0 +1,92 @@
+"""Random numbers that are not torch's: by blocks and bit for bit, or refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.calls import PlannedBlocks
+from chainstay.runtime.generators import OtherGenerators
+from sgd_steps import differences, three_steps
+from training_conditions import RECOMPUTING, recomputes, shown
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "Python": random.random,
+    "NumPy": lambda: float(np.random.random()),  # noqa: NPY002  # the global one is what is tried
+}
+
+
+class Scaled(nn.Module):
+    """A block that scales by a random number of its own."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.layers(x)
+        return x + self.draw() * made
+
+
+class Chain(nn.Module):
+    """Blocks in a list."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Scaled(draw) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Whole(nn.Module):
+    """No blocks, and one number."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.leave(torch.tanh(self.enter(x)) * self.draw())
+        return scores
+
+
+def left_by_training(model: nn.Module, x: torch.Tensor) -> tuple[dict[str, torch.Tensor], object]:
+    """What three steps leave behind, other generators included."""
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    found = three_steps(model, lambda: model(x).square().mean(), dict(model.state_dict()))
+    return found, OtherGenerators.now()
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_blocks_that_run_again_see_the_same_numbers(draw: Callable[[], float]) -> None:
+    x, model = torch.randn(32, 16), Chain(draw)
+    plain = copy.deepcopy(model)
+    before = OtherGenerators.now()
+    chainstay.fit(model, (x,), budget=RECOMPUTING, loss=lambda y: y.square().mean(), repeats=1)
+    assert OtherGenerators.now() == before, "fit leaves the generators as they were"
+    assert isinstance(shown(model).plans[-1], PlannedBlocks)
+    assert recomputes(model)
+    expected, state = left_by_training(plain, x)
+    found, other = left_by_training(model, x)
+    assert differences(found, expected) == []
+    assert other == state
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_numbers_are_not_made_constants(draw: Callable[[], float]) -> None:
+    with pytest.raises(UnsupportedModelError, match="Whole draws random numbers from Python's or"):
+        chainstay.fit(Whole(draw), (torch.randn(32, 16),), budget="100%", repeats=1)
