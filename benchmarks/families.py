@@ -27,16 +27,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from benchmarks.family_models import FAMILIES
 from benchmarks.training import cells, heading, machine, mebibytes
 from chainstay import InfeasibleBudgetError, fit, unfit
 from chainstay.fitting import cut_models
-from chainstay.runtime import trace_memory
 from chainstay.runtime.calls import PlannedBlocks
 from chainstay.runtime.fitted import Fitted
-from sgd_steps import differences, three_steps
+from sgd_steps import differences, peak_of_step, three_steps
 from zoo import Sample, loss_of
 
 COLUMNS: Final = (
@@ -76,9 +74,11 @@ class Trial:
     wrong: list[str]
 
     @property
-    def is_right(self) -> bool:
-        """Equal, and within the budget."""
-        return not self.wrong and self.measured <= self.predicted <= self.budget
+    def faults(self) -> list[str]:
+        """What is not equal, and what is not within the budget."""
+        over = f"peak {self.measured} of {self.predicted} predicted, budget {self.budget}"
+        is_within = self.measured <= self.predicted <= self.budget
+        return self.wrong if is_within else [*self.wrong, over]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ class Outcome:
 
     def cells(self, name: str) -> str:
         """For people."""
-        right = all(trial.is_right for trial in self.trials)
         shown: list[str] = []
         for trial in self.trials:
             shown += (
@@ -106,7 +105,8 @@ class Outcome:
                 f"{trial.slowdown - 1:+.1%}",
                 f"{trial.predicted / trial.measured:.3f}",
             )
-        verdict = "equal" if right else f"WRONG: {', '.join(self.least.wrong + self.halfway.wrong)}"
+        faults = [fault for trial in self.trials for fault in trial.faults]
+        verdict = f"WRONG: {', '.join(faults)}" if faults else "equal"
         return cells(name, str(self.stages), self.cut, mebibytes(self.plain), *shown, verdict)
 
 
@@ -214,13 +214,7 @@ def _peak(sample: Sample) -> int:
         output = sample()  # held until the step ends, as in most training loops
         loss_of(output).backward()
 
-    for parameter in sample.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    step()
-    trace = trace_memory(step, "cpu")
-    inputs = {id(leaf): leaf for leaf in tree_leaves((sample.args, sample.kwargs))}
-    sizes = (leaf.nbytes for leaf in inputs.values() if isinstance(leaf, torch.Tensor))
-    return int(trace.peak_bytes + sum(sizes))
+    return peak_of_step(sample.model, step, (sample.args, sample.kwargs))
 
 
 def _outcome_elsewhere(name: str) -> Outcome | str:
@@ -245,7 +239,7 @@ def _outcome_elsewhere(name: str) -> Outcome | str:
 
 
 def _is_right(outcome: Outcome | str) -> bool:
-    return isinstance(outcome, Outcome) and all(trial.is_right for trial in outcome.trials)
+    return isinstance(outcome, Outcome) and not any(trial.faults for trial in outcome.trials)
 
 
 def _summary(outcomes: dict[str, Outcome | str]) -> Iterator[str]:

@@ -12,12 +12,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves
 
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.join_planning import peak_of_join, solve_measured_join
-from chainstay.runtime import trace_memory
 from chainstay.runtime.fitted import Fitted
 from chainstay.runtime.joining.executor import JoinExecutor, PlannedJoin
 from chainstay.runtime.joining.extracted import ExtractedJoin
@@ -25,7 +23,7 @@ from chainstay.runtime.joining.extracting import extract_join
 from chainstay.runtime.joining.measuring import MeasuredJoin, measure_join
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
-from sgd_steps import three_steps
+from sgd_steps import peak_of_step, three_steps
 from zoo import FAMILIES, loss_of
 
 __all__ = ["JOINS", "JoinCase", "Perceptrons", "Siamese", "case_of", "three_steps_of"]
@@ -174,14 +172,7 @@ class JoinCase:
             output = self()  # held until the step ends, as in most training loops
             loss_of(output).backward()
 
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        step()
-        trace = trace_memory(step, "cpu")
-        assert trace.end_bytes == 0, "a step leaves nothing behind"
-        inputs = {id(leaf): leaf for leaf in tree_leaves(self.call)}
-        sizes = (leaf.nbytes for leaf in inputs.values() if isinstance(leaf, torch.Tensor))
-        return trace.peak_bytes + sum(sizes)
+        return peak_of_step(self.model, step, self.call)
 
 
 @cache

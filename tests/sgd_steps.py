@@ -1,4 +1,4 @@
-"""What steps of training leave behind, to be compared bit for bit."""
+"""What steps of training leave behind, to be compared bit for bit, and the memory of one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-__all__ = ["differences", "three_steps"]
+from chainstay.runtime import trace_memory
+
+__all__ = ["differences", "peak_of_step", "three_steps", "two_plain_steps"]
 
 
 def three_steps(
@@ -37,6 +40,38 @@ def three_steps(
         found |= {f"buffer {step} {name}": each.clone() for name, each in model.named_buffers()}
         found[f"random state {step}"] = torch.get_rng_state()
     return found
+
+
+def two_plain_steps(model: nn.Module, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """Losses of two steps, then gradients, buffers and random state; every parameter gets one."""
+    torch.manual_seed(7)
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        value = loss()
+        value.backward()
+        found.append(value.detach())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1)
+    gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    buffers = [each.clone() for each in model.buffers()]
+    return [*found, *gradients, *buffers, torch.get_rng_state()]
+
+
+def peak_of_step(model: nn.Module, step: Callable[[], None], given: object) -> int:
+    """Bytes of a step as the model is now, those of its inputs `given` among them.
+
+    Gradients of parameters are there beforehand, so they do not count.
+    """
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step()
+    trace = trace_memory(step, "cpu")
+    assert trace.end_bytes == 0, "a step leaves nothing behind"
+    inputs = {id(leaf): leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)}
+    return trace.peak_bytes + sum(leaf.nbytes for leaf in inputs.values())
 
 
 def differences(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> list[str]:

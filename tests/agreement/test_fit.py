@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.fitting import cut_models
-from chainstay.runtime import trace_memory
 from chainstay.runtime.calls import PlannedCall
 from chainstay.runtime.executor import Executor
 from chainstay.runtime.extracted import measure_extracted
@@ -26,7 +24,7 @@ from chainstay.runtime.remaking import remade_bytes
 from chainstay.solution import Solution
 from chainstay.validation.simulate import simulate
 from runtime_support import random_free, random_persistent
-from sgd_steps import differences, three_steps
+from sgd_steps import differences, peak_of_step, three_steps
 from zoo import FAMILIES, Sample, build, loss_of
 
 
@@ -65,14 +63,7 @@ def peak(sample: Sample) -> int:
         output = sample()  # held until the step ends, as in most training loops
         loss_of(output).backward()
 
-    for parameter in sample.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    step()
-    trace = trace_memory(step, "cpu")
-    assert trace.end_bytes == 0, "a step leaves nothing behind"
-    inputs = {id(leaf): leaf for leaf in tree_leaves((sample.args, sample.kwargs))}
-    sizes = (leaf.nbytes for leaf in inputs.values() if isinstance(leaf, torch.Tensor))
-    return trace.peak_bytes + sum(sizes)
+    return peak_of_step(sample.model, step, (sample.args, sample.kwargs))
 
 
 def case_of(family: str, granularity: int | str = "fine") -> Case:

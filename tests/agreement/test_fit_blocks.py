@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
 from chainstay.profiles import ChainProfile
-from chainstay.runtime import trace_memory
 from chainstay.runtime.calls import Planned
 from chainstay.runtime.intercepted import measure_intercepted
 from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.progress import Progress, unseen
+from sgd_steps import peak_of_step
 from training_conditions import (
     RECOMPUTING,
     SHARES,
@@ -73,14 +72,7 @@ def peak(model: nn.Module, sample: SampleUnder) -> int:
             loss = loss_of(output)
         loss.backward()
 
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    step()
-    trace = trace_memory(step, "cpu")
-    assert trace.end_bytes == 0, "a step leaves nothing behind"
-    leaves = tree_leaves((sample.args, dict(sample.kwargs)))
-    inputs = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    return trace.peak_bytes + sum(leaf.nbytes for leaf in inputs.values())
+    return peak_of_step(model, step, (sample.args, dict(sample.kwargs)))
 
 
 def require_by_blocks(

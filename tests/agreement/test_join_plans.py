@@ -30,9 +30,10 @@ from chainstay import (
 from chainstay.baselines.join import keep_all_join
 from chainstay.fitting.cut_joins import cut_join, measured_join
 from chainstay.join_planning import solve_measured_join
-from chainstay.runtime import clock, trace_memory
+from chainstay.runtime import clock
 from chainstay.runtime.fitted import Fitted
 from join_models import Siamese
+from sgd_steps import peak_of_step, two_plain_steps
 from zoo import loss_of
 
 WIDTH = 24
@@ -56,32 +57,15 @@ def fitted_of(model: nn.Module) -> Fitted:
 
 def trained(model: nn.Module) -> list[torch.Tensor]:
     """Losses, gradients, buffers and random state of two steps."""
-    torch.manual_seed(7)
-    found = []
-    for _ in range(2):
-        model.zero_grad()
-        loss = loss_of(model(*PAIR))
-        loss.backward()
-        found.append(loss.detach())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=0.1)
-    gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
-    buffers = [each.clone() for each in model.buffers()]
-    return [*found, *gradients, *buffers, torch.get_rng_state()]
+    return two_plain_steps(model, lambda: loss_of(model(*PAIR)))
 
 
 def peak_bytes(model: nn.Module) -> int:
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-
     def step() -> None:
         output = model(*PAIR)  # held until the step ends
         loss_of(output).backward()
 
-    step()
-    return trace_memory(step, "cpu").peak_bytes + sum(each.nbytes for each in PAIR)
+    return peak_of_step(model, step, PAIR)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from chainstay import (
 )
 from chainstay.fitting.ways import Ways
 from chainstay.runtime import clock
+from sgd_steps import two_plain_steps
 
 WIDTH = 24
 
@@ -111,20 +112,7 @@ def made(kind: str, seed: int) -> nn.Module:
 
 def trained(model: nn.Module, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Losses, gradients, buffers and random state of two steps."""
-    torch.manual_seed(7)
-    found = []
-    for _ in range(2):
-        model.zero_grad()
-        loss = loss_of(model(SAMPLE, **kwargs))
-        loss.backward()
-        found.append(loss.detach())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=0.1)
-    gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
-    buffers = [each.clone() for each in model.buffers()]
-    return [*found, *gradients, *buffers, torch.get_rng_state()]
+    return two_plain_steps(model, lambda: loss_of(model(SAMPLE, **kwargs)))
 
 
 @pytest.fixture

@@ -71,6 +71,15 @@ def test_an_input_that_lies_otherwise_is_refused(
         alias.over((OTHER, change(torch.ones(4, 4))))
 
 
+def test_steps_along_a_dimension_of_one_say_nothing() -> None:
+    """Operators leave them as they like: Whisper's of one sample differ between two runs."""
+    activation, again = torch.ones(1, 4), torch.arange(4.0).as_strided((1, 4), (100, 1))
+    alias = Source.of((OTHER, activation)).alias(activation[0, 1:])
+    assert alias is not None
+    assert activation.stride() != again.stride()
+    assert alias.over((OTHER, again)).tolist() == [1.0, 2.0, 3.0]
+
+
 class Turning(nn.Module):
     """Lays its output otherwise once it is armed."""
 
