@@ -161,12 +161,11 @@ def test_another_process_knows_the_plan_by_its_fingerprint(tmp_path: Path) -> No
     """Addresses, hashes and the order of sets differ there."""
     save_plan(fit(made("export", 0), (SAMPLE,), budget="75%", progress=False), tmp_path / "p.json")
     code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_plan_files import SAMPLE, apply_plan, made
 print(apply_plan(made("export", 5), (SAMPLE,), plan={str(tmp_path / "p.json")!r}).chainstay)
 """
-    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": path}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
     )
