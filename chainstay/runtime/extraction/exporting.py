@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import compiler, nn
+from torch.distributions import Distribution
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -29,7 +30,7 @@ def export_quietly(
     Raises:
         UnsupportedModelError: torch.export cannot trace the model.
     """
-    with _told_by_name(model), _quiet(), _unaware(model):
+    with _told_by_name(model), _quiet(), _trusting(), _unaware(model):
         return torch.export.export(model, args, dict(kwargs), strict=False)
 
 
@@ -61,6 +62,21 @@ def _unaware(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model._compiled_call_impl = compiled  # noqa: SLF001
+
+
+@contextmanager
+def _trusting() -> Iterator[None]:
+    """Let distributions not look at the values they are given, as torch.compile does.
+
+    Each looks by default, and that is all that many a model with a distribution inside ever
+    decides by values.
+    """
+    kept = Distribution._validate_args  # noqa: SLF001  # there is no public way to ask
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(kept)
 
 
 @contextmanager

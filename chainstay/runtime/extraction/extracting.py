@@ -79,6 +79,7 @@ def extract(
         Parts(model=model, flat=flat, seen=seen, crossings=crossings, cuts=cuts),
         CallSignature.of(sample_args, kwargs),
     )
+    _refuse_written_parameters(model, chain)
     require_same(model, chain, sample_args, kwargs, device)
     try:
         find_towers(flat, seen, movable)
@@ -142,6 +143,17 @@ def require_granularity(granularity: object) -> None:
             f"granularity is {granularity!r}, must be 'fine', 'blocks' or a number of stages, "
             "at least 1"
         )
+
+
+def _refuse_written_parameters(model: nn.Module, chain: ExtractedChain) -> None:
+    for stage in chain.stages:
+        for tensor in stage.changes:
+            if isinstance(tensor.read(), nn.Parameter):
+                raise UnsupportedModelError(
+                    f"the forward of {type(model).__name__} changes its parameter {tensor.path} in "
+                    "place, which stages that run again cannot; if that is how it is initialised, "
+                    "call it once before, otherwise make it a buffer, or use intercept()"
+                )
 
 
 def _refuse_hooks(model: nn.Module) -> None:

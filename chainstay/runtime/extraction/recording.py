@@ -57,7 +57,7 @@ class BlockCall:
         outputs: Leaves of what it returned, likewise.
         output_spec: How they nest.
         changes_input: It changed arguments that require a gradient in place.
-        changes_others: It changed other arguments in place.
+        changes_others: It changed other arguments, or its own parameters, in place.
     """
 
     name: str
@@ -167,7 +167,7 @@ class _Recorder:
             forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
         ) -> Any:  # noqa: ANN401  # the module's own
             leaves, input_spec = tree_flatten((args, dict(sorted(kwargs.items()))))
-            inputs = self._seen(leaves)
+            inputs, parameters = self._seen(leaves), _versions(block)
             result = forward(*args, **kwargs)
             outputs, output_spec = tree_flatten(result)
             changed = [
@@ -184,7 +184,8 @@ class _Recorder:
                     outputs=self._seen(outputs),
                     output_spec=output_spec,
                     changes_input=any(each.requires_grad for each in tensors),
-                    changes_others=any(not each.requires_grad for each in tensors),
+                    changes_others=any(not each.requires_grad for each in tensors)
+                    or parameters != _versions(block),
                 )
             )
             return result
@@ -206,6 +207,12 @@ class _Recorder:
             is_parameter=isinstance(tensor, nn.Parameter),
             storage_bytes=_storage_bytes(tensor),
         )
+
+
+def _versions(block: nn.Module) -> dict[int, int]:
+    """Of its parameters; those of FSDP2 come and go."""
+    own = (each for each in block.parameters() if type(each) is nn.Parameter)
+    return {id(each): version_of(each) for each in own}
 
 
 def _storage_bytes(tensor: torch.Tensor) -> int:

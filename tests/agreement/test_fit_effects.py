@@ -1,0 +1,112 @@
+"""Forwards with effects of their own: on parameters, by values, on what is called."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+import chainstay
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.calls import PlannedBlocks, PlannedCall
+from sgd_steps import differences, three_steps
+from training_conditions import RECOMPUTING, shown
+
+
+class Averaging(nn.Module):
+    """A teacher whose parameters follow a student's in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.Tanh()) for _ in range(4))
+        self.leave = nn.ModuleList(nn.Linear(64, 16) for _ in range(4))
+        self.student = nn.Linear(16, 16)
+        self.teacher = nn.Linear(16, 16).requires_grad_(requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.teacher.weight.lerp_(self.student.weight, 0.1)
+        target = self.teacher(x)
+        for block, leave in zip(self.blocks, self.leave, strict=True):
+            x = x + leave(block(x))
+        difference: torch.Tensor = self.student(x) - target
+        return difference
+
+
+class FromData(nn.Module):
+    """A block that takes its scale from the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(16, 16), nn.Parameter(torch.ones(16))
+        self.ready: torch.Tensor
+        self.register_buffer("ready", torch.zeros((), dtype=torch.bool))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.ready:
+            with torch.no_grad():
+                self.scale.copy_(x.std(0))
+                self.ready |= True
+        return torch.tanh(self.layer(x) * self.scale)
+
+
+class Guess(nn.Module):
+    """A distribution inside, which looks at the values of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
+        self.mean, self.spread = nn.Linear(32, 8), nn.Linear(32, 8)
+        self.leave = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.enter(x)
+        guess = Normal(self.mean(hidden), self.spread(hidden).exp())
+        return self.leave(guess.rsample()), kl_divergence(guess, Normal(0.0, 1.0))
+
+
+def squares(output: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    leaves = (output,) if isinstance(output, torch.Tensor) else output
+    return torch.stack([leaf.square().mean() for leaf in leaves]).sum()
+
+
+def wrong_after_training(model: nn.Module, x: torch.Tensor) -> list[str]:
+    """What three planned steps leave that plain ones do not, or what fit itself changed."""
+    initial = {name: each.clone() for name, each in model.state_dict().items()}
+    plain = copy.deepcopy(model)
+    chainstay.fit(model, (x,), budget=RECOMPUTING, loss=squares, repeats=1)
+    changed = differences(dict(model.state_dict()), initial)
+    found = three_steps(model, lambda: squares(model(x)), initial)
+    expected = three_steps(plain, lambda: squares(plain(x)), initial)
+    return changed + differences(found | model.state_dict(), expected | plain.state_dict())
+
+
+def test_parameters_that_a_forward_changes_are_put_back_by_fit() -> None:
+    torch.manual_seed(0)
+    model = Averaging()
+    assert wrong_after_training(model, torch.randn(32, 16)) == []
+    fitted = shown(model)
+    assert isinstance(fitted.plans[-1], PlannedBlocks)
+    assert "changes its parameter teacher.weight" in str(fitted)
+
+
+def test_blocks_that_change_their_parameters_do_not_run_again() -> None:
+    torch.manual_seed(0)
+    blocks = [FromData() for _ in range(3)]
+    model, scales = nn.Sequential(*blocks), [each.scale.detach().clone() for each in blocks]
+    with pytest.raises(UnsupportedModelError, match="no blocks of Sequential form a chain"):
+        chainstay.fit(model, (torch.randn(32, 16),), budget="100%", by="blocks", repeats=1)
+    assert all(torch.equal(each.scale, old) for each, old in zip(blocks, scales, strict=True))
+    model(torch.randn(32, 16))
+    assert wrong_after_training(model, torch.randn(32, 16)) == []
+
+
+def test_distributions_are_exported() -> None:
+    torch.manual_seed(0)
+    model = Guess()
+    assert wrong_after_training(model, torch.randn(32, 16)) == []
+    assert isinstance(shown(model).plans[-1], PlannedCall)
+    assert torch.distributions.Distribution._validate_args  # as it was
