@@ -52,11 +52,13 @@ class Traits:
         draws_random: Whether it draws random numbers.
         changed_buffers: Module and name of every buffer it changes.
         draws_elsewhere: Whether it draws random numbers that are not torch's.
+        fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
     """
 
     draws_random: bool
     changed_buffers: tuple[tuple[nn.Module, str], ...]
     draws_elsewhere: bool = False
+    fills_what_it_saved: bool = False
 
     @property
     def has_effects(self) -> bool:
@@ -80,7 +82,12 @@ def observe_traits(stage: ChainStage, state: State, shared: State, device: torch
     """Run `stage` on `state` and see what it touches besides its output."""
     states, others = random_states(device), OtherGenerators.now()
     buffers = list(_buffers(stage))
-    changed = _changed_by(stage, state, shared, buffers)
+    fills: list[bool] = []
+
+    def run() -> None:
+        fills.append(_fills_what_it_saved(stage(state, shared)))
+
+    changed = _changed_by(stage, run, buffers)
     now = random_states(device)
     return Traits(
         draws_random=not all(
@@ -90,18 +97,33 @@ def observe_traits(stage: ChainStage, state: State, shared: State, device: torch
             (module, name) for module, name, _ in buffers if (module, name) in changed
         ),
         draws_elsewhere=others != OtherGenerators.now(),
+        fills_what_it_saved=any(fills),
     )
 
 
+def _fills_what_it_saved(output: State) -> bool:
+    """Whether the graph of `output` has operators whose noise is made only after it is saved."""
+    seen, pending = set(), [tensor.grad_fn for tensor in output]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith("RreluWithNoise"):
+            return True
+        seen.add(node)
+        pending += [below for below, _ in node.next_functions]
+    return False
+
+
 def _changed_by(
-    stage: ChainStage, state: State, shared: State, buffers: list[Buffer]
+    stage: ChainStage, run: Callable[[], None], buffers: list[Buffer]
 ) -> set[tuple[nn.Module, str]]:
     """Places of those of `buffers` that a run of `stage` changes.
 
     A running mean of zeros stays what it is where the sample is zeros, and BatchNorm tells no
     version counter; so what seems to stay is looked at a second time, with other values in it.
     """
-    changed = _differing(buffers, lambda: stage(state, shared))
+    changed = _differing(buffers, run)
     constant = [
         (module, name, buffer)
         for module, name, buffer in buffers
@@ -118,7 +140,7 @@ def _changed_by(
     try:
         for module, name, other in swapped:
             put_at((module, name), other)
-        return changed | _differing(swapped, lambda: stage(state, shared))
+        return changed | _differing(swapped, run)
     except Exception:  # noqa: BLE001  # a stage may refuse such values; putting back is never wrong
         return changed | {(module, name) for module, name, _ in constant}
     finally:
@@ -126,7 +148,7 @@ def _changed_by(
             put_at((module, name), buffer)
 
 
-def _differing(buffers: list[Buffer], run: Callable[[], object]) -> set[tuple[nn.Module, str]]:
+def _differing(buffers: list[Buffer], run: Callable[[], None]) -> set[tuple[nn.Module, str]]:
     """Places where `run` leaves something else than it finds."""
     before = [(module, name, buffer, buffer.clone()) for module, name, buffer in buffers]
     run()

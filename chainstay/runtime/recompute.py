@@ -163,7 +163,7 @@ class Run:
             stage=step.stage,
             handles=self.handles[step.stage] if step.captures else Handles(),
             released=Source.of(state) if step.releases_input else None,
-            stops_when_done=not step.output_wanted,
+            stops_when_done=not (step.output_wanted or self.traits[step.stage].fills_what_it_saved),
             parking=self._parking(step, state) if step.captures else None,
         )
         if capture.is_done and not step.output_wanted:

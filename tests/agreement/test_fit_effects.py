@@ -13,7 +13,7 @@ import chainstay
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.calls import PlannedBlocks, PlannedCall
 from sgd_steps import differences, three_steps
-from training_conditions import RECOMPUTING, shown
+from training_conditions import RECOMPUTING, recomputes, shown
 
 
 class Averaging(nn.Module):
@@ -51,6 +51,20 @@ class FromData(nn.Module):
                 self.scale.copy_(x.std(0))
                 self.ready |= True
         return torch.tanh(self.layer(x) * self.scale)
+
+
+class Leaky(nn.Module):
+    """Slopes that are drawn, and saved before they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.slopes = nn.RReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + self.slopes(layer(x))
+        return x
 
 
 class Guess(nn.Module):
@@ -102,6 +116,13 @@ def test_blocks_that_change_their_parameters_do_not_run_again() -> None:
     assert all(torch.equal(each.scale, old) for each, old in zip(blocks, scales, strict=True))
     model(torch.randn(32, 16))
     assert wrong_after_training(model, torch.randn(32, 16)) == []
+
+
+def test_noise_that_is_saved_before_it_is_drawn_is_drawn_again() -> None:
+    torch.manual_seed(0)
+    model = Leaky()
+    assert wrong_after_training(model, torch.randn(32, 16)) == []
+    assert recomputes(model)
 
 
 def test_distributions_are_exported() -> None:

@@ -127,7 +127,7 @@ class JoinRun:
             stage=planned.position,
             handles=self.handles[step.stage] if step.captures else Handles(),
             released=None,
-            stops_when_done=not step.output_wanted,
+            stops_when_done=not (step.output_wanted or planned.traits.fills_what_it_saved),
         )
         if capture.is_done and not step.output_wanted:
             return
