@@ -29,7 +29,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
@@ -42,12 +42,12 @@ from torch import nn
 from benchmarks.frontier_networks import Subject, trainings
 from benchmarks.frontier_points import Point, run
 from benchmarks.training import cells, heading, machine
-from chainstay import Link, measure_link, solve_measured, solve_offload
+from chainstay import Link, measure_link, solve_measured
 from chainstay.baselines.segments import every_segment_count
 from chainstay.errors import ChainstayError, InfeasibleBudgetError
 from chainstay.fitting.combining import solve_combined
+from chainstay.fitting.offloading import solve_offloaded
 from chainstay.offloading import OffloadSolution
-from chainstay.runtime.transfers import program_of, transfers_of
 from chainstay.solution import Solution
 from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.validation.simulate import simulate
@@ -179,11 +179,7 @@ def _recompute(subject: Subject, _: Link, budget: int, __: list[Solution]) -> So
 
 
 def _offload(subject: Subject, link: Link, budget: int, _: list[Solution]) -> Solution:
-    costs = subject.costs
-    solution = solve_offload(costs.offload_profile, budget, link=link, method="heuristics")
-    schedule = program_of(solution)
-    plan = transfers_of(schedule, costs.profile, budget, costs.overheads_for(schedule))
-    return replace(solution, peak_bytes=plan.peak_bytes)
+    return solve_offloaded(subject.costs, budget, link=link, method="heuristics")
 
 
 def _combined(subject: Subject, link: Link, budget: int, known: list[Solution]) -> Solution:

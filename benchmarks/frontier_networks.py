@@ -27,7 +27,7 @@ from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 from models import UNet, gpt2, resnet50
 
-__all__ = ["Subject", "Training", "trainings"]
+__all__ = ["Subject", "Training", "densenet", "gpt", "on_images", "trainings"]
 
 
 @dataclass(frozen=True)
@@ -114,23 +114,15 @@ class Subject:
 
 def trainings(device: torch.device) -> Iterator[Training]:
     """Seven networks; those that need a library which is not there are left out."""
-    yield _on_images("ResNet-50", partial(resnet50, width=16), device, batch=8, side=64)
-    yield _on_images("DenseNet-121", densenet, device, batch=4, side=64)
-    yield _on_images(
+    yield on_images("ResNet-50", partial(resnet50, width=16), device, batch=8, side=64)
+    yield on_images("DenseNet-121", densenet, device, batch=4, side=64)
+    yield on_images(
         "ViT", partial(vit, side=64, patch=8, blocks=8, width=96, heads=6), device, batch=8, side=64
     )
-    yield _on_images(
+    yield on_images(
         "ConvNeXt", partial(convnext, widths=(24, 48, 96, 192)), device, batch=4, side=64
     )
-    torch.manual_seed(0)
-    tokens, following = (torch.randint(0, 1000, (4, 96), device=device) for _ in range(2))
-    yield Training(
-        "GPT-2",
-        gpt2(blocks=8, width=128, heads=4, vocabulary=1000, context=96).to(device),
-        (tokens,),
-        {},
-        lambda scores: functional.cross_entropy(scores.flatten(0, 1), following.flatten()),
-    )
+    yield gpt(device, width=128, heads=4, context=96)
     torch.manual_seed(0)
     images, masks = torch.randn(4, 3, 64, 64, device=device), torch.rand(4, 2, 64, 64).to(device)
     yield Training(
@@ -153,9 +145,23 @@ def densenet() -> nn.Sequential:
     return nn.Sequential(*stages)
 
 
-def _on_images(
+def gpt(device: torch.device, *, width: int, heads: int, context: int) -> Training:
+    """GPT-2 of eight blocks, on four texts."""
+    torch.manual_seed(0)
+    tokens, following = (torch.randint(0, 1000, (4, context), device=device) for _ in range(2))
+    return Training(
+        "GPT-2",
+        gpt2(blocks=8, width=width, heads=heads, vocabulary=1000, context=context).to(device),
+        (tokens,),
+        {},
+        lambda scores: functional.cross_entropy(scores.flatten(0, 1), following.flatten()),
+    )
+
+
+def on_images(
     name: str, build: Callable[[], nn.Sequential], device: torch.device, *, batch: int, side: int
 ) -> Training:
+    """A network that tells classes."""
     torch.manual_seed(0)
     images = torch.randn(batch, 3, side, side, device=device)
     classes = torch.randint(0, 1000, (batch,), device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -34,6 +35,7 @@ class Point:
         solution: The plan, if there is one.
         measured_peak: Bytes; 0 if it was not run.
         measured_time: Of a step, in ns.
+        waited_time: Of that, how long it waited for transfers.
         plain_time: Of plain steps run in turns with it, in ns.
     """
 
@@ -46,6 +48,7 @@ class Point:
     solution: Solution | None = None
     measured_peak: int = 0
     measured_time: float = 0.0
+    waited_time: float = 0.0
     plain_time: float = 0.0
 
     def against_plan(self, plain: float) -> float:
@@ -60,14 +63,28 @@ def run(subject: Subject, link: Link, point: Point, repeats: int) -> Point:
     plain, step = subject.step_of(subject.training.model), _step_by(subject, point, engine)
     step()
     peak = trace_memory(step, device).peak_bytes + subject.training.given_bytes
-    times: tuple[list[int], list[int]] = ([], [])
+    times: tuple[list[_Times], list[_Times]] = ([], [])
     for turn in range(repeats + 1):
         for runs, each in zip(times, (plain, step), strict=True):
-            elapsed = _nanoseconds(each, engine)
+            elapsed = _timed(each, engine)
             if turn > 0:  # the first one warms up
                 runs.append(elapsed)
     engine.close()
-    return replace(point, measured_peak=peak, plain_time=min(times[0]), measured_time=min(times[1]))
+    measured = min(times[1])
+    return replace(
+        point,
+        measured_peak=peak,
+        plain_time=min(times[0]).total,
+        measured_time=measured.total,
+        waited_time=measured.waited,
+    )
+
+
+class _Times(NamedTuple):
+    """Of a step, in ns, and how long it waited of that."""
+
+    total: int
+    waited: int
 
 
 def _step_by(subject: Subject, point: Point, engine: Engine) -> Callable[[], None]:
@@ -81,14 +98,15 @@ def _step_by(subject: Subject, point: Point, engine: Engine) -> Callable[[], Non
     return subject.step_of(model)
 
 
-def _nanoseconds(step: Callable[[], None], engine: Engine) -> int:
+def _timed(step: Callable[[], None], engine: Engine) -> _Times:
     """On the CPU, what this thread computes and how long it waits; others' work does not count."""
     if not isinstance(engine, CopyingEngine):
         torch.cuda.synchronize(engine.device)
         begin = time.perf_counter_ns()
         step()
         torch.cuda.synchronize(engine.device)
-        return time.perf_counter_ns() - begin
-    begin, waited = time.thread_time_ns(), engine.stalled
+        return _Times(time.perf_counter_ns() - begin, 0)
+    begin, stalled = time.thread_time_ns(), engine.stalled
     step()
-    return time.thread_time_ns() - begin + int((engine.stalled - waited) * 1e9)
+    waited = int((engine.stalled - stalled) * 1e9)
+    return _Times(time.thread_time_ns() - begin + waited, waited)

@@ -5,6 +5,7 @@
 `means`       how memory may be saved
 `planner`     a plan for calls like a sample
 `ways`        the ways to train one chain, and the fastest of them
+`offloading`  plans that offload
 `combining`   plans that recompute and offload
 `joins`       plans of models whose branches meet
 `cut_joins`   such models as stages, measured or not

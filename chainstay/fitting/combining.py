@@ -39,8 +39,9 @@ from chainstay.schedule import Discards, Op, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.solve.hybrid import Pofo
 from chainstay.solve.hybrid_whole import Program, WholeTransfers
-from chainstay.timetable import Transfers
+from chainstay.timetable import Time, Transfers
 from chainstay.units import format_bytes
+from chainstay.validation.events import TransferReplay
 from chainstay.validation.hybrid import simulate_hybrid
 from chainstay.validation.simulate import simulate
 
@@ -128,8 +129,8 @@ class _Search:
                 break
         for _ in range(_REPEATS):
             before = self.best
-            if before is None or before.makespan == self.optimistic.least_time:
-                break
+            if before is None or before.makespan == self._movable(before.schedule).least_time:
+                break  # it waits for nothing, and runs nothing again
             self._ask(self._own(before.schedule))
             if self.best is before:
                 break
@@ -138,13 +139,7 @@ class _Search:
         """Of the best plan."""
         assert self.best is not None, "asked only if there is one"
         schedule = self.best.schedule
-        replay = simulate_hybrid(
-            self._movable(schedule),
-            schedule,
-            budget=self.budget,
-            link=self.link,
-            overheads=self._overheads(schedule),
-        )
+        replay = self._replayed(schedule)
         plan = transfers_of(
             schedule, self.measured.profile, self.budget, self.measured.overheads_for(schedule)
         )
@@ -173,17 +168,11 @@ class _Search:
         if isinstance(solution, OffloadSolution):
             schedule = program_of(solution)
         try:
-            makespan = simulate_hybrid(
-                self._movable(schedule),
-                schedule,
-                budget=self.budget,
-                link=self.link,
-                overheads=self._overheads(schedule),
-            ).makespan
+            makespan = self._replayed(schedule).makespan
         except InvalidScheduleError:
             return
         if self._can_run(schedule):
-            self._keep(Program(makespan, schedule), solution.method)
+            self._keep(makespan, schedule, solution.method)
 
     def _ask(self, profile: ChainProfile) -> tuple[Op, ...] | None:
         """Plans for `profile`, as they really are; the computations of the best, if any."""
@@ -208,11 +197,21 @@ class _Search:
         whole = WholeTransfers(problem, plan.ops, tries, overheads, self._can_run)
         program = whole.best(plan.moved)
         if program is not None:
-            self._keep(program, method)
+            self._keep(self._replayed(program.schedule).makespan, program.schedule, method)
 
-    def _keep(self, program: Program, method: str) -> None:
-        if self.best is None or program.makespan < self.best.makespan:
-            self.best, self.method = program, method
+    def _keep(self, makespan: Time, schedule: Schedule, method: str) -> None:
+        if self.best is None or makespan < self.best.makespan:
+            self.best, self.method = Program(makespan, schedule), method
+
+    def _replayed(self, schedule: Schedule) -> TransferReplay:
+        """What the referee says of it, with what it takes the thread that computes to move."""
+        return simulate_hybrid(
+            self._movable(schedule),
+            schedule,
+            budget=self.budget,
+            link=self.link,
+            overheads=self._overheads(schedule),
+        )
 
     def _can_run(self, schedule: Schedule) -> bool:
         """Whether the runtime can, within both memories."""

@@ -8,7 +8,7 @@ noise between two measurements does not decide.
 ``keep all``    plain training; nothing is faster, so that is all if it fits
 ``recompute``   stages run again, see `chainstay.planning`
 ``join``        likewise, where branches meet: each planned apart, see `joins`
-``offload``     saved data goes to the host and comes back
+``offload``     saved data goes to the host and comes back, see `offloading`
 ``combined``    both, see `combining`
 ==============  =====================================================
 """
@@ -26,6 +26,7 @@ from chainstay.fitting.combining import solve_combined
 from chainstay.fitting.cut_models import CutModel
 from chainstay.fitting.joins import JoinAttempt
 from chainstay.fitting.means import Means
+from chainstay.fitting.offloading import solve_offloaded
 from chainstay.offloading import OffloadSolution
 from chainstay.planning import solve_measured
 from chainstay.profiles import Link
@@ -33,10 +34,9 @@ from chainstay.runtime.alternatives import Alternative
 from chainstay.runtime.calls import Planned
 from chainstay.runtime.joining.executor import PlannedJoin
 from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.transfers import Transport, engine_for, program_of, transfers_of
+from chainstay.runtime.transfers import Transport, engine_for, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
-from chainstay.solve.offload import solve_offload
 from chainstay.timetable import Time
 from chainstay.units import format_bytes
 from chainstay.validation.simulate import simulate
@@ -133,19 +133,8 @@ class Ways:
         return self.join.solution
 
     def _offload(self, link: Link) -> Solution:
-        solution = solve_offload(
-            self.measured.offload_profile,
-            self.budget,
-            link=link,
-            method="auto" if self.means.recompute else self.method,  # type: ignore[arg-type]
-        )
-        plan = transfers_of(
-            program_of(solution),
-            self.measured.profile,
-            self.budget,
-            self.measured.overheads_for(program_of(solution)),
-        )
-        return replace(solution, peak_bytes=plan.peak_bytes)
+        method = "auto" if self.means.recompute else self.method
+        return solve_offloaded(self.measured, self.budget, link=link, method=method)  # type: ignore[arg-type]
 
     @property
     def best(self) -> str:

@@ -28,6 +28,7 @@ from typing import TypeVar
 
 from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, Skip, Stage
+from chainstay.runtime.items import item_of
 from chainstay.schedule import OpKind, Schedule
 
 __all__ = ["Account", "StageCost"]
@@ -52,7 +53,7 @@ class StageCost:
         random_bytes: Those of random states, part of these. They are gone after the last
             run; buffers may be saved for the backward.
         rerun_time: What each forward but the first takes beyond `forward_time`.
-        hooks_time: What it takes besides, if anything is dropped that the first run left.
+        hooks_time: What it takes besides, if anything goes that the first run left.
     """
 
     name: str
@@ -74,7 +75,7 @@ class StageCost:
 
         Args:
             runs: How often it runs.
-            is_released: Whether what it reads goes before its backward.
+            is_released: Whether something that it reads or saves goes before its backward.
         """
         again = max(runs - 1, 0)
         return again * self.rerun_time + bool(again or is_released) * self.hooks_time
@@ -231,9 +232,16 @@ class Account:
         return (s for s in self.skips if 0 < s.first <= index and s.last == last)
 
     def _surplus(self, schedule: Schedule) -> Iterator[int]:
-        """What every stage takes in `schedule` beyond its forward and backward times, in ns."""
+        """What every stage takes in `schedule` beyond its forward and backward times, in ns.
+
+        Of what moves, both the stage that makes it and the one that reads it know.
+        """
         runs = Counter(op.stage for op in schedule if op.kind.is_forward)
         released = {op.stage for op in schedule if op.kind is OpKind.DISCARD_ACTIVATION}
+        for op in schedule:
+            if op.kind.is_offload:
+                maker = item_of(op).stage
+                released |= {maker, maker + 1}
         for index, cost in enumerate(self.stages):
             yield cost.surplus_time(runs[index], is_released=index in released)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chainstay.applying import moved_profile
 from chainstay.errors import (
     ChainstayError,
     HostBudgetError,
@@ -18,13 +19,16 @@ from chainstay.errors import (
     SolverLimitError,
 )
 from chainstay.fitting.combining import solve_combined
+from chainstay.fitting.offloading import solve_offloaded
 from chainstay.fitting.ways import plain_peak
 from chainstay.planning import solve_measured
 from chainstay.profiles import ChainProfile, Link
+from chainstay.report.course import course_of
 from chainstay.runtime.extracted import measure_extracted
 from chainstay.runtime.extraction import extract
 from chainstay.runtime.items import bounding_chain, standing_bytes
 from chainstay.runtime.measurement import Measurement
+from chainstay.runtime.transfers import program_of
 from chainstay.solution import Solution
 from chainstay.solve.offload import solve_offload
 from chainstay.validation.hybrid import simulate_hybrid
@@ -63,9 +67,7 @@ def either_alone(measured: Measurement, budget: int, link: Link) -> dict[str, So
     found: dict[str, Solution] = {}
     ways: dict[str, Callable[[], Solution]] = {
         "recompute": lambda: solve_measured(measured, budget),
-        "offload": lambda: solve_offload(
-            measured.offload_profile, budget, link=link, method="heuristics"
-        ),
+        "offload": lambda: solve_offloaded(measured, budget, link=link, method="heuristics"),
     }
     for name, solve in ways.items():
         try:
@@ -80,6 +82,25 @@ def least_budget(measured: Measurement) -> int:
     with pytest.raises(InfeasibleBudgetError) as info:
         solve_measured(measured, 1)
     return info.value.required
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_offloading_alone_takes_what_moving_takes_the_computing_thread(model: str) -> None:
+    """The same program list as for the stages' own times, replayed with the schedule's."""
+    measured = MODELS[model]()
+    link, least = link_for(measured), measured.offload_profile.required_bytes
+    budget = least + (plain_peak(measured) - least) // 4
+    solution = solve_offloaded(measured, budget, link=link, method="heuristics")
+    bare = solve_offload(measured.offload_profile, budget, link=link, method="heuristics")
+    assert solution.schedule == bare.schedule
+    hooks = sum(cost.hooks_time for cost in measured.account.stages)
+    assert bare.makespan <= solution.makespan <= bare.makespan + hooks
+    course = course_of(
+        solution, moved_profile(solution, measured.profile_for(program_of(solution)))
+    )
+    assert course is not None
+    assert course.makespan == solution.makespan
+    assert course.peak_bytes <= solution.peak_bytes <= budget
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.35])

@@ -262,6 +262,25 @@ def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
     assert twice == once + 13
 
 
+@pytest.mark.parametrize(
+    ("text", "reruns", "hooked"),
+    [
+        ("Fa0 Fa1 Ob1 Fa2 Fa3 B3 B2 Pb1 B1 B0", 0, {1, 2}),
+        ("Fa0 Fc1 Oa2 Fa2 Fa3 B3 B2 Pa2 Fa1 B1 B0", 1, {1, 2}),
+        ("Fa0 Ob0 Fa1 Fa2 Ob2 Fa3 B3 Pb2 B2 B1 Pb0 B0", 0, {0, 1, 2, 3}),
+    ],
+)
+def test_what_moves_takes_the_stages_that_make_and_read_it_time(
+    text: str, reruns: int, hooked: set[int]
+) -> None:
+    each = replace(cost("x", 0, 0), rerun_time=5, hooks_time=3)
+    account = replace(ACCOUNT, stages=(each,) * 4)
+    times = [stage.backward_time for stage in account.profile_for(Schedule.parse(text)).stages]
+    assert times == [
+        2 + 3 * (stage in hooked) + 5 * reruns * (stage == 1) for stage in range(len(times))
+    ]
+
+
 def timed(time: StageTime) -> StageCost:
     return replace(
         cost("x", 0, 0),

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -59,7 +59,7 @@ class CopyTicket:
     def copy(self) -> None:
         """Make all copies that nobody has forgotten."""
         with self._lock:
-            _copy(tuple(self._copies))
+            _copy(self._copies)
 
     def end(self) -> None:
         """Nobody need wait any more."""
@@ -131,9 +131,10 @@ class CopyingEngine:
     def wait(self, ticket: Ticket) -> None:
         """As `Engine`."""
         assert isinstance(ticket, CopyTicket), "tickets come from the engine that gets them"
-        begin = time.perf_counter()
-        ticket.ended.wait()
-        self.stalled += time.perf_counter() - begin
+        if not ticket.ended.is_set():
+            begin = time.perf_counter()
+            ticket.ended.wait()
+            self.stalled += time.perf_counter() - begin
         if ticket.error is not None:
             raise _again(ticket.error)
 
@@ -268,9 +269,10 @@ _LARGE: Final = 2**20
 """Bytes from which a copy tells how long a byte takes."""
 
 
-def _copy(copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for destination, source in copies:
-        destination.copy_(source)
+def _copy(copies: Copies) -> None:
+    if copies:  # at once: each call lets go of Python's lock, and computing waits to get it back
+        destinations, sources = zip(*copies, strict=True)
+        torch._foreach_copy_(destinations, sources)
 
 
 def _stop(copiers: set[_Copier]) -> None:

@@ -73,10 +73,10 @@ class Traffic:
         inputs = {address for address in known if self.cell_at(address) is not None}
         if step.makes is None and not inputs:
             return None
-        fixed = {address_of(tensor) for _, _, tensor in stage.tensors()} | known - inputs
-        own = None
+        own, fixed = None, known - inputs
         if step.makes is not None:
             own = self.parcels[step.makes] = []
+            fixed |= {address_of(tensor) for _, _, tensor in stage.tensors()}
         return Parking(step.stage, prepare, self, frozenset(fixed), own)
 
     def made(self, step: Step, given: State, output: State) -> list[Cell]:
@@ -180,7 +180,8 @@ class Parking:
         stage: Which.
         prepare: Brings about all that comes before its backward.
         traffic: Knows the cells.
-        fixed: Addresses of what stays: parameters, buffers, an input that does not move.
+        fixed: Addresses of what stays: an input that does not move, and if its own data moves,
+            parameters and buffers.
         own: Gets the cells of what it saves, if that moves.
     """
 
