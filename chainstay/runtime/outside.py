@@ -35,6 +35,7 @@ from chainstay.runtime.states import State, address_of, detached, state_bytes
 
 __all__ = ["Around", "Outside", "Phase"]
 
+START: Final = "start"
 BEGIN: Final = "begin"
 END: Final = "end"
 BEFORE_BACKWARD: Final = "before backward"
@@ -150,6 +151,7 @@ class Around:
     def _run(self, trip: _Trip) -> None:
         model = self.chain.model
         with trying(model, self.device), zeroed_gradients(self.leaves):
+            trip.mark(START, -1)  # gradients are there beforehand: a step only adds to them
             with drive(self.chain.stages, self.chain.starts, trip.run):
                 output = model(*self.args, **self.kwargs)
             trip.note_held()
@@ -197,11 +199,12 @@ class Around:
         self, trip: _Trip, traces: Sequence[MemoryTrace], times: Sequence[int]
     ) -> Outside:
         found: dict[tuple[str, int], Phase] = {}
+        base = traces[0].end_bytes
         for mark, trace, duration in zip([*trip.marks, (END, -1)], traces, times, strict=True):
             is_backward = mark[0] == BEFORE_BACKWARD
             found[mark] = Phase(
-                level=trace.end_bytes,
-                peak=trace.peak_bytes,
+                level=trace.end_bytes - base,
+                peak=trace.peak_bytes - base,
                 nanoseconds=duration,
                 gradient_bytes=trip.gradient_bytes[mark[1]] if is_backward else 0,
                 lasting_bytes=trip.lasting_bytes.get(mark[1], 0) if is_backward else 0,

@@ -91,7 +91,9 @@ def require_by_blocks(
     assert "by blocks" in told
     assert reason in told
     solution = shown(planned).solution
-    assert peak(planned, sample) <= solution.peak_bytes <= solution.budget
+    measured = peak(planned, sample)
+    assert measured <= solution.peak_bytes <= solution.budget
+    assert solution.peak_bytes <= 1.15 * measured
     return planned
 
 
@@ -100,7 +102,7 @@ def family(name: str) -> tuple[nn.Module, SampleUnder]:
     return built.model, SampleUnder(built.args, built.kwargs)
 
 
-@pytest.mark.parametrize("name", ["T5", "CLIP", "HF ViT", "ConvNeXt"])
+@pytest.mark.parametrize("name", ["BERT", "T5", "CLIP", "HF ViT", "ConvNeXt"])
 def test_families_by_their_blocks(name: str) -> None:
     """What the export takes as well; encoder and decoder, towers and pyramids are many lists."""
     require_by_blocks(*family(name), "least", "as asked for", by="blocks")

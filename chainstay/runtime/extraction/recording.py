@@ -167,7 +167,8 @@ class _Recorder:
             forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
         ) -> Any:  # noqa: ANN401  # the module's own
             leaves, input_spec = tree_flatten((args, dict(sorted(kwargs.items()))))
-            inputs, parameters = self._seen(leaves), _versions(block)
+            inputs = self._seen(leaves)
+            parameters = [(each, version_of(each)) for each in block.parameters() if _is_own(each)]
             result = forward(*args, **kwargs)
             outputs, output_spec = tree_flatten(result)
             changed = [
@@ -185,7 +186,7 @@ class _Recorder:
                     output_spec=output_spec,
                     changes_input=any(each.requires_grad for each in tensors),
                     changes_others=any(not each.requires_grad for each in tensors)
-                    or parameters != _versions(block),
+                    or any(version_of(each) != version for each, version in parameters),
                 )
             )
             return result
@@ -209,10 +210,9 @@ class _Recorder:
         )
 
 
-def _versions(block: nn.Module) -> dict[int, int]:
-    """Of its parameters; those of FSDP2 come and go."""
-    own = (each for each in block.parameters() if type(each) is nn.Parameter)
-    return {id(each): version_of(each) for each in own}
+def _is_own(parameter: nn.Parameter) -> bool:
+    """Whether it is the module's for good; FSDP2 gathers and shards parameters meanwhile."""
+    return type(parameter) is nn.Parameter
 
 
 def _storage_bytes(tensor: torch.Tensor) -> int:
