@@ -8,8 +8,10 @@ that only offload, and those that recompute, too. A step's time is the least of 
 thread computes, and how long it waits for transfers; other work on the machine does not count.
 It is run in turns with plain steps. What is compared is how much longer than plain training it
 takes, and how much longer the plan says; so it does not matter that the machine was faster or
-slower when stages were measured. Copies compete with the computation for one memory bus here,
-which no plan knows about; on a device they do not.
+slower when stages were measured. A step may be faster than its plan, in which a backward waits
+for its stage's input to come back before it begins: it waits where it reads that, at its end as
+a rule. Copies compete with the computation for one memory bus here, which no plan knows about;
+on a device they do not.
 
 Goal: steps within 10 % of the plan, peaks within the budget.
 

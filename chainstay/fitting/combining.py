@@ -39,7 +39,7 @@ from chainstay.schedule import Discards, Op, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.solve.hybrid import Pofo
 from chainstay.solve.hybrid_whole import Program, WholeTransfers
-from chainstay.timetable import Time, Transfers
+from chainstay.timetable import Transfers
 from chainstay.units import format_bytes
 from chainstay.validation.events import TransferReplay
 from chainstay.validation.hybrid import simulate_hybrid
@@ -172,7 +172,7 @@ class _Search:
         except InvalidScheduleError:
             return
         if self._can_run(schedule):
-            self._keep(makespan, schedule, solution.method)
+            self._keep(Program(makespan, schedule), solution.method)
 
     def _ask(self, profile: ChainProfile) -> tuple[Op, ...] | None:
         """Plans for `profile`, as they really are; the computations of the best, if any."""
@@ -194,14 +194,22 @@ class _Search:
             return
         problem = HybridProblem(profile, self.budget, self.link)
         overheads = self._overheads(Schedule(plan.ops))
-        whole = WholeTransfers(problem, plan.ops, tries, overheads, self._can_run)
+        profiles: dict[frozenset[Op], ChainProfile] = {}
+
+        def profile_of(schedule: Schedule) -> ChainProfile:
+            moved = frozenset(op for op in schedule if op.kind.is_offload)
+            if moved not in profiles:
+                profiles[moved] = self._movable(schedule)
+            return profiles[moved]
+
+        whole = WholeTransfers(problem, plan.ops, tries, overheads, self._can_run, profile_of)
         program = whole.best(plan.moved)
         if program is not None:
-            self._keep(self._replayed(program.schedule).makespan, program.schedule, method)
+            self._keep(program, method)
 
-    def _keep(self, makespan: Time, schedule: Schedule, method: str) -> None:
-        if self.best is None or makespan < self.best.makespan:
-            self.best, self.method = Program(makespan, schedule), method
+    def _keep(self, program: Program, method: str) -> None:
+        if self.best is None or program.makespan < self.best.makespan:
+            self.best, self.method = program, method
 
     def _replayed(self, schedule: Schedule) -> TransferReplay:
         """What the referee says of it, with what it takes the thread that computes to move."""

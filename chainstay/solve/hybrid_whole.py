@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.hybrid import HybridProblem
+from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import Time
 from chainstay.validation.hybrid import simulate_hybrid
@@ -77,6 +78,7 @@ class WholeTransfers:
         overheads: Bytes that each computation needs besides what is stored, in place of its
             stage's in the profile.
         can_run: Whether a program list that fits can be run.
+        profile_of: What the chain costs under a program list, where times depend on what moves.
     """
 
     problem: HybridProblem
@@ -84,6 +86,7 @@ class WholeTransfers:
     tries: int = 300
     overheads: Sequence[int] | None = None
     can_run: Callable[[Schedule], bool] = lambda _: True
+    profile_of: Callable[[Schedule], ChainProfile] | None = None
     _turn: int = 0
     _excess: list[int] = field(default_factory=list)
     _times: list[int] = field(default_factory=list)
@@ -276,7 +279,7 @@ class WholeTransfers:
         problem = self.problem
         try:
             replay = simulate_hybrid(
-                problem.profile,
+                problem.profile if self.profile_of is None else self.profile_of(schedule),
                 schedule,
                 budget=problem.budget,
                 link=problem.link,
