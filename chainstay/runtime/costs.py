@@ -221,7 +221,9 @@ def account_for(
     has_loss = observed[-1].stage.is_loss
     inputs = slice(0, len(observed) + (not has_loss))  # of every stage, the loss's included
     skips = shared_skips(states[inputs], gradients[inputs])
-    tied = tied_gradients_bytes([each.leaves for each in observed])
+    tied = tied_gradients_bytes(
+        [each.leaves for each in observed], [each.leaf_gradients for each in memories]
+    )
     handed_out = states[-2] if has_loss else states[-1]
     costs = []
     for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):

@@ -11,8 +11,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 __all__ = ["OtherGenerators"]
 
 
@@ -38,9 +36,9 @@ class OtherGenerators:
         """Put both back."""
         random.setstate(self.python)
         if self.numpy is not None:
+            numpy = sys.modules["numpy"]
             name, words, *rest = self.numpy
-            keys = torch.frombuffer(bytearray(words), dtype=torch.uint32).numpy()
-            sys.modules["numpy"].random.set_state((name, keys, *rest))
+            numpy.random.set_state((name, numpy.frombuffer(words, numpy.uint32), *rest))
 
 
 def _numpy_state() -> tuple[Any, ...] | None:

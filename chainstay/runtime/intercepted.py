@@ -337,7 +337,8 @@ class _Accountant:
         used = {id(leaf) for each in self.blocks.observed for leaf in each.leaves}
         others = tuple(leaf for leaf in self.outside.leaves if id(leaf) in used)
         leaves = [others, *(each.leaves for each in self.blocks.observed), others]
-        return tied_gradients_bytes(leaves)[1:-1]
+        held = [(), *(each.leaf_gradients for each in self.blocks.memories), ()]
+        return tied_gradients_bytes(leaves, held)[1:-1]
 
 
 def _without(state: NumberedState, outside: Mapping[int, int]) -> NumberedState:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from chainstay.runtime.boundary import Gradients, seeded, swallow
-from chainstay.runtime.memory import MemoryTrace
+from chainstay.runtime.memory import MemoryTrace, allocated_bytes
 from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, copied
@@ -33,6 +35,7 @@ class StageMemory:
             graph holds it.
         output_gradients: How those that enter the backward lie.
         input_gradients: How those that leave it lie.
+        leaf_gradients: Sizes of the storages that hold the gradients of its leaves, by leaf.
     """
 
     kept_bytes: int
@@ -43,6 +46,7 @@ class StageMemory:
     backward_peak: int
     output_gradients: Gradients
     input_gradients: Gradients
+    leaf_gradients: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class StageProbe:
     _input: State = ()
     _output: State = ()
     _root: torch.Tensor | None = None
+    _leaf_gradients: dict[int, int] = field(default_factory=dict)
 
     def phases(self, source: State, device: torch.device) -> Generator[Callable[[], None]]:
         """What to trace, in this order; `memory` explains what comes out.
@@ -101,6 +106,9 @@ class StageProbe:
             backward_peak=backward.peak_bytes - base,
             output_gradients=self.output_gradients,
             input_gradients=self.input_gradients,
+            leaf_gradients=tuple(
+                self._leaf_gradients.get(index, 0) for index in range(len(self.leaves))
+            ),
         )
 
     def _begin(self) -> None:
@@ -124,8 +132,28 @@ class StageProbe:
 
     def _backward(self) -> None:
         if self._root is not None:
-            torch.autograd.backward(self._root)
+            with self._seeing_leaf_gradients():
+                torch.autograd.backward(self._root)
         self._root = None
+
+    @contextmanager
+    def _seeing_leaf_gradients(self) -> Iterator[None]:
+        """Note what holds the gradients of leaves: one that is a slice holds all of it."""
+        nodes = [get_gradient_edge(leaf).node for leaf in self.leaves]
+        hooks = [
+            node.register_prehook(partial(self._note_leaf, index))
+            for index, node in enumerate(nodes)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _note_leaf(self, index: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        for gradient in gradients:
+            if type(gradient) is torch.Tensor and gradient.layout == torch.strided:  # whole, dense
+                self._leaf_gradients[index] = allocated_bytes(gradient)
 
     def _forward_dropping(self) -> None:
         with dropping():

@@ -22,13 +22,15 @@ __all__ = ["autocast_copies_bytes", "tied_gradients_bytes"]
 Leaves = Sequence[tuple[torch.Tensor, ...]]
 
 
-def tied_gradients_bytes(leaves: Leaves) -> list[tuple[int, int]]:
+def tied_gradients_bytes(leaves: Leaves, held: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
     """Per stage, what half-summed gradients take during its forward and its backward.
 
     After the backward of the highest use, forwards of any stage below may run again.
 
     Args:
         leaves: What each stage sends a gradient to.
+        held: The memory that holds each of these gradients, as far as that was seen: one may
+            be a slice of something larger.
     """
     uses: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
@@ -36,12 +38,16 @@ def tied_gradients_bytes(leaves: Leaves) -> list[tuple[int, int]]:
         for leaf in stage_leaves:
             uses.setdefault(id(leaf), []).append(index)
             sizes[id(leaf)] = rounded_bytes(leaf.nbytes, leaf.device)
+    waiting = dict(sizes)  # for their other summands
+    for stage_leaves, stage_held in zip(leaves, held, strict=True):
+        for leaf, size in zip(stage_leaves, stage_held, strict=False):
+            waiting[id(leaf)] = max(waiting[id(leaf)], size)
     forward, backward, sums = ([0] * len(leaves) for _ in range(3))
     for leaf_id, (lowest, *_, highest) in _several(uses):
         for index in range(highest):
-            forward[index] += sizes[leaf_id]
+            forward[index] += waiting[leaf_id]
         for index in range(lowest, highest + 1):
-            backward[index] += sizes[leaf_id]
+            backward[index] += waiting[leaf_id]
         for index in uses[leaf_id][:-1]:  # leaves are summed one after another
             sums[index] = max(sums[index], sizes[leaf_id])
     return list(zip(forward, map(add, backward, sums), strict=True))

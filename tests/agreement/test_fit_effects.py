@@ -11,9 +11,10 @@ from torch.distributions import Normal, kl_divergence
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
+from chainstay.runtime import trace_memory
 from chainstay.runtime.calls import PlannedBlocks, PlannedCall
 from sgd_steps import differences, three_steps
-from training_conditions import RECOMPUTING, recomputes, shown
+from training_conditions import RECOMPUTING, SHARES, ShareOf, recomputes, shown
 
 
 class Averaging(nn.Module):
@@ -65,6 +66,23 @@ class Leaky(nn.Module):
         for layer in self.layers:
             x = x + self.slopes(layer(x))
         return x
+
+
+class Sliced(nn.Module):
+    """A weight used at both ends, the second time as part of a wider one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.wider = nn.Linear(32, 256, bias=False), nn.Linear(64, 256, bias=False)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x[:4] @ torch.cat([self.enter.weight, self.wider.weight], 1)
 
 
 class Guess(nn.Module):
@@ -123,6 +141,18 @@ def test_noise_that_is_saved_before_it_is_drawn_is_drawn_again() -> None:
     model = Leaky()
     assert wrong_after_training(model, torch.randn(4, 16, 64), "50%") == []
     assert recomputes(model)
+
+
+def test_half_a_gradient_that_is_a_slice_holds_all_of_it() -> None:
+    torch.manual_seed(0)
+    model, x = Sliced(), torch.randn(128, 32)
+    chainstay.fit(model, (x,), budget=RECOMPUTING, loss=squares, method=ShareOf(SHARES["least"]))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    squares(model(x)).backward()
+    measured = trace_memory(lambda: squares(model(x)).backward(), "cpu").peak_bytes + x.nbytes
+    promised = shown(model).solution.peak_bytes
+    assert 0.95 * promised <= measured <= promised
 
 
 def test_distributions_are_exported() -> None:
