@@ -6,12 +6,12 @@ Each network is measured. For several links, and budgets between the least feasi
 plain training needs, the best plans found run on threads that copy at the link's pace: those
 that only offload, and those that recompute, too. A step's time is the least of several: what its
 thread computes, and how long it waits for transfers; other work on the machine does not count.
-It is run in turns with plain steps. What is compared is how much longer than plain training it
-takes, and how much longer the plan says; so it does not matter that the machine was faster or
-slower when stages were measured. A step may be faster than its plan, in which a backward waits
-for its stage's input to come back before it begins: it waits where it reads that, at its end as
-a rule. Copies compete with the computation for one memory bus here, which no plan knows about;
-on a device they do not.
+It is run in turns with plain steps: the plan tells its time for stages as fast or slow as they
+are then, beside a link that stays the same.
+
+A step may be faster than its plan, in which a backward waits for its stage's input to come back
+before it begins: it waits where it reads that, at its end as a rule. Copies compete with the
+computation for one memory bus here, which no plan knows about; on a device they do not.
 
 Goal: steps within 10 % of the plan, peaks within the budget.
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -39,6 +40,10 @@ from chainstay.errors import ChainstayError
 from chainstay.fitting.combining import solve_combined
 from chainstay.fitting.offloading import solve_offloaded
 from chainstay.offloading import OffloadSolution
+from chainstay.runtime.items import bounding_chain, standing_bytes
+from chainstay.runtime.measurement import Measurement
+from chainstay.runtime.transfers import program_of
+from chainstay.validation.hybrid import simulate_hybrid
 from models import resnet50
 
 RESULTS: Final = Path(__file__).parent / "results" / "offload_runtime.md"
@@ -65,11 +70,16 @@ class Outcome(NamedTuple):
 
     Attributes:
         point: The plan, and how its step went.
-        ratio: The step's time over what was planned, both in times of plain training.
+        planned: What its step takes at the speed of the plain steps beside it, in ns.
     """
 
     point: Point
-    ratio: float
+    planned: float
+
+    @property
+    def ratio(self) -> float:
+        """The step's time over what was planned."""
+        return self.point.measured_time / self.planned
 
 
 def trainings() -> Iterator[Training]:
@@ -136,22 +146,50 @@ def rows(training: Training, repeats: int, outcomes: list[Outcome]) -> Iterator[
     for parameter in training.model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # the caller's: no budget covers them
     subject = training.measured(repeats)
-    plain = subject.costs.profile.least_time
     for name, link in links():
         for point in points(subject, link):
             done = run(subject, link, point, repeats)
-            outcome = Outcome(done, done.against_plan(plain))
+            outcome = Outcome(done, planned_time(subject.costs, done))
             outcomes.append(outcome)
-            yield row(training.name, name, outcome, plain)
+            yield row(training.name, name, outcome)
 
 
-def row(network: str, link: str, outcome: Outcome, plain: float) -> str:
-    """Of the table; times as if plain training took what was measured."""
-    point, ratio = outcome
+def planned_time(costs: Measurement, point: Point) -> float:
+    """The plan's time at the speed of the plain steps that were run in turns with it, in ns."""
+    solution = point.solution
+    assert isinstance(solution, OffloadSolution), "both ways move something"
+    schedule = program_of(solution)
+    standing = standing_bytes(costs.profile, schedule)
+    overheads = list(map(sum, zip(costs.overheads_for(schedule), standing, strict=True)))
+    chain = bounding_chain(costs.profile_for(schedule))
+
+    def replayed(slowness: float) -> float:
+        stages = (
+            replace(
+                stage,
+                forward_time=int(stage.forward_time * slowness),
+                backward_time=int(stage.backward_time * slowness),
+            )
+            for stage in chain.stages
+        )
+        replay = simulate_hybrid(
+            replace(chain, stages=tuple(stages)),
+            schedule,
+            budget=solution.budget,
+            link=solution.link,
+            overheads=overheads,
+        )
+        return float(replay.makespan)
+
+    return point.planned_time * replayed(point.plain_time / costs.profile.least_time) / replayed(1)
+
+
+def row(network: str, link: str, outcome: Outcome) -> str:
+    """Of the table."""
+    point = outcome.point
     assert point.solution is not None, "there is a plan"
     ops = point.solution.schedule.ops
     stages = len({op.stage for op in ops})
-    scale = plain / point.plain_time / 1e6
     return cells(
         network,
         link,
@@ -160,10 +198,10 @@ def row(network: str, link: str, outcome: Outcome, plain: float) -> str:
         mebibytes(point.measured_peak),
         str(sum(op.kind.is_offload for op in ops)),
         str(sum(op.kind.is_forward for op in ops) - stages),
-        f"{point.planned_time / 1e6:.1f}",
-        f"{point.measured_time * scale:.1f}",
-        f"{ratio:.2f}",
-        f"{point.waited_time * scale:.1f}",
+        f"{outcome.planned / 1e6:.1f}",
+        f"{point.measured_time / 1e6:.1f}",
+        f"{outcome.ratio:.2f}",
+        f"{point.waited_time / 1e6:.1f}",
     )
 
 
