@@ -303,18 +303,18 @@ class _Chain:
         gradients = tuple(map(torch.ones_like, wanting))
 
         def backward() -> State:
+            reached[group.stop] = _now()  # by the stopwatch's own time, or stages end too early
             torch.autograd.backward(wanting, gradients)
             return ()
 
-        begin = _now()
         try:
             _, elapsed = self.stopwatch(backward)
         except Exception:
             index = min(reached, default=group.stop) - 1
             with blaming(self.stages[index].stage, index, given[index - group.start]):
                 raise
-        reached[group.stop] = begin
-        ends = [reached.get(index, begin + elapsed) for index in group]
+        end = reached[group.stop] + elapsed
+        ends = [reached.get(index, end) for index in group]
         begins = [reached.get(index + 1) for index in group]
         return [
             None if begin is None else end - begin for begin, end in zip(begins, ends, strict=True)

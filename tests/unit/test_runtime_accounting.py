@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +15,14 @@ import torch
 from torch import nn
 
 from chainstay.profiles import Skip
-from chainstay.runtime import measure
+from chainstay.runtime import clock, measure
 from chainstay.runtime.accounting import Account, StageCost
 from chainstay.runtime.caching import AccountFile
 from chainstay.runtime.clock import StageTime, StageTimes, stage_times
 from chainstay.runtime.merging import merge_idle_cuts
 from chainstay.runtime.progress import progress_bar, unseen
 from chainstay.runtime.stages import ChainStage, TensorPart
+from chainstay.runtime.states import State
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
 
@@ -279,6 +282,23 @@ def test_what_moves_takes_the_stages_that_make_and_read_it_time(
     assert times == [
         2 + 3 * (stage in hooked) + 5 * reruns * (stage == 1) for stage in range(len(times))
     ]
+
+
+def test_what_passes_before_a_stopwatch_starts_belongs_to_no_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = clock._time_cpu
+
+    def late(function: Callable[[], State]) -> tuple[State, int]:
+        until = time.perf_counter() + 0.005
+        while time.perf_counter() < until:
+            pass
+        return real(function)
+
+    monkeypatch.setattr(clock, "_time_cpu", late)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    measured = measure(model, torch.zeros(2, 4), repeats=2)  # refuses times below 0
+    assert all(stage.backward_time >= 0 for stage in measured.account.stages)
 
 
 def timed(time: StageTime) -> StageCost:
