@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from benchmarks.family_modules import MODULE_FAMILIES
 from zoo import Sample  # torchvision, and whatever imports it, can be imported only after this
 
 __all__ = ["FAMILIES"]
@@ -260,6 +261,7 @@ FAMILIES: Final[Mapping[str, Callable[[], Sample]]] = MappingProxyType(
         ),
         "torchvision R3D": _of_videos,
         "timm MLP-Mixer": partial(_of_timm, "mixer_s32_224", 224),
+        "timm XCiT": partial(_of_timm, "xcit_nano_12_p8_224", 224, 1),
         "timm DeiT": partial(_of_timm, "deit_tiny_patch16_224", 224),
         "timm BEiT": partial(
             _of_timm, "beit_base_patch16_224", 224, 1, embed_dim=48, num_heads=4, depth=6
@@ -295,6 +297,10 @@ FAMILIES: Final[Mapping[str, Callable[[], Sample]]] = MappingProxyType(
         "HF DistilBERT": partial(
             _encoder, "DistilBert", dim=64, n_layers=6, n_heads=4, hidden_dim=128
         ),
+        "HF MobileBERT": partial(
+            _encoder, "MobileBert", embedding_size=32, intra_bottleneck_size=32
+        ),
+        "HF Longformer": partial(_encoder, "Longformer", attention_window=8),
         "HF ALBERT": partial(_encoder, "Albert", embedding_size=32),
         "HF ELECTRA": partial(_encoder, "Electra", embedding_size=32),
         "HF DeBERTa v2": partial(
@@ -385,6 +391,7 @@ FAMILIES: Final[Mapping[str, Callable[[], Sample]]] = MappingProxyType(
         "complex spectra": lambda: Sample(_Spectral(), (torch.randn(8, 32),)),
         "weight norm": lambda: Sample(_Waves(), (torch.randn(2, 1, 256),)),
         "spectral norm": _critic,
+        **MODULE_FAMILIES,
     }
 )
 """By name, what builds a model and a call of it."""
