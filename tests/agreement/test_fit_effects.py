@@ -161,3 +161,24 @@ def test_distributions_are_exported() -> None:
     assert wrong_after_training(model, torch.randn(32, 16)) == []
     assert isinstance(shown(model).plans[-1], PlannedCall)
     assert torch.distributions.Distribution._validate_args  # as it was
+
+
+class Steps(nn.Module):
+    """Takes its input apart at once, and uses a part at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x.new_zeros(len(x), 16)
+        for part in x.unbind(1):
+            hidden = torch.tanh(self.layer(torch.cat([part, hidden], 1)))
+        return hidden
+
+
+def test_parts_of_an_input_are_shared_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = Steps()
+    assert wrong_after_training(model, torch.randn(32, 6, 8)) == []
+    assert isinstance(shown(model).plans[-1], PlannedCall)

@@ -103,7 +103,10 @@ def made_early(parts: Parts) -> set[fx.Node]:
         if node in outputs
         or any(crossings.first[node] <= cut <= crossings.last[node] for cut in parts.cuts)
     ]
-    return with_makers(wanted, crossings.movable, parts.seen)
+    early = with_makers(wanted, crossings.movable, parts.seen)
+    several = (node for node in early if parts.seen[node].tensor is None)
+    taken = [each for node in several for each in node.users if each in crossings.movable]
+    return with_makers([*wanted, *taken], crossings.movable, parts.seen)  # tensors are shared
 
 
 def shared_nodes(
