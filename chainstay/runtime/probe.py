@@ -182,7 +182,8 @@ def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
 
 def leaves_of(outputs: State) -> tuple[torch.Tensor, ...]:
     """Every leaf that the graph of `outputs` sends a gradient to, wherever the stage keeps it."""
-    leaves: dict[int, torch.Tensor] = {}
+    handed_out = (each for each in outputs if each.is_leaf and each.requires_grad)
+    leaves: dict[int, torch.Tensor] = {id(each): each for each in handed_out}
     seen, pending = set(), [output.grad_fn for output in outputs]
     while pending:
         node = pending.pop()

@@ -182,3 +182,29 @@ def test_parts_of_an_input_are_shared_one_by_one() -> None:
     model = Steps()
     assert wrong_after_training(model, torch.randn(32, 6, 8)) == []
     assert isinstance(shown(model).plans[-1], PlannedCall)
+
+
+class Handed(nn.Module):
+    """Reads one weight everywhere, by a name that an early stage gives it."""
+
+    def __init__(self, *, gives_it: bool) -> None:
+        super().__init__()
+        self.gives_it = gives_it
+        self.scale = nn.Parameter(torch.rand(32))
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        scale = self.scale.float()  # the weight itself, as it is of that type already
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * scale
+        return (x, scale) if self.gives_it else x
+
+
+@pytest.mark.parametrize("gives_it", [False, True])
+def test_a_weight_that_has_another_name_stays_the_model_s(*, gives_it: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Handed(gives_it=gives_it), torch.randn(64, 32)
+    chainstay.fit(model, (x,), budget="70%", repeats=1, progress=False)
+    assert [name for name, each in model.named_parameters() if each.grad is not None] == []
+    chainstay.unfit(model)
+    assert wrong_after_training(model, x) == []

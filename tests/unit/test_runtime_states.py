@@ -19,6 +19,7 @@ from chainstay.runtime.extracted import measure_extracted
 from chainstay.runtime.extraction import extract
 from chainstay.runtime.lineage import Lineage, shared_skips
 from chainstay.runtime.losses import loss_in
+from chainstay.runtime.probe import leaves_of
 from chainstay.runtime.remaking import remade_bytes
 from chainstay.runtime.states import State, copied, detached, state_bytes
 from chainstay.schedule import Schedule
@@ -201,3 +202,9 @@ def test_saved_data_without_their_input_hold_nothing_that_is_made_again(
 def test_the_loss_in_an_output_is_a_real_number(output: object, expected: float | None) -> None:
     found = loss_in(output)
     assert (None if found is None else found.item()) == expected
+
+
+def test_a_parameter_that_is_handed_out_gets_a_gradient() -> None:
+    weight, other, fixed = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    fixed.requires_grad = False
+    assert set(map(id, leaves_of((weight, other * 2, fixed)))) == {id(weight), id(other)}

@@ -19,6 +19,7 @@ from chainstay.runtime.extraction.crossing import find_crossings
 from chainstay.runtime.extraction.cutting import Granularity, choose_cuts
 from chainstay.runtime.extraction.exporting import export_quietly
 from chainstay.runtime.extraction.flattening import FlatGraph, flatten
+from chainstay.runtime.extraction.identities import without_identities
 from chainstay.runtime.extraction.likeness import hooks_of
 from chainstay.runtime.extraction.naming import repeated_blocks
 from chainstay.runtime.extraction.observing import Observations, observe
@@ -110,7 +111,8 @@ def trace(
                 "torch's, or use intercept() on its blocks"
             )
         flat = flatten(program, model)
-        return flat, observe(flat, tree_leaves((args, kwargs))), device
+        seen = observe(flat, tree_leaves((args, kwargs)))
+        return without_identities(flat, seen), seen, device
 
 
 def _distinct(
