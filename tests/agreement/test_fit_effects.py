@@ -208,3 +208,32 @@ def test_a_weight_that_has_another_name_stays_the_model_s(*, gives_it: bool) -> 
     assert [name for name, each in model.named_parameters() if each.grad is not None] == []
     chainstay.unfit(model)
     assert wrong_after_training(model, x) == []
+
+
+class Dropping(nn.Module):
+    """Leaves layers out now and then, as Wav2Vec2 does."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Linear(32, 16)) for _ in range(6)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if torch.rand(()) >= self.probability:
+                x = layer(x)
+        return x
+
+
+def test_layers_left_out_at_random_are_refused_at_once_and_not_some_steps_later() -> None:
+    torch.manual_seed(0)
+    model, x = Dropping(0.2), torch.randn(32, 16)
+    state = torch.get_rng_state()
+    with pytest.raises(UnsupportedModelError, match=r"calls other blocks when .*layerdrop=0"):
+        chainstay.fit(model, (x,), budget="60%", repeats=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    model.probability = 0.0
+    assert wrong_after_training(model, x) == []
+    assert isinstance(shown(model).plans[-1], PlannedBlocks)

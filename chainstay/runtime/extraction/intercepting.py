@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import nn
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.binding import version_of
+from chainstay.runtime.environment import RandomStates, random_states
 from chainstay.runtime.extraction.blocks import BlockStage, InterceptedChain
 from chainstay.runtime.extraction.calls import device_of, require_module_and_tuple
 from chainstay.runtime.extraction.choosing import choose_calls, follows
@@ -24,11 +26,15 @@ from chainstay.runtime.extraction.driving import OnCall, drive
 from chainstay.runtime.extraction.recording import BlockCall, SeenTensor, record_calls
 from chainstay.runtime.extraction.templates import SharedSlot, StateSlot, Template
 from chainstay.runtime.extraction.trying import trying
+from chainstay.runtime.generators import OtherGenerators
 from chainstay.runtime.probe import dropping
 from chainstay.runtime.sharding import is_sharded
 from chainstay.runtime.states import State, detached
 
 __all__ = ["BlockSample", "intercept", "intercept_sampled"]
+
+_LOOKS: Final = 6
+"""Runs of a model that draws random numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +61,7 @@ def intercept(
 ) -> InterceptedChain:
     """Find the blocks of `model` that can be run as stages, and what they pass on.
 
-    The model runs twice on the sample, its hooks included, and is left as it was.
+    The model runs a few times on the sample, its hooks included, and is left as it was.
 
     Args:
         model: Any module with lists of blocks that are called one after another.
@@ -100,8 +106,50 @@ def intercept_sampled(
             "those changed in place); put its blocks into a ModuleList, or pass a list of stages"
         )
     chain = _assembled(model, calls, held)
+    if not held:
+        _refuse_chance(chain, args, kwargs, device)
     with trying(model, device), dropping():
         return _sampled(chain, args, kwargs)
+
+
+def _refuse_chance(
+    chain: InterceptedChain, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+) -> None:
+    """Refuse a model whose random numbers decide which blocks it calls (layer drop).
+
+    Some runs show that: any block that is left out in any of them is noticed.
+    """
+    model = chain.model
+    if is_sharded(model):
+        return  # other processes would not look as often
+
+    def as_it_is(index: int, call: OnCall, state: State, _shared: State) -> tuple[object, State]:
+        result = call()
+        return result, chain.stages[index].next_state(result, state)
+
+    with trying(model, device), dropping():
+        before = random_states(device), OtherGenerators.now()
+        for _ in range(_LOOKS):
+            try:
+                with drive(chain.stages, chain.starts, as_it_is):
+                    model(*args, **kwargs)
+            except PlanMismatchError as cause:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} calls other blocks when it draws other random numbers "
+                    f"({cause}); a plan is for the same blocks in every step: switch off what "
+                    "leaves layers out (layerdrop=0, say), or multiply by zero instead"
+                ) from cause
+            if not _has_drawn(before, device):
+                return
+
+
+def _has_drawn(before: tuple[RandomStates, OtherGenerators], device: torch.device) -> bool:
+    states, others = before
+    same = all(
+        torch.equal(one, other)
+        for (_, one), (_, other) in zip(states, random_states(device), strict=True)
+    )
+    return not same or others != OtherGenerators.now()
 
 
 def _assembled(
