@@ -103,7 +103,8 @@ def observe_traits(stage: ChainStage, state: State, shared: State, device: torch
 
 def _fills_what_it_saved(output: State) -> bool:
     """Whether the graph of `output` has operators whose noise is made only after it is saved."""
-    seen, pending = set(), [tensor.grad_fn for tensor in output]
+    tensors = (each for each in output if isinstance(each, torch.Tensor))  # a loss may be anything
+    seen, pending = set(), [tensor.grad_fn for tensor in tensors]
     while pending:
         node = pending.pop()
         if node is None or node in seen:

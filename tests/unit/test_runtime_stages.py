@@ -212,7 +212,7 @@ class Counting(nn.Module):
         return activation * self.runs
 
 
-@pytest.mark.parametrize("stage", [Counting, lambda: lambda x: x * random.random()])
+@pytest.mark.parametrize("stage", [Counting, lambda: lambda x: x * random.SystemRandom().random()])
 def test_a_stage_that_does_not_repeat_itself_is_refused(stage: Callable[[], Stage]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"stage .*1 gives another output when it"):
         measure([nn.Linear(4, 4), stage()], torch.ones(2, 4))
