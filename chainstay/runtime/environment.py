@@ -6,7 +6,7 @@ settings of its first run, and must leave the present ones alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
@@ -101,7 +101,7 @@ def observe_traits(stage: ChainStage, state: State, shared: State, device: torch
     )
 
 
-def _fills_what_it_saved(output: State) -> bool:
+def _fills_what_it_saved(output: Iterable[object]) -> bool:
     """Whether the graph of `output` has operators whose noise is made only after it is saved."""
     tensors = (each for each in output if isinstance(each, torch.Tensor))  # a loss may be anything
     seen, pending = set(), [tensor.grad_fn for tensor in tensors]
