@@ -108,6 +108,27 @@ def test_families_by_their_blocks(name: str) -> None:
     require_by_blocks(*family(name), "least", "as asked for", by="blocks")
 
 
+class Narrowing(nn.Module):
+    """Keeps next to nothing of what its wide blocks return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(32, 256), nn.GELU()) for _ in range(5))
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            hidden = hidden + block(hidden).unflatten(-1, (8, -1)).mean(-2)
+        return hidden
+
+
+@pytest.mark.parametrize("share", ["all", "60 %", "least"])
+def test_what_blocks_return_counts_only_while_the_model_keeps_it(share: str) -> None:
+    torch.manual_seed(0)
+    sample = SampleUnder((torch.randn(128, 32),))
+    require_by_blocks(Narrowing(), sample, share, "as asked for", by="blocks")
+
+
 @pytest.mark.parametrize("share", ["60 %", "least"])
 @pytest.mark.parametrize(
     ("name", "path"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from chainstay.runtime.accounting import StageCost
 from chainstay.runtime.costs import ObservedStage, free_loss
@@ -37,6 +38,14 @@ class Seen:
             else:
                 total += max(memory.dropped_bytes - made, 0)
         return total
+
+
+class _Besides(NamedTuple):
+    """What one stage takes besides its states, in bytes; compare `JoinedStage`."""
+
+    backward: int
+    forward_waiting: int
+    backward_waiting: int
 
 
 def account_for_join(seen: Sequence[Seen], branches: int, common_bytes: int) -> JoinAccount:
@@ -87,44 +96,28 @@ def _branch(
 ) -> JoinedChain:
     """`handed` bytes are the model's output, `own` of them this branch's output."""
     last = len(part.observed) - 1
-    stages = []
-    for index, each in enumerate(part.observed):
+    besides = []
+    for index in range(len(part.observed)):
         backward = _backward_bytes(part, index)
         waiting = handed
         if index == last:  # the caller may hold what the graph does not
             backward, waiting = backward + own, handed - own
-        stages.append(
-            JoinedStage(
-                cost=_cost(part, index, standing, max(backward, 0)),
-                forward_waiting=handed,
-                backward_waiting=waiting,
-                relief=max(-backward, 0),
-                leaves=_leaves(each, numbers),
-            )
-        )
-    return _chain(part, stages)
+        besides.append(_Besides(backward, handed, waiting))
+    return _chain(part, besides, standing, numbers)
 
 
 def _tail(part: Seen, standing: int, numbers: dict[int, int]) -> JoinedChain:
     last = len(part.observed) - 1 - part.has_loss
     handed = part.observed[last].result if last >= 0 else part.observed[0].given
-    stages = []
+    besides = []
     for index, each in enumerate(part.observed):
         waiting = handed.bytes_outside(each.given)
         backward = _backward_bytes(part, index)
         later = waiting
         if index == last:
             backward, later = backward + waiting, 0
-        stages.append(
-            JoinedStage(
-                cost=_cost(part, index, standing, max(backward, 0)),
-                forward_waiting=waiting,
-                backward_waiting=later,
-                relief=max(-backward, 0),
-                leaves=_leaves(each, numbers),
-            )
-        )
-    return _chain(part, stages)
+        besides.append(_Besides(backward, waiting, later))
+    return _chain(part, besides, standing, numbers)
 
 
 def _backward_bytes(part: Seen, index: int) -> int:
@@ -164,9 +157,21 @@ def _leaves(each: ObservedStage, numbers: dict[int, int]) -> tuple[tuple[int, in
     )
 
 
-def _chain(part: Seen, stages: Sequence[JoinedStage]) -> JoinedChain:
+def _chain(
+    part: Seen, besides: Sequence[_Besides], standing: int, numbers: dict[int, int]
+) -> JoinedChain:
+    stages = tuple(
+        JoinedStage(
+            cost=_cost(part, index, standing, max(beside.backward, 0)),
+            forward_waiting=beside.forward_waiting,
+            backward_waiting=beside.backward_waiting,
+            relief=max(-beside.backward, 0),
+            leaves=_leaves(each, numbers),
+        )
+        for index, (each, beside) in enumerate(zip(part.observed, besides, strict=True))
+    )
     return JoinedChain(
         input_bytes=part.observed[0].given.bytes,
         input_gradient_bytes=part.memories[0].input_gradients.allocated_bytes,
-        stages=tuple(stages),
+        stages=stages,
     )
