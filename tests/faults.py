@@ -82,12 +82,14 @@ class Fault:
         inject: A context in which the counter's events are those at which it may happen.
         make: What is raised then.
         needs_engine: It happens to transfers only.
+        is_sent: The exception is sent to another thread.
     """
 
     name: str
     inject: Inject
     make: Callable[[], BaseException] = lambda: InterruptionError("on purpose")
     needs_engine: bool = False
+    is_sent: bool = False
 
     def points(self, subject: Subject) -> int:
         """At how many places of a step it can happen."""
@@ -274,7 +276,7 @@ FAULTS: Final = (
     Fault("the host has no memory", _of_host, MemoryError, needs_engine=True),
     Fault("a copy fails", _of_copies, needs_engine=True),
     Fault("a copier's thread dies in a job", _of_copies, SystemExit, needs_engine=True),
-    Fault("a copier's thread is killed", _of_copiers, SystemExit, needs_engine=True),
+    Fault("a copier's thread is killed", _of_copiers, SystemExit, needs_engine=True, is_sent=True),
 )
 
 

@@ -29,7 +29,7 @@ FAST = Link.from_bytes_per_second(4_000_000_000, latency_ns=20_000, duplex="full
 SLOW = Link.from_bytes_per_second(500_000_000, latency_ns=20_000)
 """Plans for it use what can be used."""
 
-LATE = Link.from_bytes_per_second(4_000_000_000, latency_ns=10_000_000, duplex="full")
+LATE = Link.from_bytes_per_second(4_000_000_000, latency_ns=40_000_000, duplex="full")
 """Of an engine on which nothing has arrived, or left, while nobody waits."""
 
 

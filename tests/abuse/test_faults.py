@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from benchmarks.fault_matrix import condition_rows, fault_row
@@ -19,6 +21,8 @@ _OFFLOADING = ("offloaded", "combined")
 def test_training_goes_on_after_a_fault(name: str, fault: Fault) -> None:
     if fault.needs_engine and name not in _OFFLOADING:
         return
+    if fault.is_sent and sys.gettrace() is not None and sys.version_info < (3, 12):
+        pytest.skip("CPython 3.11 hangs where an exception is sent to a thread while it is traced")
     row = fault_row(subject(name), fault, _MOST)
     assert row.tried >= 3, "the fault can happen"
     assert row.wrong == {}
