@@ -54,6 +54,8 @@ class StageCost:
             run; buffers may be saved for the backward.
         rerun_time: What each forward but the first takes beyond `forward_time`.
         hooks_time: What it takes besides, if anything goes that the first run left.
+        moving_time: What it takes instead of that if what it saves goes to the host and comes
+            back: of the thread that computes, the link's time not included.
     """
 
     name: str
@@ -69,16 +71,19 @@ class StageCost:
     random_bytes: int = 0
     rerun_time: int = 0
     hooks_time: int = 0
+    moving_time: int = 0
 
-    def surplus_time(self, runs: int, *, is_released: bool) -> int:
+    def surplus_time(self, runs: int, *, is_released: bool, is_moved: bool = False) -> int:
         """What it takes beyond its forward and backward times, in ns.
 
         Args:
             runs: How often it runs.
             is_released: Whether something that it reads or saves goes before its backward.
+            is_moved: Whether what it saves goes to the host.
         """
         again = max(runs - 1, 0)
-        return again * self.rerun_time + bool(again or is_released) * self.hooks_time
+        hooks = self.hooks_time if again or is_released else 0
+        return again * self.rerun_time + (self.moving_time if is_moved else hooks)
 
     def stage(self, *, forward: int, backward: int, surplus_time: int = 0) -> Stage:
         """With these overheads, and that in its backward besides."""
@@ -238,12 +243,17 @@ class Account:
         """
         runs = Counter(op.stage for op in schedule if op.kind.is_forward)
         released = {op.stage for op in schedule if op.kind is OpKind.DISCARD_ACTIVATION}
+        moved = set()
         for op in schedule:
             if op.kind.is_offload:
                 maker = item_of(op).stage
                 released |= {maker, maker + 1}
+                if op.kind is OpKind.OFFLOAD_SAVED:
+                    moved.add(maker)
         for index, cost in enumerate(self.stages):
-            yield cost.surplus_time(runs[index], is_released=index in released)
+            yield cost.surplus_time(
+                runs[index], is_released=index in released, is_moved=index in moved
+            )
 
     def _outputs(self, schedule: Schedule) -> Iterator[int]:
         """What each operation reads of the output that the caller has, too, but made before."""

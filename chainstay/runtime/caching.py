@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
-_VERSION: Final = 3
+_VERSION: Final = 4
 _NUMBERS: Final = tuple(field.name for field in fields(StageCost) if field.name != "name")
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _SEAL: Final = ("chainstay", "version", "digest")

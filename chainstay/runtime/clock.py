@@ -3,13 +3,15 @@
 The chain is passed through again and again. In one pass every stage is kept: forward through
 all of them, then backward, without hooks, as in a plain step; so memory is as cold, and as new to
 the process, as it is there. In the next every stage is dropped and run again by the
-executor itself, with all that this takes: handles, surroundings, recapture. Where a step might not
+executor itself, with all that this takes: handles, surroundings, recapture. In a few, on a CPU,
+what every stage saves is sent away and fetched back. Where a step might not
 fit in memory, and where parameters come and go, each stage goes backward at once instead.
 
 A profile has one forward time, for first runs and for others. It is what one more run
 takes; what a kept stage takes less than that is in its backward time. Where a run again takes
 more than a kept forward and backward together, as of stages so short that the runtime's own work
-counts, the rest is told apart, and so is what hooks around a first run take (`StageTime`).
+counts, the rest is told apart, and so is what hooks around a first run take, and what it takes
+the computing thread to have things moved (`StageTime`).
 """
 
 from __future__ import annotations
@@ -17,23 +19,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, quantiles
-from typing import Final
+from typing import Final, TypedDict
 
 import torch
 
+from chainstay.profiles import Link
 from chainstay.runtime.boundary import noting, swallow
 from chainstay.runtime.device_memory import unused_host_bytes
 from chainstay.runtime.environment import Traits
 from chainstay.runtime.fusing import blaming
+from chainstay.runtime.items import Act, Action, Item, TransferPlan
 from chainstay.runtime.liveness import ExecutionPlan, Step, plan_execution
 from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.progress import Progress, unseen
 from chainstay.runtime.recompute import Run, Versioned
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, detached, state_bytes
+from chainstay.runtime.transfers.cells import Cell
+from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.runtime.transfers.traffic import Traffic
 from chainstay.schedule import Schedule
 
 __all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
@@ -44,6 +52,12 @@ by the root of the number of passes."""
 
 _SECONDS: Final = 10.0
 """The most to spend on passes beyond the least number of them."""
+
+_MOVED_PASSES: Final = 5
+"""So many tell what moving takes, which is next to nothing beside what stages do."""
+
+_AT_ONCE: Final = Link.from_bytes_per_second(10**15)
+"""For transfers that nobody waits for longer than copying takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +84,30 @@ class StageTimes:
         backward: Likewise.
         dropped: Of forward, run again and backward together.
         again: Of that, what was run again; empty where nobody can tell.
+        moved: Of forward and backward together, what is saved between being sent away and fetched
+            back; in the first passes only, if at all.
     """
 
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
 
     @property
     def extra(self) -> int:
         """What it takes more to drop the stage and run it again than to keep it."""
+        return self._beyond_kept(self.dropped)
+
+    @property
+    def moving(self) -> int:
+        """What it takes more to move what the stage saves than to keep it."""
+        return max(self._beyond_kept(self.moved), 0) if self.moved else 0
+
+    def _beyond_kept(self, times: Sequence[int]) -> int:
         kept = map(sum, zip(self.forward, self.backward, strict=True))
-        # Passes of either kind take turns: what else the machine does is in both.
-        return int(median(more - less for more, less in zip(self.dropped, kept, strict=True)))
+        # Passes of each kind take turns: what else the machine does is in all.
+        return int(median(more - less for more, less in zip(times, kept, strict=False)))
 
     def profiled(self, hooks: int) -> StageTime:
         """For a profile.
@@ -95,7 +120,8 @@ class StageTimes:
         both = int(median(map(sum, zip(self.forward, self.backward, strict=True))))
         again = int(median(self.again)) if self.again else max(self.extra, 0)
         forward = min(again, both)
-        return StageTime(forward, both - forward, again - forward, hooks if self.again else 0)
+        hooks = hooks if self.again else 0
+        return StageTime(forward, both - forward, again - forward, hooks, max(self.moving, hooks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +133,14 @@ class StageTime:
         backward: What else a kept run takes.
         rerun: What each forward but the first takes beyond `forward`.
         hooks: What it takes if anything is dropped that its first run left, besides.
+        moving: What it takes instead if what it saves is sent away and fetched back.
     """
 
     forward: int
     backward: int
     rerun: int = 0
     hooks: int = 0
+    moving: int = 0
 
 
 def stage_times(times: Sequence[StageTimes]) -> list[StageTime]:
@@ -152,9 +180,11 @@ def time_chain(
     chain.is_whole = device.type == "cpu" and not is_sharded and 2 * needed <= unused_host_bytes()
     leaves = chain.leaves(range(len(stages))) if chain.is_whole else ()
     begin = time.monotonic()
-    with zeroed_gradients(leaves):
+    with zeroed_gradients(leaves), closing(CopyingEngine(_AT_ONCE)) as engine:
         chain.keep()
         chain.drop()
+        if chain.is_whole:
+            chain.move(engine)
         chain.times = [StageTimes() for _ in stages]
         for done in range(repeats * min(repeats, 4)):
             if done >= repeats and (
@@ -164,6 +194,8 @@ def time_chain(
             progress("timing", steps=len(stages), more=len(stages) * (done >= repeats))
             chain.keep()
             chain.drop()
+            if chain.is_whole and done < _MOVED_PASSES:
+                chain.move(engine)
     progress("timing", steps=len(stages))
     return chain.times
 
@@ -242,15 +274,26 @@ class _Chain:
         runs: list[_TimedRun] = []
 
         def start(timed: TimedStage) -> _Forward:
-            runs.append(self._run_of(timed))
+            runs.append(_TimedRun(**self._given_to(timed), plan=_DROPPED))
             return runs[-1].forward
 
-        count = sum(not each.stage.is_loss for each in self.stages)
-        for index, forward, backward in self._passed(count, start):
+        for index, forward, backward in self._passed(self._count_without_loss, start):
             if backward is not None:
                 self.times[index].dropped.append(forward + backward)
                 if self.device.type == "cpu":
                     self.times[index].again.append(runs[index].again)
+
+    def move(self, engine: CopyingEngine) -> None:
+        """One pass, what every stage saves sent away and fetched back before its backward."""
+        runs: list[_MovedRun] = []
+
+        def start(timed: TimedStage) -> _Forward:
+            runs.append(_MovedRun(**self._given_to(timed), plan=_MOVED, traffic=Traffic(engine)))
+            return runs[-1].forward
+
+        for index, forward, backward in self._passed(self._count_without_loss, start):
+            if backward is not None:
+                self.times[index].moved.append(forward + backward - runs[index].stalled)
 
     def leaves(self, stages: Iterable[int]) -> list[torch.Tensor]:
         """What these stages send gradients to."""
@@ -283,11 +326,14 @@ class _Chain:
             yield from zip(group, forwards, backwards, strict=True)
             state = detached(state)
 
-    def _run_of(self, timed: TimedStage) -> _TimedRun:
-        return _TimedRun(
+    @property
+    def _count_without_loss(self) -> int:
+        return sum(not each.stage.is_loss for each in self.stages)
+
+    def _given_to(self, timed: TimedStage) -> _Given:
+        return _Given(
             stages=(timed.stage,),
             traits=(timed.traits,),
-            plan=_DROPPED,
             device=self.device,
             shared=Versioned.of(self.shared),
             pending=0,
@@ -325,6 +371,16 @@ class _Chain:
         reached[index] = _now()
 
 
+class _Given(TypedDict):
+    """Of a `Run` of one stage, all but what is to be done with it."""
+
+    stages: tuple[ChainStage, ...]
+    traits: tuple[Traits, ...]
+    device: torch.device
+    shared: Versioned
+    pending: int
+
+
 @dataclass(slots=True)
 class _TimedRun(Run):
     """Of one stage; `again` in ns."""
@@ -336,6 +392,42 @@ class _TimedRun(Run):
         begin = _now()
         Run.run_again(self, step)
         self.again += _now() - begin
+
+
+@dataclass(slots=True)
+class _MovedRun(Run):
+    """Of one stage.
+
+    Attributes:
+        stalled: In ns of the clock, while what it saved was on its way.
+        output: Its cells, which the next stage would hold.
+    """
+
+    stalled: int = 0
+    output: list[Cell] = field(default_factory=list)
+
+    def first_run(self, step: Step, state: State) -> State:
+        """As `Run`."""
+        result = Run.first_run(self, step, state)
+        self.output = self.held
+        return result
+
+    def prepare_backward(self, stage: int) -> None:
+        """As `Run`; what is fetched has arrived behind it."""
+        if self.pending < stage:
+            return
+        assert self.traffic is not None, "it moves something"
+        engine = self.traffic.engine
+        assert isinstance(engine, CopyingEngine), "only a CPU's thread is timed by itself"
+        before = engine.stalled
+        Run.prepare_backward(self, stage)
+        for parcel in self.traffic.parcels.values():
+            for cell in (reference() for reference in parcel):
+                if cell is not None:
+                    cell.arrived()
+        self.output = []
+        if _counts_waiting():
+            self.stalled += int((engine.stalled - before) * 1e9)
 
 
 def _described(state: State) -> State:
@@ -357,12 +449,27 @@ def _dropped_plan() -> ExecutionPlan:
     return replace(plan, before_backward=((replace(again, output_wanted=True),),))
 
 
+def _moved_plan() -> ExecutionPlan:
+    """One stage and a loss; what the stage saves is away until its backward."""
+    item = Item("b", 0)
+    there_and_back = tuple(Action(act, item) for act in (Act.SEND, Act.RELEASE, Act.FETCH))
+    transfers = TransferPlan(
+        actions=((), (), (), there_and_back), moved=frozenset({item}), host_bytes=0, peak_bytes=0
+    )
+    return plan_execution(Schedule.parse("Fa0 Ob0 Fa1 B1 Pb0 B0"), 1, transfers)
+
+
 _DROPPED: Final = _dropped_plan()
+_MOVED: Final = _moved_plan()
+
+
+def _counts_waiting() -> bool:
+    # With one thread, time spent by other processes on this core does not count.
+    return torch.get_num_threads() > 1
 
 
 def _now() -> int:
-    # With one thread, time spent by other processes on this core does not count.
-    return time.thread_time_ns() if torch.get_num_threads() == 1 else time.perf_counter_ns()
+    return time.perf_counter_ns() if _counts_waiting() else time.thread_time_ns()
 
 
 def _time_cpu(function: Callable[[], State]) -> tuple[State, int]:

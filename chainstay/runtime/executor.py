@@ -47,8 +47,7 @@ class Executor:
         self._transport = transport
         transfers = None if transport is None else transport.plan
         self._plan = plan_execution(matching(schedule, chain), len(chain.stages), transfers)
-        without_transfers = stretched(self._plan, chain.stages, traits)
-        self._steps = self._plan.forward if transport else tuple(without_transfers)
+        self._steps = tuple(stretched(self._plan, chain.stages, traits))
 
     @property
     def stages(self) -> tuple[ChainStage, ...]:

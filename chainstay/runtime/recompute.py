@@ -48,27 +48,30 @@ class Stretch:
     Attributes:
         traits: Of one of them; with regard to others, all are like it.
         parts: All of theirs.
+        steps: Likewise, for a run in which they read what may go to the host.
     """
 
     traits: Traits
     parts: tuple[Part, ...]
+    steps: tuple[Step, ...]
 
 
 def stretched(
     plan: ExecutionPlan, stages: Sequence[ChainStage], traits: Sequence[Traits]
 ) -> Iterator[Step | Stretch]:
-    """The forward of `plan`, for a run without transfers: what is kept costs next to nothing."""
+    """The forward of `plan`: what is kept costs next to nothing."""
 
     def kind(step: Step) -> bool | None:
-        return traits[step.stage].has_effects if step.stage in plan.kept else None
+        is_kept = step.stage in plan.kept and step.makes is None
+        return traits[step.stage].has_effects if is_kept else None
 
     for found, steps in groupby(plan.forward, kind):
         if found is None:
             yield from steps
         else:
-            kept = [step.stage for step in steps]
-            parts = (part for stage in kept for part in stages[stage].parts)
-            yield Stretch(traits[kept[0]], tuple(parts))
+            kept = tuple(steps)
+            parts = (part for step in kept for part in stages[step.stage].parts)
+            yield Stretch(traits[kept[0].stage], tuple(parts), kept)
 
 
 @dataclass(slots=True)
@@ -112,15 +115,23 @@ class Run:
         """
         for step in self.plan.forward if steps is None else steps:
             if isinstance(step, Stretch):
-                with alone(step.traits):
-                    for part in step.parts:
-                        state = part(state, self.shared.state)
+                state = self._stretch(step, state)
             elif step.is_first:
                 state = self.first_run(step, state)
             else:
                 self.run_again(step)
         self._transfer(self.plan.closing.get(len(self.stages), ()))
         self.held = []
+        return state
+
+    def _stretch(self, stretch: Stretch, state: State) -> State:
+        if self.held:  # what moves is told from what stays step by step
+            for step in stretch.steps:
+                state = self.first_run(step, state)
+            return state
+        with alone(stretch.traits):
+            for part in stretch.parts:
+                state = part(state, self.shared.state)
         return state
 
     def prepare_backward(self, stage: int) -> None:

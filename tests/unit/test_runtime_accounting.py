@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from chainstay.profiles import Skip
+from chainstay.profiles import Link, Skip
 from chainstay.runtime import clock, measure
 from chainstay.runtime.accounting import Account, StageCost
 from chainstay.runtime.caching import AccountFile
@@ -23,6 +25,8 @@ from chainstay.runtime.merging import merge_idle_cuts
 from chainstay.runtime.progress import progress_bar, unseen
 from chainstay.runtime.stages import ChainStage, TensorPart
 from chainstay.runtime.states import State
+from chainstay.runtime.transfers.copying import CopyingEngine, CopyTicket
+from chainstay.runtime.transfers.engine import Transfer
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
 
@@ -236,12 +240,14 @@ def test_accounts_with_skips_come_back_whole(tmp_path: Path) -> None:
 def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
     long = StageTimes(forward=[10, 12, 11], backward=[20, 22, 21], dropped=[50, 40, 46])
     long.again = [13, 12, 14]  # so hooks take 14 - 13
+    long.moved = [38]  # in the first pass, which took 30 when all was kept
     short = StageTimes(forward=[2], backward=[3], dropped=[15], again=[7])  # and here 10 - 7
+    short.moved = [6]  # hooks alone take more
     loss = StageTimes(forward=[3], backward=[4])
     times = stage_times([long, short, loss])
     assert times == [
-        StageTime(13, 19, hooks=2),
-        StageTime(5, 0, rerun=2, hooks=2),
+        StageTime(13, 19, hooks=2, moving=8),
+        StageTime(5, 0, rerun=2, hooks=2, moving=2),
         StageTime(3, 4),
     ]
     account = Account(
@@ -266,22 +272,60 @@ def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reruns", "hooked"),
+    ("text", "reruns", "hooked", "moved"),
     [
-        ("Fa0 Fa1 Ob1 Fa2 Fa3 B3 B2 Pb1 B1 B0", 0, {1, 2}),
-        ("Fa0 Fc1 Oa2 Fa2 Fa3 B3 B2 Pa2 Fa1 B1 B0", 1, {1, 2}),
-        ("Fa0 Ob0 Fa1 Fa2 Ob2 Fa3 B3 Pb2 B2 B1 Pb0 B0", 0, {0, 1, 2, 3}),
+        ("Fa0 Fa1 Ob1 Fa2 Fa3 B3 B2 Pb1 B1 B0", 0, {2}, {1}),
+        ("Fa0 Fc1 Oa2 Fa2 Fa3 B3 B2 Pa2 Fa1 B1 B0", 1, {1, 2}, set()),
+        ("Fa0 Ob0 Fa1 Fa2 Ob2 Fa3 B3 Pb2 B2 B1 Pb0 B0", 0, {1, 3}, {0, 2}),
+        ("Fa0 Ob0 Fa1 Ob1 Fa2 Fa3 B3 B2 Pb1 B1 Pb0 B0", 0, {2}, {0, 1}),
     ],
 )
 def test_what_moves_takes_the_stages_that_make_and_read_it_time(
-    text: str, reruns: int, hooked: set[int]
+    text: str, reruns: int, hooked: set[int], moved: set[int]
 ) -> None:
-    each = replace(cost("x", 0, 0), rerun_time=5, hooks_time=3)
+    each = replace(cost("x", 0, 0), rerun_time=5, hooks_time=3, moving_time=7)
     account = replace(ACCOUNT, stages=(each,) * 4)
     times = [stage.backward_time for stage in account.profile_for(Schedule.parse(text)).stages]
     assert times == [
-        2 + 3 * (stage in hooked) + 5 * reruns * (stage == 1) for stage in range(len(times))
+        2 + 3 * (stage in hooked) + 7 * (stage in moved) + 5 * reruns * (stage == 1)
+        for stage in range(len(times))
     ]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_moving_is_timed_with_all_that_is_saved(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Not what waiting takes: each of these transfers lasts a fifth of a second."""
+    monkeypatch.setattr(clock, "_AT_ONCE", Link(bandwidth=Fraction(1), latency=200_000_000))
+    monkeypatch.setattr(clock, "_MOVED_PASSES", 1)
+    sent = list[int]()
+    send = CopyingEngine.send
+
+    def counted(self: CopyingEngine, transfers: Sequence[Transfer]) -> CopyTicket:
+        sent.append(sum(memory.nbytes for memory, _ in transfers))
+        return send(self, transfers)
+
+    monkeypatch.setattr(CopyingEngine, "send", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        measured = measure(
+            nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.GELU()) for _ in "abc")),
+            torch.zeros(2, 4),
+            repeats=2,
+        )
+    finally:
+        torch.set_num_threads(before)
+    stages = measured.account.stages[:-1]
+    assert len(stages) == 3
+    assert sent == [each.saved_bytes for each in reversed(stages)] * 2, "once to warm up"
+    for each in stages:
+        assert 0 < each.moving_time < 100_000_000
+        assert each.moving_time >= each.hooks_time
+    assert not any(each.name.startswith("chainstay") for each in threading.enumerate()), (
+        "it was closed"
+    )
 
 
 def test_what_passes_before_a_stopwatch_starts_belongs_to_no_stage(
@@ -308,6 +352,7 @@ def timed(time: StageTime) -> StageCost:
         backward_time=time.backward,
         rerun_time=time.rerun,
         hooks_time=time.hooks,
+        moving_time=time.moving,
     )
 
 
