@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from benchmarks.offload_networks import Appended
 from chainstay.hybrid import HybridProblem, HybridSolution
-from chainstay.profiles import Link
+from chainstay.profiles import ChainProfile, Link
 from chainstay.runtime import PlannedChain, trace_memory
 from chainstay.runtime.items import TransferPlan, movable_chain
 from chainstay.runtime.transfers import Engine, Transport
-from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.runtime.transfers.copying import CopyingEngine, _is_ours_alone
 from chainstay.schedule import Schedule
 from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.validation.simulate import simulate
@@ -179,16 +179,27 @@ def mixed(seed: int, engine: Engine, *, is_tight: bool = False) -> tuple[Case, P
     profile = movable_chain(measured.profile_for(schedule))
     budget, plan = least_plan(schedule, profile)
     if is_tight:
-        places = range(len(schedule))
-        needs = [
-            least_plan(schedule, profile, [budget * (each == place) for each in places])[0]
-            for place in places
-        ]
-        overheads = [budget + max(needs) - need for need in needs]
-        budget, plan = least_plan(schedule, profile, overheads)
-    transport = Transport(schedule, plan, engine)
-    chain = PlannedChain(measured.chain, measured.children, measured.traits, schedule, transport)
-    return case, chain, budget
+        budget, plan = tight_plan(schedule, profile)
+    return case, planned(case, Transport(schedule, plan, engine)), budget
+
+
+def tight_plan(schedule: Schedule, profile: ChainProfile) -> tuple[int, TransferPlan]:
+    """The least budget if each operation needs so much besides, and the plan."""
+    budget, _ = least_plan(schedule, profile)
+    places = range(len(schedule))
+    needs = [
+        least_plan(schedule, profile, [budget * (each == place) for each in places])[0]
+        for place in places
+    ]
+    return least_plan(schedule, profile, [budget + max(needs) - need for need in needs])
+
+
+def planned(case: Case, transport: Transport) -> PlannedChain:
+    """The case's chain by that."""
+    measured = case.measured
+    return PlannedChain(
+        measured.chain, measured.children, measured.traits, transport.schedule, transport
+    )
 
 
 @pytest.mark.parametrize("seed", [*range(1, 40, 2), 10, 14, 40, 54, 62])
@@ -211,6 +222,35 @@ def test_all_that_can_be_away_is_away(seed: int) -> None:
     case, chain, _ = mixed(seed, CopyingEngine(FAST, poison=True), is_tight=True)
     assert len(plan_of(chain).moved) > 1
     assert case.trained(chain).differences(case.trained(case.model)) == []
+
+
+class Freeing(CopyingEngine):
+    """Notes of all memory that it lets go whether it was the last to hold it."""
+
+    def __init__(self) -> None:
+        super().__init__(FAST)
+        self.were_last = list[bool]()
+
+    def freed(self, memory: torch.Tensor) -> None:
+        self.were_last.append(_is_ours_alone(memory))
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_what_kept_stages_read_is_let_go_too(stage: int) -> None:
+    """There is nothing to do before their backward: what they read is back by then."""
+    case, engine = perceptron_case(), Freeing()
+    last = len(case.measured.profile) - 1
+    forwards, backwards = ([f"{kind}{n}" for n in range(last + 1)] for kind in ("Fa", "B"))
+    forwards.insert(stage + 3, f"Ob{stage}")
+    backwards.insert(stage + 3, f"Pb{stage}")
+    schedule = Schedule.parse(" ".join((*forwards, *reversed(backwards))))
+    _, plan = tight_plan(schedule, movable_chain(case.measured.profile_for(schedule)))
+    chain = planned(case, Transport(schedule, plan, engine))
+    assert stage + 1 in chain._executor._plan.kept
+    case.step(chain)
+    assert len(engine.were_last) > 1
+    assert all(engine.were_last)
+    chain.close()
 
 
 @pytest.mark.parametrize("make", CASES)

@@ -63,7 +63,8 @@ def main() -> int:
         for number in range(asked.workers):
             copies.put(_copied(Path(folder) / str(number)))
         copy = copies.get()
-        if _status(sorted({test for mutant in chosen for test in mutant.tests.split()}), copy):
+        tests = sorted({test for mutant in chosen for test in mutant.tests.split()})
+        if _status(tests, copy, is_shown=True):
             print("the tests of these mutants do not all pass without them")  # noqa: T201
             return 2
         copies.put(copy)
@@ -113,8 +114,8 @@ def _fate(mutant: Mutant, copy: Path) -> str:
     return {_PASSED: "SURVIVED", _FAILED: "killed"}.get(status, f"exit {status}")
 
 
-def _status(tests: Sequence[str], copy: Path) -> int:
-    """Exit status of pytest in a copy.
+def _status(tests: Sequence[str], copy: Path, *, is_shown: bool = False) -> int:
+    """Exit status of pytest in a copy, whose report is only shown where it says something new.
 
     Raises:
         TimeoutExpired: It did not end.
@@ -131,7 +132,7 @@ def _status(tests: Sequence[str], copy: Path) -> int:
         [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)],
         cwd=copy,
         env=environment,
-        capture_output=True,
+        capture_output=not is_shown,
         timeout=_LIMIT_S,
         check=False,
     ).returncode

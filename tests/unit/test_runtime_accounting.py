@@ -296,7 +296,10 @@ def test_what_moves_takes_the_stages_that_make_and_read_it_time(
 def test_moving_is_timed_with_all_that_is_saved(
     monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    """Not what waiting takes: each of these transfers lasts a fifth of a second."""
+    """Not what waiting takes: each of these transfers lasts a fifth of a second.
+
+    Ordering one takes 20 ms.
+    """
     monkeypatch.setattr(clock, "_AT_ONCE", Link(bandwidth=Fraction(1), latency=200_000_000))
     monkeypatch.setattr(clock, "_MOVED_PASSES", 1)
     sent = list[int]()
@@ -304,6 +307,9 @@ def test_moving_is_timed_with_all_that_is_saved(
 
     def counted(self: CopyingEngine, transfers: Sequence[Transfer]) -> CopyTicket:
         sent.append(sum(memory.nbytes for memory, _ in transfers))
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
         return send(self, transfers)
 
     monkeypatch.setattr(CopyingEngine, "send", counted)
@@ -321,8 +327,7 @@ def test_moving_is_timed_with_all_that_is_saved(
     assert len(stages) == 3
     assert sent == [each.saved_bytes for each in reversed(stages)] * 2, "once to warm up"
     for each in stages:
-        assert 0 < each.moving_time < 100_000_000
-        assert each.moving_time >= each.hooks_time
+        assert 10_000_000 < each.moving_time < 150_000_000
     assert not any(each.name.startswith("chainstay") for each in threading.enumerate()), (
         "it was closed"
     )
