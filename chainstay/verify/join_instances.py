@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Final
 
-from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile, Stage
 
 __all__ = ["JOIN_FAMILIES", "JoinInstance", "random_join", "simpler_joins"]
@@ -72,8 +70,8 @@ def simpler_joins(instance: JoinInstance) -> Iterator[JoinInstance]:
             joined = _joined(rest, profile.tail)
             yield replace(instance, profile=joined, keep=keep[:j] + keep[j + 1 :])
     for branches, tail in _smaller_chains(profile):
-        with suppress(InvalidProfileError):
-            yield replace(instance, profile=_joined(branches, tail))
+        if (joined := _joined(branches, tail)) != profile:  # a tail's input is as its branches say
+            yield replace(instance, profile=joined)
 
 
 def _simpler_slots(instance: JoinInstance, profile: HomogeneousJoin) -> Iterator[JoinInstance]:
