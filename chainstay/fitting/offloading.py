@@ -6,14 +6,19 @@ runtime counts its own bytes; and what moves costs the thread that computes some
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
+from chainstay.errors import InvalidScheduleError
 from chainstay.offloading import OffloadSolution
 from chainstay.profiles import Link
-from chainstay.runtime.items import movable_profile
+from chainstay.runtime.items import Item, TransferPlan, movable_profile
 from chainstay.runtime.measurement import Measurement
 from chainstay.runtime.transfers import program_of, transfers_of
+from chainstay.schedule import Op, Schedule
 from chainstay.solve.offload import solve_offload
+from chainstay.validation.events import TransferReplay
 from chainstay.validation.transfers import simulate_offload
 
 __all__ = ["solve_offloaded"]
@@ -39,14 +44,52 @@ def solve_offloaded(
         InvalidScheduleError: It does not fit when it is run.
     """
     solution = solve_offload(measured.offload_profile, budget, link=link, method=method)
-    schedule = program_of(solution)
-    own = movable_profile(measured.profile_for(schedule))
-    replay = simulate_offload(own, solution.schedule, budget=budget, link=link)
-    plan = transfers_of(schedule, measured.profile, budget, measured.overheads_for(schedule))
+    program = _Program.of(measured, solution)
+    needed = tuple(op for op in solution.schedule if not _is_idle(op, program.plan.moved))
+    with suppress(InvalidScheduleError):  # where overheads of each operation decide, say
+        fewer = _Program.of(measured, replace(solution, schedule=Schedule(needed)))
+        if fewer.replay.makespan < program.replay.makespan:
+            program = fewer
     return replace(
         solution,
-        makespan=replay.makespan,
-        timetable=replay.timetable,
-        held_bytes=replay.held_bytes,
-        peak_bytes=plan.peak_bytes,
+        schedule=program.schedule,
+        makespan=program.replay.makespan,
+        timetable=program.replay.timetable,
+        held_bytes=program.replay.held_bytes,
+        peak_bytes=program.plan.peak_bytes,
     )
+
+
+def _is_idle(op: Op, moved: Collection[Item]) -> bool:
+    """Whether it moves what the runtime leaves where it is, since nobody needs the memory."""
+    return op.kind.is_transfer and Item("b", op.stage - 1) not in moved
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What the runtime makes of a program list.
+
+    Attributes:
+        schedule: The list, for the profile of what can be offloaded.
+        replay: How it goes, with what moving takes the thread that computes.
+        plan: The transfers that are made.
+    """
+
+    schedule: Schedule
+    replay: TransferReplay
+    plan: TransferPlan
+
+    @classmethod
+    def of(cls, measured: Measurement, solution: OffloadSolution) -> _Program:
+        """That of `solution`.
+
+        Raises:
+            InvalidScheduleError: It does not fit when it is run.
+        """
+        schedule, budget = program_of(solution), solution.budget
+        own = movable_profile(measured.profile_for(schedule))
+        return cls(
+            solution.schedule,
+            simulate_offload(own, solution.schedule, budget=budget, link=solution.link),
+            transfers_of(schedule, measured.profile, budget, measured.overheads_for(schedule)),
+        )

@@ -86,15 +86,19 @@ def least_budget(measured: Measurement) -> int:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_offloading_alone_takes_what_moving_takes_the_computing_thread(model: str) -> None:
-    """The same program list as for the stages' own times, replayed with the schedule's."""
+    """The program list for the stages' own times, less what is never away, by the schedule's."""
     measured = MODELS[model]()
     link, least = link_for(measured), measured.offload_profile.required_bytes
     budget = least + (plain_peak(measured) - least) // 4
     solution = solve_offloaded(measured, budget, link=link, method="heuristics")
     bare = solve_offload(measured.offload_profile, budget, link=link, method="heuristics")
-    assert solution.schedule == bare.schedule
+    kept = iter(bare.schedule)
+    assert all(op in kept for op in solution.schedule), "the same operations in the same order"
+    assert [op for op in solution.schedule if not op.kind.is_transfer] == [
+        op for op in bare.schedule if not op.kind.is_transfer
+    ]
     moving = sum(max(cost.hooks_time, cost.moving_time) for cost in measured.account.stages)
-    assert bare.makespan <= solution.makespan <= bare.makespan + moving
+    assert bare.lower_bound <= solution.makespan <= bare.makespan + moving
     course = course_of(
         solution, moved_profile(solution, measured.profile_for(program_of(solution)))
     )
