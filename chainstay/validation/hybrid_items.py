@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.validation.events import RefusedError
 
 __all__ = [
     "Item",
@@ -77,7 +76,7 @@ def last_uses(schedule: Schedule) -> dict[int, list[Item]]:
             case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
                 _returns(item_of(op), stored, leaving, released)
             case OpKind.TURN:
-                raise RefusedError(f"{op} is an operation of joins, and this is a single chain")
+                pass  # the machine refuses it, and says where it is
             case _:
                 _computes(op, index, stored, leaving, released)
     for item, index in leaving.items():

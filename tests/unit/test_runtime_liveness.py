@@ -138,6 +138,9 @@ def test_the_loss_runs_once_on_the_output_that_the_user_holds(text: str) -> None
         ("Fc0 Fa1 B1 B0", "B0 needs its input and what Fa0 saves", 3),
         ("Fa0 Da0", "Da0 needs a0", 1),
         ("Fa0 Db1", "Db1 needs the saved data of stage 1", 1),
+        ("Fa0 0:Fa1", "0:Fa1 names a branch, and this chain has none", 1),
+        ("Fa0 Fa1 T", "T is an operation of joins, and this is a single chain", 2),
+        ("Fa0 Oa0", "Oa0 moves data to or from the host, and this runtime has no link", 1),
         ("Fa0 Fa1 B1", "ends before B0", None),
     ],
 )

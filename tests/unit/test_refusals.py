@@ -1,0 +1,183 @@
+"""What referees and searches refuse: every invalid program, with the place where it goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from chainstay.errors import CertificateError, InvalidProfileError, InvalidScheduleError
+from chainstay.hybrid import HybridClaim, HybridProblem
+from chainstay.instances import with_skip
+from chainstay.profiles import (
+    ChainProfile,
+    Join,
+    JoinProfile,
+    Link,
+    OffloadProfile,
+    Skip,
+    Stage,
+    kept_gradients,
+)
+from chainstay.schedule import Schedule
+from chainstay.solution import Family
+from chainstay.solve.hybrid import solve_hybrid
+from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid_fluid import fractional_makespan
+from chainstay.validation.hybrid_search import optimal_hybrid
+from chainstay.validation.join import simulate_join
+from chainstay.validation.join_search import join_optimum
+from chainstay.validation.simulate import simulate
+from chainstay.validation.transfers import simulate_offload
+
+CHAIN = ChainProfile(
+    input_bytes=10,
+    input_gradient_bytes=0,
+    stages=(
+        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=5),
+        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
+    ),
+)
+TURNING = JoinProfile(branches=(CHAIN, CHAIN))
+TAIL = replace(CHAIN, input_bytes=2, input_gradient_bytes=TURNING.output_gradient_bytes)
+TAILED = JoinProfile(branches=(CHAIN, CHAIN), tail=TAIL)
+LINK = Link(bandwidth=2)
+
+
+def refused(text: str, error: InvalidScheduleError, step: int, reason: str) -> None:
+    """That `error` says `reason` about the operation `step`, counted from 0, and points at it."""
+    assert error.reason == reason
+    assert error.index == step
+    word = text.split()[step]
+    assert str(error).startswith(f"step {step + 1}: {reason}\n")
+    assert f"--> {step + 1:6}  {word}" in str(error)
+
+
+OF_CHAINS = [
+    ("Fa0 0:Fa1", 1, "0:Fa1 names a branch, and this chain has none"),
+    ("Fa0 Fa1 T", 2, "T is an operation of joins, and this is a single chain"),
+]
+
+
+@pytest.mark.parametrize(("text", "step", "reason"), OF_CHAINS)
+def test_a_chain_has_no_branches_and_no_turn(text: str, step: int, reason: str) -> None:
+    with pytest.raises(InvalidScheduleError) as caught:
+        simulate(CHAIN, Schedule.parse(text))
+    refused(text, caught.value, step, reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "reason"),
+    [
+        *OF_CHAINS,
+        ("Fa0 Fn1", 1, "Fn1 needs a1 itself to drop it, and it is not stored"),
+        ("Fa0 Fa0", 1, "Fa0 makes what is stored"),
+        ("Fc0 Fc0", 1, "Fc0 makes what is stored"),
+        ("Fa0 Da0 Db1", 1, "Da0 would drop the network's input, which nothing can recompute"),
+        ("Fa0 Db1", 1, "Db1 drops what is not stored"),
+        ("Fa0 Da1", 1, "Da1 drops what is not stored"),
+        ("Oa0 Fa0 Pa0 Pa0", 3, "Pa0 brings back what is stored"),
+        ("Fa0 Ob1", 1, "Ob1 moves what is not stored"),
+        ("Fa0 Sa0", 1, "Sa0 goes beyond the host, and the link does not; give it beyond="),
+    ],
+)
+def test_program_lists_that_cannot_run_are_pointed_at(text: str, step: int, reason: str) -> None:
+    with pytest.raises(InvalidScheduleError) as caught:
+        simulate_hybrid(CHAIN, Schedule.parse(text), budget=100, link=LINK)
+    refused(text, caught.value, step, reason)
+
+
+@pytest.mark.parametrize(
+    ("profile", "text", "step", "reason"),
+    [
+        (TURNING, "0:Fc0 0:Fc1 1:Fc0 1:Fc1 T T", 5, "T has run; it runs once"),
+        (TURNING, "0:Fa0 Fa0", 1, "Fa0 names a stage of the tail, and there is none; write T"),
+        (TURNING, "0:Fa0 0:Db1", 1, "0:Db1 drops what is not stored"),
+        (TURNING, "0:Fa0 1:Da1", 1, "1:Da1 drops what is not stored"),
+        (
+            TURNING,
+            "0:Fc0 0:Fc1 1:Fc0 1:Fc1 T 1:B1",
+            5,
+            "1:B1 needs what Fa1 saves, and it is not stored",
+        ),
+        (
+            TAILED,
+            "0:Fa0 0:Fa1 1:Fa0 1:Fa1 Fa0 Fc1 B1",
+            6,
+            "B1 needs what Fa1 saves, and it is not stored",
+        ),
+    ],
+)
+def test_schedules_of_joins_that_cannot_run_are_pointed_at(
+    profile: Join, text: str, step: int, reason: str
+) -> None:
+    with pytest.raises(InvalidScheduleError) as caught:
+        simulate_join(profile, Schedule.parse(text))
+    refused(text, caught.value, step, reason)
+
+
+def test_questions_that_a_referee_does_not_know_are_refused() -> None:
+    keep_all = Schedule.keep_all(2)
+    with pytest.raises(ValueError, match="there are 3 overheads for 4 operations; give one to"):
+        simulate_hybrid(CHAIN, keep_all, budget=100, link=LINK, overheads=[0, 0, 0])
+    skipping = with_skip(CHAIN, Skip(first=0, last=1, bytes=3))
+    with pytest.raises(InvalidProfileError, match="has 1 skips, which transfers do not know"):
+        simulate_hybrid(skipping, keep_all, budget=100, link=LINK)
+    two_levels = replace(LINK, capacity=5, beyond=LINK)
+    with pytest.raises(InvalidProfileError, match="this link goes on beyond the host; use solve_h"):
+        simulate_offload(OffloadProfile.from_chain(CHAIN), keep_all, budget=100, link=two_levels)
+    both_ways = Link(bandwidth=2, duplex="full")
+    with pytest.raises(InvalidProfileError, match="half-duplex link without latency, not for"):
+        fractional_makespan(CHAIN, keep_all, budget=100, link=both_ways)
+
+
+def test_parts_of_what_never_crosses_the_loss_cannot_move() -> None:
+    kept = Schedule.parse("Ob0 Fa0 Fa1 B1 B0")  # made before the loss, read in its backward
+    assert fractional_makespan(CHAIN, kept, budget=100, link=LINK) >= CHAIN.least_time
+    never_made = Schedule.parse("Oa1 Fa0 Fa1 B1 B0")
+    with pytest.raises(InvalidScheduleError, match="a1 moves, and no one copy of it is there"):
+        fractional_makespan(CHAIN, never_made, budget=100, link=LINK)
+
+
+def test_searches_say_how_long_a_chain_may_be() -> None:
+    longer = replace(CHAIN, stages=CHAIN.stages[:1] * 4 + CHAIN.stages[1:])
+    with pytest.raises(InvalidProfileError, match="at most 4 stages, this one has 5; use a solver"):
+        optimal_hybrid(longer, budget=100, link=LINK)
+    many = JoinProfile(branches=(replace(CHAIN, stages=CHAIN.stages * 6),) * 3)
+    flags = kept_gradients(many, None)
+    with pytest.raises(InvalidProfileError, match="at most 24 stages, this one has 36; use a sol"):
+        join_optimum(many, 100, keep=flags)
+
+
+def test_search_finds_nothing_where_nothing_fits() -> None:
+    required = HybridProblem(CHAIN, 1, LINK).required_bytes
+    assert optimal_hybrid(CHAIN, budget=required, link=LINK) is not None
+    assert optimal_hybrid(CHAIN, budget=required - 1, link=LINK) is None
+    assert optimal_hybrid(CHAIN, budget=CHAIN.input_bytes, link=LINK) is None  # no gradient fits
+
+
+@pytest.mark.parametrize(
+    ("text", "makespan", "lower_bound", "reason"),
+    [
+        ("Fa0 Fa1 B1 B0", 9, 0, "the schedule takes 10, the solver claimed 9"),
+        ("Fa0 Fa1 B1 B0", 10, 11, "the schedule takes 10, less than the bound of 11"),
+        ("Fa0 Fa1 B1", 8, 0, "ends before B0"),
+    ],
+)
+@pytest.mark.parametrize("transfers", ["integral", "fractional"])
+def test_what_a_method_claims_is_held_against_its_schedule(
+    transfers: str, text: str, makespan: int, lower_bound: int, reason: str
+) -> None:
+    def liar(problem: HybridProblem) -> HybridClaim:
+        del problem
+        return HybridClaim(
+            schedule=Schedule.parse(text),
+            makespan=makespan,
+            lower_bound=lower_bound,
+            family=Family.PERSISTENT if transfers == "fractional" else Family.ALL,
+        )
+
+    with pytest.raises(CertificateError, match=reason) as caught:
+        solve_hybrid(CHAIN, 100, link=LINK, method=liar, transfers=transfers)
+    assert caught.value.budget == 100
+    assert text in caught.value.report
