@@ -166,7 +166,7 @@ def test_the_fastest_of_four_ways_is_chosen(bandwidth: int) -> None:
     torch.manual_seed(0)
     blocks = (nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)) for _ in "123456")
     model: Any = nn.Sequential(*blocks)
-    batch, link = torch.randn(256, 256), Link.from_bytes_per_second(bandwidth)
+    batch, link = torch.randn(1024, 256), Link.from_bytes_per_second(bandwidth)
     loss = perceptron_case().loss
     fitted(model, batch, loss=loss, link=link, offload=None, recompute=True, budget=0.65)
     found = ways(model)
