@@ -30,8 +30,8 @@ def cpsat_model(program: Program) -> tuple[binding.Model, dict[Key, binding.Lite
     if limit is None:
         model.minimize(memory)
     else:
-        objective = program.objective
-        model.minimize(sum(n * variables[key] for key, n in objective.terms.items()))
+        cost = sum(n * variables[key] for key, n in program.objective.terms.items())
+        model.minimize(cost + program.objective.constant)
     return model, variables
 
 

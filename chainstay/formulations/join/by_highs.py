@@ -78,9 +78,10 @@ def solve_by_highs(program: Program, limits: Limits) -> Answer:
         SolverLimitError: Time ran out while rows were still too large.
     """
     if not program.variables:  # which HiGHS calls an error
-        is_infeasible = any(map(program.is_broken, program.rows))
-        verdict = Verdict.INFEASIBLE if is_infeasible else Verdict.OPTIMAL
-        return Answer(verdict=verdict, on=None if is_infeasible else frozenset())
+        if any(map(program.is_broken, program.rows)):
+            return Answer(verdict=Verdict.INFEASIBLE)
+        cost = program.cost(frozenset().__contains__)
+        return Answer(verdict=Verdict.OPTIMAL, on=frozenset(), objective=cost, bound=cost)
     deadline = monotonic() + limits.time_s
     while (left := deadline - monotonic()) > 0:
         model = pyomo_model(program)
