@@ -16,6 +16,7 @@ from chainstay.formulations import (
     backends,
     hybrid_claims,
     interruptible,
+    offload,
     offload_claims,
 )
 from chainstay.formulations.backends import Outcome
