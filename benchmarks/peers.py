@@ -8,7 +8,8 @@ by makespan alone, those of `peers_schedules`. For every way of every peer: the 
 the profiler's memory events; the time of a step, all ways in turns, by the thread's own clock;
 whether loss, gradients, buffers and random state are those of plain training, bit for bit. Then
 chainstay gets that peak: the plan is the fastest by its own account whose measured peak is no
-larger. Budgets up to 5 % above the peak are tried, since peaks stay below their budgets.
+larger. Budgets up to 5 % above the peak are tried, since peaks stay below their budgets. The two
+run once more in turns with nothing between them: that gives the ratio of their times.
 
 A ratio of times of up to 1.02 counts as equally fast, or of up to what plain training differs
 from itself in the same run, if that is more, but never above 1.05.
@@ -27,6 +28,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -169,16 +171,20 @@ def _timed(
     plains = [run for run in runs if run.peer == plain.peer]
     theirs = _budgeted(runs[1 : len(taking_part) + 1], taking_part)
     mine = dict(zip(map(id, plans), runs[-len(plans) - 1 : -1], strict=True))
+    duels = []
+    for run, (contestant, _), rival in zip(theirs, taking_part, rivals, strict=True):
+        if isinstance(rival, int):
+            duels.append(Duel(peer=run, plan=None, least_budget=rival))
+        else:
+            forwards = [contestant.forward, rival.contestant.forward]
+            duels.append(_duel(run, mine[id(rival)], course.times(forwards, rounds)))
     return Outcome(
         name=training.name,
         samples=training.samples,
         stages=planner.stages,
         plain=min(plains, key=lambda run: run.least_time),
         noise=max(run.least_time for run in plains) / min(run.least_time for run in plains),
-        duels=tuple(
-            _duel(run, rival if isinstance(rival, int) else mine[id(rival)])
-            for run, rival in zip(theirs, rivals, strict=True)
-        ),
+        duels=tuple(duels),
         plans=tuple(mine.values()),
         refusals=tuple(refusals),
         seconds=time.process_time(),
@@ -198,14 +204,13 @@ def _budgeted(runs: list[Run], taking_part: list[tuple[Contestant, Memory]]) -> 
     ]
 
 
-def _duel(peer: Run, rival: Run | int) -> Duel:
-    if isinstance(rival, int):
-        return Duel(peer=peer, plan=None, least_budget=rival)
+def _duel(peer: Run, plan: Run, times: list[list[int]]) -> Duel:
+    theirs, ours = times
     return Duel(
         peer=peer,
-        plan=rival,
-        ratio=rival.least_time / peer.least_time,
-        median_ratio=rival.median_time / peer.median_time,
+        plan=plan,
+        ratio=min(ours) / min(theirs),
+        median_ratio=median(ours) / median(theirs),
     )
 
 

@@ -82,7 +82,7 @@ class Duel:
     Attributes:
         peer: The peer's.
         plan: chainstay's; ``None`` where none is known to need so little.
-        ratio: Of its time to the peer's, least to least.
+        ratio: Of its time to the peer's, least to least of steps run in turns by these two.
         median_ratio: Likewise, of medians.
         least_budget: In bytes, that chainstay says it needs; 0 if there is a plan.
     """

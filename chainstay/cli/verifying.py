@@ -22,6 +22,9 @@ __all__ = ["verified"]
 _CHECKS_WORTH_A_PROCESS: Final = 100
 """They take about as long as a process takes to start."""
 
+_METHOD_WIDTH: Final = 18
+"""For its longest words in a terminal of 80 columns."""
+
 
 def verified(  # noqa: PLR0913  # as many settings as the command has
     problem: str,
@@ -90,8 +93,8 @@ class _Run:
             sys.stdout.write(documents.dumps(self._document(outcome, seconds)) + "\n")
             return
         table = plain_table(title)
-        table.add_column("method")
-        table.add_column("asked", no_wrap=True)
+        table.add_column("method", min_width=_METHOD_WIDTH)
+        table.add_column("asked")
         for heading in ("number", "optimal", "no fit", "gap", "time"):
             table.add_column(heading, justify="right", no_wrap=True)
         for contestant in self.campaign.contestants:
