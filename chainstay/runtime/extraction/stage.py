@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from chainstay.runtime.extraction.compiling import Program
@@ -57,11 +56,4 @@ class GraphStage:
         for owner, name in self.places():
             tensor = getattr(owner, name)
             if isinstance(tensor, nn.Parameter):
-                yield tensor
-
-    def buffers(self) -> Iterator[torch.Tensor]:
-        """The other tensors of the model that it reads, as they are now."""
-        for owner, name in self.places():
-            tensor = getattr(owner, name)
-            if not isinstance(tensor, nn.Parameter):
                 yield tensor
