@@ -131,14 +131,30 @@ def _estimated(workload: Workload, by: str, granularity: Granularity) -> Costed:
 
 @contextmanager
 def _memory_told(workload: Workload) -> Iterator[None]:
-    """Tell what to do where the model does not fit on this machine."""
+    """Tell what to do where the model does not fit on this machine, or fails on its batch."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as cause:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError, IndexError) as cause:
         told = isinstance(cause, torch.OutOfMemoryError | MemoryError)
         if not told and not any(each in str(cause) for each in _OUT_OF_MEMORY):
+            _require_runnable(workload)
             raise
         raise UnsupportedModelError(
             f"{workload.title}: not enough memory to measure it here; take a smaller --input, or "
             "plan without running it: --device A100-80GB"
+        ) from cause
+
+
+def _require_runnable(workload: Workload) -> None:
+    """Tell a model that fails by itself from one that only chainstay fails on.
+
+    Raises:
+        UnsupportedModelError: It fails by itself.
+    """
+    try:
+        workload.step()
+    except (RuntimeError, IndexError) as cause:
+        raise UnsupportedModelError(
+            f"{workload.title}: the model fails on this batch, with or without a plan: "
+            f"{type(cause).__name__}: {cause}; choose another --input, or other settings"
         ) from cause

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -26,6 +26,12 @@ _TASKS: Final[Mapping[str, str]] = {
 }
 """By preference: a type that has several heads is trained as it mostly is."""
 _USUAL_LENGTH: Final = 512
+_SPECTROGRAMS: Final[Mapping[str, Callable[[Any], tuple[int, int]]]] = {
+    "audio-spectrogram-transformer": lambda config: (config.max_length, config.num_mel_bins),
+    "wav2vec2-bert": lambda config: (_USUAL_LENGTH, config.feature_projection_input_dim),
+    "whisper": lambda config: (config.num_mel_bins, 2 * config.max_source_positions),
+}
+"""What hears spectrograms: sizes of one; all others hear samples."""
 
 
 def configured(kind: str, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401  # of its own class
@@ -77,6 +83,7 @@ def headed(config: Any, task: str | None) -> nn.Module:  # noqa: ANN401  # as ab
         asked = f"no head for task={task}" if task else "no head that chainstay knows to train"
         has = f"it has {', '.join(possible)}" if possible else "write a file with a function"
         raise CommandLineError(f"hf:{config.model_type} has {asked}; {has}")
+    config.architectures = config.architectures or []  # where heads are many, the first is taken
     model: nn.Module = getattr(transformers, _TASKS[task]).from_config(config)
     model.chainstay_task = task  # type: ignore[assignment]  # a plain attribute
     return model
@@ -88,13 +95,17 @@ def _mapping(task: str) -> Any:  # noqa: ANN401  # of transformers
 
 def usual_shape(model: nn.Module, config: Any) -> tuple[int, ...]:  # noqa: ANN401
     """Of a small batch that the model is made for."""
-    if _task_of(model) == "image-classification":
-        side = getattr(config, "image_size", 224)
+    task = _task_of(model)
+    if task == "image-classification":
+        seen = getattr(config, "vision_config", config)
+        side = getattr(seen, "image_size", 224)
         height, width = side if isinstance(side, list | tuple) else (side, side)
-        return (8, getattr(config, "num_channels", 3), height, width)
-    if _task_of(model) == "audio-classification":
-        return (1, 16_000)
-    return (1, min(_USUAL_LENGTH, getattr(config, "max_position_embeddings", _USUAL_LENGTH)))
+        return (8, getattr(seen, "num_channels", 3), height, width)
+    if task == "audio-classification":
+        spectrogram = _SPECTROGRAMS.get(config.model_type)
+        return (1, 16_000) if spectrogram is None else (1, *spectrogram(config))
+    most, _ = _positions(model, config)
+    return (1, min(_USUAL_LENGTH, most or _USUAL_LENGTH))
 
 
 def batch_for(
@@ -109,35 +120,63 @@ def batch_for(
     Raises:
         CommandLineError: The shape has too many or too few sizes, or is too long.
     """
-    task = _task_of(model)
-    sizes = {"image-classification": 4}.get(task, 2)
-    if len(shape) != sizes:
-        wanted = "8x3x224x224" if sizes == 4 else "4x512 (sequences x tokens)"
+    task, usual = _task_of(model), usual_shape(model, config)
+    text = "x".join(map(str, shape))
+    if len(shape) != len(usual):
         raise CommandLineError(
-            f"--input {'x'.join(map(str, shape))} has {len(shape)} sizes; hf:{config.model_type} "
-            f"takes {sizes}, as in {wanted}"
+            f"--input {text} has {len(shape)} sizes; hf:{config.model_type} takes {len(usual)}, "
+            f"as in {'x'.join(map(str, usual))}"
         )
-    classes = torch.zeros(shape[0], dtype=torch.long, device=device)
-    if task == "image-classification":
-        return {"pixel_values": torch.randn(shape, device=device, dtype=dtype), "labels": classes}
-    if task == "audio-classification":
-        return {"input_values": torch.randn(shape, device=device, dtype=dtype), "labels": classes}
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and 0 < longest < shape[1]:
+    if task in ("image-classification", "audio-classification"):
+        values = torch.randn(shape, device=device, dtype=dtype)
+        return {
+            str(model.main_input_name): values,
+            "labels": _classes(config, shape[0], device, dtype),
+        }
+    most, reserved = _positions(model, config)
+    if most is not None and most < shape[1]:
         raise CommandLineError(
-            f"--input {'x'.join(map(str, shape))} has sequences of {shape[1]} tokens, and this "
-            f"hf:{config.model_type} takes up to {longest}; add max_position_embeddings={shape[1]} "
-            "to the model's settings"
+            f"--input {text} has sequences of {shape[1]} tokens, and this hf:{config.model_type} "
+            f"takes up to {most}; add max_position_embeddings={shape[1] + reserved} to the "
+            "model's settings"
         )
-    tokens = torch.randint(config.get_text_config().vocab_size, shape, device=device)
-    labels: dict[str, torch.Tensor] = {"labels": tokens}
+    # Where there is no vocabulary, tokens are characters.
+    vocabulary = getattr(config.get_text_config(), "vocab_size", 128)
+    tokens = torch.randint(vocabulary, shape, device=device)
     if task == "sequence-classification":
-        labels = {"labels": classes}
-    elif task == "token-classification":
-        labels = {"labels": torch.zeros_like(tokens)}
-    elif task == "question-answering":
-        labels = {"start_positions": classes, "end_positions": classes}
-    return {"input_ids": tokens, **labels}
+        if config.is_encoder_decoder:  # which looks at the one end of each sequence
+            tokens[tokens == config.eos_token_id] = config.pad_token_id
+            tokens[:, -1] = config.eos_token_id
+        return {"input_ids": tokens, "labels": _classes(config, shape[0], device, dtype)}
+    if task == "token-classification":
+        return {"input_ids": tokens, "labels": torch.zeros_like(tokens)}
+    if task == "question-answering":
+        first = torch.zeros(shape[0], dtype=torch.long, device=device)
+        return {"input_ids": tokens, "start_positions": first, "end_positions": first}
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def _classes(config: Any, batch: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401
+    """The first class for each, or as many numbers as there are labels."""
+    if config.problem_type in ("multi_label_classification", "regression"):
+        return torch.zeros((batch, config.num_labels), dtype=dtype, device=device)
+    return torch.zeros(batch, dtype=torch.long, device=device)
+
+
+def _positions(model: nn.Module, config: Any) -> tuple[int | None, int]:  # noqa: ANN401
+    """How many tokens have a position, if that is limited, and how many positions are no token's.
+
+    RoBERTa and its kin count positions from behind the one of padding.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    if not isinstance(most, int) or most <= 0:
+        return None, 0
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings"):
+            padding = getattr(module, "padding_idx", None)
+            reserved = 0 if padding is None else int(padding) + 1
+            return most - reserved, reserved
+    return most, 0
 
 
 def _task_of(model: nn.Module) -> str:

@@ -104,7 +104,10 @@ def _torchvision(spec: Spec) -> Built:
     _require_known(spec.name, models.list_models(), "torchvision")
     with _told_by_name(spec):
         model = models.get_model(spec.name, weights=None, **_backbone(spec))
-    return Built(model.train(), image_size=(3, 299, 299) if "inception" in spec.name else _IMAGE)
+    if spec.name in models.list_models(module=models.video):
+        return Built(model.train())  # of how many frames, only its user knows
+    side = spec.settings.get("image_size", 299 if "inception" in spec.name else 224)
+    return Built(model.train(), image_size=(3, side, side))
 
 
 def _backbone(spec: Spec) -> Mapping[str, Any]:
@@ -121,8 +124,11 @@ def _timm(spec: Spec) -> Built:
     _require_known(spec.name, timm.list_models(), "timm")
     with _told_by_name(spec):
         model = timm.create_model(spec.name, pretrained=False, **spec.settings)
-    size = getattr(model, "default_cfg", {}).get("input_size", _IMAGE)
-    return Built(model.train(), image_size=tuple(size))
+    channels, height, width = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
+    side = spec.settings.get("img_size", (height, width))
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    size = (spec.settings.get("in_chans", channels), height, width)
+    return Built(model.train(), image_size=size)
 
 
 def _hugging_face(spec: Spec) -> Built:
@@ -157,7 +163,6 @@ def _own(spec: Spec) -> Built:
     return Built(parts[0], args, dict(kwargs or {}), loss)
 
 
-_IMAGE: Final = (3, 224, 224)
 _FAMILIES: Final[Mapping[str, Callable[[Spec], Built]]] = {
     "torchvision": _torchvision,
     "timm": _timm,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,13 +126,21 @@ def plan_made(request: Request, asked: Asked, *, output: Path | None, json: bool
     _show(outcome)
     if target is not None:
         runs = outcome.plan.fingerprint is not None
-        rest = f"chainstay run {_quoted(request)} --plan {target}\n  or: " if runs else ""
-        say(f"\nwrote {target}; next:\n      {rest}chainstay report {target} -o plan.html")
+        run = ["chainstay", "run", *_named(request), "--plan", str(target)]
+        rest = f"{shlex.join(run)}\n  or: " if runs else ""
+        report = shlex.join(["chainstay", "report", str(target), "-o", "plan.html"])
+        say(f"\nwrote {target}; next:\n      {rest}{report}", wrap=False)
 
 
-def _quoted(request: Request) -> str:
-    model = f"'{request.model}'" if "?" in request.model or " " in request.model else request.model
-    return " ".join([model, *(f"--input {each}" for each in request.inputs or ())])
+def _named(request: Request) -> Iterator[str]:
+    """What names the same model and batch again."""
+    yield request.model
+    for each in request.inputs or ():
+        yield from ("--input", each)
+    if request.device is not None:
+        yield from ("--device", request.device)
+    if request.dtype != "float32":
+        yield from ("--dtype", request.dtype)
 
 
 def _show(outcome: Outcome) -> None:

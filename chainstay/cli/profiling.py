@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ def profiled(request: Request, *, output: Path | None, json: bool) -> None:
     if target is not None:
         written(target, text)
         if not json:
-            say(f"\nwrote {target}; next: chainstay plan {target} --budget 50%")
+            following = shlex.join(["chainstay", "plan", str(target), "--budget", "50%"])
+            say(f"\nwrote {target}; next: {following}", wrap=False)
 
 
 def writing_to(output: Path | None, default: str, *, json: bool) -> Path | None:

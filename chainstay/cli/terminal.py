@@ -88,9 +88,9 @@ def show(table: Table) -> None:
     console.print(table, width=max(console.width, _LEAST_COLUMNS))
 
 
-def say(text: str, *, style: str = "") -> None:
-    """Print `text` on stdout, wrapped to the terminal, as it is."""
-    results().print(Text(plain(text), style=style))
+def say(text: str, *, style: str = "", wrap: bool = True) -> None:
+    """Print `text` on stdout as it is; wrapped to the terminal, unless it is to be copied."""
+    results().print(Text(plain(text), style=style), soft_wrap=not wrap)
 
 
 def tell(text: str, *, style: str = "") -> None:

@@ -272,6 +272,10 @@ class TestItRefuses:
                 "decides by",
             ),
             (lambda self, x: self.first(x)[: int(x.sum().item())], "use intercept"),
+            (
+                lambda self, x: self.first(x).sum() + torch.unique_consecutive(x).sum(),
+                r"whose shape depends on values \(unique_consecutive\)",
+            ),
             (lambda self, x: self.first(x.relu_()), "changes its own input in place"),
             (lambda self, x: doubled(self.first(x)), "the backward of DoubledBackward"),
             (lambda self, x: hooked(self.first(x)), "registers a hook on a tensor"),

@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
@@ -76,8 +80,8 @@ def observe(flat: FlatGraph, leaves: Sequence[object]) -> Observations:
     """Run `flat` on fake tensors like the model's own and like `leaves` of its call.
 
     Raises:
-        UnsupportedModelError: A value is no tensor but a number read from one, or the model
-            changes its own input in place.
+        UnsupportedModelError: A value is no tensor but a number read from one, a shape depends
+            on values, or the model changes its own input in place.
     """
     values = {
         node: leaves[source.position] if isinstance(source, CallInput) else source.read()
@@ -141,7 +145,13 @@ class _Observer:
             for region in regions:
                 stack.enter_context(region.entered())
             stack.enter_context(_noting(saved))
-            value = function(*args, **kwargs)
+            try:
+                value = function(*args, **kwargs)
+            except DynamicOutputShapeException as cause:
+                raise UnsupportedModelError(
+                    f"the forward makes a tensor whose shape depends on values ({node.name}), and "
+                    "may differ from call to call; use intercept() on the model's blocks"
+                ) from cause
         self._note(node, value, saved, _written_tensors(function, args, kwargs))
 
     def _note(

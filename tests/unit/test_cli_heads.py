@@ -1,0 +1,186 @@
+"""Hugging Face models by name: each head with the batch made for it, and each wrong setting."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch.nn import functional
+
+import zoo  # noqa: F401  # makes a torchvision for another torch harmless
+from chainstay.cli.endings import CommandLineError
+from chainstay.cli.workloads import Workload, made
+from chainstay.errors import UnsupportedModelError
+
+pytest.importorskip("transformers")
+
+SMALL = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64"
+GPT2 = "hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=64&n_positions=16"
+BERT = f"hf:bert?{SMALL}&vocab_size=64&max_position_embeddings=16"
+ROBERTA = f"hf:roberta?{SMALL}&vocab_size=64&max_position_embeddings=18"
+T5 = "hf:t5?num_layers=1&d_model=32&d_kv=16&d_ff=64&num_heads=2&vocab_size=64"
+BART = (
+    "hf:bart?encoder_layers=1&decoder_layers=1&d_model=32&encoder_attention_heads=2&"
+    "decoder_attention_heads=2&encoder_ffn_dim=64&decoder_ffn_dim=64&vocab_size=64&"
+    "max_position_embeddings=16"
+)
+VIT = f"hf:vit?{SMALL}&image_size=32&patch_size=16"
+AUDIO = f"{SMALL}&classifier_proj_size=8&num_conv_pos_embedding_groups=2"
+WAV2VEC2 = f"hf:wav2vec2?{AUDIO}&conv_dim=(8,8,8,8,8,8,8)&mask_time_prob=0.0&layerdrop=0.0"
+WHISPER = (
+    "hf:whisper?task=audio-classification&encoder_layers=1&decoder_layers=1&d_model=32&"
+    "encoder_attention_heads=2&encoder_ffn_dim=32&max_source_positions=20&num_mel_bins=8"
+)
+SPECTROGRAM = "audio-spectrogram-transformer"
+W2V_BERT = "feature_projection_input_dim=16&conv_depthwise_kernel_size=5&mask_time_prob=0.0"
+
+USUAL = {  # model: its head, by what and in which shape it is called, when nothing is asked for
+    GPT2: ("causal-lm", "input_ids", (1, 16)),
+    BERT: ("masked-lm", "input_ids", (1, 16)),
+    ROBERTA: ("masked-lm", "input_ids", (1, 16)),  # whose first position is 2
+    T5: ("seq2seq-lm", "input_ids", (1, 512)),  # without a longest sequence
+    BART: ("seq2seq-lm", "input_ids", (1, 16)),
+    f"{BERT}&task=causal-lm": ("causal-lm", "input_ids", (1, 16)),
+    f"{BERT}&task=sequence-classification": ("sequence-classification", "input_ids", (1, 16)),
+    f"{BERT}&task=token-classification": ("token-classification", "input_ids", (1, 16)),
+    f"{BERT}&task=question-answering": ("question-answering", "input_ids", (1, 16)),
+    f"{GPT2}&task=sequence-classification": ("sequence-classification", "input_ids", (1, 16)),
+    f"{BART}&task=sequence-classification": ("sequence-classification", "input_ids", (1, 16)),
+    "hf:xlnet?n_layer=1&d_model=32&n_head=2&d_inner=64&vocab_size=64": (
+        "causal-lm", "input_ids", (1, 512),
+    ),
+    f"hf:canine?{SMALL}&max_position_embeddings=64": (
+        "sequence-classification", "input_ids", (1, 64),
+    ),
+    VIT: ("image-classification", "pixel_values", (8, 3, 32, 32)),
+    f"{VIT}&image_size=(32,16)&num_channels=1": (
+        "image-classification", "pixel_values", (8, 1, 32, 16),
+    ),
+    f"hf:deit?{SMALL}&image_size=32": ("image-classification", "pixel_values", (8, 3, 32, 32)),
+    "hf:clip?vision_config={'image_size':32,'num_hidden_layers':1,'hidden_size':24}": (
+        "image-classification", "pixel_values", (8, 3, 32, 32),
+    ),
+    WAV2VEC2: ("audio-classification", "input_values", (1, 16_000)),
+    f"hf:{SPECTROGRAM}?{SMALL}&max_length=64&num_mel_bins=32": (
+        "audio-classification", "input_values", (1, 64, 32),
+    ),
+    f"hf:wav2vec2-bert?{SMALL}&{W2V_BERT}&task=audio-classification": (
+        "audio-classification", "input_features", (1, 512, 16),
+    ),
+    WHISPER: ("audio-classification", "input_features", (1, 8, 40)),
+}  # fmt: skip
+
+
+def workload(text: str, *inputs: str, dtype: str = "float32") -> Workload:
+    return made(text, inputs, "cpu", dtype)
+
+
+@pytest.mark.parametrize("text", USUAL)
+def test_every_head_is_called_in_its_usual_shape_and_gives_a_loss_to_minimise(text: str) -> None:
+    task, name, shape = USUAL[text]
+    trained = workload(text)
+    assert trained.model.chainstay_task == task
+    assert trained.model.training
+    assert tuple(trained.kwargs[name].shape) == shape
+    loss = trained.step()
+    assert loss.shape == ()
+    assert torch.isfinite(loss)
+    loss.backward()
+    gradients = [each.grad for each in trained.model.parameters() if each.grad is not None]
+    assert sum(bool(each.any()) for each in gradients) > len(gradients) / 2
+
+
+def test_labels_are_those_of_the_task() -> None:
+    """The model's own loss is the one that is found in its scores by hand."""
+    plain = "hidden_dropout_prob=0.0&attention_probs_dropout_prob=0.0"
+    for text in (f"{GPT2}&resid_pdrop=0.0&embd_pdrop=0.0&attn_pdrop=0.0", f"{BERT}&{plain}"):
+        trained = workload(text, "2x5")
+        tokens = trained.kwargs["input_ids"]
+        scores = trained.model(**trained.kwargs).logits
+        if "gpt2" in text:
+            scores, tokens = scores[:, :-1], tokens[:, 1:]
+        expected = functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+        torch.testing.assert_close(trained.step(), expected)
+    trained = workload(f"{BERT}&{plain}&task=question-answering", "3x5")
+    output = trained.model(**trained.kwargs)
+    first = torch.zeros(3, dtype=torch.long)
+    expected = functional.cross_entropy(output.start_logits, first)
+    expected = (expected + functional.cross_entropy(output.end_logits, first)) / 2
+    torch.testing.assert_close(trained.step(), expected)
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+@pytest.mark.parametrize("text", [f"{BERT}&task=sequence-classification", VIT])
+def test_what_predicts_several_numbers_has_as_many_labels(text: str, kind: str) -> None:
+    for labels in (1, 3):
+        problem = f"problem_type={kind}&num_labels={labels}"
+        trained = workload(f"{text}&{problem}", dtype="bfloat16")
+        assert trained.kwargs["labels"].shape == (len(trained.kwargs["labels"]), labels)
+        loss = trained.step()
+        loss.backward()
+        assert torch.isfinite(loss)
+
+
+def test_what_is_asked_for_is_what_is_made() -> None:
+    trained = workload(VIT, "2x3x32x32", dtype="bfloat16")
+    assert trained.kwargs["pixel_values"].shape == (2, 3, 32, 32)
+    assert {each.dtype for each in trained.model.parameters()} == {torch.bfloat16}
+    assert trained.title == f"{VIT} on 2 x 3 x 32 x 32 bfloat16, the CPU, " + (
+        "1 thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
+    )
+    assert workload(GPT2, "3x7").kwargs["input_ids"].shape == (3, 7)
+    same = [workload(GPT2) for _ in range(2)]
+    assert torch.equal(same[0].kwargs["input_ids"], same[1].kwargs["input_ids"])
+    for one, other in zip(*(each.model.parameters() for each in same), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_nothing_is_stored_where_nothing_is_run() -> None:
+    estimated = made("hf:gpt2?n_layer=2", None, "A100-80GB", "bfloat16")
+    assert {each.device.type for each in estimated.model.parameters()} == {"meta"}
+    assert {each.device.type for each in estimated.kwargs.values()} == {"meta"}
+    assert estimated.title.endswith("on 1 x 512 int64, A100-80GB (estimated)")
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "message"),
+    [
+        (GPT2, ["4x16", "4x16"], "2 --input options; a Hugging Face model takes one"),
+        (GPT2, ["16"], "--input 16 has 1 sizes; hf:gpt2 takes 2, as in 1x16"),
+        (VIT, ["8x32"], "hf:vit takes 4, as in 8x3x32x32"),
+        (WAV2VEC2, ["1x16000x1"], "hf:wav2vec2 takes 2, as in 1x16000"),
+        (WHISPER, ["1x16000"], "hf:whisper takes 3, as in 1x8x40"),
+        (GPT2, ["1x17"], "takes up to 16; add max_position_embeddings=17 to"),
+        (ROBERTA, ["1x17"], "takes up to 16; add max_position_embeddings=19 to"),
+        (f"{BERT}&task=poetry", [], "hf:bert has no head for task=poetry; it has masked-lm, causa"),
+        (f"{VIT}&task=causal-lm", [], "no head for task=causal-lm; it has image-classification"),
+        ("hf:vits", [], "hf:vits has no head that chainstay knows to train; write a file with"),
+        ("hf:gtp2", [], "no model type 'gtp2'; did you mean gpt2"),
+        ("hf:zzzzzzzzzzzz", [], "no model type 'zzzzzzzzzzzz'; hf: wants a type such as gpt2"),
+        ("hf:gpt2?n_layers=2", [], "of gpt2 has no 'n_layers'; did you mean n_layer"),
+        ("hf:gpt2?zzzzzzzzz=2", [], "of gpt2 has no 'zzzzzzzzz'; see its documentation"),
+    ],
+)
+def test_wrong_names_settings_and_shapes_are_told(
+    text: str, inputs: list[str], message: str
+) -> None:
+    with pytest.raises(CommandLineError, match=re.escape(message)):
+        workload(text, *inputs)
+
+
+def test_the_settings_that_are_advised_are_right() -> None:
+    """Of sequences that are too long."""
+    for text in (GPT2, ROBERTA):
+        with pytest.raises(CommandLineError) as refused:
+            workload(text, "1x40")
+        advised = re.search(r"add (max_position_embeddings=\d+)", str(refused.value))
+        assert advised
+        longer = re.sub(r"(n_positions|max_position_embeddings)=\d+", advised[1], text)
+        assert torch.isfinite(workload(longer, "1x40").step())
+
+
+@pytest.mark.parametrize("setting", ["n_layer=two", "n_head=5", "vocab_size=-1"])
+def test_settings_that_the_library_refuses_are_named(setting: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"hf:gpt2 cannot be built with \{'"):
+        workload(f"hf:gpt2?n_embd=32&{setting}")
