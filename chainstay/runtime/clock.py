@@ -20,10 +20,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, quantiles
-from typing import Final, TypedDict
+from typing import Final
 
 import torch
 
@@ -32,17 +32,12 @@ from chainstay.runtime.boundary import noting, swallow
 from chainstay.runtime.device_memory import unused_host_bytes
 from chainstay.runtime.environment import Traits
 from chainstay.runtime.fusing import blaming
-from chainstay.runtime.items import Act, Action, Item, TransferPlan
-from chainstay.runtime.liveness import ExecutionPlan, Step, plan_execution
 from chainstay.runtime.preserve import zeroed_gradients
 from chainstay.runtime.progress import Progress, unseen
-from chainstay.runtime.recompute import Run, Versioned
 from chainstay.runtime.stages import ChainStage
 from chainstay.runtime.states import State, detached, state_bytes
-from chainstay.runtime.transfers.cells import Cell
+from chainstay.runtime.timed_runs import DroppedRun, MovedRun, dropped_run, moved_run, now
 from chainstay.runtime.transfers.copying import CopyingEngine
-from chainstay.runtime.transfers.traffic import Traffic
-from chainstay.schedule import Schedule
 
 __all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
 
@@ -180,10 +175,15 @@ def time_chain(
     chain.is_whole = device.type == "cpu" and not is_sharded and 2 * needed <= unused_host_bytes()
     leaves = chain.leaves(range(len(stages))) if chain.is_whole else ()
     begin = time.monotonic()
+
+    def moves(done: int) -> bool:
+        is_quick = time.monotonic() - begin < _SECONDS / 2  # or giving orders takes next to nothing
+        return chain.is_whole and is_quick and done < _MOVED_PASSES
+
     with zeroed_gradients(leaves), closing(CopyingEngine(_AT_ONCE)) as engine:
         chain.keep()
         chain.drop()
-        if chain.is_whole:
+        if moves(0):
             chain.move(engine)
         chain.times = [StageTimes() for _ in stages]
         for done in range(repeats * min(repeats, 4)):
@@ -194,7 +194,7 @@ def time_chain(
             progress("timing", steps=len(stages), more=len(stages) * (done >= repeats))
             chain.keep()
             chain.drop()
-            if chain.is_whole and done < _MOVED_PASSES:
+            if moves(done):
                 chain.move(engine)
     progress("timing", steps=len(stages))
     return chain.times
@@ -271,10 +271,10 @@ class _Chain:
 
     def drop(self) -> None:
         """One pass, every stage dropped and run again, if gradients ever ask for that."""
-        runs: list[_TimedRun] = []
+        runs: list[DroppedRun] = []
 
         def start(timed: TimedStage) -> _Forward:
-            runs.append(_TimedRun(**self._given_to(timed), plan=_DROPPED))
+            runs.append(dropped_run(timed.stage, timed.traits, self.device, self.shared))
             return runs[-1].forward
 
         for index, forward, backward in self._passed(self._count_without_loss, start):
@@ -285,10 +285,10 @@ class _Chain:
 
     def move(self, engine: CopyingEngine) -> None:
         """One pass, what every stage saves sent away and fetched back before its backward."""
-        runs: list[_MovedRun] = []
+        runs: list[MovedRun] = []
 
         def start(timed: TimedStage) -> _Forward:
-            runs.append(_MovedRun(**self._given_to(timed), plan=_MOVED, traffic=Traffic(engine)))
+            runs.append(moved_run(timed.stage, timed.traits, engine, self.shared))
             return runs[-1].forward
 
         for index, forward, backward in self._passed(self._count_without_loss, start):
@@ -303,7 +303,7 @@ class _Chain:
         self, count: int, start: Callable[[TimedStage], _Forward]
     ) -> Iterator[tuple[int, int, int | None]]:
         """Each stage's number and times of its forward and, if there is one, of its backward."""
-        size = count if self.is_whole else 1
+        size = max(count, 1) if self.is_whole else 1  # of a loss alone, nothing runs again
         state = self.source
         for first in range(0, count, size):
             group = range(first, first + size)
@@ -330,15 +330,6 @@ class _Chain:
     def _count_without_loss(self) -> int:
         return sum(not each.stage.is_loss for each in self.stages)
 
-    def _given_to(self, timed: TimedStage) -> _Given:
-        return _Given(
-            stages=(timed.stage,),
-            traits=(timed.traits,),
-            device=self.device,
-            shared=Versioned.of(self.shared),
-            pending=0,
-        )
-
     def _backwards(
         self, output: State, group: range, reached: dict[int, int], given: Sequence[State]
     ) -> list[int | None]:
@@ -349,7 +340,7 @@ class _Chain:
         gradients = tuple(map(torch.ones_like, wanting))
 
         def backward() -> State:
-            reached[group.stop] = _now()  # by the stopwatch's own time, or stages end too early
+            reached[group.stop] = now()  # by the stopwatch's own time, or stages end too early
             torch.autograd.backward(wanting, gradients)
             return ()
 
@@ -368,66 +359,7 @@ class _Chain:
 
     @staticmethod
     def _note(reached: dict[int, int], index: int) -> None:
-        reached[index] = _now()
-
-
-class _Given(TypedDict):
-    """Of a `Run` of one stage, all but what is to be done with it."""
-
-    stages: tuple[ChainStage, ...]
-    traits: tuple[Traits, ...]
-    device: torch.device
-    shared: Versioned
-    pending: int
-
-
-@dataclass(slots=True)
-class _TimedRun(Run):
-    """Of one stage; `again` in ns."""
-
-    again: int = 0
-
-    def run_again(self, step: Step) -> None:
-        """As `Run`."""
-        begin = _now()
-        Run.run_again(self, step)
-        self.again += _now() - begin
-
-
-@dataclass(slots=True)
-class _MovedRun(Run):
-    """Of one stage.
-
-    Attributes:
-        stalled: In ns of the clock, while what it saved was on its way.
-        output: Its cells, which the next stage would hold.
-    """
-
-    stalled: int = 0
-    output: list[Cell] = field(default_factory=list)
-
-    def first_run(self, step: Step, state: State) -> State:
-        """As `Run`."""
-        result = Run.first_run(self, step, state)
-        self.output = self.held
-        return result
-
-    def prepare_backward(self, stage: int) -> None:
-        """As `Run`; what is fetched has arrived behind it."""
-        if self.pending < stage:
-            return
-        assert self.traffic is not None, "it moves something"
-        engine = self.traffic.engine
-        assert isinstance(engine, CopyingEngine), "only a CPU's thread is timed by itself"
-        before = engine.stalled
-        Run.prepare_backward(self, stage)
-        for parcel in self.traffic.parcels.values():
-            for cell in (reference() for reference in parcel):
-                if cell is not None:
-                    cell.arrived()
-        self.output = []
-        if _counts_waiting():
-            self.stalled += int((engine.stalled - before) * 1e9)
+        reached[index] = now()
 
 
 def _described(state: State) -> State:
@@ -442,40 +374,10 @@ def _is_narrow(values: Sequence[int]) -> bool:
     return bool((high - low) / 2 <= _SPREAD * middle * math.sqrt(len(values)))
 
 
-def _dropped_plan() -> ExecutionPlan:
-    """One stage and a loss; when the stage runs again, the stage behind it wants its output."""
-    plan = plan_execution(Schedule.parse("Fc0 Fa1 B1 Fa0 B0"), 1)
-    ((again,),) = plan.before_backward
-    return replace(plan, before_backward=((replace(again, output_wanted=True),),))
-
-
-def _moved_plan() -> ExecutionPlan:
-    """One stage and a loss; what the stage saves is away until its backward."""
-    item = Item("b", 0)
-    there_and_back = tuple(Action(act, item) for act in (Act.SEND, Act.RELEASE, Act.FETCH))
-    transfers = TransferPlan(
-        actions=((), (), (), there_and_back), moved=frozenset({item}), host_bytes=0, peak_bytes=0
-    )
-    return plan_execution(Schedule.parse("Fa0 Ob0 Fa1 B1 Pb0 B0"), 1, transfers)
-
-
-_DROPPED: Final = _dropped_plan()
-_MOVED: Final = _moved_plan()
-
-
-def _counts_waiting() -> bool:
-    # With one thread, time spent by other processes on this core does not count.
-    return torch.get_num_threads() > 1
-
-
-def _now() -> int:
-    return time.perf_counter_ns() if _counts_waiting() else time.thread_time_ns()
-
-
 def _time_cpu(function: Callable[[], State]) -> tuple[State, int]:
-    start = _now()
+    start = now()
     result = function()
-    return result, _now() - start
+    return result, now() - start
 
 
 def _time_cuda(function: Callable[[], State]) -> tuple[State, int]:
