@@ -101,7 +101,8 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
     held = [tensor for stage in subject.stages for _, _, tensor in stage.tensors()]
     lineage = Lineage.beside((*held, *shared))
     lineage.add(source)
-    last = max(index for index, stage in enumerate(subject.stages) if not stage.is_loss)
+    # Behind branches there may be nothing but the loss.
+    last = max((i for i, stage in enumerate(subject.stages) if not stage.is_loss), default=None)
     subject.progress("running every stage", steps=0, more=len(subject.stages))
     for index, stage in enumerate(subject.stages):
         subject.progress("running every stage")

@@ -1,0 +1,155 @@
+"""Joins run by their plans: what comes out, and what a step may not do in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import nn
+
+from chainstay import fit, unfit
+from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.join_planning import solve_measured_join
+from chainstay.runtime.fitted import Fitted
+from chainstay.runtime.joining.executor import JoinExecutor
+from chainstay.runtime.joining.extracted import ExtractedJoin
+from chainstay.runtime.joining.extracting import extract_join
+from chainstay.runtime.joining.measuring import measure_join
+
+WIDTH = 16
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def tower() -> nn.Sequential:
+    layers = [(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3)]
+    return nn.Sequential(*(each for layer in layers for each in layer))
+
+
+class Apart(nn.Module):
+    """Branches that meet behind the model: there is no tail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = tower(), tower()
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor, scale: torch.Tensor) -> Pair:
+        return self.left(left * scale), self.right(right * scale)
+
+
+class Meeting(Apart):
+    """Branches that meet in a sum."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor, scale: torch.Tensor) -> Pair:
+        one, other = super().forward(left, right, scale)
+        met = torch.tanh(one * other)
+        return met, met.exp()
+
+
+def sample() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(5)
+    left, right = (torch.randn(32, WIDTH, generator=draw).requires_grad_() for _ in range(2))
+    return left, right, torch.rand(WIDTH, generator=draw)
+
+
+def loss_of(output: Pair) -> torch.Tensor:
+    return (output[0] - output[1]).square().sum()
+
+
+@cache
+def planned(kind: Callable[[], Apart]) -> tuple[ExtractedJoin, JoinExecutor]:
+    """In the least memory that there is a plan for, in which stages run again."""
+    torch.manual_seed(1)
+    join = extract_join(kind(), sample())
+    measured = measure_join(join, sample(), loss=loss_of, repeats=1)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        solve_measured_join(measured, 1)
+    plan = solve_measured_join(measured, caught.value.required)
+    executor = JoinExecutor(measured, plan.schedule)
+    assert any(executor.plan.before_backward.values()), "some stage runs again"
+    return join, executor
+
+
+def forward(kind: Callable[[], Apart], inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    join, executor = planned(kind)
+    given, shared = join.begin(inputs, {})
+    return loss_of(join.finish(executor(given, shared), shared))
+
+
+def fitted_of(model: nn.Module) -> Fitted:
+    assert isinstance(model.chainstay, Fitted)
+    return model.chainstay
+
+
+KINDS = pytest.mark.parametrize("kind", [Apart, Meeting])
+
+
+@KINDS
+def test_training_by_a_plan_is_plain_training_bit_for_bit(kind: Callable[[], Apart]) -> None:
+    model = planned(kind)[0].model
+
+    def trained(run: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]) -> list[torch.Tensor]:
+        torch.manual_seed(2)
+        model.zero_grad()
+        inputs = sample()
+        loss = run(inputs)
+        loss.backward()
+        reached = [*inputs[:2], *model.parameters()]
+        gradients = [each.grad.clone() for each in reached if each.grad is not None]
+        assert len(gradients) == len(reached)
+        return [loss.detach(), torch.get_rng_state(), *gradients]
+
+    plain = trained(lambda inputs: loss_of(model(*inputs)))
+    by_plan = trained(partial(forward, kind))
+    assert all(map(torch.equal, plain, by_plan))
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (0, r"(input of stage \S+|argument of the model) was changed in place .* change a clone"),
+        (1, r"(input of stage \S+|argument of the model) was changed in place .* change a clone"),
+        (2, r"an argument of the model was changed in place .* needs it again; change a clone"),
+    ],
+)
+def test_what_runs_again_is_not_changed_in_between(
+    kind: Callable[[], Apart], changed: int, reason: str
+) -> None:
+    inputs = sample()
+    loss = forward(kind, inputs)
+    with torch.no_grad():
+        inputs[changed].add_(1)
+    with pytest.raises(PlanMismatchError, match=reason):
+        loss.backward()
+    forward(kind, sample()).backward()  # the next step is not affected
+
+
+def test_other_modes_than_the_measured_one_are_refused() -> None:
+    model = planned(Meeting)[0].model
+    model.eval()
+    try:
+        with pytest.raises(
+            PlanMismatchError, match="in training mode and is not in it now; switch"
+        ):
+            forward(Meeting, sample())
+    finally:
+        model.train()
+    lower = torch.autocast("cpu", dtype=torch.bfloat16)
+    with lower, pytest.raises(PlanMismatchError, match=r"plan was measured with .* autocast"):
+        forward(Meeting, sample())
+    with torch.inference_mode():
+        inside = sample()
+    with pytest.raises(PlanMismatchError, match=r"made under torch.inference_mode\(\)"):
+        forward(Meeting, inside)
+    forward(Meeting, sample()).backward()
+
+
+def test_fit_trains_branches_that_meet_in_the_loss_alone() -> None:
+    """Without a tail, the loss of the user is all that there is behind the branches."""
+    model = Apart()
+    generous = fit(model, sample(), budget="92%", loss=loss_of, progress=False, repeats=1)
+    ways = {each.name: each.makespan for each in fitted_of(generous).alternatives}
+    assert ways["join"] is not None
+    unfit(model)
