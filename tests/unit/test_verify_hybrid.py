@@ -1,0 +1,138 @@
+"""Recomputing and offloading together: answers held against each other, made small."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, dataclass, replace
+
+import pytest
+
+from chainstay.dp import DP
+from chainstay.errors import InfeasibleBudgetError, SolverLimitError
+from chainstay.hybrid import HybridClaim, HybridProblem
+from chainstay.profiles import ChainProfile, Link
+from chainstay.solution import Family
+from chainstay.solve.hybrid import AutoHybrid, Pofo
+from chainstay.timetable import Transfers
+from chainstay.validation.hybrid_search import optimal_hybrid
+from chainstay.verify.hybrid import (
+    HYBRID_CONTESTANTS,
+    HybridCheck,
+    HybridContestant,
+    hybrid_checks,
+    hybrid_counter_example,
+    minimised_hybrid,
+    random_hybrid,
+)
+
+QUICK = AutoHybrid(combined=Pofo(tries=20), exact_stages=0)
+(SEARCH,) = [each for each in HYBRID_CONTESTANTS if str(each.method) == "search"]
+
+
+@dataclass(frozen=True)
+class Liar:
+    """A quick method, or recomputing only; with one lie about chains of two stages and more."""
+
+    lie: str
+
+    def __str__(self) -> str:
+        return f"liar ({self.lie})"
+
+    def __call__(self, problem: HybridProblem) -> HybridClaim:
+        claim = QUICK(problem)
+        if len(problem.profile) < 2:
+            return claim
+        match self.lie:
+            case "makespan":
+                return replace(claim, makespan=claim.makespan - 1)
+            case "optimal":
+                slow = recomputed(problem)
+                return replace(slow, lower_bound=slow.makespan, family=Family.ALL)
+            case "twice":
+                slow = recomputed(problem)
+                return replace(slow, family=Family.TWICE, unrestricted_bound=slow.makespan)
+            case "infeasible":
+                raise InfeasibleBudgetError(
+                    budget=problem.budget, required=problem.budget + 1, stages=2, family="all"
+                )
+        raise SolverLimitError("too late")
+
+
+def recomputed(problem: HybridProblem) -> HybridClaim:
+    try:
+        claim = DP()(problem.profile, problem.budget)
+    except InfeasibleBudgetError as infeasible:
+        raise SolverLimitError(str(infeasible)) from infeasible
+    return HybridClaim(schedule=claim.schedule, makespan=claim.makespan, lower_bound=0)
+
+
+def contestant(lie: str) -> HybridContestant:
+    return HybridContestant(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=2)
+
+
+def first_contradiction(*contestants: HybridContestant) -> HybridCheck:
+    found = hybrid_checks(range(300), seed=6, contestants=contestants)
+    return next(check for check in found if check.reason)
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ("makespan", r"liar (makespan), integral: liar (makespan), integral: the schedule takes"),
+        ("optimal", "liar (optimal), integral says that nothing is faster than"),
+        ("twice", "liar (twice), integral says that nothing is faster than"),
+    ],
+)
+def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
+    check = first_contradiction(contestant(lie), SEARCH)
+    assert check.reason.startswith(reason)
+    small = minimised_hybrid(check, seconds=10)
+    assert small.reason.startswith(reason)
+    assert small.number == check.number
+    assert len(small.instance.profile) == 2
+    assert small.instance.link == check.instance.link
+    assert sizes(small.instance.profile) <= sizes(check.instance.profile)
+    document = json.loads(hybrid_counter_example(small, seed=6))
+    assert (document["number"], document["seed"]) == (check.number, 6)
+    assert (document["problem"], document["transfers"]) == ("hybrid", "integral")
+    assert ChainProfile.from_json(document["profile"]) == small.instance.profile
+    assert Link.from_json(document["link"]) == small.instance.link
+    said = {answer["method"]: answer["claim"] for answer in document["answers"]}
+    assert said[f"liar ({lie}), integral"] is not None
+
+
+def sizes(profile: ChainProfile) -> int:
+    numbers = (astuple(replace(stage, name=""))[1:] for stage in profile.stages)
+    return profile.input_bytes + profile.input_gradient_bytes + sum(map(sum, numbers))
+
+
+def test_who_is_late_or_says_that_nothing_fits_contradicts_nobody() -> None:
+    checks = hybrid_checks(range(20), seed=6, contestants=[contestant("late"), SEARCH])
+    assert not any(check.reason for check in checks)
+    for check in hybrid_checks(range(20), seed=6, contestants=[contestant("infeasible")]):
+        assert not check.reason
+        for answer in check.answers:
+            assert answer.claim is None or len(check.instance.profile) == 1
+
+
+def test_search_says_if_it_finds_nothing_where_something_fits() -> None:
+    """With little room on the host, more than the least budget may be needed."""
+    tight = 0
+    for number in range(800):
+        instance = random_hybrid(6, number)
+        if len(instance.profile) > 2:
+            continue
+        problem = HybridProblem(instance.profile, instance.budget, instance.link)
+        if instance.budget < problem.required_bytes:
+            continue
+        found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+        if found is not None:
+            continue
+        tight += 1
+        assert instance.link.capacity is not None
+        with pytest.raises(SolverLimitError, match="nothing fits, although something should"):
+            SEARCH.method(problem)
+        (check,) = hybrid_checks([number], seed=6)
+        assert not check.reason
+        break
+    assert tight
