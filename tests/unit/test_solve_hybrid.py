@@ -1,0 +1,147 @@
+"""Methods for recomputing and offloading together: by name, refused, and held to their word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from chainstay import CPSAT, DP, MIP, solve_hybrid, solve_offload
+from chainstay.errors import (
+    BackendError,
+    CertificateError,
+    HostBudgetError,
+    InvalidProfileError,
+    SolverLimitError,
+    UnknownMethodError,
+)
+from chainstay.hybrid import HybridClaim, HybridProblem
+from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
+from chainstay.solve.hybrid import AutoHybrid, ExactPrograms, Pofo
+from chainstay.solve.offload import AutoOffload, ExactOffload
+from chainstay.timetable import Transfers
+from chainstay.validation.hybrid_search import optimal_hybrid
+from golden_offloads import GOLDEN
+from hybrid_support import tiny
+
+(GAP,) = [golden for golden in GOLDEN if golden.name == "pub008"]
+CHAIN = ChainProfile(
+    input_bytes=10,
+    input_gradient_bytes=0,
+    stages=(
+        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=5),
+        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
+    ),
+)
+LINK = Link(bandwidth=2)
+PROBLEM = HybridProblem(CHAIN, 16, LINK)
+QUICK_CPSAT = ExactPrograms(CPSAT(time_limit_s=0.5))
+NO_ROOM = replace(PROBLEM, budget=PROBLEM.required_bytes, link=Link(bandwidth=2, capacity=0))
+"""Something has to leave, and there is no room for it."""
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_the_mixed_integer_program_by_name_finds_what_search_finds(seed: int) -> None:
+    """From what [POFO] finds, over links of all kinds."""
+    problem = tiny(seed)
+    best = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+    assert best is not None
+    found = solve_hybrid(problem.profile, problem.budget, link=problem.link, method="mip")
+    assert found.makespan == best.makespan
+    assert found.lower_bound <= best.makespan
+
+
+@pytest.mark.parametrize("settings", [MIP(time_limit_s=20), CPSAT(time_limit_s=20)], ids=str)
+def test_a_chain_of_the_loss_alone(settings: MIP | CPSAT) -> None:
+    one = replace(CHAIN, stages=CHAIN.stages[1:])
+    problem = HybridProblem(one, HybridProblem(one, 1, LINK).required_bytes, LINK)
+    claim = ExactPrograms(settings, alone=True)(problem)
+    best = optimal_hybrid(one, budget=problem.budget, link=LINK)
+    assert best is not None
+    assert claim.makespan == claim.unrestricted_bound == best.makespan
+
+
+def test_wrong_calls_are_refused() -> None:
+    other: Any = OffloadProfile.from_chain(CHAIN)
+    with pytest.raises(InvalidProfileError, match="is a OffloadProfile, must be a ChainProfile; o"):
+        solve_hybrid(other, 16, link=LINK)
+    with pytest.raises(UnknownMethodError, match="where data may move, DP takes slots only"):
+        solve_hybrid(CHAIN, 16, link=LINK, method=DP(persistence="weak"))
+    with pytest.raises(UnknownMethodError, match="discards is 'free'; where data may move, all ma"):
+        solve_hybrid(CHAIN, 16, link=LINK, method=MIP(discards="free"))
+    fractional = replace(PROBLEM, transfers=Transfers.FRACTIONAL)
+    with pytest.raises(
+        UnknownMethodError, match="for integral transfers, not fractional ones; use"
+    ):
+        ExactPrograms(CPSAT())(fractional)
+    slots = solve_hybrid(CHAIN, 16, link=LINK, method=DP(slots=16))
+    assert slots.makespan >= solve_hybrid(CHAIN, 16, link=LINK).makespan
+
+
+@pytest.mark.parametrize(
+    "method",
+    [AutoHybrid(exact_stages=0), AutoHybrid(time_limit_s=0.5), Pofo(), QUICK_CPSAT],
+    ids=str,
+)
+def test_too_little_host_memory_names_enough(method: Any) -> None:  # noqa: ANN401
+    with pytest.raises(SolverLimitError):
+        method(NO_ROOM)
+    with pytest.raises(HostBudgetError) as caught:
+        solve_hybrid(CHAIN, NO_ROOM.budget, link=NO_ROOM.link, method=method)
+    assert caught.value.budget == 0
+    room = replace(NO_ROOM.link, capacity=caught.value.required)
+    found = solve_hybrid(CHAIN, NO_ROOM.budget, link=room, method=method)
+    assert found.host_bytes <= caught.value.required
+
+
+def test_without_its_solver_auto_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> HybridClaim:
+        raise BackendError("no ortools")
+
+    monkeypatch.setattr(ExactPrograms, "after", missing)
+    found = solve_hybrid(CHAIN, 16, link=LINK)
+    quick = AutoHybrid(exact_stages=0)
+    assert found.makespan == solve_hybrid(CHAIN, 16, link=LINK, method=quick).makespan
+    with pytest.raises(SolverLimitError, match="no plan of this 2-stage chain was found") as caught:
+        AutoHybrid()(NO_ROOM)
+    assert isinstance(caught.value.__cause__, BackendError)
+
+
+def test_a_bound_above_what_is_known_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Pofo()(PROBLEM)
+
+    def too_high(*_: object, **__: object) -> HybridClaim:
+        return replace(known, lower_bound=known.makespan + 1, unrestricted_bound=known.makespan + 1)
+
+    monkeypatch.setattr("chainstay.solve.hybrid_exact.cpsat.claim", too_high)
+    text = f"cpsat.* says that nothing is faster than {known.makespan + 1}, yet {known.makespan} is"
+    with pytest.raises(CertificateError, match=text) as caught:
+        ExactPrograms(CPSAT()).after(PROBLEM, known)
+    assert '"known"' in caught.value.report
+
+
+def test_a_bound_on_offloading_above_what_is_known_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = OffloadProblem(GAP.profile, GAP.budget, GAP.link)
+
+    def too_high(*_: object, **__: object) -> OffloadClaim:
+        return replace(AutoOffload(exact_stages=0)(problem), lower_bound=16)
+
+    monkeypatch.setattr("chainstay.solve.offload.cpsat.claim", too_high)
+    with pytest.raises(CertificateError, match="says that nothing is faster than 16, yet 15 is"):
+        ExactOffload(CPSAT())(problem)
+
+
+@pytest.mark.parametrize(
+    "method", [AutoOffload(exact_stages=0), AutoOffload(), "greedy", "dp"], ids=repr
+)
+def test_offloading_without_room_on_the_host_names_enough(method: Any) -> None:  # noqa: ANN401
+    none = replace(GAP.link, capacity=0)
+    with pytest.raises(HostBudgetError) as caught:
+        solve_offload(GAP.profile, GAP.budget, link=none, method=method)
+    enough = replace(GAP.link, capacity=caught.value.required)
+    found = solve_offload(GAP.profile, GAP.budget, link=enough)
+    assert found.host_bytes <= caught.value.required
