@@ -1,0 +1,316 @@
+"""What is printed and drawn: tables of every kind, bars on a terminal, pictures of memory."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from rich.table import Table
+from typer.testing import CliRunner, Result
+
+from chainstay import ChainProfile, JoinProfile, OffloadProfile, Schedule, Stage, load_plan
+from chainstay.cli import app, reporting, terminal, training, ways
+from chainstay.cli.endings import Ending, ending_of
+from chainstay.cli.tables import short_bytes, stage_tables
+from chainstay.cli.training import Training, fits_here
+from chainstay.cli.workloads import usual_loss
+from chainstay.errors import (
+    BackendError,
+    CertificateError,
+    ChainstayError,
+    InvalidProfileError,
+    SolverLimitError,
+    UnsupportedModelError,
+)
+from chainstay.report.tables import Outcome, comparison
+from chainstay.solve import solve_chain
+from chainstay.validation.simulate import simulate
+
+STAGE = Stage(
+    name="stage", forward_time=10**6, backward_time=2 * 10**6, output_bytes=1000,
+    saved_bytes=3000, gradient_bytes=1000, backward_overhead_bytes=2048,
+)  # fmt: skip
+CHAIN = ChainProfile(input_bytes=1000, input_gradient_bytes=0, stages=(STAGE,) * 4)
+CONTRADICTION = CertificateError(
+    "the replay says 7", profile=CHAIN, budget=3, statements=("dp",), report="all of it"
+)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("chain.json").write_text(CHAIN.to_json())
+
+
+def chainstay(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+
+
+def printed(*tables: Table) -> list[str]:
+    console = Console(file=io.StringIO(), width=100)
+    for table in tables:
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (10 * 1024, "10.0 KiB"),
+        (100 * 1024, "100 KiB"), (5 * 2**30 // 2, "2.50 GiB"),
+    ],
+)  # fmt: skip
+def test_sizes_have_three_digits(size: int, text: str) -> None:
+    assert short_bytes(size) == text
+
+
+def test_every_kind_of_profile_has_a_table() -> None:
+    chain = printed(*stage_tables(CHAIN))
+    assert " ".join(chain[2].split()) == "0 stage 1 ms 2 ms 1000 B 2.93 KiB 2.00 KiB"
+    assert len(chain) == 2 + len(CHAIN)
+
+    short = replace(CHAIN, stages=(STAGE,))
+    tail = replace(short, input_bytes=2000, input_gradient_bytes=2000)
+    join = printed(*stage_tables(JoinProfile(branches=(CHAIN, short), tail=tail)))
+    titles = [line.strip() for line in join if line.strip() in ("branch 0", "branch 1", "tail")]
+    assert titles == ["branch 0", "branch 1", "tail"]
+    assert sum(" stage " in line and "ms" in line for line in join) == 4 + 1 + 1
+    assert len(stage_tables(JoinProfile(branches=(CHAIN, short)))) == 2
+
+    slots = JoinProfile.homogeneous((2, 3), forward_time=10**6, backward_time=10**9, turn_time=0)
+    assert [line.split() for line in printed(*stage_tables(slots))[-2:]] == [
+        ["0", "2", "1", "ms", "1", "s"],
+        ["1", "3", "1", "ms", "1", "s"],
+    ]
+
+    offload = printed(*stage_tables(OffloadProfile.from_chain(CHAIN)))
+    assert len(offload) == 2 + len(CHAIN)
+    assert offload[2].split()[:5] == ["0", "1", "ms", "2", "ms"]
+
+
+def test_what_was_measured_is_shown_beside_what_was_planned() -> None:
+    way = Outcome(
+        name="planned", predicted_peak=2**20, measured_peak=2**20, predicted_time=10**6,
+        measured_time=2 * 10**6, recomputed=0.5, is_optimal=True,
+    )  # fmt: skip
+    over = replace(way, name="other", measured_peak=2**20 + 2**10, is_optimal=False)
+    table = comparison("a net", 2**20, (way, over, replace(way, name="plain", is_optimal=None)))
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    rows = [line for line in console.file.getvalue().splitlines() if "50%" in line]
+    assert [row.split()[-1] for row in rows] == ["yes", "no", "–"]
+    red, green = "\x1b[31m", "\x1b[32m"
+    assert [(red in row, green in row) for row in rows] == [
+        (False, True), (True, False), (False, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("measured", [(), (0.0, 1.0, 2.0)])
+def test_memory_is_drawn(suffix: str, measured: Sequence[float]) -> None:
+    plots = pytest.importorskip("chainstay.report.plots")
+    plain = simulate(CHAIN, Schedule.keep_all(len(CHAIN)))
+    panel = plots.MemoryPanel(
+        title="a net\n" + "long " * 40, planned=plain, plain_peak_bytes=plain.peak_bytes,
+        budget=plain.peak_bytes, measured_times=measured,
+        measured_bytes=[500 * (1 + index) for index in range(len(measured))],
+    )  # fmt: skip
+    path = Path(f"memory.{suffix}")
+    plots.plot_memory([panel] * 2, path)
+    content = path.read_bytes()
+    assert content.startswith({"png": b"\x89PNG", "svg": b"<?xml"}[suffix])
+    if suffix == "svg":  # whose words are comments beside their outlines
+        assert content.count(b"<!-- planned: gradients -->") == 2
+        assert content.count(b"<!-- measured -->") == (2 if measured else 0)
+        assert content.count(b"<!-- a net") == 2
+
+
+def test_bars_and_spinners_are_for_people_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(encoding: str, *, is_terminal: bool) -> str:
+        raw = io.BytesIO()
+        file = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
+        console = Console(file=file, force_terminal=is_terminal, width=80)
+        monkeypatch.setattr(terminal, "notes", lambda: console)
+        with terminal.bar("first [bold]\x1b", 2) as step:
+            step("second")
+            step("third")
+        with terminal.busy("waiting\x07") as stop:
+            stop()
+        file.flush()
+        return raw.getvalue().decode(encoding)
+
+    assert drawn("utf-8", is_terminal=False) == ""
+    for encoding in ("utf-8", "ascii"):
+        text = drawn(encoding, is_terminal=True)
+        assert "2/2" in text
+        assert "third" in text
+        assert "\x07" not in text
+        assert ("━" in text) == (encoding == "utf-8")
+
+
+def test_text_that_is_to_be_copied_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.say("word " * 100, wrap=False)
+    terminal.say("word " * 100)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].count("word") == 100
+    assert len(lines) > 2
+    assert max(map(len, lines[1:])) <= 200
+
+
+def test_what_a_solver_says_instead_of_a_plan() -> None:
+    def failing(error: ChainstayError) -> Callable[[], Any]:
+        def solve() -> None:
+            raise error
+
+        return solve
+
+    for error, says in (
+        (SolverLimitError("no time"), "time ran out"),
+        (InvalidProfileError("it has skips"), "not with skips"),
+        (InvalidProfileError("it has no stage"), "not for it"),
+        (UnsupportedModelError("no"), "not for it"),
+        (BackendError("no solver"), "no solver for it here"),
+    ):
+        way = ways.solved("a way", failing(error))
+        assert (way.says, way.solution) == (says, None)
+    with pytest.raises(SolverLimitError, match="give more with --time-limit"):
+        ways.best_of([way])
+    solution = solve_chain(CHAIN, 10**6)
+    unproved = replace(solution, lower_bound=0)
+    assert ways.solved("a way", lambda: unproved).says == "no bound"
+    assert ways.solved("a way", lambda: solution).says == "optimal"
+
+
+def test_every_error_has_its_status() -> None:
+    assert ending_of(SolverLimitError("no time")) == Ending.UNSOLVED
+    assert ending_of(BackendError("no solver")) == Ending.UNSOLVED
+    assert ending_of(CONTRADICTION) == Ending.FAILED
+
+
+def test_a_contradiction_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    def contradicted(*_: object, **__: object) -> None:
+        raise CONTRADICTION
+
+    monkeypatch.setattr("chainstay.cli.planning_files.solve_chain", contradicted)
+    result = chainstay("plan", "chain.json", "-b", "80%")
+    assert result.exit_code == 1
+    assert "the replay says 7" in result.stderr
+    assert Path("chainstay-contradiction.json").read_text() == "all of it"
+
+
+@pytest.mark.parametrize("discards", ["tape", "table1", "free"])
+def test_exact_solvers_of_profile_files_agree(discards: str) -> None:
+    """Two programs that share no code, and the dynamic program, which on such chains is exact."""
+    pytest.importorskip("ortools")
+    found = {}
+    for method in ("dp", "weak", "mip", "cpsat"):
+        line = ("plan", "chain.json", "-b", "70%", "--method", method, "--discards", discards)
+        result = chainstay(*line)
+        assert result.exit_code == 0, result.output
+        solution = load_plan("plan.json").solution
+        assert solution.is_optimal
+        found[method] = solution.makespan
+    assert found["mip"] == found["cpsat"]
+    assert found["mip"] <= found["weak"] <= found["dp"]
+
+
+def test_joins_of_files_are_not_offloaded_and_slots_are_no_bytes() -> None:
+    slots = JoinProfile.homogeneous((2, 3), forward_time=1, backward_time=1, turn_time=1)
+    Path("slots.json").write_text(slots.to_json())
+    result = chainstay("plan", "slots.json", "-b", "6")
+    assert result.exit_code == 0, result.output
+    assert "budget: 6 slots" in result.stdout
+    assert " time units in " in result.stdout
+    assert "bytes" not in result.stdout
+    refused = chainstay("plan", "slots.json", "-b", "6", "--offload", "--link", "1GB/s")
+    assert refused.exit_code == 2
+    assert "joins are not offloaded yet" in refused.stderr
+    for method in ("mip", "cpsat"):
+        again = chainstay("plan", "slots.json", "-b", "6", "--method", method, "-o", "other.json")
+        assert again.exit_code == 0, again.output
+        assert load_plan("other.json").solution.makespan <= load_plan("plan.json").solution.makespan
+
+
+def test_a_report_never_replaces_its_plan_or_half_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chainstay("plan", "chain.json", "-b", "80%").exit_code == 0
+    before = Path("plan.json").read_bytes()
+    refused = chainstay("report", "plan.json", "--trace", "plan.json")
+    assert refused.exit_code == 2
+    assert "plan.json is the plan itself" in refused.stderr
+    assert Path("plan.json").read_bytes() == before
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(reporting, "write_bytes", full)
+    refused = chainstay("report", "plan.json", "--svg", "p.svg")
+    assert refused.exit_code == 2
+    assert "p.svg cannot be written: No space left on device" in refused.stderr
+
+
+def test_trainings_differ_in_what_is_named() -> None:
+    ones, twos = torch.ones(2), torch.full((2,), 2.0)
+    odd = torch.tensor([1.0, float("nan")])
+    first = Training((ones[0],), {"a": ones, "b": odd, "c": ones})
+    assert not list(first.differences(first)), "no number is the same as no number"
+    other = Training((twos[0],), {"a": ones.double(), "b": odd.clone(), "d": ones})
+    assert list(first.differences(other)) == ["loss of step 1", "a", "c", "d"]
+    assert list(first.differences(replace(first, tensors={**first.tensors, "a": odd}))) == ["a"]
+
+
+def test_what_fits_is_known_where_the_system_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo = "MemTotal: 1000 kB\nMemAvailable: 100 kB\n"
+
+    class File:
+        def __init__(self, _: str) -> None: ...
+
+        def read_text(self, **_: str) -> str:
+            if not meminfo:
+                raise FileNotFoundError(2, "No such file or directory")
+            return meminfo
+
+    monkeypatch.setattr(training, "Path", File)
+    cpu = torch.device("cpu")
+    assert fits_here(81_919, cpu)
+    assert not fits_here(81_921, cpu)
+    meminfo = "MemTotal: 1 kB\n"
+    assert fits_here(2**60, cpu)
+    meminfo = ""
+    assert fits_here(2**60, cpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 2000))
+    assert fits_here(799, torch.device("cuda"))
+    assert not fits_here(800, torch.device("cuda"))
+
+
+def test_the_usual_loss_depends_on_all_that_can_be_trained() -> None:
+    scores = torch.zeros(2, 5, requires_grad=True)
+    pixels = torch.zeros(2, 3, 4, 4, requires_grad=True)
+    number = torch.ones(3, requires_grad=True)
+    loss = usual_loss({"a": scores, "b": (pixels, torch.arange(3)), "c": number})
+    expected = torch.tensor(5.0).log() + torch.tensor(3.0).log() + 1
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert all(each.grad is not None for each in (scores, pixels, number))
+    with pytest.raises(ChainstayError, match="a Tensor, has no tensor that could be trained"):
+        usual_loss(torch.arange(3))
+
+
+def test_printing_never_fails_for_want_of_a_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # as some programs put in its place
+    terminal.survive_any_encoding()
+    sys.stdout.write("4 µs → 5 × 日")
+    sys.stdout.flush()
+    assert raw.getvalue() == b"4 us -> 5 x ?"
+    with pytest.raises(UnicodeDecodeError):
+        b"\xff".decode("ascii", errors="chainstay-nearest")
