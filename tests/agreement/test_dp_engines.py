@@ -15,7 +15,7 @@ from chainstay import DP, ChainProfile, simulate
 from chainstay.dp import engines, jit
 from chainstay.dp.feasibility import LeastMemory
 from chainstay.dp.fronts import Fronts
-from chainstay.dp.recursion import Recursion, assemble
+from chainstay.dp.recursion import KEEP, Recursion, assemble
 from chainstay.dp.table import Table
 from strategies import chains
 from tensors import Tensors
@@ -58,6 +58,23 @@ def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
     compiled, plain = (engine(recursion, memory, least) for engine in (CompiledFronts, Fronts))
     assert compiled.root.memory.tolist() == plain.root.memory.tolist()
     assert compiled.root.overhead.tolist() == plain.root.overhead.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(chains(max_stages=6))
+def test_engines_decide_for_a_sub_chain_where_it_fits(profile: ChainProfile) -> None:
+    recursion = Recursion.of(profile)
+    least = LeastMemory(recursion)
+    engines = [each(recursion, recursion.keep_all_need, least) for each in (CompiledFronts, Fronts)]
+    for s in range(len(profile)):
+        for t in range(s, len(profile)):
+            needed = int(least.of[s, t])
+            one, other = (fronts.decide(s, t, needed) for fronts in engines)
+            assert (one == KEEP) == (other == KEEP)
+            too_little = needed - 1 if s == t else -1
+            for fronts in engines:
+                with pytest.raises(AssertionError, match=rf"no decision reaches O\({s}, {t}, "):
+                    fronts.decide(s, t, too_little)
 
 
 @MANY
