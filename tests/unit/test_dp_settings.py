@@ -1,4 +1,4 @@
-"""The settings of the method `DP` that are refused."""
+"""The settings of the method `DP` that are refused, and sizes that need some."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import re
 import pytest
 
 from chainstay.dp import DP
-from chainstay.errors import UnknownMethodError
+from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.fronts import Fronts
+from chainstay.dp.recursion import Recursion
+from chainstay.errors import InvalidProfileError, UnknownMethodError
+from chainstay.profiles import ChainProfile, Stage
+from chainstay.validation.simulate import simulate
 
 
 @pytest.mark.parametrize("slots", [0, -1, 1.5, True, "5", [5]])
@@ -20,3 +25,15 @@ def test_slots_that_are_no_positive_integer_are_refused(slots: object) -> None:
 def test_slots_may_be_left_out_or_counted() -> None:
     assert str(DP(slots=None)) == "dp"
     assert str(DP(slots=5)) == "dp, 5 slots"
+
+
+def test_sizes_beyond_exact_arithmetic_are_refused_and_slots_help() -> None:
+    stage = Stage(forward_time=1, backward_time=1, output_bytes=2**47, saved_bytes=2**48)
+    profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(stage,) * 130)
+    recursion = Recursion.of(profile)
+    with pytest.raises(InvalidProfileError, match=r"130 stages in .* 64 bits; .*DP\(slots=500\)"):
+        Fronts(recursion, recursion.keep_all_need, LeastMemory(recursion))
+    budget = recursion.keep_all_need // 2
+    claim = DP(slots=500)(profile, budget)
+    assert claim.makespan > profile.least_time
+    assert simulate(profile, claim.schedule).peak_bytes <= budget
