@@ -156,6 +156,7 @@ def test_nothing_is_stored_where_nothing_is_run() -> None:
         (f"{BERT}&task=poetry", [], "hf:bert has no head for task=poetry; it has masked-lm, causa"),
         (f"{VIT}&task=causal-lm", [], "no head for task=causal-lm; it has image-classification"),
         ("hf:vits", [], "hf:vits has no head that chainstay knows to train; write a file with"),
+        ("hf:qwen2_audio", [], "hf:qwen2_audio has no head that chainstay knows to train"),
         ("hf:gtp2", [], "no model type 'gtp2'; did you mean gpt2"),
         ("hf:zzzzzzzzzzzz", [], "no model type 'zzzzzzzzzzzz'; hf: wants a type such as gpt2"),
         ("hf:gpt2?n_layers=2", [], "of gpt2 has no 'n_layers'; did you mean n_layer"),
