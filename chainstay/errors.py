@@ -88,7 +88,8 @@ class InfeasibleBudgetError(ChainstayError):
 
     Attributes:
         budget: The budget that was asked for, in bytes.
-        required: The least budget, in bytes, for which the same call has an answer.
+        required: The least budget, in bytes, for which the same call has an answer; of family
+            ``"known"``, one for which it has an answer, and the least that the call found.
 
     Args:
         budget: As the attribute.
@@ -113,9 +114,10 @@ class InfeasibleBudgetError(ChainstayError):
         self.required = required
         which = "" if family == "all" else f"{family} "
         amounts = [_exact(n) if unit == "bytes" else f"{n} {unit}" for n in (budget, required)]
+        known = which if family == "known" else ""
         super().__init__(
             f"no {which}schedule of this {stages}-stage {network} fits in {amounts[0]}; "
-            f"the least feasible budget is {amounts[1]}. Raise the budget, "
+            f"the least feasible budget {known}is {amounts[1]}. Raise the budget, "
             "shrink the batch, or cut the model into finer stages."
         )
 

@@ -242,7 +242,7 @@ def test_names_from_files_do_not_steer_the_terminal() -> None:
         ("plan models.py:net -b 50% -i 8x33", 4, "fails"),
         ("plan models.py:net -b lots -i 8x32", 2, "--budget is 'lots'; write bytes, '8GiB'"),
         ("plan models.py:net -i 8x32", 2, "Missing option '--budget'"),
-        ("plan models.py:net -i 8x32 -b 1% --repeats 1", 3, "the least feasible budget is"),
+        ("plan models.py:net -i 8x32 -b 1% --repeats 1", 3, "the least feasible budget known is"),
         ("plan models.py:net -b 50% -i 8x32 --device cuda:7", 2, "by its data sheet"),
         (
             "plan models.py:net -b 50% -i 8x32 --device B300",

@@ -123,7 +123,7 @@ def told(line: str, status: int) -> str:
 def test_the_least_budget_that_is_named_is_met_bit_for_bit(model: str) -> None:
     line = f"run {model} --repeats 1 --steps 1 --cache costs --json"
     refused = told(f"{line} -b 1%", 3)
-    needs = re.search(r"least feasible budget is [^(]*\((\d+) bytes\)", refused)
+    needs = re.search(r"least feasible budget known is [^(]*\((\d+) bytes\)", refused)
     assert needs, refused
     run = json.loads(done(f"{line} -b {needs[1]}"))
     assert run["equal"] is True

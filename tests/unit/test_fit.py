@@ -390,7 +390,7 @@ def _perceptron() -> nn.Module:
         (lambda: fitted(budget="8 apples"), InvalidBudgetError, "'8 apples'; write bytes, '8GiB'"),
         (lambda: fitted(budget=None), InvalidBudgetError, "the model is on cpu, where nobody"),
         (lambda: fitted(reserve="much"), InvalidBudgetError, "reserve is 'much'; write whole"),
-        (lambda: fitted(budget=100), InfeasibleBudgetError, "the least feasible budget is"),
+        (lambda: fitted(budget=100), InfeasibleBudgetError, "the least feasible budget known is"),
         (lambda: fitted(method="magic"), UnknownMethodError, "method is 'magic'; choose"),
         (lambda: fitted(on_new_shape="ask"), ValueError, "on_new_shape is 'ask', must be 'plan'"),
         (lambda: fitted(repeats=0), ValueError, "repeats is 0, must be a whole number"),

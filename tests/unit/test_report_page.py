@@ -268,7 +268,8 @@ class TestTrace:
 
 def _torch_trace(path: Path) -> dict[str, Any]:
     torch = pytest.importorskip("torch")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         torch.ones(2, 2).sum()
     profiler.export_chrome_trace(str(path))
     found: dict[str, Any] = json.loads(path.read_text())
