@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--rounds", type=int, default=7, help="timed steps of each way")
     parser.add_argument("--inductor", action="store_true", help="with the slow default backend")
-    parser.add_argument("--limit", type=int, default=400, help="seconds for one network")
+    parser.add_argument("--limit", type=int, default=600, help="seconds for one network")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)  # a process's own result
     options = parser.parse_args()
