@@ -9,6 +9,16 @@ from fractions import Fraction
 from chainstay.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile, Link, Stage
 
+CHAIN = ChainProfile(
+    input_bytes=10,
+    input_gradient_bytes=0,
+    stages=(
+        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=5),
+        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
+    ),
+)
+"""The shortest in which all can be moved and something be run again."""
+
 
 def tiny_chain(draw: random.Random, stages: int) -> tuple[ChainProfile, Link]:
     """Sizes and times of one digit, and a link to the host."""

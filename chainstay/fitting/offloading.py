@@ -48,7 +48,7 @@ def solve_offloaded(
     needed = tuple(op for op in solution.schedule if not _is_idle(op, program.plan.moved))
     with suppress(InvalidScheduleError):  # where overheads of each operation decide, say
         fewer = _Program.of(measured, replace(solution, schedule=Schedule(needed)))
-        if fewer.replay.makespan < program.replay.makespan:
+        if fewer.replay.makespan <= program.replay.makespan:
             program = fewer
     return replace(
         solution,

@@ -29,7 +29,7 @@ from chainstay.formulations.hybrid_proof import Known
 from chainstay.formulations.settings import Verdict
 from chainstay.hybrid import HybridClaim, HybridProblem
 from chainstay.offloading import OffloadProblem
-from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
+from chainstay.profiles import Link, OffloadProfile, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
 from chainstay.solve.offload import ExactOffload
@@ -38,18 +38,9 @@ from chainstay.timetable import Time, Timetable, Transfers
 from chainstay.validation.certify_offload import replay
 from chainstay.validation.hybrid import simulate_hybrid
 from chainstay.validation.transfer_search import optimal_program
-from golden_offloads import GOLDEN
+from golden_offloads import GAP
+from hybrid_support import CHAIN
 
-(GAP,) = [golden for golden in GOLDEN if golden.name == "pub008"]
-"""Whole transfers: 14 at best, 15 by heuristics; interruptible ones: 23/2."""
-CHAIN = ChainProfile(
-    input_bytes=10,
-    input_gradient_bytes=0,
-    stages=(
-        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=5),
-        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
-    ),
-)
 HYBRID = HybridProblem(CHAIN, 16, Link(bandwidth=2))
 PROGRAM = Schedule.parse("Oa0 Fa0 Fa1 B1 Pa0 B0")  # of 19
 LARGEST = Extent(passes=4, prefetches=5)

@@ -12,19 +12,12 @@ from chainstay import InvalidProfileError, InvalidScheduleError, UnknownMethodEr
 from chainstay.dp.hybrid.inner import FINITE, Fronts, looked_up
 from chainstay.dp.jit import interpreted
 from chainstay.instances import with_skip
-from chainstay.profiles import ChainProfile, Link, Skip, Stage
+from chainstay.profiles import Link, Skip
 from chainstay.schedule import Schedule
 from chainstay.validation.hybrid import simulate_hybrid
 from chainstay.validation.hybrid_fluid import fractional_makespan
+from hybrid_support import CHAIN
 
-CHAIN = ChainProfile(
-    input_bytes=10,
-    input_gradient_bytes=0,
-    stages=(
-        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=5),
-        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
-    ),
-)
 LINK = Link(bandwidth=2)
 
 

@@ -10,13 +10,11 @@ from chainstay.errors import CertificateError, InvalidProfileError, InvalidSched
 from chainstay.hybrid import HybridClaim, HybridProblem
 from chainstay.instances import with_skip
 from chainstay.profiles import (
-    ChainProfile,
     Join,
     JoinProfile,
     Link,
     OffloadProfile,
     Skip,
-    Stage,
     kept_gradients,
 )
 from chainstay.schedule import Schedule
@@ -29,15 +27,8 @@ from chainstay.validation.join import simulate_join
 from chainstay.validation.join_search import join_optimum
 from chainstay.validation.simulate import simulate
 from chainstay.validation.transfers import simulate_offload
+from hybrid_support import CHAIN
 
-CHAIN = ChainProfile(
-    input_bytes=10,
-    input_gradient_bytes=0,
-    stages=(
-        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=5),
-        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
-    ),
-)
 TURNING = JoinProfile(branches=(CHAIN, CHAIN))
 TAIL = replace(CHAIN, input_bytes=2, input_gradient_bytes=TURNING.output_gradient_bytes)
 TAILED = JoinProfile(branches=(CHAIN, CHAIN), tail=TAIL)

@@ -18,23 +18,14 @@ from chainstay.errors import (
 )
 from chainstay.hybrid import HybridClaim, HybridProblem
 from chainstay.offloading import OffloadClaim, OffloadProblem
-from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
+from chainstay.profiles import Link, OffloadProfile
 from chainstay.solve.hybrid import AutoHybrid, ExactPrograms, Pofo
 from chainstay.solve.offload import AutoOffload, ExactOffload
 from chainstay.timetable import Transfers
 from chainstay.validation.hybrid_search import optimal_hybrid
-from golden_offloads import GOLDEN
-from hybrid_support import tiny
+from golden_offloads import GAP
+from hybrid_support import CHAIN, tiny
 
-(GAP,) = [golden for golden in GOLDEN if golden.name == "pub008"]
-CHAIN = ChainProfile(
-    input_bytes=10,
-    input_gradient_bytes=0,
-    stages=(
-        Stage(forward_time=1, backward_time=2, output_bytes=5, saved_bytes=5),
-        Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
-    ),
-)
 LINK = Link(bandwidth=2)
 PROBLEM = HybridProblem(CHAIN, 16, LINK)
 QUICK_CPSAT = ExactPrograms(CPSAT(time_limit_s=0.5))
