@@ -1,0 +1,167 @@
+"""A model's blocks as stages, while the model's own forward goes on calling them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from chainstay.runtime.capture.blocks.calls import SeenTensor
+from chainstay.runtime.capture.blocks.graphs import BlockGraph
+from chainstay.runtime.capture.cuts.programs import Program
+from chainstay.runtime.devices.sharding import unsharded_again, whole_in_backward
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State
+
+__all__ = ["BlockChain", "BlockStage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockStage:
+    """A call of a block; a `stages.Part`.
+
+    A state is what one block hands to the next, and what later ones take from further back.
+
+    Attributes:
+        name: Path of the block in the model.
+        block: The module, where its parameters come and go with its forward (FSDP2).
+        graph: What it computes.
+        first_shared: Position of its first shared value among those of all blocks.
+        taken: Positions in the state of the tensors that it takes.
+        carried: Positions in the state of tensors that later blocks take.
+        is_input_changed: Whether somebody changes its input in place, the block or the model
+            behind it.
+    """
+
+    name: str
+    block: nn.Module | None
+    graph: BlockGraph
+    first_shared: int
+    taken: tuple[int, ...]
+    carried: tuple[int, ...]
+    is_input_changed: bool
+
+    def __call__(self, state: State, shared: Sequence[Any]) -> State:
+        """The next state."""
+        own = tuple(state[position] for position in self.taken)
+        if self.block is None:
+            made = self._program(own, shared)
+        else:
+            with unsharded_again(self.block):
+                made = self._program(own, shared)
+            whole_in_backward(self.block, made)
+        return (*made, *(state[position] for position in self.carried))
+
+    @property
+    def _program(self) -> Program:
+        (stage,) = self.graph.chain.stages
+        moved = tuple(position + self.first_shared for position in stage.program.shared)
+        return replace(stage.program, shared=moved)
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The positions of shared values that the block reads; gathered parameters come and go."""
+        return () if self.is_sharded else self._program.shared
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The positions of shared values that the block writes; see `Part`."""
+        (stage,) = self.graph.chain.stages
+        return tuple(position + self.first_shared for position in stage.written)
+
+    @property
+    def text(self) -> str:
+        """A text of the block's computation; see `Part`."""
+        (stage,) = self.graph.chain.stages
+        return f"{stage.text}\n{self.taken} {self.carried} {self.is_input_changed}"
+
+    @property
+    def draws_random(self) -> bool:
+        """True if the block may draw random numbers; see `Part`."""
+        return self.graph.chain.stages[0].draws_random
+
+    @property
+    def changes_input(self) -> bool:
+        """True if a state has to be copied, to be there again; see `Part`."""
+        return self.is_input_changed
+
+    @property
+    def fills_what_it_saved(self) -> bool:
+        """True if an operator saves a tensor and then writes it; see `Part`."""
+        return self.graph.chain.stages[0].fills_what_it_saved
+
+    def by(self, graph: BlockGraph, first_shared: int) -> BlockStage:
+        """The same by a graph that differs in numbers only."""
+        if graph is self.graph and first_shared == self.first_shared:
+            return self
+        return replace(self, graph=graph, first_shared=first_shared)
+
+    @property
+    def shared_names(self) -> Iterator[str]:
+        """The names of the block's shared values in messages."""
+        chain = self.graph.chain
+        for given in chain.inputs:
+            yield f"{self.name}.{given.name}"
+        for value in chain.shared[len(chain.inputs) :]:
+            yield value.name
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether its parameters are spread over several processes."""
+        return self.block is not None
+
+    def retained(self, shared: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the shared values to keep for a repetition: the state is not among them."""
+        taken = set(self.graph.chain.state_inputs)
+        return tuple(None if position in taken else value for position, value in enumerate(shared))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockChain:
+    """The calls of a model's blocks as stages; what is around them runs as ever.
+
+    Blocks that follow each other directly form a segment. Between segments the model does
+    something of its own, which cannot be run again: the input of each stays.
+
+    Attributes:
+        name: The model's name, for messages.
+        stages: Its blocks, in the order of their calls.
+        starts: The first stage of every segment, ascending from 0.
+        boundaries: The tensors of each state; the last one has what the last block returns.
+    """
+
+    name: str
+    stages: tuple[BlockStage, ...]
+    starts: tuple[int, ...]
+    boundaries: tuple[tuple[SeenTensor, ...], ...]
+
+    @property
+    def key(self) -> Hashable:
+        """Return a key, equal for blocks that go by one plan: they differ in numbers only."""
+        stages = [
+            (stage.graph.key, stage.taken, stage.carried, stage.is_input_changed)
+            for stage in self.stages
+        ]
+        return (tuple(stages), self.starts)
+
+    @property
+    def chain_stages(self) -> tuple[ChainStage, ...]:
+        """The blocks as stages of a chain."""
+        return tuple(ChainStage(stage.name, (stage,)) for stage in self.stages)
+
+    @property
+    def shared_names(self) -> tuple[str, ...]:
+        """The names of all blocks' shared values in messages."""
+        return tuple(name for stage in self.stages for name in stage.shared_names)
+
+    def segments(self) -> Iterator[range]:
+        """The stages of each segment."""
+        for index, start in enumerate(self.starts):
+            behind = self.starts[index + 1 :] or (len(self.stages),)
+            yield range(start, behind[0])
+
+    def segment_of(self, stage: int) -> int:
+        """The first stage of the segment that has `stage`."""
+        return max(start for start in self.starts if start <= stage)

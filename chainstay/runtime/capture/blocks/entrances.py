@@ -1,0 +1,123 @@
+"""Entrances of blocks, where whoever runs the model may take over the calls.
+
+A block keeps its class and its hooks; in front of its forward stands a function that looks
+whether somebody in this thread wants its calls, and otherwise runs the forward. Blocks compiled
+with torch.compile are called as they are unless somebody does; their graphs are compiled with
+the same settings then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import update_wrapper
+from typing import Any
+
+import torch
+from torch import nn
+
+from chainstay.runtime.capture.trials.model_forward import (
+    restore_forward,
+    stand_in_for,
+    unbound_forward,
+)
+
+__all__ = [
+    "BlockHandler",
+    "close_entrance",
+    "compiler_of",
+    "handed_to",
+    "open_entrance",
+    "traced_forward",
+    "traced_module",
+]
+
+BlockHandler = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
+"""Takes a block and the arguments of its call; gives what the block would."""
+
+_thread = threading.local()
+
+
+@contextmanager
+def handed_to(handler: BlockHandler | None) -> Iterator[None]:
+    """Inside, calls of blocks in this thread go to `handler` while gradients are recorded."""
+    before = _handler()
+    _thread.handler = handler
+    try:
+        yield
+    finally:
+        _thread.handler = before
+
+
+def open_entrance(block: nn.Module) -> None:
+    """Let calls of `block` be handed over; nothing happens if they can be already."""
+    plain = unbound_forward(block)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the block's own
+        if torch.compiler.is_compiling():
+            return plain(self, *args, **kwargs)
+        handler = _handler() if torch.is_grad_enabled() else None
+        if handler is None:
+            return plain(self, *args, **kwargs)
+        with handed_to(None):  # what is in the block is part of it
+            return handler(self, args, kwargs)
+
+    stand_in_for(block, update_wrapper(forward, plain))
+    compiled = vars(block).get("_compiled_call_impl")
+    if compiled is not None and not isinstance(compiled, _CompiledCall):
+        vars(block)["_compiled_call_impl"] = _CompiledCall(block, compiled)
+
+
+def close_entrance(block: nn.Module) -> None:
+    """Leave `block` as it was."""
+    restore_forward(block)
+    compiled = vars(block).get("_compiled_call_impl")
+    if isinstance(compiled, _CompiledCall):
+        vars(block)["_compiled_call_impl"] = compiled.compiled
+
+
+def traced_module(block: nn.Module) -> nn.Module:
+    """The module whose forward is traced: where torch.compile has wrapped one, the one inside."""
+    return block.get_submodule("_orig_mod") if "dynamo_ctx" in vars(block) else block
+
+
+def traced_forward(block: nn.Module) -> Callable[..., Any]:
+    """Return the forward of `traced_module`, which is traced."""
+    return unbound_forward(block) if traced_module(block) is block else _call
+
+
+def compiler_of(block: nn.Module) -> Callable[..., Any] | None:
+    """Return the compiler that torch.compile made of its settings, if it has compiled `block`."""
+    if traced_module(block) is not block:
+        context: Callable[..., Any] = vars(block)["dynamo_ctx"]
+        return context
+    compiled = vars(block).get("_compiled_call_impl")
+    if isinstance(compiled, _CompiledCall):
+        compiled = compiled.compiled
+    if compiled is None:
+        return None
+    cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))
+    found: Callable[..., Any] = cells["self"].cell_contents
+    return found
+
+
+class _CompiledCall:
+    """The call that ``block.compile()`` made, unless calls are handed over."""
+
+    def __init__(self, block: nn.Module, compiled: Callable[..., Any]) -> None:
+        self.block, self.compiled = block, compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the block's own
+        if _handler() is None or not torch.is_grad_enabled():
+            return self.compiled(*args, **kwargs)
+        return self.block._call_impl(*args, **kwargs)  # noqa: SLF001  # hooks, then the forward
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # its own
+    return module(*args, **kwargs)
+
+
+def _handler() -> BlockHandler | None:
+    found: BlockHandler | None = getattr(_thread, "handler", None)
+    return found

@@ -1,0 +1,143 @@
+"""Runs a model's own Python again and again, each time as if it were the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from chainstay.errors import ChainstayError, UnsupportedModelError
+from chainstay.runtime.capture.trials.isolation import (
+    StandIns,
+    arguments_like,
+    forward_of_shadow,
+    functions_of,
+    shadow_of,
+    values_kept,
+)
+from chainstay.runtime.capture.trials.world import world_kept
+from chainstay.runtime.devices.sharding import is_sharded, left_sharded
+from chainstay.runtime.execute.environment import RandomStates, random_states, restore_random_states
+
+__all__ = ["Host", "SampleFailsError"]
+
+
+class SampleFailsError(UnsupportedModelError):
+    """The model itself, or its loss, fails on a call; its own exception is the cause."""
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """Makes shadows of a model, over the same stand-ins for its parameters.
+
+    A model whose parameters are spread over several processes (FSDP2) cannot have a shadow: it
+    runs itself, and what it does to parameters, gradients and buffers is undone.
+
+    Attributes:
+        model: The user's.
+        args: Positional arguments of a call.
+        kwargs: Keyword arguments.
+        function: The model's own forward, which takes the model first.
+        device: Where the model is.
+        stand_ins: Stand-ins for its parameters.
+        random: States of torch's generators, as they are before every call.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    function: Callable[..., Any]
+    device: torch.device
+    stand_ins: StandIns = field(default_factory=StandIns)
+    random: RandomStates = ()
+    _is_known: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = random_states(self.device)
+        for leaf in tree_leaves((self.args, dict(self.kwargs))):
+            if isinstance(leaf, Iterator):
+                raise UnsupportedModelError(
+                    f"an argument of {type(self.model).__name__} is a {type(leaf).__name__}, "
+                    "which can be gone through once only, while a call is tried several times to "
+                    "plan it; pass a list"
+                )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model runs itself."""
+        return is_sharded(self.model)
+
+    @contextmanager
+    def fresh(self) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
+        """A model that is as it was before any call, and what calls its forward."""
+        with (
+            self._told_by_name(),
+            world_kept(functions_of(self.model), self.device),
+            torch.enable_grad(),
+        ):
+            restore_random_states(self.random)
+            if self.is_sharded:
+                with self._itself() as own:
+                    yield own
+                return
+            unknown = () if self._is_known else (*self.model.parameters(), *self._given())
+            with values_kept(unknown) as changed:
+                yield self._shadow()
+        if not self._is_known:
+            self._is_known = True
+            self.stand_ins.written = frozenset(changed)
+            for key in changed:
+                self.stand_ins.known.pop(key, None)
+
+    def _given(self) -> Iterator[torch.Tensor]:
+        """Tensors of the call."""
+        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def _shadow(self) -> tuple[nn.Module, Callable[[], Any]]:
+        stand_ins = StandIns(self.stand_ins.written)
+        for parameter in self.model.parameters():
+            if id(parameter) not in self.stand_ins.written:
+                self.stand_ins.of(parameter)
+        stand_ins.known = dict(self.stand_ins.known)
+        shadow = shadow_of(self.model, stand_ins)
+        args, kwargs = arguments_like((self.args, dict(self.kwargs)), stand_ins)
+        function = forward_of_shadow(shadow, self.function)
+        return shadow, lambda: function(shadow, *args, **kwargs)
+
+    @contextmanager
+    def _itself(self) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
+        model, own = self.model, vars(self.model).pop("forward", None)
+        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        attributes = [(module, dict(vars(module))) for module in model.modules()]
+        try:
+            vars(model)["forward"] = MethodType(self.function, model)
+            with left_sharded(model), values_kept(self._given()):
+                yield model, lambda: model(*self.args, **self.kwargs)
+        finally:
+            for module, before in attributes:
+                vars(module).clear()
+                vars(module).update(before)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+            if own is not None:
+                vars(model)["forward"] = own
+
+    @contextmanager
+    def _told_by_name(self) -> Iterator[None]:
+        try:
+            yield
+        except (torch.OutOfMemoryError, ChainstayError):
+            raise  # tell their own story
+        except Exception as cause:  # the model is the user's code and may raise anything
+            raise SampleFailsError(
+                f"{type(self.model).__name__} or its loss fails on the sample: "
+                f"{type(cause).__name__}: {str(cause).rstrip('.')}; check that both run on it"
+            ) from cause

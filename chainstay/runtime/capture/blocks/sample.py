@@ -1,0 +1,316 @@
+"""The sample call of a model, recorded as a chain of its blocks.
+
+The model's own Python is run on a shadow of the model, so that it leaves no trace. Every
+module in a list of modules (ModuleList, Sequential, ModuleDict) is watched. Lists of one class
+of modules are taken, those inside others where most parameters are in them; where there is
+none, the list with most parameters. Of these, the modules that have a full graph each are
+stages. Blocks form a segment as long as each takes, by identity, what the one before returns;
+whatever else they take comes from in front of the segment. Between segments lies what the
+model does itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.blocks.calls import (
+    BlockCall,
+    SeenTensor,
+    TensorNumbers,
+    record_calls,
+)
+from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
+from chainstay.runtime.capture.blocks.choice import choose_calls, follows
+from chainstay.runtime.capture.blocks.entrances import (
+    close_entrance,
+    handed_to,
+    open_entrance,
+    traced_forward,
+    traced_module,
+)
+from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
+from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.trials.model_forward import is_stand_in
+from chainstay.runtime.execute.environment import RandomStates, random_states
+from chainstay.runtime.measures.probe import dropping
+from chainstay.runtime.stage.states import State, detached, version_of
+
+__all__ = ["BlockSample", "blocks_run_by", "entered", "sample_blocks"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSample:
+    """The inputs and results of a chain's blocks in the sample call, with states on the CPU.
+
+    Attributes:
+        states: Input of every stage.
+        results: What every stage gave as next state.
+        passed: By stage, the position in its state of every tensor it returned that is there.
+        shared: What all stages share.
+        counted: Tensors of that whose memory counts.
+        random: By stage, what it leaves of torch's generators: the model may draw by them, too.
+    """
+
+    states: tuple[State, ...]
+    results: tuple[State, ...]
+    passed: tuple[Mapping[int, int], ...]
+    shared: tuple[Any, ...]
+    counted: tuple[torch.Tensor, ...]
+    random: tuple[RandomStates, ...]
+
+
+def sample_blocks(
+    host: Host, graphs: BlockGraphs, *, held: frozenset[int] = frozenset()
+) -> tuple[BlockChain, BlockSample]:
+    """Find the blocks of a model that can be run as stages, and what they pass on.
+
+    Args:
+        host: Runs the model, a few times.
+        graphs: The graphs of its blocks.
+        held: Stages whose input the model holds itself: segments begin there, too.
+
+    Raises:
+        UnsupportedModelError: There are no two blocks that can be run as stages.
+    """
+    name = type(host.model).__name__
+    unfit: dict[str, str] = {}
+    with host.fresh() as (model, run), dropping():
+        recorded = record_calls(model, run)
+    while True:
+        chosen = choose_calls(recorded, unfit)
+        if len(chosen) < 2:
+            reasons = "; ".join(dict.fromkeys(unfit.values()))
+            raise UnsupportedModelError(
+                f"no blocks of {name} form a chain: none of its lists of modules "
+                f"has two that can run again{': ' + reasons if reasons else ''}; put its blocks "
+                "into a ModuleList, or pass a list of stages"
+            )
+        with host.fresh() as (model, run), dropping():
+            names = {model.get_submodule(call.name): call.name for call in chosen}
+            sampler = _Sampler(graphs, names, sharded=host.is_sharded)
+            with entered(names), handed_to(sampler.called):
+                run()
+            if not sampler.unfit:
+                return sampler.assembled(name, held)
+            unfit.update(sampler.unfit)
+
+
+@contextmanager
+def blocks_run_by(
+    model: nn.Module, names: Iterable[str], graphs: BlockGraphs, runner: BlockRunner
+) -> Iterator[None]:
+    """Inside, the blocks of these names are run by `runner`; without gradients, by themselves.
+
+    Args:
+        model: Whose blocks have all been traced.
+        names: The paths of the blocks.
+        graphs: The graphs of these blocks.
+        runner: Called for one call of a block after another.
+    """
+
+    def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+        return graphs.call(block, (args, kwargs), runner)
+
+    with entered(map(model.get_submodule, dict.fromkeys(names))), handed_to(handler):
+        yield
+
+
+@contextmanager
+def entered(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, calls of these blocks can be handed over."""
+    blocks = list(blocks)
+    opened = [block for block in blocks if not is_stand_in(vars(block).get("forward"))]
+    try:
+        for block in opened:
+            open_entrance(block)
+        yield
+    finally:
+        for block in opened:
+            close_entrance(block)
+
+
+@dataclass(slots=True, kw_only=True)
+class _SampledCall:
+    """One call of a block."""
+
+    call: BlockCall
+    graph: BlockGraph
+    state: State
+    versions: tuple[int, ...]
+    given: State
+    result: State
+    passed: dict[int, int]
+    shared: tuple[Any, ...]
+    aside: tuple[torch.Tensor, ...]
+    random: RandomStates
+
+
+@dataclass(slots=True)
+class _Sampler:
+    """Runs blocks by their graphs, and keeps what they get and give.
+
+    Attributes:
+        graphs: The graphs of the blocks.
+        names: Paths of the blocks to be taken.
+        sharded: Whether parameters are sharded, as for `sample_blocks`.
+        unfit: Blocks that cannot be stages, and why.
+        pieces: Calls so far.
+        numbers: The numbers that tell tensors apart.
+    """
+
+    graphs: BlockGraphs
+    names: Mapping[nn.Module, str]
+    sharded: bool = False
+    unfit: dict[str, str] = field(default_factory=dict)
+    pieces: list[_SampledCall] = field(default_factory=list)
+    numbers: TensorNumbers = field(default_factory=TensorNumbers)
+
+    def called(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+        """A `BlockHandler`."""
+        name = self.names.get(block)
+        if name is not None and name not in self.unfit:
+            runner = partial(self._run, block)
+            try:
+                return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
+            except UnsupportedModelError as refusal:
+                self.unfit[name] = f"{name}: {refusal}"
+        return traced_forward(block)(traced_module(block), *args, **kwargs)
+
+    def _run(self, block: nn.Module, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
+        chain = graph.chain
+        state, shared = chain.begin(inputs)
+        taken = tuple(map(self.numbers.seen, state))
+        kinds = zip(inputs, chain.inputs, strict=False)
+        aside = [
+            value
+            for value, given in kinds
+            if given.kind is InputKind.ARGUMENT
+            and isinstance(value, torch.Tensor)
+            and not value.requires_grad
+        ]
+        before = detached(state)
+        versions = tuple(map(version_of, state))
+        parked = _parked(state)
+        (stage,) = chain.stages
+        result = stage(state, shared)
+        known = {id(tensor): position for position, tensor in enumerate(state)}
+        made = tuple(map(self.numbers.seen, result))
+        name = self.names[block]
+        self.pieces.append(
+            _SampledCall(
+                call=BlockCall(
+                    name=name,
+                    container=name.rpartition(".")[0],
+                    block=block,
+                    inputs=(*taken, *map(self.numbers.seen, aside)),
+                    outputs=made,
+                ),
+                graph=graph,
+                state=parked,
+                versions=versions,
+                given=before,
+                result=_parked(result),
+                passed={
+                    n: known[id(tensor)] for n, tensor in enumerate(result) if id(tensor) in known
+                },
+                shared=tuple(
+                    None if position in set(chain.state_inputs) else value
+                    for position, value in enumerate(shared)
+                ),
+                aside=chain.counted(shared),
+                random=random_states(self.graphs.device),
+            )
+        )
+        return chain.finish(result, shared)
+
+    def assembled(self, name: str, held: frozenset[int]) -> tuple[BlockChain, BlockSample]:
+        """The chain, once the model has run."""
+        pieces = self.pieces
+        if len(pieces) < 2:
+            raise UnsupportedModelError(
+                f"{name} calls fewer than two of its blocks with gradients: nothing can be planned"
+            )
+        calls = [piece.call for piece in pieces]
+        starts = [0]
+        for index in range(1, len(calls)):
+            if index in held or not follows(calls[starts[-1] : index], calls[index]):
+                starts.append(index)
+        firsts = list(accumulate((len(piece.shared) for piece in pieces), initial=0))
+        stages: list[BlockStage] = []
+        boundaries: list[tuple[SeenTensor, ...]] = []
+        states: list[State] = []
+        results: list[State] = []
+        last: tuple[SeenTensor, ...] = ()
+        for start, end in zip(starts, [*starts[1:], len(calls)], strict=True):
+            segment = _states(calls[start:end])
+            values: dict[SeenTensor, torch.Tensor] = {}
+            for index in range(start, end):
+                piece, before = pieces[index], segment[index - start]
+                after = segment[index - start + 1]
+                values.update(zip(piece.call.taken, piece.state, strict=False))
+                values.update(zip(piece.call.outputs, piece.result, strict=True))
+                behind = after[len(piece.call.outputs) :]
+                stages.append(
+                    BlockStage(
+                        name=piece.call.name,
+                        block=piece.call.block if self.sharded else None,
+                        graph=piece.graph,
+                        first_shared=firsts[index],
+                        taken=tuple(before.index(tensor) for tensor in piece.call.taken),
+                        carried=tuple(before.index(tensor) for tensor in behind),
+                        is_input_changed=tuple(map(version_of, piece.given)) != piece.versions,
+                    )
+                )
+                states.append(tuple(values[tensor] for tensor in before))
+                results.append(tuple(values[tensor] for tensor in after))
+            boundaries += segment[:-1]
+            last = segment[-1]
+        chain = BlockChain(
+            name=name,
+            stages=tuple(stages),
+            starts=tuple(starts),
+            boundaries=(*boundaries, last),
+        )
+        sample = BlockSample(
+            states=tuple(states),
+            results=tuple(results),
+            passed=tuple(
+                _passed(stage, piece) for stage, piece in zip(stages, pieces, strict=True)
+            ),
+            shared=tuple(value for piece in pieces for value in piece.shared),
+            counted=tuple({id(t): t for piece in pieces for t in piece.aside}.values()),
+            random=tuple(piece.random for piece in pieces),
+        )
+        return chain, sample
+
+
+def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
+    """The state in front of each call of a segment, and the one behind the last."""
+    states = [tuple(dict.fromkeys(calls[0].taken))]
+    for index, call in enumerate(calls):
+        later = {tensor for other in calls[index + 1 :] for tensor in other.taken}
+        carried = (t for t in states[-1] if t in later and t not in call.made)
+        states.append((*call.made, *dict.fromkeys(carried)))
+    return states
+
+
+def _passed(stage: BlockStage, piece: _SampledCall) -> dict[int, int]:
+    """Positions in the state of what a block returns as it took it."""
+    if stage.is_input_changed:
+        return {}
+    return {n: stage.taken[position] for n, position in piece.passed.items()}
+
+
+def _parked(state: State) -> State:
+    """Without the graph, and off a device that may be short of memory."""
+    return tuple(tensor.detach().to("cpu").requires_grad_(tensor.requires_grad) for tensor in state)

@@ -1,0 +1,109 @@
+"""A user's `torch.autograd.Function`, as TorchDynamo has traced it.
+
+torch's own operator for it keeps what the backward needs where no hook sees it, and longer than
+the backward takes. Here all of it is saved as operators save it, so that a plan can drop it:
+also tensors that the user put on ``ctx``, which plain training has to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import fx, nn
+
+__all__ = ["OPERATOR", "CustomFunction"]
+
+OPERATOR: Final = "autograd_function_apply"
+"""Name of torch's operator."""
+
+
+class CustomFunction(nn.Module):
+    """Applies such a function.
+
+    Args:
+        first: Gives the outputs, and what is saved.
+        second: Gives gradients, from those of the outputs and what was saved.
+        options: Keyword arguments of torch's operator.
+    """
+
+    def __init__(
+        self, first: fx.GraphModule, second: fx.GraphModule, options: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self.first, self.second = _in_any_mode(first), _in_any_mode(second)
+        self.dirty: Collection[int] = tuple(options.get("dirty_idx", ()))
+        self.constant: Collection[int] = tuple(options.get("non_differentiable_idx", ()))
+        self.checked: Collection[int] | None = options.get("saved_for_backward_idx")
+        mask: Sequence[bool] | None = options.get("args_tensor_mask")
+        self.is_old = mask is not None  # torch 2.6: graphs take a context; only these get gradients
+        self.count = None if mask is None else sum(mask)
+
+    def forward(self, *args: Any) -> Any:  # noqa: ANN401  # tensors and numbers
+        """Return the results of the function."""
+        if self.count is None:
+            return _Applied.apply(self, (), *args)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return _Applied.apply(self, args[self.count :], *args[: self.count])  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    @property
+    def code(self) -> str:
+        """A text of the function's computation."""
+        return f"{self.first.code}\n{self.second.code}\n{self.dirty} {self.constant} {self.count}"
+
+    def run_first(self, args: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
+        """Outputs, and what is saved."""
+        output, saved = self.first(None, *args) if self.is_old else self.first(*args)
+        return output, saved
+
+    def run_second(self, gradients: Sequence[Any], saved: Sequence[Any]) -> tuple[Any, ...]:
+        """Gradients of the arguments."""
+        args = (*gradients, *saved)
+        found = self.second(None, *args) if self.is_old else self.second(*args)
+        return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def _in_any_mode(module: fx.GraphModule) -> fx.GraphModule:
+    """Without the switch that turns gradients off first: ``create_graph`` needs them."""
+    graph = fx.Graph()
+    output = graph.graph_copy(module.graph, {})
+    graph.output(output)
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    ends = [node for node in (*nodes[:1], *nodes[-1:]) if _switches(node)]
+    if len(ends) == 2 and [node.args[0] for node in ends] == [False, True]:
+        for node in ends:
+            graph.erase_node(node)
+    return fx.GraphModule(module, graph)
+
+
+def _switches(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "_set_grad_enabled"
+
+
+class _Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: CustomFunction, constants: tuple[Any, ...], *args: Any) -> Any:  # noqa: ANN401  # autograd's context has no type
+        output, saved = function.run_first((*args, *constants))
+        outputs = output if isinstance(output, tuple | list) else (output,)
+        if function.dirty:
+            ctx.mark_dirty(*(outputs[index] for index in function.dirty))
+        if function.constant:
+            ctx.mark_non_differentiable(*(outputs[index] for index in function.constant))
+        ctx.function = function
+        ctx.saved = [None if isinstance(value, torch.Tensor) else value for value in saved]
+        ctx.save_for_backward(
+            *(
+                value if function.checked is None or index in function.checked else value.data
+                for index, value in enumerate(saved)
+                if isinstance(value, torch.Tensor)
+            )
+        )
+        ctx.places = [n for n, value in enumerate(saved) if isinstance(value, torch.Tensor)]
+        return tuple(output) if isinstance(output, list) else output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # noqa: ANN401  # autograd's context has no type
+        saved = list(ctx.saved)
+        for place, value in zip(ctx.places, ctx.saved_tensors, strict=True):
+            saved[place] = value
+        return None, None, *ctx.function.run_second(gradients, saved)

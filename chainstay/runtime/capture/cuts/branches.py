@@ -1,0 +1,235 @@
+"""Towers in a graph: parts whose operators know nothing of each other.
+
+Operators that pass values with gradients on to each other belong together. Read in order of
+the forward, groups grow and join, until an operator reads from two groups that both save
+much: there two towers meet, and that operator and all behind it are the tail. Parameters
+and inputs that several towers read connect nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from torch import fx
+
+from chainstay.errors import NotAJoinError
+from chainstay.runtime.capture.cuts.stage_names import module_paths
+from chainstay.runtime.capture.graph import CapturedGraph
+from chainstay.runtime.capture.operators import Observations
+
+__all__ = ["Towers", "find_towers", "title_of"]
+
+_LARGE: Final = 20
+"""A tower saves at least one part in so many of what the whole model saves."""
+
+_NOTABLE: Final = 100
+"""Of two groups that save at least this part each it is worth saying that they join."""
+
+
+@dataclass(frozen=True, slots=True)
+class Towers:
+    """The tower of each operator.
+
+    Attributes:
+        count: The number of towers, which are numbered in the order in which they begin; at least
+            two.
+        part_of: Per operator, its tower, or `count` for the tail.
+    """
+
+    count: int
+    part_of: Mapping[fx.Node, int]
+
+    def name(self, part: int) -> str:
+        """Return the name of a part in messages."""
+        return "the tail" if part == self.count else f"branch {part}"
+
+
+def find_towers(captured: CapturedGraph, seen: Observations, movable: frozenset[fx.Node]) -> Towers:
+    """The towers of a model, and its tail.
+
+    Args:
+        captured: The model's graph.
+        seen: What its operators do.
+        movable: Operators that need not be in any part.
+
+    Raises:
+        NotAJoinError: There are no two of them, or one reads what is computed in another.
+    """
+    _read_buffers_directly(captured, seen)
+    groups = _Groups(seen)
+    for node in captured.operators:
+        if seen[node].requires_grad:
+            groups.take(node)
+        groups.note_writes(node)
+    towers = groups.large()
+    if len(towers) < 2:
+        raise groups.refusal()
+    part_of = {node: part for part, tower in enumerate(towers) for node in groups.members[tower]}
+    with_gradient = (node for node in captured.operators if seen[node].requires_grad)
+    part_of |= {node: len(towers) for node in with_gradient if node not in part_of}
+    _place_others(captured, seen, part_of, movable)
+    found = Towers(len(towers), part_of)
+    _refuse_exchange(captured, found, movable)
+    return found
+
+
+@dataclass(slots=True)
+class _Groups:
+    """Operators with gradients that depend on each other.
+
+    Attributes:
+        seen: What operators do.
+        group_of: Per operator, a group's number, or ``None`` for the tail.
+        members: Per group, in order.
+        saved: Per group, storages that autograd saves there.
+        sizes: Per group, their bytes.
+        writers: Who last changed a storage in place.
+        joint: The largest smaller one of two groups that became one, and where.
+        everything: Bytes that autograd saves in the whole model.
+    """
+
+    seen: Observations
+    group_of: dict[fx.Node, int | None] = field(default_factory=dict)
+    members: dict[int, list[fx.Node]] = field(default_factory=dict)
+    saved: dict[int, set[int]] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    writers: dict[int, fx.Node] = field(default_factory=dict)
+    joint: tuple[int, fx.Node] | None = None
+    everything: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        saved = (storage for each in self.seen.nodes.values() for storage in each.saved)
+        self.everything = self.seen.size_of(saved)
+
+    def take(self, node: fx.Node) -> None:
+        """Put the next operator where it belongs."""
+        found = list(dict.fromkeys(self.group_of[each] for each in self._givers(node)))
+        groups = [each for each in found if each is not None]
+        groups.sort(key=self.sizes.__getitem__, reverse=True)
+        if None in found or sum(map(self._is_large, groups)) > 1:
+            self.group_of[node] = None
+            return
+        if len(groups) > 1 and (self.joint is None or self.sizes[groups[1]] > self.joint[0]):
+            self.joint = (self.sizes[groups[1]], node)
+        home = self._united(groups) if groups else len(self.group_of)
+        self.group_of[node] = home
+        self.members.setdefault(home, []).append(node)
+        self._save(home, self.seen[node].saved)
+
+    def note_writes(self, node: fx.Node) -> None:
+        """Note that later readers of what `node` changes in place depend on it."""
+        if node in self.group_of:
+            self.writers.update(dict.fromkeys(self.seen[node].written - self.seen.external, node))
+
+    def large(self) -> list[int]:
+        """Groups large enough to be towers, in the order in which they begin."""
+        order = {node: index for index, node in enumerate(self.seen.nodes)}
+        large = [each for each in self.members if self._is_large(each)]
+        return sorted(large, key=lambda each: order[self.members[each][0]])
+
+    def refusal(self) -> NotAJoinError:
+        """Return the error that says why there are no two towers."""
+        if self.joint is not None and self.joint[0] * _NOTABLE >= max(self.everything, 1):
+            share = self.joint[0] / self.everything
+            return NotAJoinError(
+                f"the branches exchange values at {title_of(self.joint[1])}, when the smaller one "
+                f"has saved {share:.1%} of what the model saves; a join needs at least two that "
+                f"save {1 / _LARGE:.0%} each before they meet"
+            )
+        return NotAJoinError(
+            "one chain: no two independent parts meet; a join has at least two parts that save "
+            f"{1 / _LARGE:.0%} of what the model saves each, and read nothing of each other"
+        )
+
+    def _givers(self, node: fx.Node) -> Iterator[fx.Node]:
+        for each in node.all_input_nodes:
+            if each in self.group_of:
+                yield each
+            for storage in self.seen[each].storages if each in self.seen.nodes else ():
+                if storage in self.writers:
+                    yield self.writers[storage]
+
+    def _united(self, groups: list[int]) -> int:
+        home, *others = groups
+        for other in others:
+            members = self.members.pop(other)
+            self.group_of.update(dict.fromkeys(members, home))
+            self.members[home] += members
+            self._save(home, self.saved.pop(other))
+        return home
+
+    def _save(self, group: int, storages: Collection[int]) -> None:
+        saved = self.saved.setdefault(group, set())
+        new = self.seen.size_of(each for each in storages if each not in saved)
+        self.sizes[group] = self.sizes.get(group, 0) + new
+        saved.update(storages)
+
+    def _is_large(self, group: int) -> bool:
+        return self.sizes[group] * _LARGE > self.everything
+
+
+def _read_buffers_directly(captured: CapturedGraph, seen: Observations) -> None:
+    """Let readers of an in-place operator's result read the buffer that it changes.
+
+    Otherwise a tower would seem to read from another one whose normalization it shares.
+    """
+    inputs = {
+        id(seen[node].tensor): node
+        for node in captured.placeholders
+        if seen[node].tensor is not None
+    }
+    for node in captured.operators:
+        origin = inputs.get(id(seen[node].tensor))
+        if origin is not None:
+            node.replace_all_uses_with(origin)
+
+
+def _place_others(
+    captured: CapturedGraph,
+    seen: Observations,
+    part_of: dict[fx.Node, int],
+    movable: frozenset[fx.Node],
+) -> None:
+    """Operators without gradients go where they are used, or else where they come from.
+
+    Those that change buffers stay beside the operator with gradients behind them.
+    """
+    following = max(part_of.values())
+    for node in reversed(captured.operators):
+        if node in part_of:
+            following = part_of[node]
+            continue
+        users = {part_of[user] for user in node.users if user in part_of}
+        givers = {part_of[each] for each in node.all_input_nodes if each in part_of}
+        if seen[node].written & seen.external:
+            part_of[node] = min(givers, default=following)
+        elif node in movable or len(users) == 1:
+            part_of[node] = min(users, default=following)
+        else:
+            part_of[node] = min(givers or users, default=following)
+    for node in captured.operators:
+        giver = node.all_input_nodes[0] if node.target is operator.getitem else None
+        if giver in part_of and seen[giver].tensor is None:  # one of several outputs
+            part_of[node] = part_of[giver]
+
+
+def _refuse_exchange(captured: CapturedGraph, towers: Towers, movable: frozenset[fx.Node]) -> None:
+    for node in captured.operators:
+        part = towers.part_of[node]
+        for each in node.all_input_nodes:
+            origin = towers.part_of.get(each, part)
+            is_passed_on = origin < part == towers.count
+            if origin != part and not is_passed_on and each not in movable:
+                raise NotAJoinError(
+                    f"the branches exchange values at {title_of(node)}: {towers.name(part)} reads "
+                    f"{each.name}, which is computed in {towers.name(origin)}"
+                )
+
+
+def title_of(node: fx.Node) -> str:
+    """Return the title of an operator in messages: its name, and the module that runs it."""
+    paths: Iterable[str] = module_paths(node)[-1:]
+    return " in ".join([node.name, *paths])

@@ -1,0 +1,124 @@
+"""The choice of places at which a model is cut into stages.
+
+A good cut is crossed by little: candidates are the places that one tensor alone crosses, and
+local minima of the bytes that cross. Of neighbours that are crossed by equally much, those
+count whose tensors autograd saves anyway, so that keeping the state costs nothing more.
+Stages that still save much are split where a cut costs least (see `splitting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Final, Literal
+
+from torch import fx
+
+from chainstay.runtime.capture.cuts.allowed_cuts import Place, allowed_places, saved_between
+from chainstay.runtime.capture.cuts.crossings import Crossings
+from chainstay.runtime.capture.cuts.split_stages import split_large_stages
+from chainstay.runtime.capture.cuts.stage_names import block_of
+from chainstay.runtime.capture.operators import Observations
+
+__all__ = ["Granularity", "choose_cuts"]
+
+Granularity = int | Literal["fine", "blocks"]
+"""How many stages: at most so many, as many as make sense, or one per block of the model."""
+
+_Saved = Callable[[int, int], int]
+
+_BIG: Final = 1 << 62
+
+_LEAST_NEWS: Final = 256
+"""A state that differs from the one before in less than this part is no state of its own."""
+
+
+def choose_cuts(
+    crossings: Crossings,
+    seen: Observations,
+    granularity: Granularity,
+    blocks: frozenset[str],
+) -> tuple[int, ...]:
+    """Places of the cuts, in order.
+
+    Args:
+        crossings: What crosses where.
+        seen: What the operators do.
+        granularity: ``"fine"``: every good cut. ``"blocks"``: of those, the ones between two
+            children of the model's lists of layers. A number: stages with least saved bytes
+            are joined until there are no more than so many.
+        blocks: Paths of the model's repeated blocks.
+    """
+    places = allowed_places(crossings, seen)
+    count = len(crossings.operators)
+    saved = partial(saved_between, crossings, seen)
+    cuts = _without_idle_stages(_distinct(_candidates(places), seen), count, saved)
+    if granularity == "blocks":
+        return tuple(_between_blocks(cuts, crossings.operators, blocks))
+    cuts = split_large_stages(cuts, places, crossings, seen)
+    while granularity != "fine" and len(cuts) >= granularity:
+        cuts.remove(min(cuts, key=_joined_weight(cuts, count, saved)))
+    return tuple(cuts)
+
+
+def _candidates(places: Sequence[Place]) -> list[Place]:
+    """Places that one tensor alone crosses, and local minima."""
+    runs = [
+        list(run) for _, run in groupby(places, key=lambda place: (place.size, len(place.storages)))
+    ]
+    sizes = [_BIG, *(run[0].size for run in runs), _BIG]
+    found: list[Place] = []
+    for before, run, after in zip(sizes, runs, sizes[2:], strict=False):
+        if len(run[0].storages) == 1 or before > run[0].size <= after:
+            found += [place for place in run if place.is_saved] or [run[-1]]
+    return found
+
+
+def _distinct(places: Sequence[Place], seen: Observations) -> list[int]:
+    """Leave out places whose state is that of the place before and next to nothing else."""
+    kept: list[Place] = []
+    for place in places:
+        new = place.storages - kept[-1].storages if kept else place.storages
+        if seen.size_of(new) * _LEAST_NEWS >= place.size:
+            kept.append(place)
+    return [place.index for place in kept]
+
+
+def _without_idle_stages(cuts: Sequence[int], count: int, saved: _Saved) -> list[int]:
+    """Join stages that save nothing to the stage before, or the first one to the next."""
+    kept: list[int] = []
+    start = 0
+    for cut in cuts:
+        if saved(start, cut + 1):
+            kept.append(cut)
+        elif kept:
+            kept[-1] = cut
+        else:
+            continue
+        start = cut + 1
+    if kept and not saved(start, count):
+        kept.pop()
+    return kept
+
+
+def _joined_weight(cuts: Sequence[int], count: int, saved: _Saved) -> Callable[[int], int]:
+    """Bytes that the two stages beside a cut save together."""
+    ends = [-1, *cuts, count - 1]
+    weight = {
+        cut: saved(before + 1, after + 1)
+        for before, cut, after in zip(ends[:-2], cuts, ends[2:], strict=True)
+    }
+    return weight.__getitem__
+
+
+def _between_blocks(
+    cuts: Sequence[int], operators: Sequence[fx.Node], blocks: frozenset[str]
+) -> list[int]:
+    """Cuts between stages that end in different blocks."""
+    ends = [block_of(operators[end], blocks) for end in (*cuts, len(operators) - 1)]
+    return [
+        cut
+        for cut, (block, following) in zip(cuts, pairwise(ends), strict=True)
+        if block is None or block != following
+    ]

@@ -1,0 +1,148 @@
+"""The graph of stages that were given one by one, cut between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.cuts.crossings import find_crossings, forbidden_places
+from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
+from chainstay.runtime.capture.dynamo import GraphCapture, NoFullGraphError
+from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError
+from chainstay.runtime.capture.graph import CapturedGraph, as_captured_graph, stage_border
+from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.stage.given_stages import StageLoop, Stages, stage_title
+
+__all__ = [
+    "cut_between_stages",
+    "naming_the_stage",
+    "observed_stages",
+    "output_index",
+    "traced_stages",
+]
+
+
+def traced_stages(named: Stages, sample: torch.Tensor) -> tuple[ObservedGraph, tuple[Any, ...]]:
+    """The graph of all stages on the sample, and its inputs.
+
+    Raises:
+        UnsupportedModelError: A stage cannot be traced; the text names it.
+    """
+    try:
+        return _trace(named, sample)
+    except NoFullGraphError as reason:
+        raise naming_the_stage(reason, named, sample) from reason.__cause__
+
+
+def _trace(named: Stages, sample: torch.Tensor) -> tuple[ObservedGraph, tuple[Any, ...]]:
+    capture = GraphCapture(StageLoop.run_plainly, GraphForward.from_graph, "the chain")
+    given = sample.detach().requires_grad_(sample.requires_grad)
+    try:
+        with torch.enable_grad():
+            capture.capture(StageLoop(named), given)
+    except UnplannedGraphError as found:
+        titles = [stage_title(name, stage) for name, stage in named]
+        return observed_stages(found, titles), found.inputs
+    raise UnsupportedModelError("the chain computes nothing")
+
+
+def observed_stages(found: UnplannedGraphError, titles: Sequence[str]) -> ObservedGraph:
+    """What the operators of a chain's graph do.
+
+    Raises:
+        UnsupportedModelError: A stage gives no tensor, or one of its shapes depends on values.
+    """
+    forward = found.forward
+    borders = (node for node in forward.graph.graph.nodes if node.target is stage_border)
+    for index, (title, node) in enumerate(zip(titles, borders, strict=False)):
+        (output,) = node.args
+        if not isinstance(output, fx.Node):
+            raise UnsupportedModelError(
+                f"stage {index} ({title}) returns a {type(output).__name__}, must return one "
+                "tensor; pack several into one, or join it with the stage behind it"
+            )
+    inputs = [
+        replace(each, name="the input") if each.kind is InputKind.ARGUMENT else each
+        for each in forward.inputs
+    ]
+    return observe_graph("the chain", as_captured_graph(forward.graph, inputs), found.inputs)
+
+
+def naming_the_stage(
+    reason: NoFullGraphError, named: Stages, sample: torch.Tensor
+) -> UnsupportedModelError:
+    """The reason why a chain cannot be traced, with the first stage that cannot."""
+    whole, failing = 0, len(named)
+    shape = tuple(sample.shape)
+    while failing - whole > 1:
+        middle = (whole + failing) // 2
+        try:
+            observed, _ = _trace(named[:middle], sample)
+        except UnsupportedModelError:
+            failing = middle
+        else:
+            whole = middle
+            output = observed.captured.output[output_index(observed.captured)]
+            tensor = observed.seen[output].tensor if isinstance(output, fx.Node) else None
+            shape = shape if tensor is None else tuple(tensor.shape)
+    title = stage_title(*named[failing - 1])
+    return UnsupportedModelError(
+        f"stage {failing - 1} ({title}) cannot be traced on an input of shape {shape}: {reason}"
+    )
+
+
+def cut_between_stages(observed: ObservedGraph, titles: Sequence[str]) -> GraphChain:
+    """The graph cut where one of the user's stages ends and another begins.
+
+    A stage that changes its input in place would spoil the checkpoint in front of it; one
+    whose output is a view of its input saves nothing by a cut. Both join the stage before.
+    The first stage has none: a view joins the stage after it.
+    """
+    seen = observed.seen
+    crossings = find_crossings(observed.captured, observed.state_inputs, observed.movable)
+    forbidden = forbidden_places(crossings, seen)
+    place_of = {node: place for place, node in enumerate(crossings.operators)}
+    last = len(crossings.operators) - 1
+    storages = {
+        s
+        for node, given in zip(
+            observed.captured.placeholders, observed.captured.inputs, strict=True
+        )
+        if given.kind is InputKind.ARGUMENT
+        for s in seen[node].storages
+    }
+    kept: list[int] = []
+    names: list[str] = [titles[0]]
+    for title, border in zip([*titles[1:], ""], observed.captured.borders, strict=True):
+        place = -1 if border.operator is None else place_of.get(border.operator, -1)
+        output = set(seen[border.output].storages) if border.output in place_of else set()
+        is_cut = place > (kept[-1] if kept else -1) and place not in forbidden and place < last
+        if output & storages and kept and (is_cut or not title):
+            kept.pop()
+            names[-2:] = [f"{names[-2]}+{names[-1]}"]
+        elif output & storages:
+            is_cut = False
+        if is_cut:
+            kept.append(place)
+            names.append(title)
+            storages = output
+        elif title:
+            names[-1] += f"+{title}"
+    chain = cut_again(observed, tuple(kept))
+    assert chain is not None, "forbidden places are left out"
+    stages = tuple(
+        replace(stage, name=name) for stage, name in zip(chain.stages, names, strict=True)
+    )
+    return replace(chain, stages=stages)
+
+
+def output_index(captured: CapturedGraph) -> int:
+    """Where the last stage's output is among the graph's; others are what stages change."""
+    output = captured.borders[-1].output
+    return next((index for index, leaf in enumerate(captured.output) if leaf is output), 0)

@@ -1,0 +1,96 @@
+"""Names for ranges of operators: the modules of the model that they run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Final
+
+from torch import fx, nn
+
+__all__ = ["block_of", "module_paths", "name_ranges", "repeated_blocks"]
+
+_MOST_NAMES = 2
+
+
+_ROOT: Final = re.compile(r"^L\['(args'\]\[0|self'|function')\]\.?")
+"""Where TorchDynamo found the model itself."""
+
+
+def module_paths(node: fx.Node) -> tuple[str, ...]:
+    """Paths of the modules whose forward runs `node`, outermost first, the model left out."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = (_path_of(str(path)) for path, _ in stack.values())
+    return tuple(path for path in paths if path)
+
+
+def _path_of(source: str) -> str:
+    """``layers.0.fc`` of ``L['function'].__self__.layers[0].fc``."""
+    path = _ROOT.sub("", source.partition("@")[0])  # one that is called again has "@1" behind
+    path = path.replace("._modules", "").replace("['", ".").replace("']", "")
+    return path.replace("[", ".").replace("]", "").strip(".")
+
+
+def name_ranges(ranges: Sequence[Sequence[fx.Node]]) -> tuple[str, ...]:
+    """A name for each range of a graph's operators.
+
+    A range is named after the largest modules that run in it and nowhere else; if there are
+    none, after the module that runs most of it, of which it is a part.
+    """
+    everywhere = Counter(path for nodes in ranges for node in nodes for path in module_paths(node))
+    names = [_name(nodes, everywhere) for nodes in ranges]
+    occurrences = Counter(names)
+    seen: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(f"{name} ({seen[name]})" if occurrences[name] > 1 else name)
+    return tuple(numbered)
+
+
+def _name(nodes: Sequence[fx.Node], everywhere: Counter[str]) -> str:
+    here = Counter(path for node in nodes for path in module_paths(node))
+    whole: dict[str, None] = {}
+    for node in nodes:
+        inside = (path for path in module_paths(node) if here[path] == everywhere[path])
+        largest = next(inside, None)
+        if largest is not None:
+            whole[largest] = None
+    first, *others = whole or [""]
+    if len(others) >= _MOST_NAMES:
+        return f"{first}..{_beside(first, others[-1])}"
+    if first:
+        return "+".join([first, *(_beside(first, name) for name in others)])
+    deepest = Counter(paths[-1] for paths in map(module_paths, nodes) if paths)
+    return f"part of {deepest.most_common(1)[0][0]}" if deepest else "model"
+
+
+def _beside(first: str, path: str) -> str:
+    """`path` without the modules in which both it and `first` are."""
+    parts = path.split(".")
+    common = takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), parts, strict=False))
+    return ".".join(parts[len(list(common)) :])
+
+
+def repeated_blocks(model: nn.Module) -> frozenset[str]:
+    """Paths of the modules in containers that hold modules of one class only."""
+    found: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            kinds = {type(child) for child in module.children()}
+            if len(kinds) == 1:
+                found.update(
+                    f"{path}.{name}" if path else name for name, _ in module.named_children()
+                )
+    return frozenset(found)
+
+
+def block_of(node: fx.Node, blocks: Iterable[str]) -> str | None:
+    """The innermost of `blocks` that runs `node`; outside of all, its innermost module."""
+    paths = module_paths(node)
+    inside = [path for path in paths if path in blocks]
+    if inside:
+        return inside[-1]
+    return paths[-1] if paths else None

@@ -1,0 +1,392 @@
+"""A captured forward as one list of operators: what TorchDynamo traced, in a plain form.
+
+Three things are not operators of their own here. What ``torch.utils.checkpoint`` wrapped stands
+in line: a plan decides what is run again. Switches of autocast and of gradients become regions,
+which the operators between them know, so that a chain can be cut there. Operators between
+other switches (vmap, inference mode, kernels for attention) become one operator, since a run
+that began in the middle of them would begin in another mode.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Final, cast
+
+import torch
+from torch import fx, nn
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.custom_functions import OPERATOR, CustomFunction
+from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
+from chainstay.runtime.capture.regions import AutocastRegion, GradientRegion, Region
+
+__all__ = [
+    "CapturedGraph",
+    "NoStagesError",
+    "StageBorder",
+    "as_captured_graph",
+    "stage_border",
+]
+
+
+class NoStagesError(UnsupportedModelError):
+    """A graph has operators that cannot be stages; the text says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageBorder:
+    """A place where one of the user's stages ends.
+
+    Attributes:
+        operator: The last one in front of it, if there is any.
+        output: What the stage gives.
+    """
+
+    operator: fx.Node | None
+    output: fx.Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedGraph:
+    """A forward as one list of operators.
+
+    Attributes:
+        graph: Inputs, operators in the order of the forward, and the output.
+        inputs: What each input is, in order.
+        regions: Autocast and gradient modes of an operator, where it has any.
+        modules: Graphs that operators call or take as arguments, by name.
+        constants: Tensors that belong to the graph; they follow the inputs of a call.
+        output: What the graph gives: nodes, or constants.
+        borders: Where `stage_border` was called, in order.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[GraphInput, ...]
+    regions: Mapping[fx.Node, tuple[Region, ...]]
+    modules: Mapping[str, nn.Module]
+    constants: tuple[torch.Tensor, ...]
+    output: tuple[object, ...]
+    borders: tuple[StageBorder, ...] = ()
+
+    @property
+    def operators(self) -> list[fx.Node]:
+        """The nodes that compute, in order."""
+        return [node for node in self.graph.nodes if node.op in _COMPUTING]
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """The nodes of the inputs, in order."""
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+
+def stage_border(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as it is; in a captured graph, a place where one of the user's stages ends."""
+    return tensor
+
+
+_COMPUTING: Final = ("call_function", "call_method", "call_module")
+
+_CHECKPOINTS: Final = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
+_INLINED: Final = (*_CHECKPOINTS, "wrap")
+"""Higher-order operators that only call the graph they are given."""
+
+RUN_AGAIN: Final = "run_again"
+"""The key in a node's ``meta`` that marks operators inside of a `torch.utils.checkpoint`."""
+
+_DROPPED: Final = ("_log_api_usage_once",)
+
+_BEGINS: Final = {
+    "_enter_inference_mode": "_exit_inference_mode",
+    "_vmap_increment_nesting": "_vmap_decrement_nesting",
+    "_sdpa_kernel": "_sdpa_kernel",
+    "_saved_tensors_hooks_disable": "_saved_tensors_hooks_enable",
+}
+"""Switches of other modes, and what switches each back."""
+
+_REFUSED: Final = {
+    "_grad_increment_nesting": "torch.func takes gradients inside the forward",
+    "_jvp_increment_nesting": "torch.func takes gradients inside the forward",
+}
+
+
+def as_captured_graph(module: fx.GraphModule, inputs: Sequence[GraphInput]) -> CapturedGraph:
+    """Return the graph that TorchDynamo gave a backend, in a plain form.
+
+    Args:
+        module: The graph; it is not changed.
+        inputs: What its inputs are.
+
+    Raises:
+        NoStagesError: It has operators that a plan cannot run again.
+    """
+    return _GraphCopier(module).captured(inputs)
+
+
+@dataclass(slots=True)
+class _GraphCopier:
+    """Copies a graph, without what is no operator of its own."""
+
+    module: fx.GraphModule
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    regions: dict[fx.Node, tuple[Region, ...]] = field(default_factory=dict)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    current: list[tuple[object, Region]] = field(default_factory=list)
+    borders: list[StageBorder] = field(default_factory=list)
+
+    def captured(self, inputs: Sequence[GraphInput]) -> CapturedGraph:
+        found = self.module.graph.find_nodes(op="placeholder")
+        copies: dict[fx.Node, Any] = {node: self.graph.node_copy(node) for node in found}
+        kinds = list(inputs)
+        for name, tensor in _constants(self.module):
+            self.constants[name] = tensor
+        constants = {name: self.graph.placeholder(f"constant_{name}") for name in self.constants}
+        kinds += [GraphInput(InputKind.HELD, f"a constant {name}") for name in self.constants]
+        output = self._body(self.module, copies, constants)
+        leaves = tuple(output) if isinstance(output, tuple | list) else (output,)
+        self.graph.output(leaves)
+        graph = CapturedGraph(
+            graph=self.graph,
+            inputs=tuple(kinds),
+            regions=self.regions,
+            modules=self.modules,
+            constants=tuple(self.constants.values()),
+            output=leaves,
+            borders=tuple(self.borders),
+        )
+        return _with_spans_joined(graph)
+
+    def _body(
+        self, module: fx.GraphModule, copies: dict[fx.Node, Any], constants: Mapping[str, fx.Node]
+    ) -> Any:  # noqa: ANN401  # nodes nested in tuples
+        """Copy what `module` computes, its inputs being in `copies`; its output."""
+        for node in module.graph.nodes:
+            match node.op:
+                case "placeholder":
+                    continue
+                case "output":
+                    return _mapped(node.args[0], copies)
+                case "get_attr":
+                    copies[node] = self._attribute(module, node, constants)
+                case _:
+                    self._operator(module, node, copies)
+        raise AssertionError("a graph without an output")
+
+    def _attribute(
+        self, module: fx.GraphModule, node: fx.Node, constants: Mapping[str, fx.Node]
+    ) -> object:
+        name = str(node.target)
+        if name in constants:
+            return constants[name]
+        value = _attribute_of(module, name)
+        if not isinstance(value, nn.Module):
+            raise NoStagesError(
+                f"the captured graph holds {name}, a {type(value).__name__}, which stages cannot "
+                "read; make it a buffer of the model"
+            )
+        return value  # a graph: copied by whoever takes it
+
+    def _operator(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> None:
+        name = _name_of(node)
+        if name in _REFUSED:
+            raise NoStagesError(
+                f"{_REFUSED[name]}, which a plan cannot run again; take them around the model"
+            )
+        if name in _DROPPED:
+            return
+        if node.target is stage_border:
+            copies[node] = copies[node.all_input_nodes[0]]
+            computing = (each for each in reversed(self.graph.nodes) if each.op in _COMPUTING)
+            self.borders.append(StageBorder(next(computing, None), copies[node]))
+            return
+        first = copies[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
+        if name in _INLINED and isinstance(first, fx.GraphModule):
+            last = next(iter(reversed(self.graph.nodes)), None)
+            copies[node] = self._inlined(node, copies)
+            if name in _CHECKPOINTS:
+                for copy in takewhile(lambda copy: copy is not last, reversed(self.graph.nodes)):
+                    copy.meta[RUN_AGAIN] = True
+        elif name == OPERATOR:
+            copies[node] = self._custom_function(node, copies)
+        elif node.target is operator.getitem and isinstance(first, tuple | list):
+            copies[node] = first[cast("int", node.args[1])]
+        elif not self._switched(name, node, copies):
+            copies[node] = self._copied(module, node, copies)
+
+    def _inlined(self, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:  # noqa: ANN401  # as `_body`
+        body: fx.GraphModule = copies[node.all_input_nodes[0]]
+        placeholders = body.graph.find_nodes(op="placeholder")
+        given = [_mapped(each, copies) for each in node.args[1:]]
+        inner: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
+        return self._body(body, inner, {})
+
+    def _switched(self, name: str, node: fx.Node, copies: dict[fx.Node, Any]) -> bool:
+        """Whether `node` switches autocast or gradients; operators from here on know it."""
+        match name:
+            case "_set_grad_enabled":
+                (enabled,) = node.args
+                self.current = [
+                    each for each in self.current if not isinstance(each[1], GradientRegion)
+                ]
+                self.current.append((node, GradientRegion(bool(enabled))))
+            case "_enter_autocast":
+                device_type, dtype, enabled, *_ = node.args
+                region = AutocastRegion(str(device_type), cast("torch.dtype", dtype), bool(enabled))
+                self.current.append((node, region))
+                copies[node] = node
+            case "_exit_autocast":
+                self.current = [each for each in self.current if each[0] is not node.args[0]]
+            case _:
+                return False
+        return True
+
+    def _copied(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+        copy = self.graph.node_copy(node, lambda each: self._argument(copies[each]))
+        if node.op == "call_module":
+            copy.target = self._module_name(_attribute_of(module, str(node.target)))
+        return self._in_regions(copy)
+
+    def _custom_function(self, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+        first, second = (copies[each] for each in node.all_input_nodes[:2])
+        name = self._module_name(CustomFunction(first, second, node.kwargs))
+        args = _mapped(node.args[2:], copies)
+        copy = self.graph.create_node("call_module", name, args, name=node.name)
+        copy.meta.update(node.meta)
+        return self._in_regions(copy)
+
+    def _in_regions(self, copy: fx.Node) -> fx.Node:
+        regions = tuple(region for _, region in self.current)
+        if any(not isinstance(each, GradientRegion) or not each.enabled for each in regions):
+            self.regions[copy] = regions
+        return copy
+
+    def _argument(self, value: Any) -> Any:  # noqa: ANN401  # a node, or a graph
+        if not isinstance(value, nn.Module):
+            return value
+        name = self._module_name(value)
+        for node in self.graph.nodes:
+            if node.op == "get_attr" and node.target == name:
+                return node
+        return self.graph.create_node("get_attr", name)
+
+    def _module_name(self, module: Any) -> str:  # noqa: ANN401  # a graph
+        for name, known in self.modules.items():
+            if known is module:
+                return name
+        name = f"graph{len(self.modules)}"
+        self.modules[name] = module
+        return name
+
+
+def _with_spans_joined(captured: CapturedGraph) -> CapturedGraph:
+    """Operators between other switches than those of regions as one operator each."""
+    modules = dict(captured.modules)
+    output = captured.output
+    moved: dict[fx.Node | None, fx.Node] = {}
+    for span in _spans(captured.operators):
+        inputs, results = _ends(span, output)
+        body = fx.Graph()
+        inner: dict[fx.Node, Any] = {node: body.placeholder(node.name) for node in inputs}
+        root = nn.Module()
+        for node in span:
+            for each in node.all_input_nodes:
+                if each.op == "get_attr" and each not in inner:
+                    root.add_module(str(each.target), modules[str(each.target)])
+                    inner[each] = body.get_attr(str(each.target))
+            inner[node] = body.node_copy(node, inner.__getitem__)
+        body.output(tuple(inner[node] for node in results))
+        name = f"graph{len(modules)}"
+        modules[name] = fx.GraphModule(root, body)
+        with captured.graph.inserting_before(span[0]):
+            call = captured.graph.create_node("call_module", name, tuple(inputs))
+            call.meta.update(span[0].meta)
+            replaced = {
+                node: captured.graph.call_function(operator.getitem, (call, index))
+                for index, node in enumerate(results)
+            }
+        moved.update(dict.fromkeys(span, next(reversed(replaced.values()), call)))
+        moved |= dict(replaced.items())
+        for node, item in replaced.items():
+            item.meta.update(node.meta)
+            node.replace_all_uses_with(item)
+        for node in reversed(span):
+            captured.graph.erase_node(node)
+        output = tuple(
+            replaced.get(leaf, leaf) if isinstance(leaf, fx.Node) else leaf for leaf in output
+        )
+    return CapturedGraph(
+        graph=captured.graph,
+        inputs=captured.inputs,
+        regions=captured.regions,
+        modules=modules,
+        constants=captured.constants,
+        output=output,
+        borders=tuple(
+            StageBorder(
+                moved.get(each.operator, each.operator), moved.get(each.output, each.output)
+            )
+            for each in captured.borders
+        ),
+    )
+
+
+def _spans(operators: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
+    """Operators from each switch of a mode up to the one that switches it back."""
+    span: list[fx.Node] = []
+    pending: list[str] = []
+    for node in operators:
+        name = _name_of(node)
+        if pending and name == pending[-1]:
+            pending.pop()
+        elif name in _BEGINS:
+            pending.append(_BEGINS[name])
+        elif not pending:
+            continue
+        span.append(node)
+        if not pending:
+            yield span
+            span = []
+    if span:
+        yield span
+
+
+def _ends(span: Sequence[fx.Node], output: Sequence[object]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return the values that a range of operators reads, and those that others read of it."""
+    own = set(span)
+    read = dict.fromkeys(each for node in span for each in node.all_input_nodes)
+    inputs = [each for each in read if each not in own and each.op != "get_attr"]
+    leaves = {leaf for leaf in output if isinstance(leaf, fx.Node)}
+    results = [node for node in span if node in leaves or not own.issuperset(node.users)]
+    return inputs, results
+
+
+def _constants(module: fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that the graph reads by name."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = _attribute_of(module, str(node.target))
+        if isinstance(value, torch.Tensor):
+            yield str(node.target), value
+
+
+def _attribute_of(module: nn.Module, path: str) -> Any:  # noqa: ANN401  # whatever is there
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _mapped(value: Any, copies: Mapping[fx.Node, Any]) -> Any:  # noqa: ANN401  # nodes in tuples
+    return (
+        copies[value] if isinstance(value, fx.Node) else fx.node.map_arg(value, copies.__getitem__)
+    )
+
+
+def _name_of(node: fx.Node) -> str:
+    """The bare name of what a node calls."""
+    if node.op == "call_module":
+        return ""
+    target: str | Callable[..., Any] = node.target
+    return target if isinstance(target, str) else getattr(target, "__name__", "")

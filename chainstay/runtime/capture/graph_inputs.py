@@ -1,0 +1,102 @@
+"""Inputs of captured graphs: kinds, and names for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import torch
+from torch import fx
+
+__all__ = ["GraphInput", "InputKind", "inputs_of"]
+
+
+class InputKind(Enum):
+    """The kinds of a graph's inputs.
+
+    Attributes:
+        HELD: A parameter, a buffer, or another tensor that is there whether or not the model
+            runs. A plan's memory does not count it.
+        ARGUMENT: A tensor that the model is called with, which counts.
+        NUMBER: A Python number that may differ from call to call.
+    """
+
+    HELD = "held"
+    ARGUMENT = "argument"
+    NUMBER = "number"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """An input of a graph.
+
+    Attributes:
+        kind: What it is.
+        name: What messages call it: ``layers.0.weight`` for instance.
+    """
+
+    kind: InputKind
+    name: str
+
+
+def inputs_of(module: fx.GraphModule, values: Sequence[object]) -> tuple[GraphInput, ...]:
+    """Return the inputs of a graph, which TorchDynamo forgets when its backend returns.
+
+    Args:
+        module: The graph.
+        values: The inputs of the call that it was traced on.
+    """
+    nodes = module.graph.find_nodes(op="placeholder")
+    return tuple(_input_of(node, value) for node, value in zip(nodes, values, strict=True))
+
+
+def _input_of(node: fx.Node, value: object) -> GraphInput:
+    """Return the input of a node, told by where TorchDynamo found it."""
+    source = _source_of(node)
+    name = _path_in(source) or node.name
+    if not isinstance(value, torch.Tensor) or _is_number(node, value):
+        return GraphInput(InputKind.NUMBER, name)
+    is_local = source.startswith("L[") and not source.startswith(_OWNERS)
+    if is_local and not any(part in source for part in _HOLDERS):
+        return GraphInput(InputKind.ARGUMENT, name)
+    return GraphInput(InputKind.HELD, name)
+
+
+_OWNERS: Final = ("L['args'][0].", "L['function']", "L['self']")
+"""The model is the first argument of the function that is captured; under ``torch.compile`` alone
+that is the user's own."""
+
+_ARGUMENT: Final = re.compile(r"^L\['args'\]\[([1-9]\d*)\]")
+"""Users count from the one behind the model."""
+
+_HOLDERS: Final = ("_parameters[", "_buffers[", "_modules[")
+
+
+def _is_number(node: fx.Node, value: torch.Tensor) -> bool:
+    """Whether a tensor stands for a Python number."""
+    known = node.meta.get("grapharg")
+    kind = type(getattr(known, "source", None)).__name__
+    is_passed = bool(getattr(known, "pass_arg_as_tensor", False))
+    return value.dim() == 0 and (is_passed or kind in ("FloatTensorSource", "RandomValueSource"))
+
+
+def _source_of(node: fx.Node) -> str:
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def _path_in(source: str) -> str:
+    """The path of a tensor for people, from ``L['self'].__dict__['_modules']['fc']...``."""
+    text = _ARGUMENT.sub(lambda found: f"args[{int(found[1]) - 1}]", source, count=1)
+    text = text.replace(".__dict__", "")
+    for holder in ("_modules", "_parameters", "_buffers"):
+        text = text.replace(f"['{holder}']", "").replace(f".{holder}", "")
+    for owner in _OWNERS:
+        text = text.replace(owner.removesuffix("."), "")
+    text = text.replace("L[", "[")
+    text = text.replace("']['", ".").replace("['", ".").replace("']", "").replace("'", "")
+    return text.strip(".")

@@ -1,0 +1,102 @@
+"""Keys of graphs: two graphs that differ only in numbers have one key, and one plan.
+
+A rate of dropout or a scale that changes from step to step makes another graph, but takes the
+same memory and, as good as, the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from chainstay.runtime.capture.cuts.cut import ObservedGraph
+from chainstay.runtime.capture.graph import CapturedGraph
+from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.devices.autocast import Autocast
+
+__all__ = ["graph_key"]
+
+
+def graph_key(
+    observed: ObservedGraph, inputs: Sequence[object], autocast: Autocast | None
+) -> Hashable:
+    """Return a key, equal for graphs that differ in numbers only, constants or inputs.
+
+    Args:
+        observed: The graph.
+        inputs: The inputs of a call, its constants left out.
+        autocast: Around the call.
+    """
+    captured, seen = observed.captured, observed.seen
+    kinds = [given.kind for given in captured.inputs]
+    given = (*inputs, *captured.constants)
+    values = [v for v, kind in zip(given, kinds, strict=True) if kind is not InputKind.NUMBER]
+    numbers = set(seen.numbers)
+    numbers |= {
+        node
+        for node, kind in zip(captured.placeholders, kinds, strict=True)
+        if kind is InputKind.NUMBER
+    }
+    nodes = [node for node in captured.graph.nodes if node not in numbers]
+    places = {node: index for index, node in enumerate(nodes)}
+    return (
+        autocast,
+        tuple(kind for kind in kinds if kind is not InputKind.NUMBER),
+        tuple(map(_layout, values)),
+        _aliases(values),
+        tuple(_text(node, places, captured) for node in nodes if node.op != "output"),
+        tuple(places[leaf] for leaf in captured.output if leaf in places),
+    )
+
+
+def _layout(value: object) -> Hashable:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    strides = value.stride() if value.layout == torch.strided else str(value.layout)
+    shape = str(tuple(value.shape))  # as text: sizes may be symbols
+    return (shape, str(strides), value.dtype, value.device, value.requires_grad)
+
+
+def _aliases(inputs: Sequence[object]) -> tuple[int, ...]:
+    """Return equal numbers for inputs that are one object or lie in one memory."""
+    first: dict[object, int] = {}
+    found = []
+    for index, value in enumerate(inputs):
+        key: object = index
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.numel():
+            key = value.untyped_storage()._cdata  # noqa: SLF001  # its identity
+        found.append(first.setdefault(key, index))
+    return tuple(found)
+
+
+def _text(node: fx.Node, places: Mapping[fx.Node, int], captured: CapturedGraph) -> Hashable:
+    regions = captured.regions.get(node, ())
+    if node.op == "placeholder":
+        return node.op
+    target = node.target
+    if node.op in ("call_module", "get_attr"):
+        inner = captured.modules.get(str(target))
+        target = getattr(inner, "code", str(target))
+    arguments = (_masked(node.args, places), _masked(node.kwargs, places))
+    return (node.op, str(target), arguments, regions, _layout(node.meta.get("example_value")))
+
+
+def _masked(value: Any, places: Mapping[fx.Node, int]) -> Hashable:  # noqa: ANN401  # an argument
+    """An argument with a mark in place of every number; flags and texts stay."""
+    if isinstance(value, fx.Node):
+        return ("%", places[value]) if value in places else "#"
+    if isinstance(value, int | float | complex) and not isinstance(value, bool):
+        return "#"
+    if isinstance(value, Mapping):
+        return tuple((key, _masked(item, places)) for key, item in value.items())
+    if isinstance(value, tuple | list):
+        return tuple(_masked(item, places) for item in value)
+    if isinstance(value, slice):
+        return (
+            "slice",
+            *(_masked(each, places) for each in (value.start, value.stop, value.step)),
+        )
+    return str(value)

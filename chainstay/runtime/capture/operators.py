@@ -1,0 +1,347 @@
+"""Effects of a captured graph's operators on memory and gradients, seen without computing.
+
+The graph is run once on fake tensors, which have shapes, storages and an autograd graph but
+no values: that shows which values require a gradient, which lie in one storage, and what
+autograd saves, for models of any size. What is written in place and what draws random numbers
+is told by the kernels' own schemas, below autograd, whatever function called them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from chainstay.runtime.capture.graph import RUN_AGAIN, CapturedGraph, NoStagesError
+from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.regions import Region
+
+__all__ = ["Observation", "Observations", "observe_operators"]
+
+Storage = int
+"""A storage's number, in the order in which storages were first seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The value of one node, and the memory that the node touches.
+
+    Attributes:
+        tensor: Its value, fake; ``None`` if that is not one tensor.
+        storages: The storages of all tensors in its value.
+        requires_grad: Whether any of them requires a gradient.
+        saved: Storages that autograd saves for its backward.
+        written: Storages that it changes in place.
+        draws_random: Whether it may draw random numbers.
+        is_number: Whether its value is a Python number or text, and no tensor.
+        fills_saved: Whether a kernel of its saves a tensor first and writes it then.
+    """
+
+    tensor: torch.Tensor | None
+    storages: tuple[Storage, ...]
+    requires_grad: bool
+    saved: frozenset[Storage]
+    written: frozenset[Storage]
+    draws_random: bool
+    is_number: bool = False
+    fills_saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """All of a graph's nodes.
+
+    Attributes:
+        nodes: The observations by node.
+        storage_bytes: Bytes of each storage, in the order of their numbers.
+        external: Storages of the graph's inputs and constants.
+        numbers: Operators that compute numbers from numbers, or put these into tensors; they come
+            first in the graph.
+    """
+
+    nodes: Mapping[fx.Node, Observation]
+    storage_bytes: Sequence[int]
+    external: frozenset[Storage]
+    numbers: frozenset[fx.Node]
+
+    def __getitem__(self, node: fx.Node) -> Observation:
+        return self.nodes[node]
+
+    def size_of(self, storages: Iterable[Storage]) -> int:
+        """Bytes of distinct storages, external ones excluded."""
+        return sum(self.storage_bytes[storage] for storage in set(storages) - self.external)
+
+
+def observe_operators(
+    captured: CapturedGraph, inputs: Sequence[object]
+) -> tuple[CapturedGraph, Observations]:
+    """Run the graph on fake tensors like these inputs.
+
+    The graph is changed. Operators that hand on a held tensor as it is, such as a conversion to
+    the type that it has, are taken out: left in, they would make a parameter a value that crosses
+    cuts. Operators that compute numbers from numbers are moved to the front.
+
+    Args:
+        captured: The graph.
+        inputs: The inputs of one call, with the graph's constants behind them.
+
+    Returns:
+        The graph without such operators, and what its nodes do.
+
+    Raises:
+        NoStagesError: A shape depends on values, or a checkpoint changes a buffer twice.
+    """
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
+    numbers = _numbers_in(captured, inputs)
+    early = [*numbers, *_boxes_in(captured, numbers)]
+    _move_to_front(captured, early)
+    observer = _Observer(captured, _Storages(), numbers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        values = [_faked(mode, value) for value in inputs]
+    with mode, torch.enable_grad():
+        for node, value in zip(captured.placeholders, values, strict=True):
+            observer.take_input(node, value)
+        external = frozenset(range(len(observer.storages.bytes)))
+        for node in captured.graph.nodes:
+            if node.op == "get_attr":
+                observer.values[node] = captured.modules[str(node.target)]
+            elif node.op not in ("placeholder", "output"):
+                observer.run(node, captured.regions.get(node, ()))
+    seen = Observations(observer.seen, observer.storages.bytes, external, frozenset(early))
+    for node in captured.operators:
+        if RUN_AGAIN in node.meta and seen[node].written & external:
+            raise NoStagesError(
+                "torch.utils.checkpoint runs a part of the model again in the backward, which "
+                f"changes a buffer a second time ({node.name}); no plan does that"
+            )
+    return _without_identities(captured, seen), seen
+
+
+def _without_identities(captured: CapturedGraph, seen: Observations) -> CapturedGraph:
+    """The graph, where what is handed on as it is is read from the input. It is changed.
+
+    A held tensor that was changed in place is no output of its own either.
+    """
+    held = {
+        id(seen[node].tensor): node
+        for node, given in zip(captured.placeholders, captured.inputs, strict=True)
+        if given.kind is InputKind.HELD and seen[node].tensor is not None
+    }
+    replaced: dict[object, fx.Node] = {}
+    for node in captured.operators:
+        tensor = seen[node].tensor
+        origin = None if tensor is None else held.get(id(tensor))
+        if origin is None:
+            continue
+        replaced[node] = origin
+        if seen[node].written:  # what reads it later stays behind it
+            captured.graph.output_node().replace_input_with(node, origin)
+        else:
+            node.replace_all_uses_with(origin)
+            captured.graph.erase_node(node)
+    return replace(captured, output=tuple(replaced.get(leaf, leaf) for leaf in captured.output))
+
+
+def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.Node, object]:
+    """Python numbers that the graph computes from numbers it is given, with their values."""
+    known: dict[fx.Node, object] = {
+        node: value
+        for node, value, given in zip(captured.placeholders, inputs, captured.inputs, strict=False)
+        if given.kind is InputKind.NUMBER and not isinstance(value, FakeTensor)
+    }
+    found: dict[fx.Node, object] = {}
+    for node in captured.operators if known else ():
+        is_number = not isinstance(node.meta.get("example_value"), torch.Tensor)
+        if is_number and node.op != "call_module" and all(n in known for n in node.all_input_nodes):
+            arguments = (node.args, node.kwargs)
+            args, kwargs = fx.node.map_arg(arguments, lambda n: cast("int", known[n]))
+            value = _function_of(captured, node)(*args, **kwargs)
+            if not isinstance(value, torch.Tensor):
+                known[node] = found[node] = value
+    return found
+
+
+def _boxes_in(captured: CapturedGraph, numbers: Collection[fx.Node]) -> list[fx.Node]:
+    """Operators that put such a number into a tensor, in which TorchDynamo hands it back."""
+    return [
+        node
+        for node in captured.operators
+        if node.target is torch.scalar_tensor and node.args and node.args[0] in numbers
+    ]
+
+
+def _move_to_front(captured: CapturedGraph, nodes: Iterable[fx.Node]) -> None:
+    """Put operators that need nothing but inputs behind the inputs."""
+    place = captured.placeholders[-1]
+    for node in nodes:
+        place.append(node)
+        place = node
+
+
+def _function_of(captured: CapturedGraph, node: fx.Node) -> Callable[..., object]:
+    match node.op:
+        case "call_method":
+            name = str(node.target)
+            return lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
+        case "call_module":
+            return captured.modules[str(node.target)]
+    function: Callable[..., object] = node.target  # type: ignore[assignment]  # call_function
+    return function
+
+
+def _faked(mode: FakeTensorMode, value: object) -> object:
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return value
+    return mode.from_tensor(value, static_shapes=True)
+
+
+@dataclass(slots=True)
+class _Storages:
+    """Numbers storages, and holds their tensors so that no address is used twice."""
+
+    numbers: dict[int, Storage] = field(default_factory=dict)
+    bytes: list[int] = field(default_factory=list)
+    held: list[torch.Tensor] = field(default_factory=list)
+
+    def number(self, tensor: torch.Tensor) -> Storage:
+        if tensor.layout != torch.strided:
+            address, size = id(tensor), tensor.numel() * tensor.element_size()
+        else:
+            storage = tensor.untyped_storage()
+            address, size = storage._cdata, storage.nbytes()  # noqa: SLF001  # its identity; fake storages have no address
+        if address not in self.numbers:
+            self.numbers[address] = len(self.bytes)
+            self.bytes.append(size)
+            self.held.append(tensor)
+        return self.numbers[address]
+
+
+@dataclass(slots=True)
+class _Observer:
+    """Runs nodes one by one and takes notes."""
+
+    captured: CapturedGraph
+    storages: _Storages
+    numbers: Mapping[fx.Node, object]
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    seen: dict[fx.Node, Observation] = field(default_factory=dict)
+
+    def take_input(self, node: fx.Node, value: object) -> None:
+        self._note(node, value, saved=(), kernels=_Kernels())
+
+    def run(self, node: fx.Node, regions: tuple[Region, ...]) -> None:
+        if node in self.numbers:
+            self._note(node, self.numbers[node], saved=(), kernels=_Kernels())
+            return
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        function = _function_of(self.captured, node)
+        saved: list[torch.Tensor] = []
+        kernels = _Kernels()
+        is_higher = isinstance(node.target, HigherOrderOperator)
+        with ExitStack() as stack:
+            for region in regions:
+                stack.enter_context(region.entered())
+            stack.enter_context(_noting(saved))
+            stack.enter_context(nullcontext() if is_higher else kernels)
+            try:
+                value = function(*args, **kwargs)
+            except (DynamicOutputShapeException, DataDependentOutputException) as cause:
+                raise NoStagesError(
+                    f"the forward makes something whose shape or number depends on the values of "
+                    f"a tensor ({node.name}), and may differ from call to call"
+                ) from cause
+        kernels.draws_random |= is_higher  # nothing is known of the graphs that it takes
+        self._note(node, value, saved, kernels)
+
+    def _note(
+        self, node: fx.Node, value: object, saved: Iterable[torch.Tensor], kernels: _Kernels
+    ) -> None:
+        leaves = tree_leaves(value)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.values[node] = value
+        self.seen[node] = Observation(
+            tensor=value if isinstance(value, torch.Tensor) else None,
+            storages=tuple(self.storages.number(tensor) for tensor in tensors),
+            requires_grad=any(tensor.requires_grad for tensor in tensors),
+            saved=frozenset(map(self.storages.number, saved)),
+            written=frozenset(map(self.storages.number, kernels.written)),
+            draws_random=kernels.draws_random,
+            is_number=not tensors,
+            fills_saved=kernels.fills_saved,
+        )
+
+
+@dataclass
+class _Kernels(TorchDispatchMode):
+    """The writes and random draws of the kernels that run inside.
+
+    Attributes:
+        written: Tensors that were changed in place.
+        draws_random: Whether any kernel may have drawn random numbers.
+        fills_saved: Whether any kernel saves its noise before it is drawn.
+    """
+
+    written: list[torch.Tensor] = field(default_factory=list)
+    draws_random: bool = False
+    fills_saved: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what func returns
+        self.written += _written_by(func, args, kwargs or {})
+        self.draws_random |= torch.Tag.nondeterministic_seeded in func.tags
+        self.fills_saved |= "rrelu_with_noise" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _noting(saved: list[torch.Tensor]) -> torch.autograd.graph.saved_tensors_hooks:
+    def pack(tensor: torch.Tensor) -> None:
+        saved.append(tensor.detach())
+
+    def unpack(packed: None) -> torch.Tensor:
+        raise AssertionError(f"backward through {packed}: nobody runs one on fake tensors")
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _written_by(
+    function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[torch.Tensor]:
+    """Arguments that a kernel changes in place.
+
+    Normalization updates its running statistics without saying so in its schema.
+    """
+    given = dict(kwargs)
+    parameters = function._schema.arguments  # noqa: SLF001  # what an operator says of itself
+    given |= {parameter.name: arg for parameter, arg in zip(parameters, args, strict=False)}
+    updates_statistics = given.get("training", given.get("use_input_stats", False))
+    for parameter in parameters:
+        is_written = parameter.alias_info is not None and parameter.alias_info.is_write
+        is_statistic = updates_statistics and parameter.name in ("running_mean", "running_var")
+        if is_written or is_statistic:
+            leaves = tree_leaves(given.get(parameter.name))
+            yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))

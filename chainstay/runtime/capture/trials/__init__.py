@@ -1,0 +1,10 @@
+"""Trials of a model and its graph: whether the two agree, seen without leaving a trace.
+
+================  ==================================================
+`model_forward`   a module's forward, whatever stands in its place
+`isolation`       stand-ins for tensors, and a shadow of the model
+`world`           what Python changes outside of the model, put back
+`dispatch_modes`  modes of the user's that see every operator
+`equivalence`     the comparison, bit for bit
+================  ==================================================
+"""

@@ -1,0 +1,339 @@
+"""Checks that a captured graph is the model, which do not trust the capture.
+
+Graph and model both run on the sample, for real: the graph on stand-ins, the model's own
+Python on a shadow of the model. Outputs, what is written and random states must be equal bit
+for bit, and the autograd graphs node for node: equal operators on equal tensors give equal
+gradients. Nothing is saved for a backward, so this takes little memory.
+
+Some models take another way to the same values when they are traced (masks that mask nothing
+are left out only when values can be looked at). Where autograd graphs differ, gradients decide;
+what is saved for them is on the CPU meanwhile.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeGuard
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.trials.isolation import (
+    StandIns,
+    arguments_like,
+    forward_of_shadow,
+    functions_of,
+    shadow_of,
+    values_kept,
+)
+from chainstay.runtime.capture.trials.world import world_kept
+from chainstay.runtime.execute.environment import random_states
+from chainstay.runtime.measures.probe import dropping
+
+__all__ = ["NotTheModelError", "OutputSample", "Trial"]
+
+_SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
+"""Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
+
+
+class NotTheModelError(UnsupportedModelError):
+    """A captured graph computes something else than its model; the text says what."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputSample:
+    """The output of the model's own forward on the sample.
+
+    Attributes:
+        value: The output as it nests; its tensors have no graph that could be gone through.
+        positions: Positions among the graph's outputs of the tensors in there, by identity.
+    """
+
+    value: Any
+    positions: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """A call that model and captured graph are tried with.
+
+    Attributes:
+        model: The user's.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments.
+        inputs: What the graph gets in that call, its constants excluded.
+        graph: Runs it.
+        written: Identities of those inputs that it changes in place.
+        device: Where the model is.
+        function: What the graph was captured from: takes the model first.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: Sequence[Any]
+    graph: Callable[..., Sequence[Any]]
+    written: frozenset[int]
+    device: torch.device
+    function: Callable[..., Any]
+
+    def require_same(self) -> OutputSample:
+        """Refuse a graph that does anything else than its model.
+
+        Returns:
+            What the model gave.
+
+        Raises:
+            NotTheModelError: The text says what differs.
+            UnsupportedModelError: The model itself fails on the sample.
+        """
+        expected, found = self._both(dropping)
+        difference = next(_differences(expected, found), None)
+        if difference is None and expected.autograd_graph() != found.autograd_graph():
+            difference = next(self._differing_gradients(), None)
+        if difference is not None:
+            raise NotTheModelError(
+                f"what torch.compile makes of {type(self.model).__name__} is not the model: "
+                f"{difference}{self._first_different_operator()}"
+            )
+        return OutputSample(expected.value, expected.positions)
+
+    def _both(
+        self,
+        hooks: Callable[[], AbstractContextManager[object]],
+        logs: Sequence[AbstractContextManager[object]] = (nullcontext(), nullcontext()),
+    ) -> tuple[_Outcome, _Outcome]:
+        """Run the model and the graph, and return both outcomes."""
+        stand_ins = StandIns(self.written)
+        others = StandIns(self.written)
+        given = stand_ins.of_all(self.inputs)
+        others.known = {
+            key: pair for key, pair in stand_ins.known.items() if key not in self.written
+        }
+        others.of_all(self.inputs)
+        with world_kept((), self.device), torch.enable_grad(), hooks(), logs[1]:
+            leaves = list(self.graph(*given))
+            found = _Outcome(leaves, leaves, self._changed(stand_ins), random_states(self.device))
+        shadow = shadow_of(self.model, others)
+        args, kwargs = arguments_like((self.args, dict(self.kwargs)), others)
+        with (
+            world_kept(functions_of(self.model), self.device),
+            torch.enable_grad(),
+            hooks(),
+            logs[0],
+        ):
+            with values_kept(self._constant()) as spoiled:
+                value = self._called(shadow, args, kwargs)
+            changed = self._changed(others)
+            expected = _Outcome(value, tree_leaves(value), changed, random_states(self.device))
+        if spoiled:
+            raise NotTheModelError(
+                f"the forward of {type(self.model).__name__} changes a parameter in a way that "
+                "torch.compile does not see; make it a buffer, and change that in place"
+            )
+        expected.pair_with(found, {id(tensor) for _, tensor in others.known.values()})
+        return expected, found
+
+    def _constant(self) -> Iterator[torch.Tensor]:
+        """The model's parameters that are not known to be changed."""
+        for value in self.inputs:
+            if isinstance(value, nn.Parameter) and id(value) not in self.written:
+                yield value
+
+    def _called(self, shadow: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+        try:
+            return forward_of_shadow(shadow, self.function)(shadow, *args, **kwargs)
+        except Exception as cause:  # the model is the user's code and may raise anything
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} fails on the sample: {type(cause).__name__}: "
+                f"{str(cause).rstrip('.')}; check that it takes these arguments"
+            ) from cause
+
+    def _changed(self, stand_ins: StandIns) -> list[torch.Tensor]:
+        """Values of what was written, in the order of the inputs."""
+        kept = (stand_ins.known.get(id(value)) for value in self.inputs)
+        return [
+            pair[1].detach() for pair in kept if pair is not None and id(pair[0]) in self.written
+        ]
+
+    def _differing_gradients(self) -> Iterator[str]:
+        """Inputs whose gradients differ, in words."""
+        expected, found = self._both(torch.autograd.graph.save_on_cpu)
+        leaves = {id(leaf): leaf for each in (expected, found) for leaf in each.variables()}
+        leaves.update((id(value), value) for value in self.inputs if _is_leaf(value))
+        with world_kept(functions_of(self.model), self.device), torch.enable_grad():
+            gradients = zip(
+                *(each.gradients(leaves.values()) for each in (expected, found)), strict=True
+            )
+            for index, (old, new) in enumerate(gradients):
+                if old is not new and not _is_same(old, new):
+                    yield f"gradient {index} of its parameters is another one"
+
+    def _first_different_operator(self) -> str:
+        """Return a text for people on where the two begin to differ."""
+        logs = _Log(), _Log()
+        self._both(dropping, logs)
+        for (name, *old), (other, *new) in zip(logs[0].entries, logs[1].entries, strict=False):
+            if (name, old) != (other, new):
+                taken = f"instead of {other}" if name != other else "with another result"
+                return f" (first at the operator {name}, {taken})"
+        return ""
+
+
+@dataclass(slots=True, eq=False)
+class _Outcome:
+    """The outcome of a forward.
+
+    Attributes:
+        value: What it returned.
+        leaves: The tensors and other leaves in there.
+        changed: Values of what it wrote.
+        random: States of generators afterwards.
+        positions: For each leaf that is also in the other outcome, its position there.
+        unmatched: Index of a leaf that is not, if there is one.
+    """
+
+    value: Any
+    leaves: Sequence[object]
+    changed: Sequence[torch.Tensor]
+    random: Sequence[tuple[torch.device, torch.Tensor]]
+    positions: dict[int, int] = field(default_factory=dict)
+    unmatched: int | None = None
+
+    def pair_with(self, other: _Outcome, given: set[int]) -> None:
+        """Find every tensor of this outcome in `other`; what is `given` was an input."""
+        free = dict(enumerate(other.leaves))
+        ordered: list[object] = []
+        for index, leaf in enumerate(self.leaves):
+            if not isinstance(leaf, torch.Tensor) or id(leaf) in given:
+                continue
+            if id(leaf) in self.positions:
+                continue
+            found = next((n for n, each in free.items() if _is_same(leaf, each)), None)
+            if found is None:
+                self.unmatched = index
+                return
+            ordered.append(free.pop(found))
+            self.positions[id(leaf)] = found
+        self.leaves = [leaf for leaf in self.leaves if id(leaf) in self.positions]
+        other.leaves = ordered
+
+    def autograd_graph(self) -> list[tuple[object, ...]]:
+        """Node by node."""
+        return _autograd_graph(self.leaves)
+
+    def variables(self) -> Iterator[torch.Tensor]:
+        """Leaves that a gradient is sent to."""
+        for node in _autograd_nodes(self.leaves):
+            if hasattr(node, "variable"):
+                yield node.variable
+
+    def gradients(self, variables: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Gradients of half the sum of all outputs' squares; those that there were stay."""
+        distinct = {
+            id(leaf): leaf
+            for leaf in self.leaves
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        }
+        roots = list(distinct.values())
+        before = [(leaf, leaf.grad) for leaf in variables]
+        for leaf, _ in before:
+            leaf.grad = None
+        try:
+            if roots:  # not autograd.grad, which reentrant checkpoints do not take
+                torch.autograd.backward(roots, [root.detach() for root in roots])
+            return [leaf.grad for leaf, _ in before]
+        finally:
+            for leaf, gradient in before:
+                leaf.grad = gradient
+
+
+def _is_leaf(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+def _differences(expected: _Outcome, found: _Outcome) -> Iterator[str]:
+    """Yield the differences that do not concern gradients, in words."""
+    if expected.unmatched is not None:
+        yield f"leaf {expected.unmatched} of the output is another one"
+        return
+    for old, new in zip(expected.changed, found.changed, strict=True):
+        if not _is_same(old, new):
+            yield f"it leaves other values in a buffer of shape {tuple(old.shape)}"
+    for (_, old), (_, new) in zip(expected.random, found.random, strict=True):
+        if not torch.equal(old, new):
+            yield "it draws other random numbers"
+
+
+def _autograd_graph(leaves: Sequence[object]) -> list[tuple[object, ...]]:
+    """The autograd graph of some outputs, in a fixed order: names, leaves, edges."""
+    nodes = _autograd_nodes(leaves)
+    numbers = {node: index for index, node in enumerate(nodes)}
+    found: list[tuple[object, ...]] = [
+        (leaf.requires_grad, leaf.output_nr, numbers.get(leaf.grad_fn))
+        for leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+    ]
+    for node in nodes:
+        below = [(numbers.get(each), index) for each, index in node.next_functions]
+        name = _SAME_BACKWARD.get(node.name(), node.name())
+        found.append((name, id(getattr(node, "variable", None)), *below))
+    return found
+
+
+def _autograd_nodes(leaves: Sequence[object]) -> list[Any]:
+    """All nodes below some outputs, in a fixed order."""
+    roots = (leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor))
+    known = {node: None for node in roots if node is not None}
+    pending = list(known)
+    for node in pending:  # grows meanwhile
+        for below, _ in node.next_functions:
+            if below is not None and below not in known:
+                known[below] = None
+                pending.append(below)
+    return pending
+
+
+@dataclass
+class _Log(TorchDispatchMode):
+    """Every kernel that runs inside, with a digest of what it gives."""
+
+    entries: list[tuple[object, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what func returns
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.entries.append((str(func), *map(_digest, tensors)))
+        return result
+
+
+def _digest(tensor: torch.Tensor) -> object:
+    if tensor.layout != torch.strided:
+        return tuple(tensor.shape)
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return tuple(tensor.shape), zlib.crc32(plain.flatten().view(torch.uint8).numpy().tobytes())
+
+
+def _is_same(old: object, new: object) -> bool:
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return type(old) is type(new) and old is new
+    if old.dtype != new.dtype or old.shape != new.shape or old.requires_grad != new.requires_grad:
+        return False
+    if old.layout != torch.strided:
+        old, new = old.to_dense(), new.to_dense()
+    return bool(((old == new) | ((old != old) & (new != new))).all())  # noqa: PLR0124  # NaN

@@ -1,0 +1,247 @@
+"""Stand-ins for tensors and a shadow of the model, so that a trial leaves no trace.
+
+A captured graph is a pure function of its inputs, so it is run on stand-ins: parameters that
+lie in the same memory but have gradients and hooks of their own, and copies of what the graph
+writes. Nothing of the user's is touched, whatever happens meanwhile.
+
+A model's own Python can do anything. It is run on a shadow of the model: other module objects
+with copies of all plain attributes, over stand-ins of the same tensors. What it does outside of
+the model is undone by `world_kept`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CellType, FunctionType, MethodType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.trials.model_forward import is_stand_in, own_forward, unbound_forward
+from chainstay.runtime.capture.trials.world import is_equal
+
+__all__ = [
+    "StandIns",
+    "arguments_like",
+    "forward_of_shadow",
+    "functions_of",
+    "require_initialised",
+    "shadow_of",
+    "values_kept",
+]
+
+
+@dataclass(slots=True)
+class StandIns:
+    """Tensors in place of the user's: the same stand-in for the same tensor.
+
+    Attributes:
+        written: Identities of tensors that are going to be changed in place: these are copied.
+        known: Stand-ins so far, by the identity of the tensor, which is held meanwhile.
+    """
+
+    written: Collection[int] = ()
+    known: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def of_all(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        """Stand-ins of tensors; numbers as they are."""
+        return tuple(
+            self.of(value) if isinstance(value, torch.Tensor) else value for value in values
+        )
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A leaf with the values of `tensor`, in its memory unless that is going to change."""
+        if id(tensor) not in self.known:
+            self.known[id(tensor)] = (tensor, self._made(tensor))
+        return self.known[id(tensor)][1]
+
+    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+        alike = tensor.detach()
+        if id(tensor) in self.written:
+            alike = alike.clone(memory_format=torch.preserve_format)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(alike, requires_grad=tensor.requires_grad)
+        alike.requires_grad_(tensor.requires_grad)
+        return alike if tensor.is_leaf else alike.clone()  # a leaf may not be changed in place
+
+    def memo(self) -> dict[int, Any]:
+        """Return a memo for `copy.deepcopy`: copies of the user's objects get these stand-ins."""
+        return {key: made for key, (_, made) in self.known.items()}
+
+
+def shadow_of(model: nn.Module, stand_ins: StandIns) -> nn.Module:
+    """Another model that computes what `model` does, and shares nothing that can change.
+
+    It is not fitted. Attributes that cannot be copied (locks, files, process groups) are shared.
+
+    Args:
+        model: Whatever it is.
+        stand_ins: Stand-ins for its tensors. Buffers that are not in there are copied, parameters
+            share their memory.
+    """
+    memo = stand_ins.memo()
+    modules = list(model.modules())
+    for module in modules:
+        if not isinstance(module, torch.jit.ScriptModule):
+            memo[id(module)] = object.__new__(type(module))
+    for module in modules:
+        for parameter in module.parameters(recurse=False):
+            memo[id(parameter)] = stand_ins.of(parameter)
+        for buffer in module.buffers(recurse=False):
+            memo.setdefault(id(buffer), buffer.detach().clone())
+    for module in modules:
+        if not isinstance(module, torch.jit.ScriptModule):
+            attributes = {**vars(module), **_replaced(module)}
+            own = memo[id(module)].__dict__
+            own.update(
+                (name, _copied(value, memo))
+                for name, value in attributes.items()
+                if value is not _ABSENT
+            )
+    shadow: nn.Module = memo[id(model)] if id(model) in memo else copy.deepcopy(model)
+    return shadow
+
+
+def _replaced(module: nn.Module) -> Mapping[str, object]:
+    """Attributes that a shadow of `module` has otherwise: it is neither fitted nor compiled."""
+    own = own_forward(module)
+    if "dynamo_ctx" in vars(module):
+        own = module.get_submodule("_orig_mod")
+    return {
+        "forward": _ABSENT if own is None else own,
+        "chainstay": _ABSENT,
+        "_compiled_call_impl": _ABSENT,
+    }
+
+
+_ABSENT: Final = object()
+
+
+def forward_of_shadow(shadow: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of a model for its shadow: both functions take the module first."""
+    is_of_class = own_forward(shadow) is None or function is type(shadow).forward
+    return function if is_of_class else unbound_forward(shadow)
+
+
+def _copied(value: object, memo: dict[int, Any]) -> object:
+    """A copy of an attribute, as far as it can be copied."""
+    if isinstance(value, MethodType):
+        return _copied_method(value, memo)
+    if isinstance(value, FunctionType):
+        return _rebound(value, memo)
+    before = dict(memo)
+    has_functions = isinstance(value, dict) and any(
+        isinstance(each, FunctionType) for each in value.values()
+    )
+    try:
+        if not has_functions:  # hooks, say
+            return copy.deepcopy(value, memo)
+    except Exception:  # noqa: BLE001  # objects of the user's may refuse in any way
+        memo.clear()
+        memo.update(before)
+    if isinstance(value, dict):
+        return type(value)((key, _copied(item, memo)) for key, item in value.items())
+    if isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
+        return type(value)(_copied(item, memo) for item in value)
+    return value
+
+
+def _copied_method(method: MethodType, memo: dict[int, Any]) -> object:
+    """The same of the shadow, which is not fitted, whatever was put in front of the forward."""
+    owner = _copied(method.__self__, memo)
+    if not is_stand_in(method):
+        return MethodType(_rebound(method.__func__, memo), owner)
+    replaced = method.__func__.replaced  # type: ignore[attr-defined]  # as a stand-in has it
+    return MethodType(type(owner).forward, owner) if replaced is None else _copied(replaced, memo)  # type: ignore[attr-defined]  # a module
+
+
+def _rebound(function: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401  # anything callable
+    """A function whose closure has the shadow's modules, methods and tensors for the model's."""
+    cells = getattr(function, "__closure__", None) or ()
+    if not isinstance(function, FunctionType) or id(function) in memo:
+        return memo.get(id(function), function)
+    memo[id(function)] = function  # it may be in its own closure
+    own = tuple(_rebound_cell(cell, memo) for cell in cells)
+    if any(cell is not before for cell, before in zip(own, cells, strict=True)):
+        rebound = FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, own
+        )
+        rebound.__kwdefaults__ = function.__kwdefaults__
+        vars(rebound).update(vars(function))
+        memo[id(function)] = rebound
+    return memo[id(function)]
+
+
+def _rebound_cell(cell: CellType, memo: dict[int, Any]) -> CellType:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # nothing is in there yet
+        return cell
+    if isinstance(value, MethodType) and id(value.__self__) in memo:
+        return CellType(_copied(value, memo))
+    other = _rebound(value, memo) if isinstance(value, FunctionType) else memo.get(id(value), value)
+    return cell if other is value else CellType(other)
+
+
+def arguments_like(arguments: Any, stand_ins: StandIns) -> Any:  # noqa: ANN401  # as nested
+    """The arguments of a call, with stand-ins for their tensors, objects copied."""
+    tree_map_only(torch.Tensor, stand_ins.of, arguments)
+    return _copied(arguments, stand_ins.memo())
+
+
+@contextmanager
+def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
+    """Put back tensors that are changed inside, by whatever way; meanwhile the host has copies.
+
+    Yields:
+        Identities of those that were changed; filled at the end.
+    """
+    held = {id(tensor): tensor for tensor in tensors if not isinstance(tensor, FakeTensor)}
+    copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in held.items()}
+    changed: set[int] = set()
+    try:
+        yield changed
+    finally:
+        for key, copied in copies.items():
+            if not is_equal(held[key].detach().cpu(), copied):
+                changed.add(key)
+                with torch.no_grad():
+                    held[key].copy_(copied)
+
+
+def functions_of(model: nn.Module) -> list[Callable[..., object]]:
+    """Return the functions that run when `model` is called: methods of its classes, and hooks."""
+    found: list[Any] = []
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind is nn.Module:
+                break
+            found += [kind, *(value for value in vars(kind).values() if callable(value))]
+        found += [
+            hook
+            for name, hooks in vars(module).items()
+            if name.endswith("_hooks") and isinstance(hooks, dict)
+            for hook in hooks.values()
+        ]
+    return list(dict.fromkeys(found))
+
+
+def require_initialised(model: nn.Module) -> None:
+    """Refuse a model whose parameters get their shapes by the first call only.
+
+    Raises:
+        UnsupportedModelError: It has such parameters.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise UnsupportedModelError(
+                f"{name} of {type(model).__name__} is not initialised (a lazy module); call the "
+                "model once on a sample, then fit it"
+            )

@@ -1,0 +1,281 @@
+"""Python objects outside of a model that its code may change, put back after a trial.
+
+From the functions that run, whatever they reach is looked after: globals that they name, cells
+of closures, attributes of classes, and what lies in these: containers, tensors, generators of
+random numbers, objects of the user's classes.
+"""
+
+from __future__ import annotations
+
+import dis
+import random
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CellType, CodeType, FunctionType
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from chainstay.runtime.devices.generators import OtherGenerators
+from chainstay.runtime.execute.environment import random_states, restore_random_states
+
+__all__ = ["is_equal", "random_numbers_kept", "world_kept"]
+
+
+@contextmanager
+def random_numbers_kept(device: torch.device) -> Iterator[None]:
+    """Put back the states of torch's, Python's and NumPy's generators at the end."""
+    states, others = random_states(device), OtherGenerators.now()
+    try:
+        yield
+    finally:
+        restore_random_states(states)
+        others.restore()
+
+
+@contextmanager
+def world_kept(functions: Sequence[object], device: torch.device) -> Iterator[None]:
+    """Run the user's Python inside; what it does outside of its model is undone at the end.
+
+    Args:
+        functions: Functions and classes that run: forwards, hooks, losses.
+        device: Where random numbers may be drawn.
+    """
+    found = _World()
+    found.look_at(functions)
+    dtype = torch.get_default_dtype()
+    with random_numbers_kept(device):
+        try:
+            yield
+        finally:
+            for restore in found.restores:
+                restore()
+            if torch.get_default_dtype() != dtype:
+                torch.set_default_dtype(dtype)
+
+
+@dataclass(slots=True)
+class _World:
+    """The objects that were found, and how to put them back.
+
+    Attributes:
+        restores: Put back one thing each, if it has changed.
+        seen: What was looked at, by identity; held, so that no identity is used twice.
+    """
+
+    restores: list[Callable[[], None]] = field(default_factory=list)
+    seen: dict[int, object] = field(default_factory=dict)
+
+    def look_at(self, values: Iterable[object]) -> None:
+        """Take note of these values and of what they reach, as far as a forward is likely to."""
+        pending = [(value, 0) for value in values]
+        while pending:
+            value, depth = pending.pop()
+            if id(value) in self.seen or isinstance(value, _PLAIN):
+                continue
+            self.seen[id(value)] = value
+            if isinstance(value, FunctionType):
+                pending += [(part, depth) for part in self._function(value)]
+            elif depth < _DEPTH:
+                pending += [(part, depth + 1) for part in self._parts_of(value)]
+
+    def _parts_of(self, value: Any) -> Iterable[object]:  # noqa: ANN401  # anything
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, torch.nn.Module):
+            return self._module(value)
+        if type(value) in _CONTAINERS or isinstance(value, tuple):
+            return self._container(value)
+        return () if self._generator(value) else self._object(value)
+
+    def _function(self, function: FunctionType) -> Iterator[object]:
+        yield getattr(function, "__wrapped__", None)
+        for cell in function.__closure__ or ():
+            yield from self._cell(cell)
+        if _is_module_of_users(function.__module__):
+            own = function.__globals__
+            for name in _global_names(function.__code__):
+                yield own.get(name)
+                self.restores.append(_slot_restored(own, name))
+
+    def _cell(self, cell: CellType) -> Iterator[object]:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # empty
+            return
+
+        def restore() -> None:
+            cell.cell_contents = content
+
+        self.restores.append(restore)
+        yield content
+
+    def _class(self, kind: type) -> Iterator[object]:
+        if not _is_module_of_users(kind.__module__):
+            return
+        before = {name: value for name, value in vars(kind).items() if _is_state(name, value)}
+
+        def restore() -> None:
+            now = {name for name, value in vars(kind).items() if _is_state(name, value)}
+            for name in now - before.keys():
+                delattr(kind, name)
+            for name, value in before.items():
+                if vars(kind).get(name, _ABSENT) is not value:
+                    setattr(kind, name, value)
+
+        self.restores.append(restore)
+        yield from before.values()
+
+    def _container(self, value: Any) -> Iterable[object]:  # noqa: ANN401  # one of several kinds
+        if len(value) > _MOST_ITEMS:
+            return ()
+        if isinstance(value, dict):
+            return self._dict(value)
+        return value if isinstance(value, tuple) else self._sequence(value)
+
+    def _object(self, value: object) -> Iterable[object]:
+        own = getattr(value, "__dict__", None)
+        is_users = _is_module_of_users(type(value).__module__)
+        return self._dict(own) if is_users and isinstance(own, dict) else ()
+
+    def _module(self, module: torch.nn.Module) -> Iterator[object]:
+        """Attributes and buffers; parameters are the optimizer's."""
+        for each in module.modules():
+            yield from (part for part in self._dict(vars(each)) if type(part) in _CONTAINERS)
+            yield from each.buffers(recurse=False)
+
+    def _dict(self, values: dict[Any, Any]) -> Iterable[object]:
+        if type(values).items not in (dict.items, OrderedDict.items):
+            return ()  # what is in there may be made (or imported) when somebody looks
+        before = dict(values)
+
+        def restore() -> None:
+            if list(values) != list(before) or not _is_same(values.values(), before.values()):
+                values.clear()
+                values.update(before)
+
+        self.restores.append(restore)
+        return before.values()
+
+    def _sequence(self, values: list[Any] | deque[Any] | set[Any]) -> Iterable[object]:
+        before = list(values)
+
+        def restore() -> None:
+            if not _is_same(values, before):
+                values.clear()
+                values.update(before) if isinstance(values, set) else values.extend(before)
+
+        self.restores.append(restore)
+        return before
+
+    def _tensor(self, tensor: torch.Tensor) -> Iterable[object]:
+        if isinstance(tensor, (FakeTensor, torch.nn.Parameter)) or tensor.numel() > _MOST_NUMBERS:
+            return ()
+        before = tensor.detach().to("cpu", copy=True)
+
+        def restore() -> None:
+            if tensor.shape == before.shape and not is_equal(tensor.detach().cpu(), before):
+                with torch.no_grad():
+                    tensor.copy_(before)
+
+        self.restores.append(restore)
+        return ()
+
+    def _generator(self, value: Any) -> bool:  # noqa: ANN401  # anything
+        numpy = sys.modules.get("numpy")
+        if isinstance(value, random.Random):
+            self.restores.append(_called(value.setstate, value.getstate()))
+        elif isinstance(value, torch.Generator):
+            self.restores.append(_called(value.set_state, value.get_state()))
+        elif numpy is not None and isinstance(value, numpy.random.Generator):
+            bits: Any = value.bit_generator
+            self.restores.append(_called(lambda state: setattr(bits, "state", state), bits.state))
+        elif numpy is not None and isinstance(value, numpy.ndarray):
+            self.restores.append(_called(lambda copy: numpy.copyto(value, copy), value.copy()))
+        else:
+            return False
+        return True
+
+
+def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, as far as a comparison of numbers tells: NaN equals NaN."""
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    return torch.equal(one, other) or bool(
+        ((one == other) | ((one != one) & (other != other))).all()  # noqa: PLR0124  # NaN
+    )
+
+
+_PLAIN: Final = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+_CONTAINERS: Final = (dict, OrderedDict, defaultdict, list, deque, set)
+"""Others may do anything when they are read."""
+
+_ABSENT: Final = object()
+
+_DEPTH: Final = 4
+"""How deep in containers and objects is looked."""
+_MOST_ITEMS: Final = 10_000
+_MOST_NUMBERS: Final = 1 << 24
+"""In what is copied; more are somebody's data, which a forward does not change."""
+
+
+def _called(function: Callable[[Any], object], value: object) -> Callable[[], None]:
+    def restore() -> None:
+        function(value)
+
+    return restore
+
+
+def _slot_restored(own: dict[str, Any], name: str) -> Callable[[], None]:
+    """Puts back a global, or takes away one that is new."""
+    before = own.get(name, _ABSENT)
+
+    def restore() -> None:
+        if own.get(name, _ABSENT) is before:
+            return
+        if before is _ABSENT:
+            del own[name]
+        else:
+            own[name] = before
+
+    return restore
+
+
+def _is_same(one: Iterable[object], other: Iterable[object]) -> bool:
+    return list(map(id, one)) == list(map(id, other))
+
+
+def _is_state(name: str, value: object) -> bool:
+    """Whether a class attribute is data, and not part of how the class works."""
+    is_special = name.startswith("__") and name.endswith("__")
+    return not (is_special or callable(value) or hasattr(value, "__get__"))
+
+
+def _is_module_of_users(name: str | None) -> bool:
+    package = (name or "").partition(".")[0]
+    return package not in _OTHERS and package not in sys.stdlib_module_names - {"__main__"}
+
+
+_OTHERS: Final = ("torch", "numpy", "chainstay", "builtins", "")
+
+
+@lru_cache(maxsize=4096)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    """Globals that a function, or one that is defined inside, reads or sets."""
+    names: dict[str, None] = {}
+    pending = [code]
+    while pending:
+        each = pending.pop()
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"):
+                names[instruction.argval] = None
+        pending += [const for const in each.co_consts if isinstance(const, CodeType)]
+    return tuple(names)

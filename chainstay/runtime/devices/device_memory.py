@@ -1,0 +1,75 @@
+"""Free memory of a device for a training step."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import torch
+from torch import nn
+
+from chainstay.errors import InvalidBudgetError
+from chainstay.runtime.devices.memory import rounded_bytes
+from chainstay.units import format_bytes, parse_bytes
+
+__all__ = ["MARGIN", "free_bytes", "plain_bytes", "unused_host_bytes"]
+
+MARGIN: Final = 0.05
+"""Share of what is free that stays free: the allocator's fragments, and workspaces of kernels."""
+
+
+def free_bytes(model: nn.Module, reserve: int) -> int:
+    """Bytes that a step of `model` may allocate on its CUDA device.
+
+    That is what the device and the caching allocator have left, less gradients of parameters
+    that do not exist yet, less `reserve`, less a margin of 5 %.
+
+    Args:
+        model: On its device.
+        reserve: Bytes that will be taken otherwise, by the optimizer's state for instance.
+
+    Raises:
+        InvalidBudgetError: The model is not on one CUDA device, or nothing is left.
+    """
+    devices = {each.device for each in (*model.parameters(), *model.buffers())}
+    if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
+        where = " and ".join(sorted(map(str, devices))) or "no device"
+        raise InvalidBudgetError(
+            f"budget is None, but the model is on {where}, where nobody knows what is free; "
+            "write bytes, '8GiB', or '50%' of plain training"
+        )
+    (device,) = devices
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    gradients = sum(
+        rounded_bytes(each.nbytes, device)
+        for each in model.parameters()
+        if each.requires_grad and each.grad is None
+    )
+    budget = int((free - gradients - reserve) * (1 - MARGIN))
+    if budget <= 0:
+        raise InvalidBudgetError(
+            f"of {format_bytes(free)} free on {device}, gradients take {format_bytes(gradients)} "
+            f"and the reserve {format_bytes(reserve)}; nothing is left, so free some memory"
+        )
+    return budget
+
+
+def unused_host_bytes() -> int:
+    """Return the unused bytes of physical memory; 0 where the system does not tell."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def plain_bytes(name: str, given: object) -> int:
+    """The argument `name` as a number of bytes.
+
+    Raises:
+        InvalidBudgetError: It is none.
+    """
+    size = parse_bytes(given) if isinstance(given, str) else given
+    if not isinstance(size, int) or size < 0:
+        raise InvalidBudgetError(f"{name} is {given!r}; write whole bytes or '2GiB'")
+    return size

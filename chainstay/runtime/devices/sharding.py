@@ -1,0 +1,157 @@
+"""Models whose parameters are spread over several processes (FSDP2): what planning must heed.
+
+All processes must run the same collective operations in the same order, so they need one
+plan; and a block that has run without its backward may still hold its whole parameters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+__all__ = [
+    "gathered",
+    "is_part",
+    "is_sharded",
+    "left_sharded",
+    "run_alone",
+    "unsharded_again",
+    "whole_bytes",
+    "whole_in_backward",
+]
+
+_thread = threading.local()
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `module` has parameters of which this process has a part only."""
+    return bool(_meshes(module)) or any(map(_is_fsdp, module.modules()))
+
+
+def whole_bytes(module: nn.Module) -> int:
+    """Return the bytes of the parameters of `module` once they are gathered from all processes."""
+    return sum(each.numel() * each.element_size() for each in module.parameters())
+
+
+@contextmanager
+def left_sharded(model: nn.Module) -> Iterator[None]:
+    """Parameters are sharded at the beginning; afterwards they and their gradients are as before.
+
+    They are whole already where this begins in the middle of a forward.
+    """
+    sharded = [module for module in model.modules() if _is_fsdp(module)]
+    whole = [module for module in sharded if not _has_parts(module)]
+    _reshard(sharded)
+    held = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in held:
+            parameter.grad = None
+        yield
+    finally:
+        _reshard(sharded)
+        for parameter, gradient in held:
+            parameter.grad = gradient
+        for module in whole:
+            module.unshard()  # type: ignore[operator]  # of FSDPModule
+
+
+@contextmanager
+def unsharded_again(block: nn.Module) -> Iterator[None]:
+    """Run the graph of `block` inside; parameters that are sharded are whole meanwhile.
+
+    FSDP2 makes them whole in front of a forward and of a backward; what a plan runs again is
+    neither.
+    """
+    sharded = [module for module in block.modules() if _is_fsdp(module) and _has_parts(module)]
+    for module in sharded:
+        module.unshard()  # type: ignore[operator]  # of FSDPModule
+    try:
+        yield
+    finally:
+        _reshard(sharded)
+
+
+@contextmanager
+def run_alone() -> Iterator[None]:
+    """Inside, blocks run without the model around them: `whole_in_backward` does what it says."""
+    _thread.runs_alone = True
+    try:
+        yield
+    finally:
+        _thread.runs_alone = False
+
+
+def whole_in_backward(block: nn.Module, outputs: Iterable[torch.Tensor]) -> None:
+    """Let a backward from `outputs` make the parameters of `block` whole, until it ends.
+
+    In the model, FSDP2's own hooks do that.
+    """
+    if not getattr(_thread, "runs_alone", False):
+        return
+
+    def unshard(_: torch.Tensor) -> None:
+        sharded = [module for module in block.modules() if _is_fsdp(module) and _has_parts(module)]
+        for module in sharded:
+            module.unshard()  # type: ignore[operator]  # of FSDPModule
+        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001  # as FSDP2
+        engine.queue_callback(lambda: _reshard(sharded))
+
+    for output in outputs:
+        if output.requires_grad:
+            output.register_hook(unshard)
+
+
+def _has_parts(module: nn.Module) -> bool:
+    """Whether `module` has parameters of its own that are sharded now, FSDP modules in it aside."""
+    waiting = [module]
+    while waiting:
+        present = waiting.pop()
+        if any(is_part(each) for each in present.parameters(recurse=False)):
+            return True
+        waiting += (child for child in present.children() if not _is_fsdp(child))
+    return False
+
+
+def gathered(model: nn.Module, value: Any) -> list[Any]:  # noqa: ANN401  # anything that pickles
+    """`value` of every process that has a part of `model`, the same list in each of them."""
+    values = [value]
+    for mesh in _meshes(model):
+        for dimension in range(mesh.ndim):
+            group = mesh.get_group(dimension)
+            found: list[Any] = [None] * distributed.get_world_size(group)
+            distributed.all_gather_object(found, values, group=group)
+            values = [each for part in found for each in part]
+    return values
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """Whether other processes have the rest of it."""
+    if not distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415  # not in every build of torch
+
+    return isinstance(tensor, DTensor)
+
+
+def _meshes(module: nn.Module) -> list[Any]:
+    """Device meshes of its parameters, each once, in the order of the parameters."""
+    parts: Any = (each for each in module.parameters() if is_part(each))
+    return list(dict.fromkeys(each.device_mesh for each in parts))
+
+
+def _reshard(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        module.reshard()  # type: ignore[operator]  # of FSDPModule
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    if not distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415  # as above
+
+    return isinstance(module, FSDPModule)

@@ -1,0 +1,73 @@
+"""Results of an estimate: a profile, and where its numbers come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.estimate.devices import DeviceModel
+from chainstay.units import format_bytes, format_time
+
+__all__ = ["Estimated"]
+
+_WIDTH: Final = 120
+"""Of the text, in columns; names that do not fit are folded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimated:
+    """A model's costs on a device that need not be there.
+
+    Attributes:
+        model: Name of the model's class.
+        device: Whose times these are.
+        profile: Costs of the stages, the loss last; see `chainstay.solve_chain`.
+        parameters: Numbers in the model's parameters, each counted once.
+        parameter_bytes: Their size; no part of the profile.
+        trained_bytes: Size of those that require a gradient: so large are their gradients.
+    """
+
+    model: str
+    device: DeviceModel
+    profile: ChainProfile
+    parameters: int
+    parameter_bytes: int
+    trained_bytes: int
+
+    def table(self) -> Table:
+        """The stages for people, to be printed by rich."""
+        table = Table(box=SIMPLE_HEAD, title=self._title(), title_justify="left")
+        table.add_column("stage", justify="right")
+        table.add_column("modules", overflow="fold")
+        for title in ("forward", "backward", "passes on", "saves", "forward +", "backward +"):
+            table.add_column(title, justify="right")
+        for index, stage in enumerate(self.profile.stages):
+            table.add_row(
+                str(index),
+                stage.name,
+                format_time(stage.forward_time),
+                format_time(stage.backward_time),
+                format_bytes(stage.output_bytes),
+                format_bytes(stage.saved_bytes),
+                format_bytes(stage.forward_overhead_bytes),
+                format_bytes(stage.backward_overhead_bytes),
+            )
+        return table
+
+    def __str__(self) -> str:
+        text = StringIO()
+        Console(file=text, width=_WIDTH).print(self.table())
+        return text.getvalue().rstrip()
+
+    def _title(self) -> str:
+        return (
+            f"{self.model} on {self.device.name}: {self.parameters:,} parameters of "
+            f"{format_bytes(self.parameter_bytes)}, {len(self.profile)} stages, a step of plain "
+            f"training in {format_time(self.profile.least_time)}"
+        )

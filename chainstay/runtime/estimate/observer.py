@@ -1,0 +1,125 @@
+"""Memory and time of code that runs on fake tensors, operator by operator.
+
+Memory is that of live storages: what an operator returns counts from then until nobody holds
+it. What a kernel allocates and frees inside is out of sight: workspaces of convolutions and
+matrix products, copies that a kernel makes of a transposed argument.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from chainstay.runtime.devices.memory import MemoryTrace
+from chainstay.runtime.estimate.prices import Pricing, tensors_in
+from chainstay.runtime.stage.states import address_of
+
+__all__ = ["WatchedPhase", "Watching"]
+
+_SET: Final = torch.ops.aten.set_
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPhase:
+    """The memory and time that one of several functions needs.
+
+    Attributes:
+        memory: Growth since the beginning of the first one.
+        nanoseconds: Sum over its operators.
+    """
+
+    memory: MemoryTrace
+    nanoseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """The settings under which code is watched.
+
+    Attributes:
+        pricing: The prices of operators.
+        mode: The mode of the fake tensors; everything is to be called under it.
+    """
+
+    pricing: Pricing
+    mode: FakeTensorMode
+
+    def watch(self, phases: Iterable[Callable[[], None]]) -> list[WatchedPhase]:
+        """Run functions one after another and watch each.
+
+        Args:
+            phases: May be a generator that makes each phase when its turn has come.
+        """
+        watch = _Watch(self.pricing, self.mode)
+        watched = []
+        with watch:
+            for phase in phases:
+                watch.peak, watch.nanoseconds = watch.level, 0
+                phase()
+                memory = MemoryTrace(peak_bytes=watch.peak, end_bytes=watch.level)
+                watched.append(WatchedPhase(memory, watch.nanoseconds))
+        return watched
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operator below autograd.
+
+    Attributes:
+        level: Bytes of storages made under this watch and alive.
+        peak: The most since somebody set it to `level`.
+        nanoseconds: Since somebody set it to 0.
+    """
+
+    def __init__(self, pricing: Pricing, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        self.level = self.peak = self.nanoseconds = 0
+        self._pricing = pricing
+        self._mode = mode
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what the operator returns
+        kwargs = kwargs or {}
+        with self._letting_go(func):
+            result = func(*args, **kwargs)
+        given = {address_of(tensor) for tensor in tensors_in((args, kwargs))}
+        for tensor in tensors_in(result):
+            if address_of(tensor) not in given:
+                self._count(tensor)
+        self.nanoseconds += self._pricing.nanoseconds(func, args, kwargs, result)
+        return result
+
+    @contextmanager
+    def _letting_go(self, operator: torch._ops.OpOverload) -> Iterator[None]:
+        """The mode's cache holds storages that it gets as arguments: so it gets none."""
+        was_enabled = self._mode.cache_enabled
+        self._mode.cache_enabled = was_enabled and operator.overloadpacket is not _SET
+        try:
+            yield
+        finally:
+            self._mode.cache_enabled = was_enabled
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        address, storage = address_of(tensor), tensor.untyped_storage()
+        if address not in self._alive:
+            size = storage.nbytes()
+            self._alive[address] = weakref.ref(storage, partial(self._release, address, size))
+            self.level += size
+            self.peak = max(self.peak, self.level)
+
+    def _release(self, address: int, size: int, _: weakref.ref[torch.UntypedStorage]) -> None:
+        del self._alive[address]
+        self.level -= size

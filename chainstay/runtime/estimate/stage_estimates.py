@@ -1,0 +1,144 @@
+"""Every stage of a chain run alone on stand-ins: what it holds, what it takes.
+
+The definitions are those of `costs`: stages go through the same phases as when they are
+measured for real, and the profile is put together by the same code. Differences:
+
+* Stages that are alike (see `resemblance`) are run through the phases once.
+* Random states are in a GPU's host memory, so that saving them costs nothing.
+* Nothing has a value: that a stage gives the same when it runs again is taken on trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+
+from chainstay.runtime.estimate.observer import Watching
+from chainstay.runtime.estimate.resemblance import likeness_of
+from chainstay.runtime.execute.environment import Traits
+from chainstay.runtime.measures.clock import StageTime
+from chainstay.runtime.measures.costs import (
+    ObservedStage,
+    Subject,
+    require_differentiable,
+    require_number,
+)
+from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
+from chainstay.runtime.stage.lineage import Lineage
+from chainstay.runtime.stage.stage_errors import blaming, run_stage
+from chainstay.runtime.stage.states import State, detached, is_among
+
+__all__ = ["estimate_stages"]
+
+_FORWARD, _BACKWARD = 2, 4
+"""Of the phases of a `StageProbe`, those that a training step consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """The costs of a stage alone; times in ns."""
+
+    memory: StageMemory
+    forward_time: int
+    backward_time: int
+
+
+def estimate_stages(
+    subject: Subject, watching: Watching
+) -> tuple[list[ObservedStage], list[StageMemory]]:
+    """Costs of every stage; call it under the stand-ins' mode, with gradients enabled.
+
+    Args:
+        subject: Stages and stand-ins.
+        watching: How they are watched.
+
+    Raises:
+        UnsupportedModelError: The loss gives something else than one number, the model
+            integers, or a stage fails.
+    """
+    runs = _Runs.of(subject)
+    probed = _probe_all(subject, runs, watching)
+    observed = [
+        ObservedStage(
+            stage=stage,
+            traits=Traits.of(stage),
+            leaves=runs.leaves[index],
+            time=StageTime(probed[index].forward_time, probed[index].backward_time),
+            given=runs.lineage.states[index],
+            result=runs.lineage.states[index + 1],
+            environment_bytes=sum(subject.shared[position].nbytes for position in stage.written),
+        )
+        for index, stage in enumerate(subject.stages)
+    ]
+    return observed, [each.memory for each in probed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The chain run once, stage by stage.
+
+    Attributes:
+        states: The input of every stage.
+        leaves: What every stage sends a gradient to, outside the chain.
+        lineage: Which states share what.
+    """
+
+    states: list[State]
+    leaves: list[tuple[torch.Tensor, ...]]
+    lineage: Lineage
+
+    @classmethod
+    def of(cls, subject: Subject) -> _Runs:
+        """Run it."""
+        held = (value for value in subject.shared if isinstance(value, torch.Tensor))
+        runs = cls([subject.source], [], Lineage.beside(held))
+        runs.lineage.add(subject.source)
+        last = max(index for index, stage in enumerate(subject.stages) if not stage.is_loss)
+        for index, stage in enumerate(subject.stages):
+            output = run_stage(stage, index, runs.states[-1], subject.shared)
+            if stage.is_loss:
+                require_number(output[0])
+            elif index == last:
+                require_differentiable(output)
+            runs.add(output)
+        return runs
+
+    def add(self, output: State) -> None:
+        """Take the next state."""
+        source = self.states[-1]
+        self.lineage.add(output, source)
+        self.leaves.append(tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source)))
+        self.states.append(detached(output))
+
+
+def _probe_all(subject: Subject, runs: _Runs, watching: Watching) -> list[_Probed]:
+    """The last stage first: its gradients lie as the one below gets them."""
+    known: dict[Hashable, _Probed] = {}
+    probed: list[_Probed] = []
+    gradients = None
+    for index, stage in reversed(list(enumerate(subject.stages))):
+        source = runs.states[index]
+        likeness = likeness_of(stage, source, subject.shared, gradients)
+        if likeness not in known:
+            probe = StageProbe(
+                stage=stage,
+                shared=subject.shared,
+                leaves=runs.leaves[index],
+                output_gradients=gradients,
+            )
+            with blaming(stage, index, source):
+                known[likeness] = _probe(probe, source, subject.device, watching)
+        probed.append(known[likeness])
+        gradients = probed[-1].memory.input_gradients
+    return probed[::-1]
+
+
+def _probe(probe: StageProbe, source: State, device: torch.device, watching: Watching) -> _Probed:
+    phases = watching.watch(probe.phases(source, device))
+    memory = probe.memory(phase.memory for phase in phases)
+    # What makes the gradients that enter the backward, and their root, is the stage behind.
+    made = (0, *(size for size in memory.output_gradients.sizes if size))
+    backward_time = phases[_BACKWARD].nanoseconds - sum(map(watching.pricing.fill_ns, made))
+    return _Probed(memory, phases[_FORWARD].nanoseconds, max(backward_time, 0))

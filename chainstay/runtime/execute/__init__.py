@@ -1,0 +1,16 @@
+"""A plan runs: first runs, recomputation, backwards.
+
+================  ===============================================================
+`liveness`        what each operation of a schedule means for what must be held
+`executor`        a chain with a plan
+`recompute`       one training step's run of a plan
+`handles`         what autograd's graph holds in place of saved tensors
+`environment`     what a forward depends on besides its input, saved and put back
+`aliases`         saved tensors that lie in their stage's input
+`remade`          tensors that are made again while they are still held
+`items`           what may go to host memory
+`block_executor`  blocks by a plan, in a model's own forward
+`planned`         what goes by a plan, for people
+`alternatives`    the ways to train that were weighed
+================  ===============================================================
+"""

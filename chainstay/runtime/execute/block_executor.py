@@ -1,0 +1,268 @@
+"""A model's own forward, its blocks run by a plan.
+
+The model calls its blocks; the plan says what stays of each. A plan is for blocks called one
+after another as on the sample. A forward may call fewer: then what the plan had in mind for the
+backward of the others falls away, and what is dropped is made again from whatever state is
+there. It may call others, or more of them: each of these keeps its input and is run again from
+there, which is told, since no plan counts that memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+
+from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
+from chainstay.runtime.capture.blocks.graphs import BlockGraph
+from chainstay.runtime.execute.environment import Traits
+from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.execute.handles import require_no_hooks
+from chainstay.runtime.execute.liveness import ExecutionPlan, Step, plan_execution
+from chainstay.runtime.execute.recompute import Run
+from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State, version_of
+from chainstay.schedule import Schedule
+
+__all__ = ["BlockRun", "BlockSchedule", "crosses_segment"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSchedule:
+    """The blocks of a model and the plan that they run by.
+
+    Attributes:
+        chain: The blocks.
+        traits: How each touches the world.
+        plan: What to run when.
+        device: Where they are.
+    """
+
+    chain: BlockChain
+    traits: tuple[Traits, ...]
+    plan: ExecutionPlan
+    device: torch.device
+
+    @classmethod
+    def from_schedule(
+        cls,
+        chain: BlockChain,
+        traits: tuple[Traits, ...],
+        schedule: Schedule,
+        device: torch.device,
+    ) -> BlockSchedule:
+        """Return the schedule of blocks with a loss behind them.
+
+        Raises:
+            InvalidScheduleError: An operation lacks what it needs.
+        """
+        return cls(chain, traits, plan_execution(schedule, len(chain.stages)), device)
+
+
+@dataclass(slots=True, eq=False)
+class BlockRun:
+    """One forward of a model, from block to block.
+
+    Attributes:
+        schedule: The schedule for the blocks that are expected; ``None`` if nothing is.
+        device: Where they are.
+        following: The next block that is expected.
+        others: How many blocks were called that are not.
+    """
+
+    schedule: BlockSchedule | None
+    device: torch.device
+    following: int = 0
+    others: int = 0
+    _run: Run | None = None
+    _step: int = 0
+    _state: State = ()
+    _versions: tuple[int, ...] = ()
+    _shared: list[Any] = field(default_factory=list)
+
+    def block(self, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
+        """Run the next block's graph."""
+        if self.schedule is not None and self._is_expected(self.schedule, graph, inputs):
+            return self._by_plan(self.schedule, graph, inputs)
+        self.others += 1
+        return _alone(graph, inputs, self.device)
+
+    def end(self) -> None:
+        """The model's forward is over: from now on only autograd's graph holds what is needed."""
+        run, self._run, self._state, self._shared = self._run, None, (), []
+        if self.schedule is None or run is None:
+            return
+        if self.following == len(self.schedule.chain.stages):
+            self._run_again_until_first(self.schedule, run)
+        else:
+            _shorten(run, self.following)
+
+    def _is_expected(
+        self, schedule: BlockSchedule, graph: BlockGraph, inputs: Sequence[Any]
+    ) -> bool:
+        chain, index = schedule.chain, self.following
+        if index == len(chain.stages) or chain.stages[index].graph.key != graph.key:
+            return False
+        if len(graph.chain.state_inputs) != len(chain.stages[index].graph.chain.state_inputs):
+            return False  # parameters are tensors here that another graph has made
+        if index in chain.starts:
+            return True
+        given = [inputs[position] for position in graph.chain.state_inputs]
+        taken = chain.stages[index].taken
+        return len(given) == len(taken) and all(
+            self._state[position] is tensor and self._versions[position] == version_of(tensor)
+            for position, tensor in zip(taken, given, strict=True)
+        )
+
+    def _by_plan(
+        self, schedule: BlockSchedule, graph: BlockGraph, inputs: tuple[Any, ...]
+    ) -> Sequence[Any]:
+        index = self.following
+        if len(schedule.plan.kept) < len(schedule.chain.stages):
+            require_no_hooks()
+        run = self._run = self._run or self._new_run(schedule)
+        self._run_again_until_first(schedule, run)
+        step = schedule.plan.forward[self._step]
+        assert step.stage == index, "first runs are in order"
+        self._step += 1
+        self.following += 1
+        stage = schedule.chain.stages[index].by(graph, len(self._shared))
+        if stage is not schedule.chain.stages[index]:
+            _exchange(run, index, stage)
+        given, shared = graph.chain.begin(inputs)
+        if index in schedule.chain.starts:
+            self._state = given
+        self._shared += stage.retained(shared)
+        made = run.first_run(step, self._state)
+        self._state, self._versions = made, tuple(map(version_of, made))
+        run.pending = index
+        return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
+
+    def _new_run(self, schedule: BlockSchedule) -> Run:
+        return Run(
+            stages=schedule.chain.chain_stages,
+            traits=schedule.traits,
+            plan=schedule.plan,
+            device=schedule.device,
+            shared=self._shared,
+            names=schedule.chain.shared_names,
+            pending=-1,
+        )
+
+    def _run_again_until_first(self, schedule: BlockSchedule, run: Run) -> None:
+        """Run what the plan has before the next first run, or before the loss."""
+        forward = schedule.plan.forward
+        while self._step < len(forward) and not forward[self._step].is_first:
+            run.run_again(forward[self._step])
+            self._step += 1
+
+
+def _exchange(run: Run, index: int, stage: BlockStage) -> None:
+    """Let a stage run by another graph, which differs from that of the plan in numbers only."""
+    own = ChainStage(stage.name, (stage,))
+    traits = replace(
+        run.traits[index],
+        draws_random=own.may_draw_random,
+        written=own.written,
+        reads=tuple(position for position in own.reads if position not in own.written),
+    )
+    run.stages = (*run.stages[:index], own, *run.stages[index + 1 :])
+    run.traits = (*run.traits[:index], traits, *run.traits[index + 1 :])
+    names, first = tuple(stage.shared_names), stage.first_shared
+    run.names = (*run.names[:first], *names, *run.names[first + len(names) :])
+
+
+def crosses_segment(chain: BlockChain, schedule: Schedule) -> bool:
+    """Whether `schedule` does what cannot be done, as the model is between two blocks.
+
+    The input of a segment cannot be made again, neither for a forward nor for a backward; what
+    runs again runs for a backward of its own segment. A block that changes its input does so
+    before anyone could tell what of its saved data lies there.
+    """
+    plan = plan_execution(schedule, len(chain.stages))
+    present = 0
+    for step in plan.forward:
+        present = max(present, step.stage)
+        if _crosses(chain, step, present):
+            return True
+    return any(
+        _crosses(chain, step, stage)
+        for stage, steps in enumerate(plan.before_backward)
+        for step in steps
+    )
+
+
+def _crosses(chain: BlockChain, step: Step, present: int) -> bool:
+    starts = frozenset(chain.starts)
+    remakes = not step.is_first and step.output_wanted and step.stage + 1 in starts
+    loses = step.releases_input and (
+        step.stage in starts or chain.stages[step.stage].is_input_changed
+    )
+    return remakes or loses or chain.segment_of(step.stage) != chain.segment_of(present)
+
+
+def _shorten(run: Run, count: int) -> None:
+    """Let a run of which only the first `count` stages have run prepare their backwards itself.
+
+    Each stage is made again from the nearest state that is there.
+    """
+    first = {step.stage: step for step in run.plan.forward if step.is_first}
+    stored = sorted(run.checkpoints)
+    before: list[tuple[Step, ...]] = []
+    released = set()
+    for stage in range(count):
+        step = first[stage]
+        if step.captures and not step.releases_input:
+            before.append(())
+            continue
+        start = next(
+            at
+            for at in reversed(stored)
+            if at <= stage and all(n in run.environments for n in range(at, stage))
+        )
+        steps = [_repeated(n, is_start=n == start, captures=False) for n in range(start, stage)]
+        if step.captures:
+            released.add(stage)
+        else:
+            steps.append(_repeated(stage, is_start=stage == start, captures=True))
+        before.append(tuple(steps))
+    run.plan = ExecutionPlan(
+        forward=(), before_backward=tuple(before), released=frozenset(released)
+    )
+    run.pending = count - 1
+
+
+def _repeated(stage: int, *, is_start: bool, captures: bool) -> Step:
+    return Step(
+        stage=stage,
+        is_first=False,
+        is_last=False,
+        captures=captures,
+        releases_input=False,
+        input_wanted=is_start,
+        output_wanted=not captures,
+    )
+
+
+_ALONE: Final = Schedule.parse("Fc0 Fa1 B1 Fa0 B0")
+"""One stage, dropped and run again."""
+
+
+def _alone(graph: BlockGraph, inputs: tuple[Any, ...], device: torch.device) -> Sequence[Any]:
+    """Run a block of which no plan knows: only its input stays."""
+    state, shared = graph.chain.begin(inputs)
+    (stage,) = graph.chain.stages
+    own = ChainStage(stage.name, (stage,))
+    traits = Traits(
+        draws_random=stage.draws_random,
+        written=stage.written,
+        reads=tuple(position for position in stage.reads if position not in stage.written),
+        changes_input=stage.changes_input,
+        fills_what_it_saved=stage.fills_what_it_saved,
+    )
+    names = tuple(given.name for given in graph.chain.inputs) + ("a value",) * len(shared)
+    chain = Chain(stages=(own,), device=device, names=names)
+    return graph.chain.finish(Executor(chain, (traits,), _ALONE)(state, shared), shared)

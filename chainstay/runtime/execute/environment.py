@@ -1,0 +1,310 @@
+"""The environment of a stage's forward, besides its input: saved, and put back.
+
+A stage that is run again must see the random numbers, the shared values, and the settings of
+autocast and of torch's kernels of its first run, and must leave the present ones alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from threading import RLock
+from typing import Any, Final
+
+import torch
+
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.runtime.devices.backend_settings import (
+    BackendSettings,
+    backend_settings,
+    entered_settings,
+)
+from chainstay.runtime.devices.memory import allocated_bytes
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State, changeable, copied, version_of
+
+__all__ = [
+    "Environment",
+    "RandomStates",
+    "Traits",
+    "alone",
+    "first_look",
+    "incoming",
+    "random_states",
+    "require_repeatable",
+    "restore_random_states",
+]
+
+RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
+AutocastSetting = tuple[str, bool, torch.dtype, bool]
+"""Type of device, whether autocast is on there, its low precision, whether it has its cache."""
+
+_NOTHING: Final = nullcontext()
+
+_ALONE: Final = RLock()
+"""Generators of random numbers belong to all threads, buffers to all that train a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The effects of a stage's forward on the world.
+
+    Attributes:
+        draws_random: Whether it draws random numbers.
+        written: Positions of the shared values that it changes in place.
+        reads: Positions of those that it reads and does not change.
+        changes_input: Whether it changes its incoming state in place.
+        fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
+    """
+
+    draws_random: bool
+    written: tuple[int, ...]
+    reads: tuple[int, ...]
+    changes_input: bool = False
+    fills_what_it_saved: bool = False
+
+    @classmethod
+    def of(cls, stage: ChainStage) -> Traits:
+        """Return the traits that `stage` reports, where a draw that may happen counts as one."""
+        written = set(stage.written)
+        return cls(
+            draws_random=stage.may_draw_random,
+            written=stage.written,
+            reads=tuple(position for position in stage.reads if position not in written),
+            changes_input=stage.changes_input,
+            fills_what_it_saved=stage.fills_what_it_saved,
+        )
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether other threads may notice its run."""
+        return self.draws_random or bool(self.written)
+
+
+def alone(traits: Traits) -> AbstractContextManager[object]:
+    """Inside, no other thread runs a stage that draws random numbers or changes shared values.
+
+    A run of such a stage and what is saved for its recomputation belong together; a thread
+    between them would get the dropout of one step into the gradients of another. Nothing but
+    the stage's own operators runs inside.
+    """
+    return _ALONE if traits.has_effects else _NOTHING
+
+
+def first_look(
+    stage: ChainStage, state: State, shared: Sequence[Any], device: torch.device
+) -> tuple[Traits, Environment, State]:
+    """Run `stage` once: how it touches the world, what it ran in, and the next state.
+
+    Operators that may draw random numbers say so, attention for instance; only some do.
+    """
+    traits = Traits.of(stage)
+    environment = Environment.capture(stage, traits, shared, device)
+    output = stage(incoming(stage, state), shared)
+    after = random_states(device) if environment.random else ()
+    pairs = zip(environment.random, after, strict=True)
+    if all(torch.equal(old, new) for (_, old), (_, new) in pairs):
+        traits, environment.random = replace(traits, draws_random=False), ()
+    return traits, environment, output
+
+
+def incoming(stage: ChainStage, state: State) -> State:
+    """`state` to be given to `stage`: a copy, if the stage changes it."""
+    return changeable(state, copied(state, None)) if stage.changes_input else state
+
+
+@dataclass(slots=True)
+class Environment:
+    """The surroundings of a stage's first run, to be entered again for each later run.
+
+    Attributes:
+        stage: Which, for messages.
+        random: States of the generators that it draws from.
+        written: Copies of the shared values that it changes, by position.
+        reads: Positions of those that it only reads, with their versions.
+        autocast: Settings.
+        backends: Settings.
+    """
+
+    stage: str
+    random: RandomStates
+    written: dict[int, torch.Tensor]
+    reads: tuple[tuple[int, object], ...]
+    autocast: tuple[AutocastSetting, ...]
+    backends: BackendSettings
+
+    @classmethod
+    def capture(
+        cls, stage: ChainStage, traits: Traits, shared: Sequence[Any], device: torch.device
+    ) -> Environment:
+        """Save what the stage is about to change, and how what it reads is now."""
+        changed = tuple(shared[position] for position in traits.written)
+        return cls(
+            stage=stage.name,
+            random=random_states(device) if traits.draws_random else (),
+            written=dict(zip(traits.written, _copies(changed), strict=True)),
+            reads=tuple([(position, _place_of(shared[position])) for position in traits.reads]),
+            autocast=_autocast_settings(device),
+            backends=backend_settings(),
+        )
+
+    def size_on(self, device: torch.device) -> int:
+        """Bytes that holding this costs on `device` (CUDA's random states are host memory)."""
+        tensors = [*(state for _, state in self.random), *self.written.values()]
+        return sum(allocated_bytes(tensor) for tensor in tensors if tensor.device == device)
+
+    def shared_for(
+        self, shared: Sequence[Any], names: Sequence[str], *, for_last_time: bool
+    ) -> Sequence[Any]:
+        """The shared values as they were at the first run.
+
+        Args:
+            shared: The shared values as they are.
+            names: What messages call them.
+            for_last_time: Give the saved copies away instead of copying them once more.
+
+        Raises:
+            PlanMismatchError: One that the stage only reads was changed since.
+        """
+        for position, place in self.reads:
+            if _place_of(shared[position]) != place:
+                raise PlanMismatchError(
+                    f"{names[position]} was changed in place between forward and backward, but "
+                    f"stage {self.stage} needs it again; change a clone of it, or run the "
+                    "backward first"
+                )
+        if not self.written:
+            return shared
+        values = tuple(self.written.values())
+        given = values if for_last_time else _copies(values)
+        present: list[Any] = list(shared)
+        for position, value in zip(self.written, given, strict=True):
+            present[position] = value
+        if for_last_time:
+            self.written = {}
+        return present
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Run the body in these surroundings; afterwards the present ones are back."""
+        differing = [each for each in self.autocast if each != _autocast_setting(each[0])]
+        if self.backends != backend_settings():
+            return self._with_backends(differing)
+        if not (differing or self.random):
+            return _NOTHING
+        return self._entered(differing)
+
+    @contextmanager
+    def _with_backends(self, autocast: list[AutocastSetting]) -> Iterator[None]:
+        with entered_settings(self.backends), self._entered(autocast):
+            yield
+
+    @contextmanager
+    def _entered(self, autocast: list[AutocastSetting]) -> Iterator[None]:
+        present = random_states(self.random[-1][0]) if self.random else ()
+        try:
+            restore_random_states(self.random)
+            with ExitStack() as stack:
+                for device_type, enabled, dtype, cached in autocast:
+                    stack.enter_context(
+                        torch.autocast(
+                            device_type, dtype=dtype, enabled=enabled, cache_enabled=cached
+                        )
+                    )
+                yield
+        finally:
+            restore_random_states(present)
+
+
+def require_repeatable(
+    stage: ChainStage,
+    given: tuple[State, Sequence[Any]],
+    output: State,
+    environment: Environment,
+) -> None:
+    """Run `stage` again as a plan would; it must give `output` once more.
+
+    Args:
+        stage: What to run.
+        given: Its input, and what it shares with others.
+        output: The output of its run in `environment`.
+        environment: The environment of that run; it is given away.
+
+    Raises:
+        UnsupportedModelError: It gives something else.
+    """
+    state, shared = given
+    names = ("an input",) * len(shared)
+    with environment.entered():
+        before = environment.shared_for(shared, names, for_last_time=True)
+        again = stage(incoming(stage, state), before)
+    if not all(map(_same_values, again, output)):
+        raise UnsupportedModelError(
+            f"stage {stage.name} gives another output when it runs again on the same input; "
+            "draw random numbers from torch's global generators only, and on CUDA use "
+            "torch.use_deterministic_algorithms(True)"
+        )
+
+
+def _copies(tensors: State) -> State:
+    """Copies that share memory where `tensors` do."""
+    return copied(tensors, None)
+
+
+def _place_of(value: object) -> object:
+    """Return a tensor's version and address, and a number as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    # Another memory means that ``tensor.data`` was assigned.
+    address = value.data_ptr() if type(value) in _OWN_MEMORY and _has_address(value) else 0
+    return version_of(value), address
+
+
+_OWN_MEMORY: Final = (torch.Tensor, torch.nn.Parameter)
+"""Other kinds may have none, or come and go."""
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(  # noqa: SLF001  # no public way
+        tensor
+    )
+
+
+def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if values are equal, or no number in the same places: only NaN differs from itself."""
+    one, other = one.detach(), other.detach()
+    return one.shape == other.shape and bool(
+        ((one == other) | ((one != one) & (other != other))).all()  # noqa: PLR0124  # NaN
+    )
+
+
+def random_states(device: torch.device) -> RandomStates:
+    """State of every default generator that a forward on `device` may draw from."""
+    states = [(torch.device("cpu"), torch.get_rng_state())]
+    if device.type == "cuda":
+        states.append((device, torch.cuda.get_rng_state(device)))
+    return tuple(states)
+
+
+def restore_random_states(states: RandomStates) -> None:
+    """Put every generator back to its saved state."""
+    for device, state in states:
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
+
+
+def _autocast_settings(device: torch.device) -> tuple[AutocastSetting, ...]:
+    """Autocast is thread-local and off inside backward, so it is saved and entered again."""
+    kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
+    return tuple([_autocast_setting(kind) for kind in kinds])
+
+
+def _autocast_setting(kind: str) -> AutocastSetting:
+    return (
+        kind,
+        torch.is_autocast_enabled(kind),
+        torch.get_autocast_dtype(kind),
+        torch.is_autocast_cache_enabled(),
+    )

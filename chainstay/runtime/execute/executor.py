@@ -1,0 +1,118 @@
+"""A chain with a plan: from one state to the last, recomputing as the schedule says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.execute.environment import Traits
+from chainstay.runtime.execute.handles import require_no_hooks
+from chainstay.runtime.execute.liveness import plan_execution
+from chainstay.runtime.execute.recompute import Run, Stretch, stretched
+from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State
+from chainstay.runtime.transfer.transport import Transport
+from chainstay.schedule import Schedule
+
+__all__ = ["Executor", "matching"]
+
+
+class Executor:
+    """Runs a chain by a schedule; what comes out hangs on an ordinary autograd graph.
+
+    Args:
+        chain: What to run.
+        traits: How each stage touches the world, as found when it was measured.
+        schedule: A schedule for the chain's stages and the loss, valid under free discards (so
+            under any). Operations on the loss are the user's: the plan assumes that the loss
+            follows the forward at once, and the loss's backward its forward.
+        transport: Makes the transfers that the schedule has, if it has any.
+
+    Raises:
+        PlanMismatchError: The schedule is for another number of stages.
+        InvalidScheduleError: An operation lacks what it needs.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        traits: tuple[Traits, ...],
+        schedule: Schedule,
+        transport: Transport | None = None,
+    ) -> None:
+        self._chain = chain
+        self._traits = traits
+        self._transport = transport
+        transfers = None if transport is None else transport.plan
+        self._plan = plan_execution(matching(schedule, chain), len(chain.stages), transfers)
+        self._steps = tuple(stretched(self._plan, chain.stages, traits))
+
+    def with_chain(self, chain: Chain, traits: tuple[Traits, ...]) -> Executor:
+        """The same schedule for a chain that is alike."""
+        alike = copy.copy(self)
+        steps = tuple(stretched(self._plan, chain.stages, traits))
+        vars(alike).update(_chain=chain, _traits=traits, _steps=steps)
+        return alike
+
+    @property
+    def stages(self) -> tuple[ChainStage, ...]:
+        """The stages that the schedule speaks about, the loss excluded."""
+        return self._chain.stages
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the stages run on."""
+        return self._chain.device
+
+    @property
+    def transport(self) -> Transport | None:
+        """The transport of the schedule's transfers, or ``None`` if it has none."""
+        return self._transport
+
+    def close(self) -> None:
+        """Stop transfers and let host memory go; nothing is trained after that."""
+        if self._transport is not None:
+            self._transport.engine.close()
+
+    def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
+        """The last state.
+
+        Args:
+            state: The first.
+            shared: What all stages may read.
+        """
+        if not all(isinstance(step, Stretch) for step in self._steps):
+            require_no_hooks()
+        chain = self._chain
+        run = Run(
+            stages=chain.stages,
+            traits=self._traits,
+            plan=self._plan,
+            device=chain.device,
+            shared=shared,
+            names=chain.names,
+            pending=len(chain.stages) - 1,
+            traffic=None if self._transport is None else self._transport.start(),
+        )
+        return run.forward(state, self._steps)
+
+
+def matching(schedule: Schedule, chain: Chain) -> Schedule:
+    """`schedule`, if it is for this chain and its loss.
+
+    Raises:
+        PlanMismatchError: It is for another number of stages.
+    """
+    planned = 1 + max((op.stage for op in schedule), default=-1)
+    needed = len(chain.stages) + 1
+    if planned != needed:
+        raise PlanMismatchError(
+            f"the schedule is for {planned} stages, the model has {needed} "
+            f"({len(chain.stages)} and the loss); solve for the profile of this model"
+        )
+    return schedule

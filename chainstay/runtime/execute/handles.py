@@ -1,0 +1,300 @@
+"""Handles in the autograd graph, in place of the tensors that a stage saves.
+
+=========  ===================================  =======================================
+pack hook  of                                   leaves in the graph
+=========  ===================================  =======================================
+`Dropped`  a first run whose saved data goes    a handle for every tensor
+`Kept`     a first run whose saved data stays,  the tensors, and a handle for each that
+           while its input may go               lies in the input's storage
+`Capture`  a recomputation                      nothing; it fills the handles of the
+                                                first run
+=========  ===================================  =======================================
+
+The graph keeps a first run's pack hook, so it must hold no tensor itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.execute.aliases import Alias, Source
+from chainstay.runtime.stage.states import State, version_of
+
+__all__ = [
+    "Capture",
+    "CapturedEverythingError",
+    "Dropped",
+    "Handles",
+    "Kept",
+    "Packed",
+    "Staying",
+    "hooks_set_aside",
+    "require_no_hooks",
+    "unpack",
+]
+
+_BE_DETERMINISTIC: Final = "a stage must do the same each time it runs on the same input"
+
+
+class CapturedEverythingError(Exception):
+    """Ends a recomputation whose remaining work nobody needs."""
+
+
+class Absent(Protocol):
+    """A tensor that may be away."""
+
+    def restored(self) -> torch.Tensor:
+        """The tensor, brought back if need be."""
+        ...
+
+
+class ParkingPolicy(Protocol):
+    """Knows which tensors may go away."""
+
+    def parked(self, tensor: torch.Tensor) -> Absent | None:
+        """Return the stand-in for `tensor`, or ``None`` if it has to stay."""
+        ...
+
+
+class Handle:
+    """Stands in the graph for a tensor that was dropped, and holds it once it is back."""
+
+    __slots__ = ("__weakref__", "alias", "dtype", "prepare", "shape", "stage", "tensor")
+
+    def __init__(self, stage: int, prepare: Callable[[], None], tensor: torch.Tensor) -> None:
+        self.stage = stage
+        self.prepare = prepare
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.tensor: torch.Tensor | Absent | None = None
+        self.alias: Alias | None = None
+
+
+@dataclass(slots=True)
+class Handles:
+    """The handles of one stage's first run, in the order of saving.
+
+    Those that have died belong to parts of the graph that nobody can reach any more.
+    """
+
+    references: list[weakref.ref[Handle]] = field(default_factory=list)
+
+    def add(self, handle: Handle) -> Handle:
+        """Know `handle` from now on, without holding it."""
+        self.references.append(weakref.ref(handle))
+        return handle
+
+    def __getitem__(self, index: int) -> Handle | None:
+        return self.references[index]()
+
+    @property
+    def needed(self) -> int:
+        """The number of tensors to save again until the last living handle has its own."""
+        alive = (index + 1 for index, each in enumerate(self.references) if each() is not None)
+        return max(alive, default=0)
+
+    def lay_over(self, state: State) -> None:
+        """Give the stage's input, made anew, to the handles that lie in it."""
+        for reference in self.references:
+            handle = reference()
+            if handle is not None and handle.alias is not None:
+                handle.tensor = handle.alias.over(state)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Pack hook of a first run whose saved data is dropped."""
+
+    stage: int
+    prepare: Callable[[], None]
+    handles: Handles
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        """A handle; parameters stay."""
+        if _is_parameter(tensor):
+            return tensor
+        return self.handles.add(Handle(self.stage, self.prepare, tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Pack hook of a first run whose saved data stays, while its input goes."""
+
+    stage: int
+    prepare: Callable[[], None]
+    handles: Handles
+    source: Source
+    parking: ParkingPolicy | None = None
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        """A handle if the tensor lies in the input, or may go away; others stay."""
+        alias = self.source.alias(tensor)
+        parked = None if alias or self.parking is None else self.parking.parked(tensor)
+        if alias is None and parked is None:
+            return Staying.of(self.stage, tensor)
+        handle = self.handles.add(Handle(self.stage, self.prepare, tensor))
+        handle.alias, handle.tensor = alias, parked
+        return handle
+
+
+@dataclass(slots=True)
+class Capture:
+    """Pack hook of a recomputation: gives the tensors to the handles of the first run.
+
+    Attributes:
+        stage: Which runs again.
+        handles: The handles of its first run; empty if nothing is to be captured.
+        released: The input, if the captured tensors must not hold it.
+        stops_when_done: Nobody needs the output.
+        parking: Knows which tensors may go away.
+    """
+
+    stage: int
+    handles: Handles
+    released: Source | None
+    stops_when_done: bool
+    parking: ParkingPolicy | None = None
+    packed: int = 0
+    needed: int = 0
+
+    def __post_init__(self) -> None:
+        self.needed = self.handles.needed
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every living handle has its tensor."""
+        return self.packed >= self.needed
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        """Fill the next handle; parameters have none.
+
+        Raises:
+            CapturedEverythingError: Every handle is filled, and nobody needs the rest.
+        """
+        if _is_parameter(tensor):
+            return tensor
+        if not self.is_done:
+            handle = self.handles[self.packed]
+            if handle is not None:
+                self._fill(handle, tensor)
+            self.packed += 1
+        if self.is_done and self.stops_when_done:
+            raise CapturedEverythingError
+        return None
+
+    def require_done(self) -> None:
+        """Refuse a recomputation that saved less than the first run did."""
+        if not self.is_done:
+            raise PlanMismatchError(
+                f"stage {self.stage} saved {self.packed} tensors when run again, its first run "
+                f"at least {self.needed}; {_BE_DETERMINISTIC}"
+            )
+
+    def _fill(self, handle: Handle, tensor: torch.Tensor) -> None:
+        if (tensor.shape, tensor.dtype) != (handle.shape, handle.dtype):
+            raise PlanMismatchError(
+                f"stage {self.stage} saved a tensor {tuple(tensor.shape)} {tensor.dtype} when "
+                f"run again, its first run {tuple(handle.shape)} {handle.dtype}; "
+                f"{_BE_DETERMINISTIC}"
+            )
+        handle.alias = self.released.alias(tensor) if self.released is not None else None
+        if handle.alias is None:
+            parked = None if self.parking is None else self.parking.parked(tensor)
+            handle.tensor = parked or tensor.detach()
+
+
+def hooks_set_aside() -> AbstractContextManager[object]:
+    """Inside, hooks on saved tensors that are on already are not called."""
+    if _present_hooks() is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _present_hooks() -> Sequence[Callable[..., Any]] | None:
+    """The innermost hooks on saved tensors; torch before 2.7 does not tell."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # noqa: SLF001  # no public way
+    return None if top is None else top(True)  # noqa: FBT003  # it takes no names
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def require_no_hooks() -> None:
+    """Refuse hooks of the user's own on saved tensors: they are not given what a plan drops.
+
+    Those of torch change no values.
+
+    Raises:
+        PlanMismatchError: There are some.
+    """
+    own = [getattr(hook, "__module__", None) or "" for hook in _present_hooks() or ()]
+    if any(module.partition(".")[0] not in ("torch", "chainstay") for module in own):
+        raise PlanMismatchError(
+            f"torch.autograd.graph.saved_tensors_hooks of {own[0]} are on around a call that "
+            "goes by a plan, which drops what they would be given; leave them out, or call "
+            "chainstay.unfit(model)"
+        )
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    """Return True for a parameter; ``isinstance`` alone is slow for other tensors."""
+    return type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Staying:
+    """A tensor that stays, with the count of its changes: behind hooks autograd does not check."""
+
+    stage: int
+    tensor: torch.Tensor
+    version: int
+
+    @classmethod
+    def of(cls, stage: int, tensor: torch.Tensor) -> Staying:
+        """`tensor` as it is, saved by stage `stage`."""
+        return cls(stage, tensor.detach(), version_of(tensor))
+
+
+Packed = Handle | Staying | torch.Tensor
+"""What the graph holds for a saved tensor."""
+
+
+def unpack(packed: Packed) -> torch.Tensor:
+    """Unpack hook of every first run.
+
+    Raises:
+        PlanMismatchError: The tensor was changed in place, or could not be recomputed.
+    """
+    match packed:
+        case torch.Tensor():
+            return packed
+        case Staying():
+            return _unchanged(packed)
+    if packed.tensor is None:
+        packed.prepare()
+    if packed.tensor is None:
+        raise PlanMismatchError(
+            f"what stage {packed.stage} saved was not recomputed, because an earlier "
+            "recomputation failed; run the forward again"
+        )
+    tensor = packed.tensor
+    return tensor if isinstance(tensor, torch.Tensor) else tensor.restored()
+
+
+def _unchanged(packed: Staying) -> torch.Tensor:
+    if version_of(packed.tensor) != packed.version:
+        raise PlanMismatchError(
+            f"a tensor of shape {tuple(packed.tensor.shape)} that stage {packed.stage} saved "
+            "was changed in place between forward and backward; change a clone of it, or run "
+            "the backward first"
+        )
+    return packed.tensor

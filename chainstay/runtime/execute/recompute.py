@@ -1,0 +1,299 @@
+"""One training step's run of a plan: what it holds, and how dropped tensors come back.
+
+A stage that will be run again has its saved tensors replaced by handles while it runs for
+the first time. Just before its backward, the plan's forwards up to it are run, and the one
+that captures hands every tensor to the handle of the same number. What lies in an input that
+may go before that backward gets its handle back from the input made anew. All state hangs off
+the autograd graph through the handles: when the graph goes, everything goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.execute.aliases import Source
+from chainstay.runtime.execute.environment import Environment, Traits, alone
+from chainstay.runtime.execute.handles import (
+    Capture,
+    CapturedEverythingError,
+    Dropped,
+    Handles,
+    Kept,
+    unpack,
+)
+from chainstay.runtime.execute.items import Action
+from chainstay.runtime.execute.liveness import ExecutionPlan, Step
+from chainstay.runtime.measures.probe import dropping
+from chainstay.runtime.stage.chain_stage import ChainStage, Part
+from chainstay.runtime.stage.states import (
+    State,
+    changeable,
+    copied,
+    detached,
+    is_among,
+    non_leaves,
+    version_of,
+)
+from chainstay.runtime.transfer.cells import Cell
+from chainstay.runtime.transfer.traffic import ParkedState, Parking, Traffic
+
+__all__ = ["Run", "Stretch", "Versioned", "stretched"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Stages that run once, one behind another, and with which nothing else is to be done.
+
+    Attributes:
+        traits: The traits of one of them; with regard to others, all are like it.
+        parts: All of theirs.
+        steps: Likewise, for a run in which they read what may go to the host.
+    """
+
+    traits: Traits
+    parts: tuple[Part, ...]
+    steps: tuple[Step, ...]
+
+
+def stretched(
+    plan: ExecutionPlan, stages: Sequence[ChainStage], traits: Sequence[Traits]
+) -> Iterator[Step | Stretch]:
+    """The forward of `plan`: what is kept costs next to nothing."""
+
+    def kind(step: Step) -> bool | None:
+        is_kept = step.stage in plan.kept and step.makes is None
+        return traits[step.stage].has_effects if is_kept else None
+
+    for found, steps in groupby(plan.forward, kind):
+        if found is None:
+            yield from steps
+        else:
+            kept = tuple(steps)
+            parts = (part for step in kept for part in stages[step.stage].parts)
+            yield Stretch(traits[kept[0].stage], tuple(parts), kept)
+
+
+@dataclass(slots=True)
+class Run:
+    """State between one forward and its backward.
+
+    Attributes:
+        stages: The chain.
+        traits: The traits of each stage.
+        plan: What to run.
+        device: Where it runs.
+        shared: What all stages may read.
+        names: What messages call that.
+        pending: The stage whose backward has not been prepared yet; all above have.
+        checkpoints: States that a later operation reads, by the stage that reads them.
+        environments: Surroundings of the first run of each stage that runs again.
+        handles: Per stage, the stand-ins for what it saved.
+        traffic: Transfers to host memory and back; ``None`` where all stays.
+        held: Of the state that the next first run reads, what may go to the host.
+    """
+
+    stages: tuple[ChainStage, ...]
+    traits: tuple[Traits, ...]
+    plan: ExecutionPlan
+    device: torch.device
+    shared: Sequence[Any]
+    names: Sequence[str]
+    pending: int
+    checkpoints: dict[int, Versioned | ParkedState] = field(default_factory=dict)
+    environments: dict[int, Environment] = field(default_factory=dict)
+    handles: dict[int, Handles] = field(default_factory=dict)
+    traffic: Traffic | None = None
+    held: list[Cell] = field(default_factory=list)
+
+    def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
+        """The model's forward: first runs build the graph, any others go beside it.
+
+        Args:
+            state: The first.
+            steps: The steps of the plan, if `stretched` has put them together.
+        """
+        for step in self.plan.forward if steps is None else steps:
+            if isinstance(step, Stretch):
+                state = self._stretch(step, state)
+            elif step.is_first:
+                state = self.first_run(step, state)
+            else:
+                self.run_again(step)
+        self._transfer(self.plan.closing.get(len(self.stages), ()))
+        self.held = []
+        return state
+
+    def _stretch(self, stretch: Stretch, state: State) -> State:
+        if self.held:  # what moves is told from what stays step by step
+            for step in stretch.steps:
+                state = self.first_run(step, state)
+            return state
+        with alone(stretch.traits):
+            for part in stretch.parts:
+                state = part(state, self.shared)
+        return state
+
+    def prepare_backward(self, stage: int) -> None:
+        """Run all forwards and transfers that the plan has before the backward of `stage`."""
+        while self.pending >= stage:
+            following = self.pending
+            self.pending -= 1
+            for step in self.plan.before_backward[following]:
+                self.run_again(step)
+            self._transfer(self.plan.closing.get(following, ()))
+            if following in self.plan.released:
+                self.handles[following].lay_over(self._take_checkpoint(following))
+
+    def first_run(self, step: Step, state: State) -> State:
+        """The next state, part of the model's own graph."""
+        stage = self.stages[step.stage]
+        self._transfer(step.actions)
+        traits = self.traits[step.stage]
+        if step.input_wanted:
+            kept = detached(state)
+            self._store(step.stage, copied(kept, None) if traits.changes_input else kept)
+        with alone(traits):
+            if not step.is_last:
+                self.environments[step.stage] = Environment.capture(
+                    stage, traits, self.shared, self.device
+                )
+            with self._hooked(step, state):
+                output = stage(state, self.shared)
+        if self.traffic is not None:
+            self.held = self.traffic.made(step, state, output)
+        if self._acts_before_backward(step.stage):
+            for node in _nodes_of(output, state):
+                node.register_prehook(lambda _: self.prepare_backward(step.stage))
+        return output
+
+    def run_again(self, step: Step) -> None:
+        """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
+        self._transfer(step.actions)
+        held = self.checkpoints[step.stage]  # what it saves of its input must be told from others
+        state, environment = self._take_start(step)
+        traits = self.traits[step.stage]
+        capture = Capture(
+            stage=step.stage,
+            handles=self.handles[step.stage] if step.captures else Handles(),
+            released=Source.of(state) if step.releases_input else None,
+            stops_when_done=not (step.output_wanted or traits.fills_what_it_saved),
+            parking=self._parking(step, state) if step.captures else None,
+        )
+        if capture.is_done and not step.output_wanted:
+            return
+        if traits.changes_input and step.input_wanted:
+            state = copied(state, None)
+        shared = environment.shared_for(self.shared, self.names, for_last_time=step.is_last)
+        hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
+        with torch.enable_grad(), alone(traits), environment.entered():
+            given = changeable(state, state) if traits.changes_input else non_leaves(state)
+            try:
+                with hooks if step.captures else dropping():
+                    output = self.stages[step.stage](given, shared)
+            except CapturedEverythingError:
+                return
+        del held
+        capture.require_done()
+        if step.output_wanted:
+            made = None if self.traffic is None else self.traffic.made(step, state, output)
+            self._store(step.stage + 1, detached(output))
+            del made
+
+    def _acts_before_backward(self, stage: int) -> bool:
+        return bool(self.plan.before_backward[stage] or self.plan.closing.get(stage))
+
+    def _transfer(self, actions: tuple[Action, ...]) -> None:
+        if actions and self.traffic is not None:
+            self.traffic.act(actions)
+
+    def _store(self, stage: int, state: State) -> None:
+        """Keep the input of `stage`, without the graph that made it."""
+        if self.traffic is None:
+            self.checkpoints[stage] = Versioned.of(state)
+        else:
+            self.checkpoints[stage] = self.traffic.checkpoint(state)
+
+    def _take_start(self, step: Step) -> tuple[State, Environment]:
+        """Return the input of the stage; keep it only if another forward starts from it, too."""
+        stage = step.stage
+        checkpoint = self.checkpoints[stage]
+        state = self._take_checkpoint(stage)
+        if step.input_wanted:
+            self.checkpoints[stage] = checkpoint
+        if step.is_last:
+            return state, self.environments.pop(stage)
+        return state, self.environments[stage]
+
+    def _take_checkpoint(self, stage: int) -> State:
+        """The input of `stage`, given away."""
+        checkpoint = self.checkpoints.pop(stage)
+        if not checkpoint.is_unchanged:
+            what = "the model's input" if stage == 0 else f"the input of stage {stage}"
+            raise PlanMismatchError(
+                f"{what} was changed in place between forward and backward, but stage {stage} "
+                "needs it again; change a clone of it, or run the backward first"
+            )
+        return checkpoint.state
+
+    def _hooked(self, step: Step, state: State) -> AbstractContextManager[object]:
+        """Return the hooks for what a first run saves, or none where all of it stays."""
+        stage = step.stage
+        prepare = partial(self.prepare_backward, stage)
+        parking = self._parking(step, state) if step.captures else None
+        if step.captures and not step.releases_input:
+            return nullcontext() if parking is None else parking.hooks()
+        handles = self.handles[stage] = Handles()
+        pack = (
+            Kept(stage, prepare, handles, Source.of(state), parking)
+            if step.captures
+            else Dropped(stage, prepare, handles)
+        )
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def _parking(self, step: Step, state: State) -> Parking | None:
+        """Return the parking for tensors that move among those that a run saves."""
+        if self.traffic is None:
+            return None
+        prepare = partial(self.prepare_backward, step.stage)
+        traits = self.traits[step.stage]
+        shared = [self.shared[position] for position in (*traits.reads, *traits.written)]
+        given = (*state, *(value for value in shared if isinstance(value, torch.Tensor)))
+        return self.traffic.parking(step, given, prepare)
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """Tensors to be read again, and how often each had been changed in place by now."""
+
+    state: State
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, state: State) -> Versioned:
+        """`state` as it is."""
+        return cls(state, tuple(map(version_of, state)))
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing has been changed in place since."""
+        return self.versions == tuple(map(version_of, self.state))
+
+
+def _nodes_of(output: State, given: State) -> list[Node]:
+    """The nodes that made `output`; a hook where something passed through would not be ours."""
+    made = (tensor.grad_fn for tensor in output if not is_among(tensor, given))
+    return [node for node in dict.fromkeys(made) if node is not None]
+
+
+def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
+    assert packed is not None, "backward through a recomputation"
+    return packed

@@ -1,0 +1,249 @@
+"""Cutting of a captured graph into branches of stages that meet, and a tail behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import fx
+
+from chainstay.errors import NotAJoinError
+from chainstay.runtime.capture.cuts.branches import find_towers, title_of
+from chainstay.runtime.capture.cuts.chain import CutGraph
+from chainstay.runtime.capture.cuts.crossings import Crossings, find_crossings
+from chainstay.runtime.capture.cuts.cut import ObservedGraph
+from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
+from chainstay.runtime.capture.cuts.movable_nodes import movable_nodes
+from chainstay.runtime.capture.cuts.stage import GraphStage
+from chainstay.runtime.capture.graph import CapturedGraph
+from chainstay.runtime.capture.operators import Observations
+from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.joins.part_order import sort_by_part, uses_of_leaves
+
+__all__ = ["cut_into_join"]
+
+
+def cut_into_join(
+    observed: ObservedGraph, granularity: Granularity, blocks: frozenset[str]
+) -> GraphJoin:
+    """Cut a graph into branches that meet, and a tail behind them.
+
+    The graph's operators are put into the order of their parts.
+
+    Args:
+        observed: A graph with two parts or more that know nothing of each other, and save at
+            least 5 % of what the model saves each. They may share parameters and inputs.
+            They meet in the model, or in a loss behind it.
+        granularity: The granularity of each branch and the tail; a number is divided among them.
+        blocks: Paths of the model's repeated blocks.
+
+    Raises:
+        NotAJoinError: There are no such parts; the text says where they exchange values.
+    """
+    captured, seen = observed.captured, observed.seen
+    towers = find_towers(captured, seen, movable_nodes(captured, seen))
+    sort_by_part(captured, seen, towers)
+    movable = movable_nodes(captured, seen)
+    crossings = find_crossings(captured, observed.state_inputs, movable)
+    pieces = _pieces(observed, crossings, towers.part_of, towers.count)
+    if isinstance(granularity, int):
+        granularity = max(1, granularity // len(pieces))
+    cuts = [piece.cuts(seen, granularity, blocks) for piece in pieces]
+    return _assemble(_Joined(observed, crossings, pieces, cuts, towers.count))
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinPart:
+    """A branch or the tail.
+
+    Attributes:
+        start: Place behind which its first operator lies.
+        given: Its first state.
+        result: Its last one.
+        crossings: The crossings of its own operators.
+    """
+
+    start: int
+    given: list[fx.Node]
+    result: list[fx.Node]
+    crossings: Crossings
+
+    def cuts(
+        self, seen: Observations, granularity: Granularity, blocks: frozenset[str]
+    ) -> list[int]:
+        """Places among its own operators where it is cut: no value crosses two of them.
+
+        A join's profile has no skips. What crosses less goes first.
+        """
+        ends = (-1, len(self.crossings.operators) - 1)
+        states = {-1: self._held(self.given, seen), ends[1]: self._held(self.result, seen)}
+        chosen = sorted(ends)
+        places = choose_cuts(self.crossings, seen, granularity, blocks)
+        held = {place: self._held(self.crossings.at(place), seen) for place in places}
+        for place in sorted(places, key=lambda each: (_size(held[each], seen), each)):
+            before = max(each for each in chosen if each < place)
+            behind = min(each for each in chosen if each > place)
+            if held[place].isdisjoint(states[before] | states[behind]):
+                states[place] = held[place]
+                chosen.append(place)
+        return sorted(set(chosen) - set(ends))
+
+    def states(self, cuts: Sequence[int]) -> list[list[fx.Node]]:
+        """The states at its beginning, its cuts and its end."""
+        return [self.given, *(self.crossings.at(place) for place in cuts), self.result]
+
+    def _held(self, nodes: Iterable[fx.Node], seen: Observations) -> frozenset[object]:
+        """Tensors with gradients, and storages that are nobody else's."""
+        nodes = list(nodes)
+        storages = {storage for node in nodes for storage in seen[node].storages}
+        return frozenset(
+            [*(n for n in nodes if seen[n].requires_grad), *(storages - seen.external)]
+        )
+
+
+def _size(held: frozenset[object], seen: Observations) -> int:
+    return seen.size_of(each for each in held if isinstance(each, int))
+
+
+def _pieces(
+    observed: ObservedGraph,
+    crossings: Crossings,
+    part_of: Mapping[fx.Node, int],
+    towers: int,
+) -> list[_JoinPart]:
+    """The branches, and the tail if there are operators in it.
+
+    Raises:
+        NotAJoinError: The tail needs an input's gradient, or what is no tensor.
+    """
+    captured, seen = observed.captured, observed.seen
+    pieces = []
+    start = -1
+    for part in range(towers + 1):
+        members = [node for node in crossings.operators if part_of[node] == part]
+        if part == towers:
+            _refuse_strange(seen, crossings.at(start))
+        if members:
+            end = start + len(members)
+            given = crossings.at(start)
+            if part < towers:
+                given = [
+                    node
+                    for node in given
+                    if node.op == "placeholder" and any(part_of.get(u) == part for u in node.users)
+                ]
+            result = [n for n in crossings.at(end) if part == towers or part_of.get(n) == part]
+            own = _own_crossings(captured, members, given, crossings.movable)
+            pieces.append(_JoinPart(start, given, result, own))
+            start = end
+    return pieces
+
+
+def _own_crossings(
+    captured: CapturedGraph,
+    members: list[fx.Node],
+    given: list[fx.Node],
+    movable: frozenset[fx.Node],
+) -> Crossings:
+    """Return the values that cross places between `members`; what others need crosses the last."""
+    index = {node: position for position, node in enumerate(members)}
+    outputs = {leaf for leaf in captured.output if isinstance(leaf, fx.Node)}
+
+    def last_place(node: fx.Node) -> int:
+        users = [user for user in node.users if user.op != "output"]
+        is_needed = node in index and any(user not in index for user in users)
+        if node in outputs or is_needed:
+            return len(members) - 1
+        return max((index[user] - 1 for user in users if user in index), default=-2)
+
+    first = dict.fromkeys(given, -1) | index
+    return Crossings(members, first, {node: last_place(node) for node in first}, movable)
+
+
+def _refuse_strange(seen: Observations, met: Sequence[fx.Node]) -> None:
+    for node in met:
+        if node.op == "placeholder":
+            raise NotAJoinError(
+                f"the tail needs the gradient of the model's input {node.name}, and a tail reads "
+                "nothing but what the branches give; let a branch hand it on"
+            )
+        if seen[node].tensor is None:
+            raise NotAJoinError(f"the branches meet inside {title_of(node)}, which is no tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """All that a join is made of; cuts are places among the operators of each piece."""
+
+    observed: ObservedGraph
+    crossings: Crossings
+    pieces: list[_JoinPart]
+    cuts: list[list[int]]
+    towers: int
+
+
+def _assemble(joined: _Joined) -> GraphJoin:
+    observed, pieces, towers = joined.observed, joined.pieces, joined.towers
+    inner = [p.start + 1 + cut for p, cuts in zip(pieces, joined.cuts, strict=True) for cut in cuts]
+    cut = CutGraph(
+        name=observed.name,
+        captured=observed.captured,
+        seen=observed.seen,
+        crossings=joined.crossings,
+        cuts=tuple(sorted([*inner, *(piece.start for piece in pieces[1:])])),
+        state_inputs=observed.state_inputs,
+    )
+    early = cut.made_early()
+    ranges = [_ranges(piece, cuts, early) for piece, cuts in zip(pieces, joined.cuts, strict=True)]
+    nodes = cut.shared_nodes([nodes for piece in ranges for nodes in piece], early)
+    shared = {node: index for index, node in enumerate(nodes)}
+    stages = [
+        tuple(cut.stages(own, piece.states(cuts), shared))
+        for piece, cuts, own in zip(pieces, joined.cuts, ranges, strict=True)
+    ]
+    last_state = joined.crossings.at(len(joined.crossings.operators) - 1)
+    return GraphJoin(
+        name=observed.name,
+        branches=tuple(stages[:towers]),
+        tail=tuple(stage for piece in stages[towers:] for stage in piece),
+        given=tuple(tuple(shared[node] for node in piece.given) for piece in pieces[:towers]),
+        widths=tuple(len(piece.result) for piece in pieces[:towers]),
+        sums=_sums(joined, ranges, stages),
+        inputs=observed.captured.inputs,
+        constants=observed.captured.constants,
+        shared=tuple(map(cut.shared_value, nodes)),
+        prologue=cut.prologue(early, nodes),
+        output=cut.output(last_state, shared),
+    )
+
+
+def _ranges(piece: _JoinPart, cuts: Sequence[int], early: set[fx.Node]) -> list[list[fx.Node]]:
+    """The operators of each stage."""
+    members = piece.crossings.operators
+    places = [-1, *cuts, len(members) - 1]
+    return [
+        [node for node in members[before + 1 : after + 1] if node not in early]
+        for before, after in pairwise(places)
+    ]
+
+
+def _sums(
+    joined: _Joined,
+    ranges: Sequence[Sequence[Sequence[fx.Node]]],
+    stages: Sequence[Sequence[GraphStage]],
+) -> tuple[tuple[GraphStage, ...], ...]:
+    """See `ExtractedJoin.sums`."""
+    stage_of = {
+        node: stage
+        for piece, own in zip(ranges, stages, strict=True)
+        for nodes, stage in zip(piece, own, strict=True)
+        for node in nodes
+    }
+    order = {node: index for index, node in enumerate(joined.crossings.operators)}
+    found = []
+    for _, uses in uses_of_leaves(joined.observed.captured, joined.observed.seen):
+        if len(uses) > 2:
+            backward = sorted(uses, key=order.__getitem__, reverse=True)
+            found.append(tuple(stage_of[node] for node in backward))
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,147 @@
+"""Measuring of a running join: each branch and the tail is taken as a chain of its own."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.joins.account import JoinAccount
+from chainstay.runtime.joins.cost_files import JoinAccountFile
+from chainstay.runtime.joins.costs import Seen, account_for_join
+from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.joins.staged_join import StagedJoin, staged, traits_of_all
+from chainstay.runtime.measures.boundary import Gradients
+from chainstay.runtime.measures.cost_files import signature_of
+from chainstay.runtime.measures.costs import ObservedStage, Subject, observe_chain, trace_chain
+from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes
+from chainstay.runtime.stage.states import state_bytes
+
+__all__ = ["MeasuredJoin", "measure_join"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredJoin(StagedJoin):
+    """A join and what it costs.
+
+    Attributes:
+        account: What the stages cost, the loss included.
+    """
+
+    account: JoinAccount
+
+    @classmethod
+    def of(cls, stages: StagedJoin, account: JoinAccount) -> MeasuredJoin:
+        """`stages`, and what they cost."""
+        known = {field.name: getattr(stages, field.name) for field in fields(stages)}
+        return cls(account=account, **known)
+
+
+def measure_join(
+    join: GraphJoin,
+    parts: Sequence[Subject],
+    names: tuple[str, ...],
+    *,
+    repeats: int,
+    cache: str | os.PathLike[str] | None,
+) -> MeasuredJoin:
+    """Measure time and memory of every stage of a join; call it inside `measuring`.
+
+    Args:
+        join: See `cut_into_join`.
+        parts: Its branches and its tail; see `parts_of`.
+        names: What messages call the values that all stages may read.
+        repeats: The least number of timed runs of each stage; see `chainstay.measure`.
+        cache: A directory for what was measured, as for `chainstay.fit`.
+
+    Raises:
+        UnsupportedModelError: A stage or the loss fails; the text names it.
+    """
+    file = None if cache is None else _file_of(join, parts, cache)
+    account = None if file is None else file.read([len(part.stages) for part in parts])
+    if account is not None:
+        traits = tuple(traits_of_all(parts))
+    else:
+        seen = _observed(join, parts, repeats)
+        account = _account_of(seen, parts, len(join.branches))
+        traits = tuple(
+            each.traits for own in seen for each in own.observed if not each.stage.is_loss
+        )
+        if file is not None:
+            file.write(account)
+    return MeasuredJoin.of(staged(join, parts, traits, names), account)
+
+
+def _observed(join: GraphJoin, parts: Sequence[Subject], repeats: int) -> list[Seen]:
+    """Time and memory of all stages, part by part."""
+    branches = len(join.branches)
+    observed = [observe_chain(part, repeats) for part in parts]
+    met: Sequence[Gradients | None] = (None,) * branches
+    memories = []
+    with _summing(observed):
+        for own, part in reversed(list(zip(observed[branches:], parts[branches:], strict=True))):
+            memories.append(trace_chain(own, part))
+            met = _slices(memories[0][0].input_gradients, join.widths)
+        behind = zip(observed[:branches], parts[:branches], met, strict=True)
+        memories = [*(trace_chain(own, part, below) for own, part, below in behind), *memories]
+    return [Seen(*each) for each in zip(observed, memories, strict=True)]
+
+
+def _account_of(seen: Sequence[Seen], parts: Sequence[Subject], branches: int) -> JoinAccount:
+    device, counted = parts[0].device, parts[0].counted
+    leaves = [each.leaves for own in seen for each in own.observed]
+    autocast = Autocast.now(device)
+    return account_for_join(
+        seen,
+        branches,
+        state_bytes(each for each in counted if each.device == device)
+        + autocast_copies_bytes(leaves, autocast),
+    )
+
+
+def _file_of(
+    join: GraphJoin, parts: Sequence[Subject], cache: str | os.PathLike[str]
+) -> JoinAccountFile:
+    """Return the file for the account, whether or not it exists."""
+    stages = [stage for part in parts for stage in part.stages]
+    reads = [position for stage in stages for position in stage.reads]
+    number = {position: index for index, position in enumerate(dict.fromkeys(reads))}
+    lines = [
+        f"join of {[len(part.stages) for part in parts]} stages, {join.given}, {join.widths}",
+        f"tensors {[number[position] for position in reads]}",
+        *(signature_of(part, Autocast.now(part.device)) for part in parts),
+    ]
+    return JoinAccountFile.of("\n".join(lines), cache)
+
+
+@contextmanager
+def _summing(observed: Sequence[Sequence[ObservedStage]]) -> Iterator[None]:
+    """A gradient of what several stages use takes as much again, as when it is summed."""
+    stages = [each for own in observed for each in own]
+    uses = Counter(id(leaf) for each in stages for leaf in each.leaves)
+    shared = {id(leaf): leaf for each in stages for leaf in each.leaves if uses[id(leaf)] > 1}
+    hooks = [leaf.register_hook(lambda gradient: gradient + 0) for leaf in shared.values()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _slices(gradients: Gradients, widths: Sequence[int]) -> list[Gradients]:
+    """Return the gradients of each branch's last state; what two branches share counts for both."""
+    slices = []
+    start = 0
+    for width in widths:
+        storages = gradients.storages[start : start + width]
+        slices.append(
+            Gradients(
+                gradients.layouts[start : start + width],
+                tuple(storages.index(storage) for storage in storages),
+            )
+        )
+        start += width
+    return slices

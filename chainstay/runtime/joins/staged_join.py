@@ -1,0 +1,125 @@
+"""A join as stages that can be run: its branches and its tail as chains of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chainstay.runtime.capture.cuts.stage import GraphStage
+from chainstay.runtime.capture.trials.isolation import StandIns
+from chainstay.runtime.execute.environment import Traits
+from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.measures.costs import Subject
+from chainstay.runtime.measures.measured import traits_of
+from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
+from chainstay.runtime.stage.states import State, detached
+
+__all__ = ["StagedJoin", "parts_of", "staged", "traits_of_all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedJoin:
+    """A join, and what it takes to run it.
+
+    Attributes:
+        chain: All stages, branch by branch and then the tail, the loss excluded.
+        lengths: How many of them each branch has.
+        widths: How many tensors each branch's last state has.
+        inputs: How many tensors each branch's first state has.
+        traits: How each stage's forward touches the world.
+        sums: For each parameter or input that is used three times or more, the stages that use
+            it (positions in the chain), once per use, in the order in which plain training
+            runs them backward.
+    """
+
+    chain: Chain
+    lengths: tuple[int, ...]
+    widths: tuple[int, ...]
+    inputs: tuple[int, ...]
+    traits: tuple[Traits, ...]
+    sums: tuple[tuple[int, ...], ...]
+
+
+def parts_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
+    join: GraphJoin,
+    inputs: Sequence[Any],
+    written: frozenset[int],
+    loss: ChainStage | None,
+    device: torch.device,
+    *,
+    progress: Progress = unseen,
+) -> list[Subject]:
+    """The branches and, if there is anything to run behind them, the tail.
+
+    Args:
+        join: What to cut.
+        inputs: What the graph gets in a call.
+        written: Identities of those that it changes in place.
+        loss: Behind the tail, if there is one.
+        device: Where it runs.
+        progress: Told of every run of a stage.
+    """
+    given, shared = join.begin(StandIns(written).of_all(inputs))
+    counted = join.counted(shared)
+
+    def subject(stages: Sequence[ChainStage], source: State) -> Subject:
+        return Subject(
+            stages=merge_idle_cuts(stages, source, shared),
+            source=source,
+            shared=shared,
+            counted=counted,
+            device=device,
+            progress=progress,
+        )
+
+    subjects = []
+    met: State = ()
+    for stages, source in zip(join.branches, join.split(detached(given)), strict=True):
+        subjects.append(subject(_alone(stages), source))
+        state = source
+        for stage in stages:
+            state = detached(stage(state, shared))
+        met += state
+    tail = _alone(join.tail)
+    if loss is not None:
+        tail.append(loss)
+    if tail:
+        subjects.append(subject(tail, met))
+    return subjects
+
+
+def _alone(stages: Iterable[GraphStage]) -> list[ChainStage]:
+    return [ChainStage(stage.name, (stage,)) for stage in stages]
+
+
+def staged(
+    join: GraphJoin, parts: Sequence[Subject], traits: tuple[Traits, ...], names: tuple[str, ...]
+) -> StagedJoin:
+    """Return the join made of the parts that `parts_of` found, with the traits of its stages."""
+    branches = parts[: len(join.branches)]
+    stages = tuple(stage for part in parts for stage in part.stages if not stage.is_loss)
+    position = {id(part): index for index, stage in enumerate(stages) for part in stage.parts}
+    return StagedJoin(
+        chain=Chain(stages=stages, device=parts[0].device, names=names),
+        lengths=tuple(len(part.stages) for part in branches),
+        widths=join.widths,
+        inputs=tuple(map(len, join.given)),
+        traits=traits,
+        sums=tuple(tuple(_positions(stages_of_sum, position)) for stages_of_sum in join.sums),
+    )
+
+
+def traits_of_all(parts: Iterable[Subject]) -> Iterator[Traits]:
+    """Return the traits of every stage of every part but the loss."""
+    for part in parts:
+        yield from traits_of(part)
+
+
+def _positions(stages: Sequence[GraphStage], position: Mapping[int, int]) -> list[int]:
+    return [position[id(stage)] for stage in stages]

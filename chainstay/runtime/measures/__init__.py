@@ -1,0 +1,20 @@
+"""Measures of stages, in nanoseconds and bytes, and of what lies between stages.
+
+================  ===================================================
+`measured`        measuring a chain, the same for every kind of model
+`probe`           the memory of one stage that is run alone
+`boundary`        its two ends
+`clock`           how long it takes
+`timed_runs`      the runs that are timed
+`shared_bytes`    bytes that stages share
+`kept_gradients`  gradients that stay as they are meanwhile
+`costs`           from all of that to a profile
+`account`         costs apart from what depends on the schedule
+`cost_files`      what was measured, in files
+`around_blocks`   what a model does around its blocks
+`block_costs`     what its blocks cost
+`measured_chain`  the front for models that are chains already
+`rehearsal`       one step by a plan before it is used
+`progress`        what is told meanwhile
+================  ===================================================
+"""

@@ -1,0 +1,377 @@
+"""Memory and time of a model's code around its blocks, with the blocks left out.
+
+The model runs forward and backward. Each block is replaced by a node of the autograd
+graph that hands out copies of what the block returned on the sample, and in the backward
+gradients that lie as the block's. What is in use then is in use besides the blocks, however
+they are scheduled: nothing outside of them runs twice.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.blocks.chain import BlockChain
+from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs
+from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.blocks.sample import BlockSample, blocks_run_by
+from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes, trace_marked
+from chainstay.runtime.execute.environment import restore_random_states
+from chainstay.runtime.measures.boundary import Gradients, seeded
+from chainstay.runtime.measures.costs import require_number
+from chainstay.runtime.measures.kept_gradients import zeroed_gradients
+from chainstay.runtime.measures.probe import leaves_of
+from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in
+from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
+
+__all__ = ["Around", "Outside", "Phase"]
+
+START: Final = "start"
+BEGIN: Final = "begin"
+END: Final = "end"
+BEFORE_BACKWARD: Final = "before backward"
+AFTER_BACKWARD: Final = "after backward"
+TURN: Final = "turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """The memory and time since the mark before; in bytes and ns.
+
+    Attributes:
+        level: The bytes in use at the end.
+        peak: The most bytes in use.
+        nanoseconds: The time that it took, in ns.
+        gradient_bytes: The bytes of the gradients that a block gets, where its backward begins.
+        lasting_bytes: The bytes of those that others hold when that backward is over.
+    """
+
+    level: int
+    peak: int
+    nanoseconds: int
+    gradient_bytes: int = 0
+    lasting_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """A step of the model without its blocks.
+
+    Attributes:
+        before: Phases that end where a block begins, block by block.
+        behind: Phases of the blocks themselves, which do nothing here.
+        loss: The phase from the end of the last block to the end of the loss's forward.
+        backward: Phases that end where the backward of a block begins.
+        last: The phase from the end of the first block's backward to the end of the step.
+        leaves: What a gradient is sent to outside of the blocks.
+    """
+
+    before: tuple[Phase, ...]
+    behind: tuple[Phase, ...]
+    loss: Phase
+    backward: tuple[Phase, ...]
+    last: Phase
+    leaves: tuple[torch.Tensor, ...]
+
+    def behind_backward(self, stage: int) -> Phase:
+        """The phase that begins where the backward of block `stage` ends."""
+        return self.backward[stage - 1] if stage else self.last
+
+
+@dataclass(slots=True)
+class Around:
+    """Runs a model without its blocks.
+
+    Attributes:
+        host: Runs the model's own Python.
+        graphs: The graphs of its blocks.
+        chain: The blocks.
+        sample: What they got and gave.
+        loss: A function from the model's output to one number, if known.
+        device: Where the model runs.
+        leaves: What a gradient is sent to outside of the blocks, once that is known.
+    """
+
+    host: Host
+    graphs: BlockGraphs
+    chain: BlockChain
+    sample: BlockSample
+    loss: TracedLoss | None
+    device: torch.device
+    leaves: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def input_bytes(self) -> int:
+        """The bytes of the call's tensors."""
+        call = (self.host.args, dict(self.host.kwargs))
+        inputs = [leaf for leaf in tree_leaves(call) if isinstance(leaf, torch.Tensor)]
+        return state_bytes(each for each in inputs if each.device == self.device)
+
+    def held(self) -> frozenset[int]:
+        """Stages in mid-segment whose input the model holds until its forward ends."""
+        trip = self.trip()
+        self._run(trip)
+        return frozenset(trip.held) - {*self.chain.starts}
+
+    def trip(self) -> _Trip:
+        """A run around the blocks in which nobody looks at memory or a clock."""
+        return _Trip(self, tuple(map(Gradients.usual, self.sample.states)), lambda: None)
+
+    def measured(self, gradients: Sequence[Gradients], repeats: int) -> Outside:
+        """Memory and time.
+
+        Args:
+            gradients: The gradients of the input of every block.
+            repeats: Timed runs.
+
+        Raises:
+            UnsupportedModelError: No gradient reaches some block, or in another order.
+        """
+        runs = [self._durations(gradients) for _ in range(repeats)]
+        traced: list[_Trip] = []
+
+        def run(mark: Callable[[], None]) -> None:
+            traced.append(_Trip(self, gradients, mark))
+            self._run(traced[0])
+
+        traces = trace_marked(run, self.device)
+        (trip,) = traced
+        self._require_order(trip.marks)
+        times = [int(median(each)) for each in zip(*runs, strict=True)]
+        return self._assembled(trip, traces, times)
+
+    def _durations(self, gradients: Sequence[Gradients]) -> list[int]:
+        """Return the durations of all phases of one run, in ns."""
+        times: list[int] = []
+        trip = _Trip(self, gradients, lambda: times.append(_now(self.device)))
+        start = _now(self.device)
+        self._run(trip)
+        times.append(_now(self.device))
+        return [end - begin for begin, end in pairwise([start, *times])]
+
+    def _run(self, trip: _Trip) -> None:
+        names = (stage.name for stage in self.chain.stages)
+        with self.host.fresh() as (model, run), zeroed_gradients(self.leaves):
+            trip.mark(START, -1)  # gradients are there beforehand: a step only adds to them
+            with blocks_run_by(model, names, self.graphs, trip.run):
+                output = run()
+            trip.note_held()
+            root = self.root(output)
+            if not self.leaves:
+                self.leaves = leaves_of((root,))
+            trip.mark(TURN, -1)
+            torch.autograd.backward(root)
+            trip.note_lasting()
+            del root, output
+
+    def root(self, output: object) -> torch.Tensor:
+        """Return the root of a step's backward: the loss of `output`, or a sum over all of it."""
+        root: object = loss_in(output) if self.loss is None else self.loss(output)
+        if isinstance(root, torch.Tensor):
+            require_number(root)
+            return root
+        if self.loss is not None:
+            raise UnsupportedModelError(
+                f"the loss returns a {type(root).__name__}, must return one real number; reduce "
+                "it with .mean() or .sum()"
+            )
+        leaves = (each for each in tree_leaves(output) if isinstance(each, torch.Tensor))
+        wanting = tuple({id(each): each for each in leaves if each.requires_grad}.values())
+        if not wanting:
+            raise UnsupportedModelError(
+                "the model's output has no gradient; leave out what turns it into integers"
+            )
+        return seeded(wanting, Gradients.usual(wanting))
+
+    def _require_order(self, marks: Sequence[tuple[str, int]]) -> None:
+        reached = [stage for kind, stage in marks if kind == BEFORE_BACKWARD]
+        expected = list(range(len(self.chain.stages)))[::-1]
+        if reached != expected:
+            odd = next(
+                (stage for stage in expected if stage not in reached),
+                next((a for a, b in zip(reached, expected, strict=False) if a != b), 0),
+            )
+            raise UnsupportedModelError(
+                f"the backward does not go through the blocks in the order of their calls: "
+                f"{self.chain.stages[odd].name} gets its gradient out of turn, or none; "
+                "make the loss depend on all blocks, or pass a list of stages"
+            )
+
+    def _assembled(
+        self, trip: _Trip, traces: Sequence[MemoryTrace], times: Sequence[int]
+    ) -> Outside:
+        found: dict[tuple[str, int], Phase] = {}
+        base = traces[0].end_bytes
+        for mark, trace, duration in zip([*trip.marks, (END, -1)], traces, times, strict=True):
+            is_backward = mark[0] == BEFORE_BACKWARD
+            found[mark] = Phase(
+                level=trace.end_bytes - base,
+                peak=trace.peak_bytes - base,
+                nanoseconds=duration,
+                gradient_bytes=trip.gradient_bytes[mark[1]] if is_backward else 0,
+                lasting_bytes=trip.lasting_bytes.get(mark[1], 0) if is_backward else 0,
+            )
+        stages = range(len(self.chain.stages))
+        return Outside(
+            before=tuple(found[BEGIN, stage] for stage in stages),
+            behind=tuple(found[END, stage] for stage in stages),
+            loss=found[TURN, -1],
+            backward=tuple(found[BEFORE_BACKWARD, stage] for stage in stages),
+            last=found[END, -1],
+            leaves=self.leaves,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Trip:
+    """One run around the blocks.
+
+    Attributes:
+        around: What runs.
+        gradients: The gradients of the input of every block.
+        on_mark: Called at the end of each phase.
+        marks: What ended each phase.
+        gradient_bytes: By stage, the bytes of the gradients that it gets.
+        lasting_bytes: By stage, the bytes of those that live on behind its backward.
+        held: Stages whose input lived on at the end of the forward.
+        following: The next block that is called.
+    """
+
+    around: Around
+    gradients: Sequence[Gradients]
+    on_mark: Callable[[], None]
+    marks: list[tuple[str, int]] = field(default_factory=list)
+    gradient_bytes: dict[int, int] = field(default_factory=dict)
+    lasting_bytes: dict[int, int] = field(default_factory=dict)
+    held: list[int] = field(default_factory=list)
+    following: int = 0
+    _gradients: dict[int, list[tuple[StorageWeakRef, int]]] = field(default_factory=dict)
+    _starts: dict[int, State] = field(default_factory=dict)
+    _shared: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    _state: State = ()
+    _inputs: dict[int, list[weakref.ref[torch.Tensor]]] = field(default_factory=dict)
+
+    def mark(self, kind: str, stage: int) -> None:
+        """End a phase."""
+        self.marks.append((kind, stage))
+        self.on_mark()
+
+    def run(self, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
+        """Stand in for a block."""
+        chain, index = self.around.chain, self.following
+        self.following += 1
+        self.mark(BEGIN, index)
+        given, shared = graph.chain.begin(inputs)
+        if index in chain.starts:
+            self._state = given
+            self._starts[index] = detached(given)  # as a plan does, until the block's backward
+        stage = chain.stages[index]
+        self._shared[index] = stage.retained(shared)
+        self._inputs[index] = [weakref.ref(tensor) for tensor in self._state]
+        made = self._bridged(index, self._state)
+        self._state = (*made, *(self._state[position] for position in stage.carried))
+        restore_random_states(self.around.sample.random[index])
+        self.mark(END, index)
+        return graph.chain.finish(made, shared)
+
+    def note_held(self) -> None:
+        """See whose input is alive; call it when the model's forward is over."""
+        self._state = ()
+        for index, references in self._inputs.items():
+            if any(each() is not None for each in references):
+                self.held.append(index)
+
+    def note_lasting(self) -> None:
+        """See which gradients live on; call it when the backward of their block is over."""
+        for index, references in self._gradients.items():
+            self.lasting_bytes[index] = sum(
+                size for reference, size in references if not reference.expired()
+            )
+        self._gradients.clear()
+
+    def before_backward(self, index: int, gradients: State) -> list[torch.Tensor | None]:
+        """The gradients that a block gives for those it gets."""
+        self.note_lasting()
+        self.gradient_bytes[index] = state_bytes(gradients)
+        distinct = {address_of(each): each for each in gradients}.values()
+        self._gradients[index] = [
+            (StorageWeakRef(each.untyped_storage()), allocated_bytes(each)) for each in distinct
+        ]
+        del distinct
+        self.mark(BEFORE_BACKWARD, index)
+        self._starts.pop(index, None)
+        made: list[torch.Tensor | None] = []
+        for layout in self.gradients[index].layouts:
+            made.append(None)
+            if layout is not None:
+                here = replace(layout, device=self.around.device)
+                made[-1] = here.over(here.allocate_storage()).zero_()
+        self.mark(AFTER_BACKWARD, index)
+        return made
+
+    def _bridged(self, index: int, state: State) -> State:
+        """New tensors for what the block returned; what passed through it passes through."""
+        sample = self.around.sample
+        passed = sample.passed[index]
+        count = len(sample.results[index]) - len(self.around.chain.stages[index].carried)
+        values = sample.results[index][:count]
+        new = [n for n, each in enumerate(values) if n not in passed and each.requires_grad]
+        anchor = torch.empty(0, device=self.around.device, requires_grad=True)
+        bridged = _Bridge.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
+            self, index, tuple(values[n] for n in new), anchor, *state
+        )
+        known = dict(zip(new, bridged, strict=True))
+        device = self.around.device
+        return tuple(
+            known[n]
+            if n in known
+            else state[passed[n]]
+            if n in passed
+            else each.to(device, copy=True)
+            for n, each in enumerate(values)
+        )
+
+
+class _Bridge(torch.autograd.Function):
+    """An autograd node in the place of a block."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  # autograd's context has no type
+        trip: _Trip,
+        index: int,
+        values: State,
+        anchor: torch.Tensor,
+        *state: torch.Tensor,
+    ) -> State:
+        ctx.trip, ctx.index = trip, index
+        ctx.wanting = tuple(each.requires_grad for each in state)
+        ctx.set_materialize_grads(False)
+        return tuple(each.detach().to(anchor.device, copy=True) for each in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:  # noqa: ANN401  # autograd's context has no type
+        present = tuple(each for each in gradients if each is not None)
+        made = ctx.trip.before_backward(ctx.index, present)
+        wanted = (each if wants else None for each, wants in zip(made, ctx.wanting, strict=True))
+        return (None, None, None, None, *wanted)
+
+
+def _now(device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif torch.get_num_threads() == 1:
+        # Time spent by other processes on this core does not count. Where backwards run in a
+        # thread of their own, the clocks of two threads would be mixed.
+        return time.thread_time_ns()
+    return time.perf_counter_ns()

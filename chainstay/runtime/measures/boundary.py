@@ -1,0 +1,171 @@
+"""The two ends of a stage that is run alone, as its neighbours in a chain would be.
+
+The stage's input hangs below a node that swallows the input's gradients, its output below
+a node that makes the output's gradients, so that both live exactly as long as in the
+backward of a whole chain, where a neighbour consumes or produces them. Chains are
+probed from the end, so that every stage gets its gradients in the memory layout in which
+the stage after it leaves them: a transposed one costs a copy, an expanded one no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chainstay.runtime.stage.layout import MemoryLayout
+from chainstay.runtime.stage.states import State, address_of
+
+__all__ = ["Gradients", "noting", "seeded", "swallow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """The layout in memory of a state's gradients.
+
+    Attributes:
+        layouts: One per tensor; ``None`` for a tensor that gets no gradient.
+        storages: Equal numbers for gradients that lie in one storage.
+    """
+
+    layouts: tuple[MemoryLayout | None, ...]
+    storages: tuple[int, ...]
+
+    @classmethod
+    def of(cls, gradients: tuple[torch.Tensor | None, ...]) -> Gradients:
+        """Return the layout of `gradients`."""
+        addresses = [
+            -1 - index if each is None else address_of(each) for index, each in enumerate(gradients)
+        ]
+        return cls(
+            tuple(None if each is None else MemoryLayout.of(each) for each in gradients),
+            tuple(addresses.index(address) for address in addresses),
+        )
+
+    @classmethod
+    def usual(cls, state: State) -> Gradients:
+        """A dense gradient for everything that wants one."""
+        return cls(
+            tuple(MemoryLayout.usual(each) if each.requires_grad else None for each in state),
+            tuple(range(len(state))),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes per tensor, those of a shared storage with the first tensor that lies there."""
+        return tuple(
+            layout.allocated_bytes if layout is not None and storage == index else 0
+            for index, (layout, storage) in enumerate(zip(self.layouts, self.storages, strict=True))
+        )
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The bytes that the allocator hands out for all of them."""
+        return sum(self.sizes)
+
+    def allocate(self) -> list[torch.Tensor]:
+        """Gradients that lie like this, one for each tensor that gets one."""
+        owners: dict[int, torch.Tensor] = {}
+        made = []
+        for layout, storage in zip(self.layouts, self.storages, strict=True):
+            if layout is not None:
+                if storage not in owners:
+                    owners[storage] = layout.allocate_storage()
+                made.append(layout.over(owners[storage]))
+        return made
+
+
+def swallow(
+    state: State, receive: Callable[[tuple[torch.Tensor | None, ...]], None] | None = None
+) -> State:
+    """`state` as a stage in mid-chain gets it: no leaves, their gradients go on below.
+
+    What hangs below is an empty leaf: the state itself would be held by the graph.
+
+    Args:
+        state: Tensors that require no gradient are handed on as they are.
+        receive: Called with the gradients of all tensors before they are forgotten.
+    """
+    wanting = tuple(index for index, each in enumerate(state) if each.requires_grad)
+    if not wanting:
+        return state
+
+    def receive_all(gradients: tuple[torch.Tensor | None, ...]) -> None:
+        if receive is not None:
+            known = dict(zip(wanting, gradients, strict=True))
+            receive(tuple(known.get(index) for index in range(len(state))))
+
+    anchor = torch.empty(0, device=state[wanting[0]].device, requires_grad=True)
+    passed: State = _Swallow.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
+        receive_all, anchor, *(state[index].detach() for index in wanting)
+    )
+    known = dict(zip(wanting, passed, strict=True))
+    return tuple(known.get(index, each) for index, each in enumerate(state))
+
+
+class _Swallow(torch.autograd.Function):
+    """Hands tensors on; takes their gradients and forgets them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  # autograd's context has no type
+        receive: Callable[[tuple[torch.Tensor | None, ...]], None],
+        anchor: torch.Tensor,  # noqa: ARG004  # makes the outputs want gradients
+        *tensors: torch.Tensor,
+    ) -> State:
+        ctx.receive = receive
+        ctx.set_materialize_grads(False)  # what gets no gradient gets no memory
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ANN401  # autograd's context has no type
+        ctx.receive(gradients)
+        return None, None, *(None for _ in gradients)
+
+
+def noting(state: State, reached: Callable[[], None]) -> State:
+    """`state` as it is; `reached` is called once its gradients have been computed."""
+    wanting = tuple(index for index, each in enumerate(state) if each.requires_grad)
+    if not wanting:
+        return state
+    passed: State = _Note.apply(reached, *(state[index] for index in wanting))  # type: ignore[no-untyped-call]  # torch does not annotate it
+    known = dict(zip(wanting, passed, strict=True))
+    return tuple(known.get(index, each) for index, each in enumerate(state))
+
+
+class _Note(torch.autograd.Function):
+    """Hands tensors on and gradients back, and says so."""
+
+    @staticmethod
+    def forward(ctx: Any, reached: Callable[[], None], *tensors: torch.Tensor) -> State:  # noqa: ANN401  # autograd's context has no type
+        ctx.reached = reached
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # autograd's context has no type
+        ctx.reached()
+        return None, *gradients
+
+
+def seeded(state: State, gradients: Gradients) -> torch.Tensor:
+    """A scalar whose backward allocates `gradients` for the state."""
+    wanting = (each for each, known in zip(state, gradients.layouts, strict=True) if known)
+    root: torch.Tensor = _Seed.apply(gradients, *wanting)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return root
+
+
+class _Seed(torch.autograd.Function):
+    """Makes gradients when backward reaches it, not before."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Gradients, *tensors: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
+        ctx.made = gradients
+        dtype, device = tensors[0].dtype.to_real(), tensors[0].device
+        return torch.zeros((), dtype=dtype, device=device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401, ARG004  # autograd's context has no type, and the gradient is 1
+        return None, *ctx.made.allocate()

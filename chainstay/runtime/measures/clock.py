@@ -1,0 +1,391 @@
+"""Times of stages, in whole nanoseconds, taken in the form in which they will run.
+
+The chain is passed through again and again. In one pass every stage is kept: forward through
+all of them, then backward, without hooks, as in a plain step; so memory is as cold, and as new to
+the process, as it is there. In the next every stage is dropped and run again by the
+executor itself, with all that this takes: handles, surroundings, recapture. In a few, on a CPU,
+what every stage saves is sent away and fetched back. Where a step might not
+fit in memory, and where parameters come and go, each stage goes backward at once instead.
+
+A profile has one forward time, for first runs and for others. It is what one more run
+takes; what a kept stage takes less than that is in its backward time. Where a run again takes
+more than a kept forward and backward together, as of stages so short that the runtime's own work
+counts, the rest is told apart, and so is what hooks around a first run take, and what it takes
+the computing thread to have things moved (`StageTime`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median, quantiles
+from typing import Any, Final
+
+import torch
+
+from chainstay.profiles import Link
+from chainstay.runtime.devices.device_memory import unused_host_bytes
+from chainstay.runtime.execute.environment import Traits, incoming
+from chainstay.runtime.measures.boundary import noting, swallow
+from chainstay.runtime.measures.kept_gradients import zeroed_gradients
+from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.measures.timed_runs import DroppedRun, MovedRun, dropped_run, moved_run, now
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.stage_errors import blaming
+from chainstay.runtime.stage.states import State, detached, state_bytes
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine
+
+__all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
+
+_SPREAD: Final = 0.02
+"""Enough is known of a chain when its time is, to this share: half the middle half's width
+by the root of the number of passes."""
+
+_SECONDS: Final = 10.0
+"""The most to spend on passes beyond the least number of them."""
+
+_MOVED_PASSES: Final = 5
+"""So many tell what moving takes, which is next to nothing beside what stages do."""
+
+_AT_ONCE: Final = Link.from_bytes_per_second(10**15)
+"""For transfers that nobody waits for longer than copying takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStage:
+    """A stage to be timed.
+
+    Attributes:
+        stage: What to run.
+        traits: How its forward touches the world.
+        leaves: Everything outside that receives a gradient.
+    """
+
+    stage: ChainStage
+    traits: Traits
+    leaves: tuple[torch.Tensor, ...]
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """The times of one stage in every pass, in ns.
+
+    Attributes:
+        forward: The times of kept forwards.
+        backward: The times of kept backwards.
+        dropped: The times of forward, run again and backward together.
+        again: The part of these that was run again; empty where nobody can tell.
+        moved: The times of both together, what is saved in between being sent away and fetched
+            back; in the first passes only, if at all.
+    """
+
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+
+    @property
+    def extra(self) -> int:
+        """The time that dropping the stage and running it again adds to keeping it, in ns."""
+        return self._beyond_kept(self.dropped)
+
+    @property
+    def moving(self) -> int:
+        """The time that moving what the stage saves adds to keeping it, in ns."""
+        return max(self._beyond_kept(self.moved), 0) if self.moved else 0
+
+    def _beyond_kept(self, times: Sequence[int]) -> int:
+        kept = map(sum, zip(self.forward, self.backward, strict=True))
+        # Passes of each kind take turns: what else the machine does is in all.
+        return int(median(more - less for more, less in zip(times, kept, strict=False)))
+
+    def profiled(self, hooks: int) -> StageTime:
+        """Return the times of the stage for a profile.
+
+        Args:
+            hooks: What is known of them, of all stages.
+        """
+        if not self.dropped:
+            return StageTime(int(median(self.forward)), int(median(self.backward)))
+        both = int(median(map(sum, zip(self.forward, self.backward, strict=True))))
+        again = int(median(self.again)) if self.again else max(self.extra, 0)
+        forward = min(again, both)
+        hooks = hooks if self.again else 0
+        return StageTime(forward, both - forward, again - forward, hooks, max(self.moving, hooks))
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """The times of a stage, in ns.
+
+    Attributes:
+        forward: One forward, at most as long as a kept run in all.
+        backward: What else a kept run takes.
+        rerun: What each forward but the first takes beyond `forward`.
+        hooks: What it takes if anything is dropped that its first run left, besides.
+        moving: What it takes instead if what it saves is sent away and fetched back.
+    """
+
+    forward: int
+    backward: int
+    rerun: int = 0
+    hooks: int = 0
+    moving: int = 0
+
+
+def stage_times(times: Sequence[StageTimes]) -> list[StageTime]:
+    """Return the times of every stage.
+
+    What hooks take is the same small part of every stage's times, as good as lost in their noise:
+    it is the median over all stages.
+    """
+    beyond = [each.extra - int(median(each.again)) for each in times if each.again]
+    hooks = max(int(median(beyond)), 0) if beyond else 0
+    return [each.profiled(hooks) for each in times]
+
+
+def time_chain(
+    stages: Sequence[TimedStage],
+    given: tuple[State, Sequence[Any]],
+    device: torch.device,
+    repeats: int,
+    progress: Progress = unseen,
+) -> list[StageTimes]:
+    """Pass through the chain until its time is known well enough, after one pass to warm up.
+
+    Args:
+        stages: The chain, the loss included, which nobody runs again.
+        given: Its input, and what all stages may read.
+        device: Where it runs.
+        repeats: The least number of passes of each kind; the most is this times itself, but
+            no more than four times this, and none beyond it starts after 10 seconds.
+        progress: Told of every pass.
+    """
+    stopwatch = _time_cuda if device.type == "cuda" else _time_cpu
+    chain = _Chain(stages, *given, device, stopwatch)
+    progress("warming up", steps=0, more=len(stages) * (1 + repeats))
+    # Processes that share parameters must all run them equally often.
+    is_sharded = any(each.stage.is_sharded for each in stages)
+    needed = chain.step_bytes()
+    chain.is_whole = device.type == "cpu" and not is_sharded and 2 * needed <= unused_host_bytes()
+    leaves = chain.leaves(range(len(stages))) if chain.is_whole else ()
+    begin = time.monotonic()
+
+    def moves(done: int) -> bool:
+        is_quick = time.monotonic() - begin < _SECONDS / 2  # or giving orders takes next to nothing
+        return chain.is_whole and is_quick and done < _MOVED_PASSES
+
+    with zeroed_gradients(leaves), closing(CopyingEngine(_AT_ONCE)) as engine:
+        chain.keep()
+        chain.drop()
+        if moves(0):
+            chain.move(engine)
+        chain.times = [StageTimes() for _ in stages]
+        for done in range(repeats * min(repeats, 4)):
+            if done >= repeats and (
+                is_sharded or chain.is_known or time.monotonic() - begin > _SECONDS
+            ):
+                break
+            progress("timing", steps=len(stages), more=len(stages) * (done >= repeats))
+            chain.keep()
+            chain.drop()
+            if moves(done):
+                chain.move(engine)
+    progress("timing", steps=len(stages))
+    return chain.times
+
+
+_Stopwatch = Callable[[Callable[[], State]], tuple[State, int]]
+
+
+_Forward = Callable[[State], State]
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The chain that is passed through.
+
+    Attributes:
+        stages: The chain, the loss included.
+        source: Its input.
+        shared: What all stages may read.
+        device: Where it runs.
+        stopwatch: A stopwatch for anything that runs there.
+        is_whole: The backward begins when all stages are done, not behind each of them.
+        times: So far.
+    """
+
+    stages: Sequence[TimedStage]
+    source: State
+    shared: Sequence[Any]
+    device: torch.device
+    stopwatch: _Stopwatch
+    is_whole: bool = False
+    times: list[StageTimes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.times = [StageTimes() for _ in self.stages]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether passes differ little enough."""
+        forward = (each.forward for each in self.times)
+        backward = (each.backward for each in self.times)
+        return _is_narrow([sum(times) for times in zip(*forward, *backward, strict=True)])
+
+    def step_bytes(self) -> int:
+        """Return about how many bytes a plain step holds, in a pass of single stages."""
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        total = state_bytes(
+            {id(leaf): leaf for each in self.stages for leaf in each.leaves}.values()
+        )
+        state = self.source
+        for index, timed in enumerate(self.stages):
+            hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+            with blaming(timed.stage, index, state), hooks:
+                given = swallow(detached(incoming(timed.stage, state)))
+                state = detached(timed.stage(given, self.shared))
+            total += sum(sizes.values()) + state_bytes(state)
+            sizes.clear()
+        return total
+
+    def keep(self) -> None:
+        """One pass, every stage kept."""
+
+        def start(timed: TimedStage) -> _Forward:
+            return partial(timed.stage, shared=self.shared)
+
+        for index, forward, backward in self._passed(len(self.stages), start):
+            self.times[index].forward.append(forward)
+            self.times[index].backward.append(backward or 0)
+
+    def drop(self) -> None:
+        """One pass, every stage dropped and run again, if gradients ever ask for that."""
+        runs: list[DroppedRun] = []
+
+        def start(timed: TimedStage) -> _Forward:
+            runs.append(dropped_run(timed.stage, timed.traits, self.device, self.shared))
+            return runs[-1].forward
+
+        for index, forward, backward in self._passed(self._count_without_loss, start):
+            if backward is not None:
+                self.times[index].dropped.append(forward + backward)
+                if self.device.type == "cpu":
+                    self.times[index].again.append(runs[index].again)
+
+    def move(self, engine: CopyingEngine) -> None:
+        """One pass, what every stage saves sent away and fetched back before its backward."""
+        runs: list[MovedRun] = []
+
+        def start(timed: TimedStage) -> _Forward:
+            runs.append(moved_run(timed.stage, timed.traits, engine, self.shared))
+            return runs[-1].forward
+
+        for index, forward, backward in self._passed(self._count_without_loss, start):
+            if backward is not None:
+                self.times[index].moved.append(forward + backward - runs[index].stalled)
+
+    def leaves(self, stages: Iterable[int]) -> list[torch.Tensor]:
+        """Return the tensors that these stages send gradients to."""
+        return [leaf for index in stages for leaf in self.stages[index].leaves]
+
+    def _passed(
+        self, count: int, start: Callable[[TimedStage], _Forward]
+    ) -> Iterator[tuple[int, int, int | None]]:
+        """Each stage's number and times of its forward and, if there is one, of its backward."""
+        size = max(count, 1) if self.is_whole else 1  # of a loss alone, nothing runs again
+        state = self.source
+        for first in range(0, count, size):
+            group = range(first, first + size)
+            reached: dict[int, int] = {}
+            forwards: list[int] = []
+            given: list[State] = []
+            with zeroed_gradients(() if self.is_whole else self.leaves(group)):
+                for index in group:
+                    state = (
+                        swallow(detached(incoming(self.stages[index].stage, state)))
+                        if index == first
+                        else noting(state, partial(self._note, reached, index))
+                    )
+                    given.append(_described(state))
+                    with blaming(self.stages[index].stage, index, state):
+                        forward = partial(start(self.stages[index]), state)
+                        state, elapsed = self.stopwatch(forward)
+                        forwards.append(elapsed)
+                backwards = self._backwards(state, group, reached, given)
+            yield from zip(group, forwards, backwards, strict=True)
+            state = detached(state)
+
+    @property
+    def _count_without_loss(self) -> int:
+        return sum(not each.stage.is_loss for each in self.stages)
+
+    def _backwards(
+        self, output: State, group: range, reached: dict[int, int], given: Sequence[State]
+    ) -> list[int | None]:
+        """Run the backwards of a group; return each stage's time in ns, ``None`` if unknown."""
+        wanting = tuple(tensor for tensor in output if tensor.requires_grad)
+        if not wanting:
+            return [None for _ in group]
+        gradients = tuple(map(torch.ones_like, wanting))
+
+        def backward() -> State:
+            reached[group.stop] = now()  # by the stopwatch's own time, or stages end too early
+            torch.autograd.backward(wanting, gradients)
+            return ()
+
+        try:
+            _, elapsed = self.stopwatch(backward)
+        except Exception:
+            index = min(reached, default=group.stop) - 1
+            with blaming(self.stages[index].stage, index, given[index - group.start]):
+                raise
+        end = reached[group.stop] + elapsed
+        ends = [reached.get(index, end) for index in group]
+        begins = [reached.get(index + 1) for index in group]
+        return [
+            None if begin is None else end - begin for begin, end in zip(begins, ends, strict=True)
+        ]
+
+    @staticmethod
+    def _note(reached: dict[int, int], index: int) -> None:
+        reached[index] = now()
+
+
+def _described(state: State) -> State:
+    """Shapes and types, without memory."""
+    return tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in state)
+
+
+def _is_narrow(values: Sequence[int]) -> bool:
+    if len(values) < 3:  # quartiles of fewer say nothing
+        return False
+    low, middle, high = quantiles(values, n=4)
+    return bool((high - low) / 2 <= _SPREAD * middle * math.sqrt(len(values)))
+
+
+def _time_cpu(function: Callable[[], State]) -> tuple[State, int]:
+    start = now()
+    result = function()
+    return result, now() - start
+
+
+def _time_cuda(function: Callable[[], State]) -> tuple[State, int]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    result = function()
+    end.record()
+    torch.cuda.synchronize()
+    return result, int(start.elapsed_time(end) * 1e6)

@@ -1,0 +1,322 @@
+"""Costs of a running chain as a `ChainProfile`: each stage's times and bytes.
+
+Every stage is run alone, so that only one stage's graph is alive at once. Beyond the
+plain reading of the profile's fields:
+
+* The caller holds the model's output until the step ends, as ``output = model(x)`` in a
+  training loop does: it is in the overheads of every stage but those whose input has it.
+* Some bytes stand through the whole step: what a dropping forward cannot drop, the loss
+  value and its seed gradient. They are in every stage's overheads.
+* Buffers and random states are saved for stages that run again; see `accounting`.
+* So do autocast's copies of weights, and for a while gradients of tied weights; see `sharing`.
+* Parameters, their gradients and optimizer state are the caller's and count nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.memory import trace_phases
+from chainstay.runtime.execute.environment import Traits, first_look, require_repeatable
+from chainstay.runtime.measures.account import Account, StageCost
+from chainstay.runtime.measures.boundary import Gradients
+from chainstay.runtime.measures.clock import StageTime, TimedStage, stage_times, time_chain
+from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
+from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_gradients_bytes
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
+from chainstay.runtime.stage.stage_errors import blaming, run_stage
+from chainstay.runtime.stage.states import State, copied, detached, is_among, state_bytes
+
+__all__ = [
+    "ObservedStage",
+    "Subject",
+    "account_for",
+    "assemble_profile",
+    "free_loss",
+    "observe_chain",
+    "require_differentiable",
+    "require_number",
+    "trace_chain",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The subject of a measurement.
+
+    Attributes:
+        stages: Stages of the model, and the loss if it is known.
+        source: Input of the first stage.
+        shared: What all stages may read; what they write is nobody's but the subject's.
+        counted: Tensors of these that are there because of the call, whose memory counts.
+        device: Where they run.
+        progress: Told of every run of a stage.
+    """
+
+    stages: tuple[ChainStage, ...]
+    source: State
+    shared: Sequence[Any]
+    counted: State
+    device: torch.device
+    progress: Progress = unseen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedStage:
+    """The observations of a stage, its memory not traced; sizes in bytes."""
+
+    stage: ChainStage
+    traits: Traits
+    leaves: tuple[torch.Tensor, ...]
+    time: StageTime
+    given: NumberedState
+    result: NumberedState
+    environment_bytes: int
+    random_bytes: int = 0
+
+
+def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
+    """Run the chain once, stage by stage, and time each stage on the way.
+
+    Raises:
+        UnsupportedModelError: The loss gives something else than one number, the model
+            integers, or a stage cannot be run again.
+    """
+    observed = []
+    source, shared, device = subject.source, subject.shared, subject.device
+    lineage = Lineage.beside(value for value in shared if isinstance(value, torch.Tensor))
+    lineage.add(source)
+    # Behind branches there may be nothing but the loss.
+    last = max((i for i, stage in enumerate(subject.stages) if not stage.is_loss), default=None)
+    subject.progress("running every stage", steps=0, more=len(subject.stages))
+    for index, stage in enumerate(subject.stages):
+        subject.progress("running every stage")
+        with blaming(stage, index, source):
+            traits, environment, output = first_look(stage, source, shared, device)
+        environment_bytes = environment.size_on(device)
+        random_bytes = sum(state.nbytes for kind, state in environment.random if kind == device)
+        if index == last:
+            require_differentiable(output)
+        lineage.add(output, source)
+        leaves = tuple(leaf for leaf in leaves_of(output) if not is_among(leaf, source))
+        following = detached(output)
+        del output  # its graph would be alive beside the one being timed
+        with blaming(stage, index, source):
+            if stage.is_loss:
+                require_number(following[0])
+            else:
+                require_repeatable(stage, (source, shared), following, environment)
+        observed.append(
+            ObservedStage(
+                stage=stage,
+                traits=traits,
+                leaves=leaves,
+                time=StageTime(0, 0),
+                given=lineage.states[index],
+                result=lineage.states[index + 1],
+                environment_bytes=environment_bytes,
+                random_bytes=random_bytes,
+            )
+        )
+        source = following
+    return _timed(observed, subject, repeats)
+
+
+def _timed(
+    observed: Sequence[ObservedStage], subject: Subject, repeats: int
+) -> list[ObservedStage]:
+    stages = [TimedStage(each.stage, each.traits, each.leaves) for each in observed]
+    given = (subject.source, subject.shared)
+    times = time_chain(stages, given, subject.device, repeats, subject.progress)
+    return [replace(s, time=t) for s, t in zip(observed, stage_times(times), strict=True)]
+
+
+def trace_chain(
+    observed: Sequence[ObservedStage], subject: Subject, gradients: Gradients | None = None
+) -> list[StageMemory]:
+    """Memory of every stage, run alone on what the stages before it give.
+
+    Args:
+        observed: The stages.
+        subject: Likewise.
+        gradients: The gradients of the last state, as whoever reads it leaves them; by default as
+            usual.
+    """
+    probes = [
+        StageProbe(stage=each.stage, shared=subject.shared, leaves=each.leaves) for each in observed
+    ]
+    # A failing stage leaves no gradient behind.
+    with closing(_phases(probes, subject, gradients)) as phases:
+        traces = iter(trace_phases(phases, subject.device))
+    return [probe.memory(traces) for probe in reversed(probes)][::-1]
+
+
+def _phases(
+    probes: Sequence[StageProbe], subject: Subject, gradients: Gradients | None
+) -> Generator[Callable[[], None]]:
+    """Every stage's phases, the last stage first: its gradients lie as the one below gets them."""
+    source, device = subject.source, subject.device
+    parked = []
+    for index, probe in enumerate(probes):
+        parked.append(_parked(source))
+        source = detached(run_stage(probe.stage, index, source, subject.shared))
+    subject.progress("tracing memory", steps=0, more=len(probes))
+    for index, probe in reversed(list(enumerate(probes))):
+        subject.progress("tracing memory")
+        probe.output_gradients = gradients
+        for phase in probe.phases(parked[index], device):
+            yield partial(_blamed, phase, probe.stage, index, parked[index])
+        parked.pop()
+        gradients = probe.input_gradients
+
+
+def _parked(state: State) -> State:
+    """The same values off the device: all states together might not fit there."""
+    host = torch.device("cpu")
+    return state if all(tensor.device == host for tensor in state) else copied(state, host)
+
+
+def _blamed(phase: Callable[[], None], stage: ChainStage, index: int, source: State) -> None:
+    with blaming(stage, index, source):
+        phase()
+
+
+def assemble_profile(
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    subject: Subject,
+    autocast: Autocast | None,
+) -> ChainProfile:
+    """The profile that is sound for every schedule; see `account_for`."""
+    return account_for(observed, memories, subject, autocast).profile()
+
+
+def account_for(
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    subject: Subject,
+    autocast: Autocast | None,
+) -> Account:
+    """Return the costs of every stage; without a measured loss a free one is put at the end."""
+    standing = _standing_bytes(observed, memories, subject, autocast)
+    states = [observed[0].given, *(each.result for each in observed)]
+    gradients = [each.input_gradients for each in memories] + [memories[-1].output_gradients]
+    has_loss = observed[-1].stage.is_loss
+    inputs = slice(0, len(observed) + (not has_loss))  # of every stage, the loss's included
+    skips = shared_skips(states[inputs], gradients[inputs])
+    tied = tied_gradients_bytes(
+        [each.leaves for each in observed], [each.leaf_gradients for each in memories]
+    )
+    handed_out = states[-2] if has_loss else states[-1]
+    costs = []
+    for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):
+        held, saved = each.given.bytes, memory.kept_bytes
+        recording = memory.kept_peak - held - saved
+        dropping = memory.dropped_peak - held - each.result.bytes_outside(each.given)
+        backward = memory.backward_peak - held - saved
+        backward -= gradients[index].allocated_bytes + gradients[index + 1].allocated_bytes
+        backward += sum(skip.gradient_bytes for skip in skips if skip.first <= index < skip.last)
+        waiting = handed_out.bytes_outside(each.given)  # in the caller's hands
+        if each.result is handed_out:  # saved bytes have the output already; the graph may lack it
+            backward += waiting
+        else:
+            backward = max(backward, 0) + waiting
+        beside = standing + waiting + tied[index][0]
+        costs.append(
+            StageCost(
+                name=each.stage.name,
+                forward_time=each.time.forward,
+                backward_time=each.time.backward,
+                rerun_time=each.time.rerun,
+                hooks_time=each.time.hooks,
+                moving_time=each.time.moving,
+                output_bytes=each.result.bytes,
+                saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
+                gradient_bytes=gradients[index + 1].allocated_bytes,
+                recording_bytes=max(recording, 0) + beside,
+                dropping_bytes=max(dropping, 0) + beside,
+                backward_bytes=max(backward, 0) + standing + tied[index][1],
+                environment_bytes=0 if each.stage.is_loss else each.environment_bytes,
+                random_bytes=0 if each.stage.is_loss else each.random_bytes,
+            )
+        )
+    return Account(
+        input_bytes=states[0].bytes,
+        input_gradient_bytes=gradients[0].allocated_bytes,
+        stages=tuple(costs) if has_loss else (*costs, free_loss(standing)),
+        skips=skips,
+    )
+
+
+def free_loss(standing: int) -> StageCost:
+    """Stands for a loss that is not known, while `standing` bytes stand."""
+    return StageCost(
+        name="loss",
+        forward_time=0,
+        backward_time=0,
+        output_bytes=0,
+        saved_bytes=0,
+        gradient_bytes=0,
+        recording_bytes=standing,
+        dropping_bytes=standing,
+        backward_bytes=standing,
+        environment_bytes=0,
+    )
+
+
+def _standing_bytes(
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    subject: Subject,
+    autocast: Autocast | None,
+) -> int:
+    """Bytes that a plan holds through the whole step."""
+    leaves = [each.leaves for each in observed]
+    inputs = tuple(tensor for tensor in subject.source if tensor.requires_grad)
+    total = state_bytes(each for each in subject.counted if each.device == subject.device)
+    total += autocast_copies_bytes([*leaves, inputs], autocast)
+    for each, memory in zip(observed, memories, strict=True):
+        made_bytes = each.result.bytes_outside(each.given)
+        if each.stage.is_loss:
+            total += made_bytes + memory.output_gradients.allocated_bytes
+        else:
+            total += max(memory.dropped_bytes - made_bytes, 0)
+    return total
+
+
+def require_differentiable(output: State) -> None:
+    """Refuse a model's last state without any real or complex number.
+
+    Raises:
+        UnsupportedModelError: It is all integers.
+    """
+    if not any(each.is_floating_point() or each.is_complex() for each in output):
+        types = " and ".join(str(each.dtype) for each in output) or "no tensor's"
+        raise UnsupportedModelError(
+            f"the model's output is of type {types}, which has no gradient; leave out "
+            "the stages that turn it into integers"
+        )
+
+
+def require_number(loss: torch.Tensor) -> None:
+    """Refuse a loss that is not one real number.
+
+    Raises:
+        UnsupportedModelError: It is something else.
+    """
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise UnsupportedModelError(
+            f"the loss returns a tensor of shape {tuple(loss.shape)} and type {loss.dtype}, must "
+            "return one real number; reduce it with .mean() or .sum()"
+        )

@@ -1,0 +1,142 @@
+"""Measuring a chain of stages: the same for every kind of model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from chainstay.profiles import ChainProfile, OffloadProfile
+from chainstay.runtime.capture.trials.world import random_numbers_kept
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.execute.environment import Traits, first_look
+from chainstay.runtime.execute.items import movable_chain
+from chainstay.runtime.measures.account import Account
+from chainstay.runtime.measures.cost_files import AccountFile, signature_of
+from chainstay.runtime.measures.costs import Subject, account_for, observe_chain, trace_chain
+from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.stage_errors import blaming
+from chainstay.runtime.stage.states import detached
+from chainstay.schedule import Schedule
+
+__all__ = [
+    "Measurement",
+    "measure_subject",
+    "measuring",
+    "require_repeats",
+    "traits_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A chain and what it costs.
+
+    Attributes:
+        chain: The stages, the loss excluded.
+        account: Costs of ``len(chain.stages) + 1`` stages; the last one is the loss.
+        traits: How each stage's forward touches the world, one per stage of the chain.
+    """
+
+    chain: Chain
+    account: Account
+    traits: tuple[Traits, ...]
+
+    @property
+    def profile(self) -> ChainProfile:
+        """The profile to be solved: no schedule needs more than it says."""
+        return self.account.profile()
+
+    @property
+    def offload_profile(self) -> OffloadProfile:
+        """The profile for `chainstay.solve_offload`: nothing is run again.
+
+        The input, which is the caller's, and what several states share stay on the device.
+        """
+        schedule = Schedule.keep_all(len(self.account.stages))
+        return OffloadProfile.from_chain(movable_chain(self.account.profile_for(schedule)))
+
+    @property
+    def movable_profile(self) -> ChainProfile:
+        """The profile for `chainstay.solve_hybrid`; overheads include what cannot be moved."""
+        return movable_chain(self.profile)
+
+    def profile_for(self, schedule: Schedule) -> ChainProfile:
+        """Return a profile for schedules like `schedule`: closer, but sound for no other."""
+        return self.account.profile_for(schedule)
+
+    def overheads_for(self, schedule: Schedule) -> tuple[int, ...]:
+        """Return the bytes that each operation of `schedule` needs by itself, to predict the peak.
+
+        For `chainstay.simulate`, together with `profile`. The peak is then at most that by
+        `profile_for`, which has one overhead for all forwards of a stage.
+        """
+        return self.account.overheads(schedule)
+
+
+@contextmanager
+def measuring(device: torch.device) -> Iterator[None]:
+    """Run stages for real inside, on stand-ins; random states are afterwards as they were."""
+    with random_numbers_kept(device), torch.enable_grad():
+        if device.type != "cuda":
+            yield
+            return
+        with torch.cuda.device(device):  # its current stream is timed
+            yield
+
+
+def measure_subject(
+    subject: Subject,
+    names: tuple[str, ...],
+    repeats: int,
+    cache: str | os.PathLike[str] | None = None,
+) -> Measurement:
+    """Time and memory of every stage; call it inside `measuring`.
+
+    Args:
+        subject: What to measure.
+        names: What messages call the values that all stages may read.
+        repeats: Timed runs of each stage.
+        cache: A directory in which costs are looked up, and left for next time.
+
+    Raises:
+        UnsupportedModelError: A stage fails, or cannot be run again; the text names it.
+    """
+    autocast = Autocast.now(subject.device)
+    file = None
+    if cache is not None:
+        titles = (stage.name for stage in subject.stages)
+        file = AccountFile.of(signature_of(subject, autocast), titles, cache)
+    account = None if file is None else file.read()
+    if account is not None:
+        traits = tuple(traits_of(subject))
+    else:
+        observed = observe_chain(subject, repeats)
+        memories = trace_chain(observed, subject)
+        account = account_for(observed, memories, subject, autocast)
+        traits = tuple(each.traits for each in observed if not each.stage.is_loss)
+        if file is not None:
+            file.write(account)
+    stages = tuple(stage for stage in subject.stages if not stage.is_loss)
+    chain = Chain(stages=stages, device=subject.device, names=names)
+    return Measurement(chain=chain, account=account, traits=traits)
+
+
+def traits_of(subject: Subject) -> Iterator[Traits]:
+    """Return the traits of every stage but the loss, seen in one run of each."""
+    source = subject.source
+    for index, stage in enumerate(subject.stages):
+        if not stage.is_loss:
+            with blaming(stage, index, source):
+                traits, _, output = first_look(stage, source, subject.shared, subject.device)
+            yield traits
+            source = detached(output)
+
+
+def require_repeats(repeats: object) -> None:
+    """Refuse anything but a positive number of timed runs."""
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(f"repeats is {repeats!r}, must be a whole number, at least 1")

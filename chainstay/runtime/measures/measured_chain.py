@@ -1,0 +1,482 @@
+"""A model given as a chain of stages, tensor in, tensor out: measured, and run by a schedule."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.problems.offload import OffloadSolution
+from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
+from chainstay.runtime.capture.cuts.cut import cut_again
+from chainstay.runtime.capture.cuts.stage_borders import (
+    cut_between_stages,
+    naming_the_stage,
+    observed_stages,
+    output_index,
+    traced_stages,
+)
+from chainstay.runtime.capture.dynamo import (
+    CapturedForward,
+    GraphCapture,
+    NoFullGraphError,
+    UnknownCallError,
+)
+from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError, wants_gradients
+from chainstay.runtime.capture.graph_key import graph_key
+from chainstay.runtime.capture.trials.dispatch_modes import without_modes
+from chainstay.runtime.capture.trials.equivalence import OutputSample
+from chainstay.runtime.capture.trials.isolation import StandIns, require_initialised
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.memory import require_measurable
+from chainstay.runtime.execute.executor import Executor, matching
+from chainstay.runtime.measures.measured import Measurement, measuring, require_repeats
+from chainstay.runtime.measures.probe import dropping
+from chainstay.runtime.measures.progress import progress_bar
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.given_stages import (
+    Model,
+    StageLoop,
+    Stages,
+    is_any_training,
+    named_stages,
+    stage_title,
+)
+from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
+from chainstay.runtime.stage.staged_graph import StagedGraph, measured_graph, subject_of, with_graph
+from chainstay.runtime.transfer import Engine, Transport, engine_for, program_of
+from chainstay.schedule import Schedule
+from chainstay.solution import Solution
+
+__all__ = ["MeasuredChain", "PlannedChain", "measure"]
+
+Loss = Callable[[torch.Tensor], torch.Tensor]
+
+
+class PlannedChain(StageLoop):
+    """A chain of stages that forgets, recomputes or offloads activations as a schedule says.
+
+    Its output hangs on an ordinary autograd graph: ``backward``, ``autograd.grad``,
+    ``retain_graph``, gradient accumulation and several forwards before a backward all work.
+    The modules inside are the model's own objects under their own names, so that
+    parameters are shared with the model and ``state_dict`` keys are the same. Without
+    gradients (``torch.no_grad``, or nothing that requires any) it runs plainly.
+
+    The plan's memory counts the input and the output as held until the step ends, so the
+    usual loop (``output = planned(x)``, ``loss(output).backward()``) stays within it.
+
+    A plan holds for what was measured: the input's layout, training flags, autocast, and what
+    the stages compute but for its numbers. Another call is refused; evaluate under
+    ``torch.no_grad``.
+
+    With transfers, `close` stops them and lets host memory go; without a call, that happens
+    with the chain's end.
+
+    Args:
+        measured: What to run.
+        schedule: For its stages and the loss, valid under free discards.
+        transport: Makes the transfers that the schedule has, if it has any.
+
+    Raises:
+        PlanMismatchError: The schedule is for another number of stages.
+        InvalidScheduleError: An operation lacks what it needs.
+        UnsupportedModelError: A stage has the name of an attribute of this class.
+    """
+
+    _measured: MeasuredChain
+    _executor: Executor
+    _capture: _Capture
+
+    def __init__(
+        self, measured: MeasuredChain, schedule: Schedule, transport: Transport | None = None
+    ) -> None:
+        super().__init__(
+            measured.source.named,
+            _measured=measured,
+            _executor=Executor(measured.chain, measured.traits, schedule, transport),
+            _capture=_Capture(),
+        )
+        self.training = measured.source.is_training
+
+    # A traced plan gives silently wrong gradients.
+    @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        """The model's output.
+
+        Raises:
+            PlanMismatchError: Gradients are wanted, and the input, the mode or a stage is not
+                like that which the plan was measured with, so that its memory is not known;
+                or a stage was added or removed.
+            UnsupportedModelError: A stage has changed, and cannot be traced any more.
+        """
+        if not isinstance(activation, torch.Tensor):
+            raise PlanMismatchError(
+                f"the input is a {type(activation).__name__}, must be one tensor "
+                f"{self._measured.source.layout}"
+            )
+        self._require_own_modules()
+        if not torch.is_grad_enabled():
+            return self.run_plainly(activation)
+        if activation.is_inference():
+            raise PlanMismatchError(
+                "the input was made under torch.inference_mode(), where no gradient can be "
+                "computed; make it outside, or pass a clone of it"
+            )
+        capture = self._capture.graphs
+        try:
+            output: torch.Tensor = capture.run(self, activation)
+        except (UnknownCallError, UnplannedGraphError):
+            return self._first_run(capture, activation)
+        return output
+
+    def close(self) -> None:
+        """Stop transfers and let host memory go; nothing is trained after that."""
+        self._executor.close()
+
+    def _first_run(self, capture: GraphCapture, activation: torch.Tensor) -> torch.Tensor:
+        try:
+            output: torch.Tensor = capture.capture(self, activation)
+        except UnplannedGraphError as found:
+            with without_modes():
+                self._plan(found, activation)
+            output = capture.run(self, activation)
+        except NoFullGraphError as reason:
+            raise naming_the_stage(reason, self._stages_now(), activation) from reason.__cause__
+        return output
+
+    def _require_own_modules(self) -> None:
+        own = self._stages.modules
+        if own != self._modules.keys():
+            (name, *_) = sorted(own ^ self._modules.keys())
+            raise PlanMismatchError(
+                f"module {name} was {'removed from' if name in own else 'added to'} the planned "
+                "chain, which runs the stages that were measured; change the model, then measure "
+                "and plan again"
+            )
+
+    def _plan(self, found: UnplannedGraphError, activation: torch.Tensor) -> None:
+        """Let a graph go by the plan, if it is the one that was measured but for its numbers."""
+        forward, measured = found.forward, self._measured
+        if not wants_gradients(found.inputs):
+            self._capture.plan(forward, found.inputs, forward.graph)
+            return
+        observed = observed_stages(found, measured.source.titles)
+        key = graph_key(observed, found.inputs, Autocast.now(measured.chain.device))
+        graph = cut_again(observed, measured.staged.graph.cuts)
+        if key != measured.key or graph is None:
+            raise self._mismatch(activation)
+        staged = with_graph(measured.staged, graph)
+        executor = self._executor.with_chain(staged.chain, staged.traits)
+
+        def planned(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+            state, shared = graph.begin(inputs)
+            return graph.finish(executor(state, shared), shared)
+
+        self._capture.plan(forward, found.inputs, planned)
+
+    def _mismatch(self, activation: torch.Tensor) -> PlanMismatchError:
+        planned, layout = self._measured.source.layout, _layout_of(activation)
+        if layout != planned:
+            return PlanMismatchError(
+                f"the plan was measured for an input {planned}, got {layout}; measure and plan "
+                "again with such a sample, or run it under torch.no_grad()"
+            )
+        mode = self._measured.source.mode
+        difference = mode.difference(_Mode.of(self._stages_now(), activation.device))
+        return PlanMismatchError(
+            f"{difference}; measure and plan again in this mode, or run under torch.no_grad()"
+            if difference
+            else "the chain computes something else than when it was measured, so the plan's "
+            "memory does not hold: a stage was replaced, or its parameters (which of them "
+            "require gradients, too), its hooks or what it reads have changed; measure and plan "
+            "again, or run under torch.no_grad()"
+        )
+
+    def _stages_now(self) -> list[tuple[str, Any]]:
+        return [
+            (name, self._modules.get(name, stage)) for name, stage in self._measured.source.named
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a measured chain was made from.
+
+    Attributes:
+        named: The stages, by the names they have in the model's ``state_dict``.
+        is_training: The model's own training flag.
+        layout: What its input was, for people.
+        mode: In which it was measured.
+    """
+
+    named: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]
+    is_training: bool
+    layout: str
+    mode: _Mode
+
+    @property
+    def titles(self) -> list[str]:
+        """What people call the stages."""
+        return [stage_title(name, stage) for name, stage in self.named]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """What stages are told besides their input.
+
+    Attributes:
+        flags: Whether each module trains, by what messages call it.
+        autocast: Around the call.
+    """
+
+    flags: tuple[tuple[str, bool], ...]
+    autocast: Autocast | None
+
+    @classmethod
+    def of(cls, named: Stages, device: torch.device) -> _Mode:
+        """The mode of a call now."""
+        flags = tuple(
+            (
+                f"{_inner_title(path, module)} stage {index} ({stage_title(name, stage)})",
+                module.training,
+            )
+            for index, (name, stage) in enumerate(named)
+            if isinstance(stage, nn.Module)
+            for path, module in stage.named_modules()
+            if not list(module.children()) or not path
+        )
+        return cls(flags, Autocast.now(device))
+
+    def difference(self, now: _Mode) -> str:
+        """How another mode differs from this one; empty if it does not."""
+        if self.autocast != now.autocast:
+            before, after = (
+                "no autocast" if mode.autocast is None else str(mode.autocast)
+                for mode in (self, now)
+            )
+            return f"the plan was measured with {before}, got {after}"
+        names = ("evaluation", "training")
+        present = dict(now.flags)
+        for module, was_training in self.flags:
+            is_training = present.get(module, was_training)
+            if is_training != was_training:
+                return (
+                    f"the plan was measured with {module} in {names[was_training]} mode, it is in "
+                    f"{names[is_training]} mode"
+                )
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredChain(Measurement):
+    """A model and what it costs.
+
+    Attributes:
+        chain: The model as stages, some of its own joined.
+        account: Costs of ``len(stages) + 1`` stages; the last one is the loss.
+        traits: How each stage's forward touches the world, one per stage.
+        staged: The model's graph as these stages.
+        key: What a graph must have in common with that one to go by a plan of it.
+        source: What it was made from.
+    """
+
+    staged: StagedGraph
+    key: Hashable
+    source: _Source
+
+    @property
+    def stages(self) -> tuple[ChainStage, ...]:
+        """The stages that a schedule speaks about, the loss excluded."""
+        return self.chain.stages
+
+    def planned(
+        self,
+        plan: Schedule | Solution,
+        *,
+        engine: Engine | None = None,
+        host_budget: int | None = None,
+    ) -> PlannedChain:
+        """The model as a module that trains by `plan`; see `PlannedChain`.
+
+        Args:
+            plan: Made under any discards: ``"table1"``, ``"tape"`` or ``"free"``; or what
+                `chainstay.solve_offload` makes of `offload_profile`, or
+                `chainstay.solve_hybrid` of `movable_profile`.
+            engine: Makes the transfers of such a plan; by default, that of the device.
+            host_budget: Of the default engine: bytes of host memory, ``None`` for no limit.
+
+        Raises:
+            PlanMismatchError: The plan is for another number of stages, or no plan.
+            HostBudgetError: What is away at once needs more host memory.
+            InvalidScheduleError: An operation of the plan lacks what it needs.
+            UnsupportedModelError: A stage has the name of an attribute of `PlannedChain`.
+        """
+        schedule: object = plan.schedule if isinstance(plan, Solution) else plan
+        if not isinstance(schedule, Schedule):
+            raise PlanMismatchError(
+                f"the plan is a {type(plan).__name__}, must be a Schedule or a Solution; "
+                "get one from chainstay.solve_measured(measured, budget)"
+            )
+        transport = None
+        if isinstance(plan, OffloadSolution):
+            engine = engine or engine_for(
+                self.chain.device, link=plan.link, host_budget=host_budget
+            )
+            schedule = matching(program_of(plan), self.chain)
+            transport = Transport.of(plan, self.profile, self.overheads_for(schedule), engine)
+        return PlannedChain(self, schedule, transport)
+
+
+def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
+    model: Model,
+    sample: torch.Tensor,
+    *,
+    loss: Loss | None = None,
+    repeats: int = 5,
+    progress: bool = True,
+    cache: str | os.PathLike[str] | None = None,
+) -> MeasuredChain:
+    """Measure time and memory of every stage of `model` on `sample`.
+
+    The stages are traced by TorchDynamo, and their operators run on stand-ins for parameters
+    and buffers: the model is left as it was, even when a stage fails.
+
+    Args:
+        model: A `torch.nn.Sequential`, or a list or tuple of stages, each tensor in,
+            tensor out.
+        sample: An input like those to come: same shape, type, device and ``requires_grad``.
+        loss: From the output to a scalar; holds its targets itself. Measured as the last
+            stage. Without it the last stage is free, and the loss's memory is yours to add.
+        repeats: The least number of times that each stage is timed, after one that warms up;
+            it goes on until the time of a step is known to 2 %, up to four times as often.
+        progress: Show a bar on stderr, if that is a terminal and it takes over a second.
+        cache: A directory for what was measured, one JSON file per model, call and machine;
+            what is found there is not measured again. By default there is none.
+
+    Raises:
+        UnsupportedModelError: The model is not such a chain, or cannot be traced; the text
+            names the stage.
+        ValueError: `repeats` is no whole number or less than 1.
+
+    Complexity:
+        About ``repeats + 6`` steps of plain training, with one stage's graph at a time.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
+        >>> measured = measure(model, torch.zeros(2, 8), loss=torch.Tensor.mean)
+        >>> [(stage.name, stage.output_bytes) for stage in measured.profile.stages]
+        [('Linear0', 32), ('Linear1', 8), ('loss', 4)]
+    """
+    require_repeats(repeats)
+    named = named_stages(model)
+    _require_sample(sample)
+    require_measurable(sample.device)
+    require_loss(loss)
+    for stage in (*(stage for _, stage in named), loss):
+        if isinstance(stage, nn.Module):
+            require_initialised(stage)
+    source = _Source(
+        named,
+        model.training if isinstance(model, nn.Sequential) else is_any_training(named),
+        _layout_of(sample),
+        _Mode.of(named, sample.device),
+    )
+    observed, inputs = traced_stages(named, sample)
+    key = graph_key(observed, inputs, Autocast.now(sample.device))
+    graph = cut_between_stages(observed, source.titles)
+    with progress_bar(wanted=progress) as bar, measuring(sample.device):
+        behind = _loss_of(loss, graph, output_index(observed.captured), inputs)
+        subject = subject_of(graph, inputs, behind, sample.device, progress=bar, merges=False)
+        staged, measured = measured_graph(graph, subject, repeats=repeats, cache=cache)
+    return MeasuredChain(
+        chain=measured.chain,
+        account=measured.account,
+        traits=measured.traits,
+        staged=staged,
+        key=key,
+        source=source,
+    )
+
+
+def _inner_title(path: str, module: nn.Module) -> str:
+    """What people call a module inside a stage, or the stage itself."""
+    return f"the {type(module).__name__} in" if path else "the module of"
+
+
+def _loss_of(
+    loss: Loss | None, graph: GraphChain, index: int, inputs: Sequence[Any]
+) -> ChainStage | None:
+    """The loss behind the chain's output, which is number `index` of its graph's, as a stage."""
+    if loss is None:
+        return None
+    with torch.enable_grad(), dropping():
+        state, shared = graph.begin(
+            StandIns(written_inputs(graph.stages, graph.state_inputs, inputs)).of_all(inputs)
+        )
+        for stage in graph.stages:
+            state = stage(state, shared)
+        output = graph.finish(state, shared)[index]
+    return loss_stage(loss, OutputSample(output, {id(output): index}), graph.output, shared)
+
+
+def _require_sample(sample: object) -> None:
+    if not isinstance(sample, torch.Tensor):
+        raise UnsupportedModelError(
+            f"the sample is a {type(sample).__name__}, must be one tensor; pack several inputs "
+            "into one, or close the stages over those that stay the same"
+        )
+    if sample.layout != torch.strided:
+        raise UnsupportedModelError(
+            f"the sample's layout is {sample.layout}, must be torch.strided; make it dense "
+            "with .to_dense()"
+        )
+    if sample.is_inference() or torch.is_inference_mode_enabled():
+        raise UnsupportedModelError(
+            "the sample or this call is under torch.inference_mode(), where no gradient can be "
+            "measured; call outside, with a sample made outside"
+        )
+
+
+def _layout_of(tensor: torch.Tensor) -> str:
+    """What a plan promises about its input, for people."""
+    wants = " that requires a gradient" if tensor.requires_grad else ""
+    return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}{wants}"
+
+
+class _Capture:
+    """Graphs of a planned chain; a copy of the chain finds its own."""
+
+    def __init__(self) -> None:
+        self._found: GraphCapture | None = None
+        self._forwards: list[GraphForward] = []
+        weakref.finalize(self, _forget_plans, self._forwards)
+
+    @property
+    def graphs(self) -> GraphCapture:
+        """The graphs there are; they are made at the first call."""
+        if self._found is None:
+            self._found = GraphCapture(StageLoop.run_plainly, GraphForward.from_graph, "the chain")
+        return self._found
+
+    def plan(self, forward: GraphForward, inputs: Sequence[Any], planned: CapturedForward) -> None:
+        """Let a graph go by a plan for as long as these graphs are there."""
+        forward.plans[forward.sizes(inputs)] = planned
+        self._forwards.append(forward)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Capture:
+        return _Capture()
+
+    def __reduce__(self) -> tuple[type[_Capture], tuple[()]]:
+        return _Capture, ()
+
+
+def _forget_plans(forwards: Sequence[GraphForward]) -> None:
+    """TorchDynamo may keep graphs longer than whoever had them captured."""
+    for forward in forwards:
+        forward.plans.clear()

@@ -1,0 +1,198 @@
+"""One stage's memory: run alone, forward and backward, as the executor would run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes
+from chainstay.runtime.measures.boundary import Gradients, seeded, swallow
+from chainstay.runtime.measures.kept_gradients import zeroed_gradients
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State, copied
+
+__all__ = ["StageMemory", "StageProbe", "dropping", "leaves_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Memory levels of one stage run alone, in bytes above the level without its input.
+
+    Attributes:
+        kept_bytes: Held after a kept forward, besides the input: output and graph.
+        graph_bytes: Held by the graph of a kept forward once the output is let go, besides the
+            input; and a scalar.
+        dropped_bytes: Held after a dropping forward, besides the input.
+        kept_peak: During a kept forward.
+        dropped_peak: During a dropping forward.
+        backward_peak: During the backward, which begins without the output unless the
+            graph holds it.
+        output_gradients: How those that enter the backward lie.
+        input_gradients: How those that leave it lie.
+        leaf_gradients: Sizes of the storages that hold the gradients of its leaves, by leaf.
+    """
+
+    kept_bytes: int
+    graph_bytes: int
+    dropped_bytes: int
+    kept_peak: int
+    dropped_peak: int
+    backward_peak: int
+    output_gradients: Gradients
+    input_gradients: Gradients
+    leaf_gradients: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class StageProbe:
+    """The phases of a stage's life, to be traced one by one.
+
+    Attributes:
+        stage: What to run.
+        shared: What it shares with others.
+        leaves: Everything outside that receives a gradient.
+        output_gradients: How those that enter the backward lie; by default as usual.
+        input_gradients: How those that leave it lie; known after `phases`.
+    """
+
+    stage: ChainStage
+    shared: Sequence[Any]
+    leaves: tuple[torch.Tensor, ...]
+    output_gradients: Gradients | None = None
+    input_gradients: Gradients | None = None
+    _input: State = ()
+    _output: State = ()
+    _root: torch.Tensor | None = None
+    _leaf_gradients: dict[int, int] = field(default_factory=dict)
+
+    def phases(self, source: State, device: torch.device) -> Generator[Callable[[], None]]:
+        """Yield the functions to trace, in this order; `memory` explains what comes out.
+
+        Args:
+            source: The stage's input. Copies of it are used, so that their memory is seen.
+            device: Where the stage runs.
+        """
+        self.input_gradients = Gradients((None,) * len(source), tuple(range(len(source))))
+        with zeroed_gradients(self.leaves):
+            yield self._begin
+            yield partial(self._make_input, source, device)
+            yield self._forward
+            yield self._release_output
+            yield self._backward
+            yield self._release_input
+            yield partial(self._make_input, source, device)
+            yield self._forward_dropping
+        self._input = self._output = ()
+
+    def memory(self, traces: Iterator[MemoryTrace]) -> StageMemory:
+        """Levels from the traces of `phases`, taken from the front of `traces`."""
+        base = next(traces).end_bytes
+        made, kept, released, backward = (next(traces) for _ in range(4))
+        after, remade, dropped = (next(traces) for _ in range(3))
+        assert self.output_gradients is not None, "the phases have run"
+        assert self.input_gradients is not None, "the phases have run"
+        return StageMemory(
+            kept_bytes=kept.end_bytes - made.end_bytes,
+            graph_bytes=released.end_bytes - made.end_bytes,
+            dropped_bytes=dropped.end_bytes - remade.end_bytes,
+            kept_peak=kept.peak_bytes - base,
+            dropped_peak=dropped.peak_bytes - after.end_bytes,
+            backward_peak=backward.peak_bytes - base,
+            output_gradients=self.output_gradients,
+            input_gradients=self.input_gradients,
+            leaf_gradients=tuple(
+                self._leaf_gradients.get(index, 0) for index in range(len(self.leaves))
+            ),
+        )
+
+    def _begin(self) -> None:
+        """Marks the level before the stage."""
+
+    def _make_input(self, source: State, device: torch.device) -> None:
+        self._input = copied(source, device)
+
+    def _forward(self) -> None:
+        self._output = self.stage(self._incoming(), self.shared)
+
+    def _release_output(self) -> None:
+        if self.output_gradients is None:
+            self.output_gradients = Gradients.usual(self._output)
+        if any(self.output_gradients.layouts):
+            self._root = seeded(self._output, self.output_gradients)
+        self._output = ()
+
+    def _release_input(self) -> None:
+        self._input = ()
+
+    def _backward(self) -> None:
+        if self._root is not None:
+            with self._seeing_leaf_gradients():
+                torch.autograd.backward(self._root)
+        self._root = None
+
+    @contextmanager
+    def _seeing_leaf_gradients(self) -> Iterator[None]:
+        """Note what holds the gradients of leaves: one that is a slice holds all of it."""
+        nodes = [get_gradient_edge(leaf).node for leaf in self.leaves]
+        hooks = [
+            node.register_prehook(partial(self._note_leaf, index))
+            for index, node in enumerate(nodes)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _note_leaf(self, index: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        for gradient in gradients:
+            if type(gradient) is torch.Tensor and gradient.layout == torch.strided:  # whole, dense
+                self._leaf_gradients[index] = allocated_bytes(gradient)
+
+    def _forward_dropping(self) -> None:
+        with dropping():
+            self._output = self.stage(self._incoming(), self.shared)
+
+    def _incoming(self) -> State:
+        return swallow(self._input, self._note_gradients)
+
+    def _note_gradients(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        self.input_gradients = Gradients.of(gradients)
+
+
+def dropping() -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which a forward builds its graph but saves nothing except parameters."""
+    return torch.autograd.graph.saved_tensors_hooks(_drop, _refuse)
+
+
+def _drop(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor if isinstance(tensor, nn.Parameter) else None
+
+
+def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
+    assert packed is not None, "backward through a forward that saved nothing"
+    return packed
+
+
+def leaves_of(outputs: State) -> tuple[torch.Tensor, ...]:
+    """Every leaf that the graph of `outputs` sends a gradient to, wherever the stage keeps it."""
+    handed_out = (each for each in outputs if each.is_leaf and each.requires_grad)
+    leaves: dict[int, torch.Tensor] = {id(each): each for each in handed_out}
+    seen, pending = set(), [output.grad_fn for output in outputs]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves[id(leaf)] = leaf
+        pending += [below for below, _ in node.next_functions]
+    return tuple(leaves.values())

@@ -1,0 +1,122 @@
+"""One step by a plan, before it is used: whether it needs what was predicted.
+
+Prediction and rehearsal share nothing but the allocator. What is counted wrongly, or not seen
+at all while stages are measured one by one, shows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from chainstay.runtime.capture.blocks.entrances import handed_to
+from chainstay.runtime.capture.blocks.sample import entered
+from chainstay.runtime.capture.cuts.chain import counted_among
+from chainstay.runtime.capture.trials.isolation import StandIns
+from chainstay.runtime.devices.memory import operator_beyond, trace_memory
+from chainstay.runtime.execute.block_executor import BlockRun
+from chainstay.runtime.execute.planned import PlannedBlocks, PlannedGraph
+from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.measures.around_blocks import Around
+from chainstay.runtime.measures.boundary import Gradients, seeded
+from chainstay.runtime.measures.kept_gradients import zeroed_gradients
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import state_bytes
+
+__all__ = ["Rehearsal", "rehearse_blocks", "rehearse_graph"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """The memory that a step by a plan needed.
+
+    Attributes:
+        peak_bytes: The most in use, the model's inputs included.
+        operator: Which went beyond the limit first; empty if none did.
+    """
+
+    peak_bytes: int
+    operator: str
+
+
+def rehearse_graph(
+    planned: PlannedGraph | PlannedJoin,
+    inputs: Sequence[Any],
+    written: frozenset[int],
+    loss: ChainStage | None,
+    limit: int,
+) -> Rehearsal:
+    """Run a captured graph by its plan, forward and backward; call it inside `measuring`.
+
+    Args:
+        planned: The graph by its plan.
+        inputs: What it gets in a call; stand-ins take their place.
+        written: Identities of those that it changes in place.
+        loss: Behind its last stage, if there is one.
+        limit: Bytes beyond which the operator is looked for.
+    """
+    graph = planned.chain if isinstance(planned, PlannedGraph) else planned.join
+    device = planned.executor.device
+    given = StandIns(written).of_all(inputs)
+    leaves = [
+        value
+        for position, value in enumerate(given)
+        if isinstance(value, torch.Tensor)
+        and value.requires_grad
+        and position not in graph.state_inputs
+    ]
+
+    def step() -> None:
+        state, shared = graph.begin(given)
+        state = planned.executor(state, shared)
+        output = graph.finish(state, shared)
+        root = seeded(state, Gradients.usual(state)) if loss is None else loss(state, shared)[0]
+        del state, shared
+        torch.autograd.backward(root)
+        del output
+
+    counted = counted_among(given, graph.inputs[: len(given)])
+    held = state_bytes(each for each in counted if each.device == device)
+    with zeroed_gradients(leaves):
+        return _rehearsed(step, device, held, limit)
+
+
+def rehearse_blocks(around: Around, planned: PlannedBlocks, limit: int) -> Rehearsal:
+    """Run a model's own forward and its blocks by their plan; call it inside `measuring`.
+
+    Args:
+        around: The model around its blocks.
+        planned: Its blocks by their plan.
+        limit: Bytes beyond which the operator is looked for.
+    """
+    device = around.device
+    with around.host.fresh() as (model, run):
+        leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
+        blocks = [model.get_submodule(stage.name) for stage in around.chain.stages]
+
+        def step() -> None:
+            block_run = BlockRun(planned.schedule, device)
+
+            def handler(
+                block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+            ) -> object:
+                return around.graphs.call(block, (args, kwargs), block_run.block)
+
+            with handed_to(handler):
+                output = run()
+            block_run.end()
+            root = around.root(output)
+            torch.autograd.backward(root)
+            del output
+
+        with entered(blocks), zeroed_gradients(leaves):
+            return _rehearsed(step, device, around.input_bytes, limit)
+
+
+def _rehearsed(step: Callable[[], None], device: torch.device, held: int, limit: int) -> Rehearsal:
+    peak = trace_memory(step, device).peak_bytes + held
+    return Rehearsal(peak, "" if peak <= limit else operator_beyond(step, device, limit - held))

@@ -1,0 +1,15 @@
+"""A model as a chain of stages, each of which takes a state and gives the next.
+
+==============  ===================================================
+`states`        what stages pass on
+`layout`        how a tensor lies in memory
+`lineage`       memory that several states share
+`chain_stage`   a stage: one part of a graph or several, run as one
+`given_stages`  a model that is given as stages
+`chain`         the stages of a model
+`staged_graph`  a captured graph as such stages, measured or not
+`loss_stage`    the loss as the last stage
+`idle_cuts`     cuts that are not worth having
+`stage_errors`  what goes wrong in a stage, told with its name
+==============  ===================================================
+"""

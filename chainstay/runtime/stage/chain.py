@@ -1,0 +1,26 @@
+"""A model's stages, ready to be planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from chainstay.runtime.stage.chain_stage import ChainStage
+
+__all__ = ["Chain"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """A model's stages, ready to be planned.
+
+    Attributes:
+        stages: What a schedule speaks about, the loss excluded.
+        device: Where they were measured.
+        names: What messages call the values that all stages may read, in order.
+    """
+
+    stages: tuple[ChainStage, ...]
+    device: torch.device
+    names: tuple[str, ...]

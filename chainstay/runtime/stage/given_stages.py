@@ -1,0 +1,149 @@
+"""A model that is given as stages, tensor in, tensor out, run one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.graph import stage_border
+
+__all__ = ["Model", "StageLoop", "Stages", "is_any_training", "named_stages", "stage_title"]
+
+Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
+"""What can be run as a chain as it is; of sequences, lists and tuples are taken."""
+
+Stages = Sequence[tuple[str, Callable[[torch.Tensor], torch.Tensor]]]
+"""Stages by name."""
+
+
+class StageLoop(nn.Module):
+    """Runs stages one after another.
+
+    Args:
+        stages: By the names they have in the ``state_dict`` of the model they are from.
+        attributes: What else it has; no stage may have such a name.
+
+    Raises:
+        UnsupportedModelError: A stage has the name of an attribute of this class.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        **attributes: object,
+    ) -> None:
+        super().__init__()
+        self._stages = _Stages(stages)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        for name, stage in stages:
+            if isinstance(stage, nn.Module):
+                if hasattr(self, name):
+                    raise UnsupportedModelError(
+                        f"stage {name!r} has the name of an attribute of {type(self).__name__}; "
+                        "give it another name"
+                    )
+                self.add_module(name, stage)
+
+    def run_plainly(self, activation: torch.Tensor) -> torch.Tensor:
+        """All stages in order."""
+        for name, function in self._stages.named:
+            stage = function if name is None else self._modules[name]
+            assert stage is not None, "it was registered"
+            activation = stage_border(stage(activation))
+        return activation
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Stages in order: names of modules, and functions."""
+
+    named: tuple[tuple[str | None, Callable[[torch.Tensor], torch.Tensor] | None], ...]
+
+    def __init__(self, stages: Sequence[tuple[str, Callable[..., torch.Tensor]]]) -> None:
+        named = tuple(
+            (name, None) if isinstance(stage, nn.Module) else (None, stage)
+            for name, stage in stages
+        )
+        object.__setattr__(self, "named", named)
+
+    @property
+    def modules(self) -> set[str]:
+        """Names of the stages that are modules."""
+        return {name for name, _ in self.named if name is not None}
+
+
+def named_stages(
+    model: Model,
+) -> tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]:
+    """The stages of `model` by name, one per element.
+
+    Raises:
+        UnsupportedModelError: Not a plain `torch.nn.Sequential`, list or tuple of callables.
+    """
+    if isinstance(model, nn.Sequential):
+        _refuse_own_forward(model)
+        _refuse_own_hooks(model)
+        named = [
+            (name, module)
+            for name, module in model.named_modules(remove_duplicate=False)
+            if name and "." not in name
+        ]
+    elif isinstance(model, list | tuple):
+        named = [(str(index), stage) for index, stage in enumerate(model)]
+    else:
+        raise UnsupportedModelError(
+            f"the model is a {type(model).__name__}, must be a torch.nn.Sequential or a list of "
+            "stages; write its forward as a chain of modules, each tensor in, tensor out"
+        )
+    for name, stage in named:
+        if not callable(stage):
+            raise UnsupportedModelError(
+                f"stage {name} is a {type(stage).__name__}, must be callable: tensor in, tensor out"
+            )
+    if not named:
+        raise UnsupportedModelError("the model has no stages; it needs at least one")
+    return tuple(named)
+
+
+def stage_title(name: str, stage: object) -> str:
+    """What people call a stage: its name; of a bare number with the kind of stage."""
+    kind = getattr(stage, "__name__", type(stage).__name__)
+    return f"{kind}{name}" if name.isdigit() else name
+
+
+def is_any_training(named: Sequence[tuple[str, object]]) -> bool:
+    """Whether any module of the stages is in training mode."""
+    return any(
+        module.training
+        for _, stage in named
+        if isinstance(stage, nn.Module)
+        for module in stage.modules()
+    )
+
+
+def _refuse_own_forward(model: nn.Sequential) -> None:
+    if type(model).forward is not nn.Sequential.forward:
+        raise UnsupportedModelError(
+            f"the model is a {type(model).__name__}, which replaces Sequential's forward; what "
+            "it does there would be skipped, so pass its stages as a list"
+        )
+
+
+def _refuse_own_hooks(model: nn.Sequential) -> None:
+    hooks = {
+        "forward pre-hooks": model._forward_pre_hooks,  # noqa: SLF001  # no public way to see
+        "forward hooks": model._forward_hooks,  # noqa: SLF001  # likewise
+        "backward pre-hooks": model._backward_pre_hooks,  # noqa: SLF001  # likewise
+        "backward hooks": model._backward_hooks,  # noqa: SLF001  # likewise
+    }
+    found = [f"{len(registered)} {kind}" for kind, registered in hooks.items() if registered]
+    if found:
+        raise UnsupportedModelError(
+            f"the {type(model).__name__} itself has {' and '.join(found)}, which would be "
+            "skipped; register them on its stages or on the planned module"
+        )

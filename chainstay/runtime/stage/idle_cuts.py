@@ -1,0 +1,105 @@
+"""Cuts that cost more than they give: the state there is saved by neither side.
+
+By the papers' model saved data has its stage's output, as if every backward read it or its
+reader's did. Autograd keeps of a state what the graphs on its two sides save, and nothing
+else: a normalisation's output in front of an activation function that saves its own, or
+what goes into a sum, is gone once the stage behind has run. A chain cut there seems to need
+it until its backward. Joined into one stage, both sides cost what they really do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.stage_errors import run_stage
+from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
+
+__all__ = ["merge_idle_cuts"]
+
+_SHARE: Final = 6
+"""Of a state, what must be idle (one part in so many) to give its cut up."""
+
+
+def merge_idle_cuts(
+    stages: Sequence[ChainStage], source: State, shared: Sequence[Any] = ()
+) -> tuple[ChainStage, ...]:
+    """Run the chain once and join stages where much of what passes is saved by nobody.
+
+    A cut whose state is smaller than one beside it stays: it is a good place to start
+    again from.
+
+    Args:
+        stages: The stages of a chain, the loss behind them if there is one; the cut in front of the
+            loss stays, for its state is the caller's.
+        source: Input of the first stage.
+        shared: What all stages may read.
+
+    Raises:
+        UnsupportedModelError: A stage fails on its input, or gives no tensor.
+    """
+    cuts = list(_cuts(stages, source, shared))
+    groups = [stages[0]]
+    before = state_bytes(source)
+    for cut, behind in pairwise([*cuts, None]):
+        assert cut is not None, "only the last one is followed by nothing"
+        stage = stages[cut.index]
+        after = behind.bytes if behind else 0
+        if cut.is_idle and not stage.is_loss and cut.bytes >= max(before, after):
+            groups[-1] = groups[-1].fused_with(stage)
+        else:
+            groups.append(stage)
+            before = cut.bytes
+    return tuple(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The input of stage `index`.
+
+    Attributes:
+        index: At least 1.
+        bytes: The bytes of all of it.
+        idle_bytes: The bytes of what no graph in front of this stage or of it saves, and it does
+            not pass on: without the cut it is gone after it.
+    """
+
+    index: int
+    bytes: int
+    idle_bytes: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether that is a part worth mentioning."""
+        return self.idle_bytes * _SHARE >= self.bytes > 0
+
+
+def _cuts(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) -> Iterator[_Cut]:
+    """Every cut, found in one run; only one stage's graph is alive at once."""
+    state, kept = detached(source), set(map(address_of, source))  # the caller keeps that
+    for index, stage in enumerate(stages):
+        saved = set[int]()
+        with _watched(saved):
+            output = run_stage(stage, index, state, shared)
+        passed = set(map(address_of, output))
+        idle = [each for each in state if address_of(each) not in kept | saved | passed]
+        if index:
+            yield _Cut(index, state_bytes(state), state_bytes(idle))
+        kept = (kept | saved) & passed
+        state = detached(output)
+
+
+def _watched(saved: set[int]) -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which the addresses of what graphs save go into `saved`."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout == torch.strided:
+            saved.add(address_of(tensor))
+        return tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)

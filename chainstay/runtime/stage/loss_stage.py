@@ -1,0 +1,292 @@
+"""The loss behind a model, as the last stage of its chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.cuts.chain import GraphChain, Position
+from chainstay.runtime.capture.cuts.cut import cut_into_chain, observe_graph
+from chainstay.runtime.capture.dynamo import CapturedForward, GraphCapture, NoFullGraphError
+from chainstay.runtime.capture.graph import CapturedGraph, as_captured_graph
+from chainstay.runtime.capture.graph_inputs import inputs_of
+from chainstay.runtime.capture.trials.equivalence import OutputSample
+from chainstay.runtime.capture.trials.isolation import StandIns
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State
+
+__all__ = [
+    "Loss",
+    "SumLoss",
+    "TracedLoss",
+    "loss_in",
+    "loss_stage",
+    "require_loss",
+    "traced_loss",
+]
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def loss_stage(
+    loss: Loss | None,
+    output: OutputSample,
+    found_at: Sequence[Position | object],
+    shared: Sequence[Any],
+) -> ChainStage | None:
+    """The loss as a stage; ``None`` if none is given, and none is in the model's output.
+
+    A loss is traced, not called: a captured graph leaves no trace wherever it keeps its state.
+
+    Args:
+        loss: A function from the model's output to a scalar.
+        output: What the model gives.
+        found_at: Where each output of the model's graph is when its stages have run.
+        shared: The values that its stages share.
+
+    Raises:
+        UnsupportedModelError: The loss cannot be traced on this output.
+    """
+    places = _Places(found_at, shared)
+    if loss is None:
+        own = loss_in(output.value)
+        index = output.positions.get(id(own))
+        place = None if index is None else found_at[index]
+        if not isinstance(place, Position) or place.is_shared:
+            return None
+        return ChainStage("loss", (OwnLoss(place.index),), is_loss=True)
+    tracer = _Tracer()
+    graph, inputs = tracer.traced(loss, output.value)
+    observed = observe_graph("the loss", graph, inputs)
+    body = cut_into_chain(observed, granularity=1, blocks=frozenset())
+    sources = tuple(
+        places.of(output.positions[id(value)]) if id(value) in output.positions else value
+        for value in inputs
+    )
+    return ChainStage("loss", (CapturedLoss(body, _as_constants(body, sources)),), is_loss=True)
+
+
+def traced_loss(loss: Loss, output: object) -> TracedLoss:
+    """The loss as a function that leaves no trace.
+
+    Args:
+        loss: A function from the model's output to a scalar.
+        output: What the model gives, to be traced on.
+
+    Raises:
+        UnsupportedModelError: The loss cannot be traced on this output.
+    """
+    graph, inputs = _Tracer().traced(loss, output)
+    body = cut_into_chain(
+        observe_graph("the loss", graph, inputs), granularity=1, blocks=frozenset()
+    )
+    places = {
+        id(leaf): place
+        for place, leaf in enumerate(tree_leaves(output))
+        if isinstance(leaf, torch.Tensor)
+    }
+    sources = tuple(
+        Position(places[id(value)], is_shared=False) if id(value) in places else value
+        for value in inputs
+    )
+    return TracedLoss(body, _as_constants(body, sources))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedLoss:
+    """A loss that has been traced, as a function of the model's output.
+
+    Attributes:
+        body: What it computes.
+        sources: Where each of its inputs is: a `Position` in the output, or the input.
+    """
+
+    body: GraphChain
+    sources: tuple[object, ...]
+
+    @property
+    def text(self) -> str:
+        """A text of the computation, for a digest."""
+        return "\n".join(stage.text for stage in self.body.stages)
+
+    def __call__(self, output: object) -> torch.Tensor:
+        """The loss of an output that nests like the one it was traced on."""
+        leaves = tree_leaves(output)
+        values = [leaves[s.index] if isinstance(s, Position) else s for s in self.sources]
+        result: torch.Tensor = self.body(*values)[0]
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    output: Sequence[Position | object]
+    shared: Sequence[Any]
+
+    def of(self, index: int) -> object:
+        """Return output `index`: a `Position` in the last state, or the value itself."""
+        place = self.output[index]
+        if isinstance(place, Position) and place.is_shared:
+            return self.shared[place.index]
+        return place
+
+
+def _as_constants(body: GraphChain, sources: Sequence[object]) -> tuple[object, ...]:
+    """`sources` with stand-ins for what is no part of the state: a loss may change it."""
+    positions = {position for stage in body.stages for position in stage.written}
+    stand_ins = StandIns({id(sources[position]) for position in positions})
+    return stand_ins.of_all(sources)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CapturedLoss:
+    """A loss that has been traced; a `stages.Part`.
+
+    Attributes:
+        body: What it computes.
+        sources: Where each of its inputs is: a `Position` in the last state, or the input.
+    """
+
+    body: GraphChain
+    sources: tuple[object, ...]
+    reads: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    changes_input: bool = False
+    fills_what_it_saved: bool = False
+
+    @property
+    def draws_random(self) -> bool:
+        """Whether it may draw random numbers."""
+        return any(stage.draws_random for stage in self.body.stages)
+
+    @property
+    def text(self) -> str:
+        """A text of the computation, for a digest."""
+        shapes = [tuple(each.shape) for each in self.sources if isinstance(each, torch.Tensor)]
+        return "\n".join([*(stage.text for stage in self.body.stages), f"{shapes}"])
+
+    def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # it has its own
+        """Run the loss on the state; see `Part`."""
+        inputs = [state[s.index] if isinstance(s, Position) else s for s in self.sources]
+        return self.body(*inputs)[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLoss:
+    """A loss that the model computes itself; a `stages.Part`.
+
+    Attributes:
+        position: Where it is in the last state.
+    """
+
+    position: int
+    text: str = "the model's own loss"
+    reads: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    draws_random: bool = False
+    changes_input: bool = False
+    fills_what_it_saved: bool = False
+
+    def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # as `Part`
+        """Return the loss that the model computes itself; see `Part`."""
+        return (state[self.position],)
+
+
+@dataclass(frozen=True, slots=True)
+class SumLoss:
+    """Stands in for a loss where only its being there matters; a `stages.Part`."""
+
+    text: str = "any loss"
+    reads: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    draws_random: bool = False
+    changes_input: bool = False
+    fills_what_it_saved: bool = False
+
+    def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # as `Part`
+        """Return the sum of all tensors that want gradients; see `Part`."""
+        total = [tensor.sum() for tensor in state if tensor.requires_grad]
+        return (torch.stack(total).sum() if total else state[0].sum(),)
+
+
+class _TracedError(Exception):
+    """Ends a call that was made in order to be traced."""
+
+
+@dataclass(slots=True)
+class _Tracer:
+    """Traces a function without running it."""
+
+    found: tuple[CapturedGraph, Sequence[Any]] | None = None
+
+    def traced(self, loss: Loss, output: object) -> tuple[CapturedGraph, Sequence[Any]]:
+        """The graph of ``loss(output)``, and its inputs.
+
+        Raises:
+            UnsupportedModelError: It cannot be traced.
+        """
+        function = loss.forward if isinstance(loss, nn.Module) else loss
+        capture = GraphCapture(function, self._receive, "the loss")
+        try:
+            result = capture.capture(output)
+        except _TracedError:
+            assert self.found is not None, "it was received before"
+            return self.found
+        except NoFullGraphError as reason:
+            raise UnsupportedModelError(
+                f"the loss cannot be traced on the model's output: {reason}; write it in torch "
+                "operators, or leave loss= out (its memory is then yours to add)"
+            ) from reason
+        raise UnsupportedModelError(
+            f"the loss computes nothing from the model's output (it returned a "
+            f"{type(result).__name__}); it must return one real number with a gradient"
+        )
+
+    def _receive(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
+        self.found = (as_captured_graph(graph, inputs_of(graph, inputs)), tuple(inputs))
+
+        def stop(*_: Any) -> Sequence[Any]:  # noqa: ANN401  # TorchDynamo calls it with anything
+            raise _TracedError
+
+        return stop
+
+
+def loss_in(output: object) -> torch.Tensor | None:
+    """The scalar in a model's output that is meant to be minimised, if there is one.
+
+    That is ``output.loss`` or ``output["loss"]`` of models that are given ``labels``, or an
+    output that is itself one real number.
+
+    Example:
+        >>> loss_in({"loss": torch.tensor(1.5), "scores": torch.ones(3)})
+        tensor(1.5000)
+        >>> loss_in(torch.ones(3)) is None
+        True
+    """
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if isinstance(named, torch.Tensor) and named.numel() == 1 and named.is_floating_point():
+        return named
+    return None
+
+
+def require_loss(loss: object) -> None:
+    """Refuse a loss that cannot be called.
+
+    Raises:
+        UnsupportedModelError: It is a class, or not callable.
+    """
+    if isinstance(loss, type):
+        raise UnsupportedModelError(
+            f"the loss is the class {loss.__name__}, must be a function or an instance; write "
+            f"lambda output: {loss.__name__}()(output, targets)"
+        )
+    if loss is not None and not callable(loss):
+        raise UnsupportedModelError(
+            f"the loss is a {type(loss).__name__}, must be callable: from the model's output "
+            "to one number"
+        )

@@ -1,0 +1,187 @@
+"""A captured graph as stages, measured or not, and ready to run by a schedule."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
+from chainstay.runtime.capture.trials.isolation import StandIns
+from chainstay.runtime.execute.alternatives import Alternative
+from chainstay.runtime.execute.environment import Traits
+from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.execute.planned import PlannedGraph
+from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.measures.costs import Subject
+from chainstay.runtime.measures.measured import Measurement, measure_subject, traits_of
+from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
+from chainstay.runtime.stage.states import detached
+from chainstay.runtime.transfer import Transport
+from chainstay.solution import Solution
+
+__all__ = [
+    "StagedGraph",
+    "measured_graph",
+    "names_of",
+    "subject_of",
+    "unmeasured_graph",
+    "with_graph",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedGraph:
+    """A captured graph as stages.
+
+    Attributes:
+        graph: The graph, cut.
+        chain: Its stages, some joined.
+        traits: How each stage touches the world.
+    """
+
+    graph: GraphChain
+    chain: Chain
+    traits: tuple[Traits, ...]
+
+    def planned(  # noqa: PLR0913  # all but the first two are told only
+        self,
+        solution: Solution,
+        profile: ChainProfile,
+        *,
+        overheads: tuple[int, ...] | None = None,
+        transport: Transport | None = None,
+        alternatives: tuple[Alternative, ...] = (),
+        plain_time: int | None = None,
+        plain_peak: int | None = None,
+    ) -> PlannedGraph:
+        """The graph by the schedule of `solution`.
+
+        Args:
+            solution: A solution for these stages and the loss.
+            profile: What they cost.
+            overheads: Bytes of each operation, where that was measured.
+            transport: Makes the solution's transfers.
+            alternatives: What it was weighed against, itself included.
+            plain_time: Time of plain training in ns, where that was measured.
+            plain_peak: Peak of plain training in bytes, where that was measured.
+
+        Raises:
+            PlanMismatchError: The schedule is for another number of stages, or cannot be run.
+            InvalidScheduleError: An operation lacks what it needs.
+        """
+        schedule = solution.schedule if transport is None else transport.schedule
+        return PlannedGraph(
+            chain=self.graph,
+            executor=Executor(self.chain, self.traits, schedule, transport),
+            solution=solution,
+            profile=profile,
+            overheads=overheads,
+            alternatives=alternatives,
+            plain_time=plain_time,
+            plain_peak=plain_peak,
+        )
+
+
+def subject_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
+    graph: GraphChain,
+    inputs: Sequence[Any],
+    loss: ChainStage | None,
+    device: torch.device,
+    *,
+    progress: Progress = unseen,
+    merges: bool = True,
+) -> Subject:
+    """The stages of a graph, with stand-ins for its inputs: running them leaves no trace.
+
+    Call it inside `measuring`.
+
+    Args:
+        graph: The graph, cut.
+        inputs: What it gets in a call.
+        loss: Behind its last stage, if there is one.
+        device: Where it runs.
+        progress: Told of every run of a stage.
+        merges: Whether stages whose cut is not worth having are joined.
+    """
+    stand_ins = StandIns(written_inputs(graph.stages, graph.state_inputs, inputs))
+    state, shared = graph.begin(stand_ins.of_all(inputs))
+    stages = [ChainStage(stage.name, (stage,)) for stage in graph.stages]
+    if loss is not None:
+        stages.append(loss)
+    source = detached(state)
+    return Subject(
+        stages=merge_idle_cuts(stages, source, shared) if merges else tuple(stages),
+        source=source,
+        shared=shared,
+        counted=graph.counted(shared),
+        device=device,
+        progress=progress,
+    )
+
+
+def measured_graph(
+    graph: GraphChain,
+    subject: Subject,
+    *,
+    repeats: int,
+    cache: str | os.PathLike[str] | None,
+) -> tuple[StagedGraph, Measurement]:
+    """Measure the stages of a graph; call it inside `measuring`.
+
+    Args:
+        graph: The graph, cut.
+        subject: Its stages; see `subject_of`.
+        repeats: The least number of timed runs of each stage.
+        cache: A directory for what was measured.
+    """
+    measured = measure_subject(subject, names_of(graph), repeats, cache)
+    staged = StagedGraph(graph=graph, chain=measured.chain, traits=measured.traits)
+    return staged, measured
+
+
+def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
+    """The stages of a graph, run once each; call it inside `measuring`."""
+    stages = tuple(stage for stage in subject.stages if not stage.is_loss)
+    return StagedGraph(
+        graph=graph,
+        chain=Chain(stages=stages, device=subject.device, names=names_of(graph)),
+        traits=tuple(traits_of(subject)),
+    )
+
+
+def with_graph(staged: StagedGraph, graph: GraphChain) -> StagedGraph:
+    """The stages of a graph that is alike, joined where those of `staged` are.
+
+    What was seen of a stage counts for one that is equal, numbers included. Another one may do
+    what it says it may: dropout with a probability of 0 draws nothing, with another it does.
+    """
+    parts = iter(graph.stages)
+    stages = [
+        replace(stage, parts=tuple(next(parts) for _ in stage.parts))
+        for stage in staged.chain.stages
+    ]
+    chain = Chain(stages=tuple(stages), device=staged.chain.device, names=names_of(graph))
+    traits = []
+    for stage, before, known in zip(stages, staged.chain.stages, staged.traits, strict=True):
+        own = Traits.of(stage)  # positions of shared values may be others
+        is_same = _texts(stage) == _texts(before)
+        traits.append(replace(own, draws_random=known.draws_random) if is_same else own)
+    return StagedGraph(graph=graph, chain=chain, traits=tuple(traits))
+
+
+def _texts(stage: ChainStage) -> list[str]:
+    return [part.text for part in stage.parts]
+
+
+def names_of(graph: GraphChain | GraphJoin) -> tuple[str, ...]:
+    """Return the names of the shared values in messages."""
+    names = [given.name for given in graph.inputs]
+    return (*names, *(value.name for value in graph.shared[len(names) :]))

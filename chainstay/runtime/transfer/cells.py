@@ -1,0 +1,194 @@
+"""One storage on its way to the host and back, and what is held of it meanwhile.
+
+=============  =================  ==============  =========================
+a cell that    has memory on the  and a slot      and the ticket of
+=============  =================  ==============  =========================
+stays          device             --              --
+is leaving     device             being written   the transfer to the host
+is away        --                 filled          the same
+is returning   device, unread     being read      the transfer from the host
+is back        device             --              --
+is a copy      device             filled          the transfer from the host
+=============  =================  ==============  =========================
+
+Only the graph's handles and checkpoints hold a cell for long. When they go, so do memory and
+slot.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.stage.layout import MemoryLayout
+from chainstay.runtime.stage.states import version_of
+from chainstay.runtime.transfer.engine import Engine, Ticket, flat, whole_storage
+from chainstay.runtime.transfer.pool import Slot
+
+__all__ = ["Cell", "Parked", "fetch", "release", "send"]
+
+
+class Cell:
+    """A storage that several tensors may lie in, stored once.
+
+    Attributes:
+        stage: The stage that made it.
+        memory: On the device, all of it as bytes.
+        ticket: The ticket of its last transfer, if that need be waited for.
+        stays: A later state has it too: it is not let go.
+    """
+
+    __slots__ = (
+        "__weakref__", "_engine", "_is_unread", "_parked", "_size", "_slot", "memory", "stage",
+        "stays", "ticket",
+    )  # fmt: skip
+
+    def __init__(self, stage: int, engine: Engine, tensor: torch.Tensor) -> None:
+        self._slot: Slot | None = None
+        self._is_unread = False
+        self.ticket: Ticket | None = None
+        self.stays = False
+        self.stage = stage
+        self.memory: torch.Tensor | None = whole_storage(tensor)
+        self._engine = engine
+        self._size = self.memory.nbytes
+        self._parked: list[weakref.ref[Parked]] = []
+
+    def park(self, parked: Parked) -> None:
+        """Know a saved tensor that lies here, without holding it."""
+        self._parked.append(weakref.ref(parked))
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it has been sent and is to be let go."""
+        return self.memory is not None and self._slot is not None and not self.stays
+
+    def leave(self) -> tuple[torch.Tensor, Slot]:
+        """Take a slot on the host, to be sent there.
+
+        Raises:
+            HostBudgetError: There is none.
+        """
+        assert self.memory is not None, "it leaves once"
+        self._slot = self._engine.pool.take(self._size)
+        return self.memory, self._slot
+
+    def go(self) -> None:
+        """Let the memory on the device go; the computation waits for the transfer already."""
+        for reference in self._parked:
+            parked = reference()
+            if parked is not None:
+                parked.let_go()
+        memory, self.memory = self.memory, None
+        self._is_unread = False
+        if memory is not None:
+            self._engine.freed(memory)
+
+    def come(self) -> tuple[torch.Tensor, Slot, Ticket]:
+        """Allocate memory on the device to be fetched into."""
+        assert self._slot is not None, "it was sent"
+        assert self.ticket is not None, "it was sent"
+        self._is_unread = True
+        self.memory = flat(self._size, self._engine.device)
+        return self.memory, self._slot, self.ticket
+
+    def under(self, ticket: Ticket, *, leaves_host: bool) -> None:
+        """Note that a transfer has begun; with `leaves_host`, the slot is given back at its end."""
+        self.ticket = ticket
+        if leaves_host and self._slot is not None:
+            slot, self._slot = self._slot, None
+            self._engine.give_back(slot, ticket)
+
+    def arrived(self) -> torch.Tensor:
+        """The memory on the device, brought back first if nobody has done so."""
+        if self.memory is None:
+            fetch([self], self._engine)
+        assert self.memory is not None, "it is on its way at least"
+        if self._is_unread and self.ticket is not None:
+            self._engine.wait(self.ticket)
+            self._is_unread = False
+            if self._slot is None:
+                self.ticket = None
+        return self.memory
+
+    def __del__(self) -> None:
+        """Give back what it has, in the order of the computation."""
+        is_moving = self._is_unread or self._slot is not None
+        if is_moving and self.memory is not None and self.ticket is not None:
+            self._engine.forget(self.memory, self.ticket, is_target=self._is_unread)
+        if self._slot is not None:
+            self._engine.give_back(self._slot, self.ticket)
+
+
+class Parked:
+    """Stands for a tensor that may be away, in the graph or in a checkpoint."""
+
+    __slots__ = (
+        "__weakref__", "_cell", "_is_spoiled", "_layout", "_prepare", "_tensor", "_version",
+    )  # fmt: skip
+
+    def __init__(self, cell: Cell, prepare: Callable[[], None], tensor: torch.Tensor) -> None:
+        self._cell = cell
+        self._prepare = prepare
+        self._layout = MemoryLayout.of(tensor)
+        self._tensor: torch.Tensor | None = tensor.detach()
+        self._version = version_of(tensor)
+        self._is_spoiled = False
+        cell.park(self)
+
+    def let_go(self) -> None:
+        """Hold the tensor no longer."""
+        if self._tensor is not None:
+            self._is_spoiled = version_of(self._tensor) != self._version
+            self._tensor = None
+
+    def restored(self) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            PlanMismatchError: It was changed in place, or its plan was closed.
+        """
+        self._prepare()
+        if self._tensor is not None:
+            self._is_spoiled = version_of(self._tensor) != self._version
+        if self._is_spoiled:
+            raise PlanMismatchError(
+                f"a tensor of shape {tuple(self._layout.size)} that stage {self._cell.stage} saved "
+                "was changed in place between forward and backward; change a clone of it, or run "
+                "the backward first"
+            )
+        if self._tensor is not None:
+            return self._tensor
+        return self._layout.over(self._cell.arrived())
+
+
+def send(cells: Sequence[Cell], engine: Engine) -> None:
+    """Start sending `cells` to the host."""
+    transfers = [cell.leave() for cell in cells]
+    if transfers:
+        ticket = engine.send(transfers)
+        for cell in cells:
+            cell.under(ticket, leaves_host=False)
+
+
+def release(cells: Sequence[Cell], engine: Engine) -> None:
+    """Wait until `cells` have been sent, and let their memory on the device go."""
+    leaving = [cell for cell in cells if cell.is_leaving]
+    for ticket in {id(cell.ticket): cell.ticket for cell in leaving}.values():
+        engine.wait(ticket)
+    for cell in leaving:
+        cell.go()
+
+
+def fetch(cells: Sequence[Cell], engine: Engine, *, leaves_host: bool = True) -> None:
+    """Start bringing `cells` back; without `leaves_host`, the host's copies stay."""
+    coming = [(cell, *cell.come()) for cell in cells if cell.memory is None]
+    by_ticket = {id(sent): sent for _, _, _, sent in coming}
+    for key, sent in by_ticket.items():
+        group = [(cell, memory, slot) for cell, memory, slot, s in coming if id(s) == key]
+        ticket = engine.fetch([(memory, slot) for _, memory, slot in group], sent)
+        for cell, _, _ in group:
+            cell.under(ticket, leaves_host=leaves_host)

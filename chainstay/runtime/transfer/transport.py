@@ -1,0 +1,130 @@
+"""A plan of transfers and the engine that makes them, for an `Executor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from chainstay.errors import HostBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.problems.hybrid import HybridSolution
+from chainstay.problems.offload import OffloadSolution
+from chainstay.profiles import ChainProfile, Link
+from chainstay.runtime.execute.items import (
+    TransferPlan,
+    as_chain_schedule,
+    movable_chain,
+    standing_bytes,
+)
+from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK, CopyingEngine
+from chainstay.runtime.transfer.cuda_engine import CudaEngine
+from chainstay.runtime.transfer.engine import Engine
+from chainstay.runtime.transfer.traffic import Traffic
+from chainstay.runtime.transfer.transfer_plan import plan_transfers
+from chainstay.schedule import Schedule
+from chainstay.timetable import Transfers
+
+__all__ = ["Transport", "engine_for", "program_of", "transfers_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """The transfers of a plan, and the engine that makes them.
+
+    Attributes:
+        schedule: The schedule with its transfers, in the names of its chain.
+        plan: What they mean for every step.
+        engine: Shared by all steps.
+    """
+
+    schedule: Schedule
+    plan: TransferPlan
+    engine: Engine
+
+    @classmethod
+    def of(
+        cls,
+        solution: OffloadSolution,
+        profile: ChainProfile,
+        overheads: Sequence[int],
+        engine: Engine,
+    ) -> Transport:
+        """The transfers of `solution`.
+
+        Args:
+            solution: A solution by offloading, or by both that and recomputing.
+            profile: What the chain costs; all of it, see `movable_chain`.
+            overheads: Bytes that each operation of `program_of(solution)` needs besides what is
+                stored, in place of its stage's in the profile.
+            engine: Makes the transfers.
+
+        Raises:
+            PlanMismatchError: It moves parts of activations, or moves them in parts, or
+                beyond the host's memory.
+            InvalidScheduleError: It does not fit in its budget when run.
+            HostBudgetError: What is away at once needs more than the engine's host memory.
+        """
+        if solution.transfers is not Transfers.INTEGRAL:
+            raise PlanMismatchError(
+                f"the plan has {solution.transfers} transfers, and this runtime moves whole "
+                "activations at once; solve with transfers='integral'"
+            )
+        schedule = program_of(solution)
+        plan = transfers_of(schedule, profile, solution.budget, overheads)
+        limit = engine.pool.limit
+        if limit is not None and plan.host_bytes > limit:
+            raise HostBudgetError(budget=limit, required=plan.host_bytes, is_least=True)
+        return cls(schedule, plan, engine)
+
+    def start(self) -> Traffic:
+        """Return the traffic of one step."""
+        return Traffic(self.engine)
+
+
+def transfers_of(
+    schedule: Schedule, profile: ChainProfile, budget: int, overheads: Sequence[int]
+) -> TransferPlan:
+    """Return the transfers of a program list; arguments and errors are as for `Transport.of`."""
+    standing = standing_bytes(profile, schedule)
+    return plan_transfers(
+        schedule,
+        movable_chain(profile),
+        budget,
+        overheads=[sum(both) for both in zip(overheads, standing, strict=True)],
+    )
+
+
+def program_of(solution: OffloadSolution) -> Schedule:
+    """Return the program list in the chain's names; offloading alone numbers otherwise."""
+    if isinstance(solution, HybridSolution):
+        return solution.schedule
+    return as_chain_schedule(solution.schedule)
+
+
+def engine_for(
+    device: torch.device, *, link: Link | None = None, host_budget: int | None = None
+) -> Engine:
+    """Return the engine that moves bytes between `device` and the host.
+
+    Args:
+        device: A CUDA device; for the CPU, a double that copies at the pace of `link`.
+        link: Which the double pretends to be; it leads to the host and no further.
+        host_budget: Bytes of host memory for what is away; ``None`` for no limit.
+
+    Raises:
+        UnsupportedModelError: Another kind of device, or a memory beyond the host.
+    """
+    if link is not None and link.beyond is not None:
+        raise UnsupportedModelError(
+            "the link goes on beyond the host's memory, to where this runtime sends nothing yet; "
+            "plan with replace(link, beyond=None)"
+        )
+    if device.type == "cuda":
+        return CudaEngine(device, host_budget=host_budget)
+    if device.type == "cpu":
+        return CopyingEngine(link or DOUBLE_LINK, host_budget=host_budget)
+    raise UnsupportedModelError(
+        f"nothing is offloaded from a {device.type!r} device; move the model and the sample to a "
+        "CUDA device, or to the CPU to try it"
+    )
