@@ -8,39 +8,51 @@ same stages, and lets it go by the schedule.
 from __future__ import annotations
 
 import os
-import platform
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from chainstay.errors import InvalidPlanError, PlanMismatchError, UnsupportedModelError
-from chainstay.fitting.cut_joins import CutJoin, cut_join
-from chainstay.fitting.cut_models import CutBy, CutModel, cut_model
+from chainstay.fitting.fingerprints import fingerprint_of
+from chainstay.fitting.fitted import Fitted, fitted_of
 from chainstay.fitting.front import require_model
-from chainstay.hybrid import HybridSolution
-from chainstay.offloading import OffloadSolution
+from chainstay.fitting.joins import planned_join
+from chainstay.fitting.means import Means
+from chainstay.fitting.planner import (
+    AnyPlanned,
+    Call,
+    GraphCall,
+    MadePlan,
+    PlannerSettings,
+)
 from chainstay.plans import Cut, Fingerprint, Plan, load_plan
+from chainstay.problems.hybrid import HybridSolution
+from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, JoinProfile, OffloadProfile
-from chainstay.runtime.caching import digest_of
-from chainstay.runtime.calls import Planned, PlannedBlocks, PlannedCall, TensorEnds
-from chainstay.runtime.device_memory import plain_bytes
-from chainstay.runtime.extraction.calling import TensorPromise
-from chainstay.runtime.extraction.cutting import Granularity
-from chainstay.runtime.fitted import Fitted
-from chainstay.runtime.items import movable_chain
-from chainstay.runtime.joining.executor import PlannedJoin
-from chainstay.runtime.situation import Situation, modules_of
-from chainstay.runtime.stages import ChainStage
-from chainstay.runtime.transfers import Transport, engine_for, program_of
+from chainstay.runtime.capture.cuts.chain import written_inputs
+from chainstay.runtime.capture.cuts.cut import cut_into_chain
+from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
+from chainstay.runtime.devices.device_memory import plain_bytes
+from chainstay.runtime.execute.block_executor import BlockSchedule
+from chainstay.runtime.execute.items import movable_chain
+from chainstay.runtime.execute.planned import PlannedBlocks
+from chainstay.runtime.joins.branch_graphs import cut_into_join
+from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.joins.staged_join import parts_of, staged, traits_of_all
+from chainstay.runtime.measures.around_blocks import Around
+from chainstay.runtime.measures.block_costs import unmeasured_blocks
+from chainstay.runtime.measures.measured import measuring
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.loss_stage import SumLoss
+from chainstay.runtime.stage.staged_graph import names_of, subject_of, unmeasured_graph
+from chainstay.runtime.transfer import Transport, engine_for, program_of
 
 __all__ = [
     "apply_plan",
-    "fingerprint_of",
     "moved_profile",
     "plan_of",
     "planned_as_plan",
@@ -48,10 +60,6 @@ __all__ = [
 ]
 
 Module = TypeVar("Module", bound=nn.Module)
-
-_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
-_LONGEST: Final = 400
-"""Characters of a description."""
 
 
 def save_plan(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -61,8 +69,8 @@ def save_plan(model: nn.Module, path: str | os.PathLike[str]) -> None:
     all.
 
     Args:
-        model: By `chainstay.fit`; of several plans, for several shapes, the one used last.
-        path: Of the file.
+        model: A model fitted by `chainstay.fit`; of plans for several shapes the last used counts.
+        path: The path of the file.
 
     Raises:
         UnsupportedModelError: The model is not fitted.
@@ -88,34 +96,38 @@ def plan_of(model: nn.Module) -> Plan:
     Raises:
         UnsupportedModelError: The model is not fitted.
     """
-    fitted = getattr(model, "chainstay", None)
-    if not isinstance(fitted, Fitted):
+    fitted = fitted_of(model)
+    if fitted is None:
         raise UnsupportedModelError(
             f"this {type(model).__name__} is not fitted; call chainstay.fit(model, ...) first"
         )
-    situation, planned = fitted.latest
-    if not isinstance(planned, PlannedCall | PlannedBlocks | PlannedJoin):
-        raise UnsupportedModelError(
-            f"a {type(planned).__name__} cannot be saved; fit the model again where it is needed"
-        )
-    cut = Cut(by=_cut_of(planned), granularity=getattr(fitted.planner, "granularity", "fine"))
-    fingerprint = fingerprint_of(model, situation, planned.executor.stages)
-    return planned_as_plan(planned, type(model).__name__, cut, fingerprint)
+    noted = fitted.latest
+    planned = cast("AnyPlanned", noted.planned)
+    assert noted.fingerprint is not None, "a fitted model is planned by calls of it"
+    granularity = fitted.settings.granularity
+    return planned_as_plan(planned, type(model).__name__, granularity, noted.fingerprint)
 
 
 def planned_as_plan(
-    planned: PlannedCall | PlannedBlocks | PlannedJoin,
+    planned: AnyPlanned,
     name: str,
-    cut: Cut,
+    granularity: Granularity,
     fingerprint: Fingerprint,
 ) -> Plan:
-    """What `planned` goes by, as a plan for a file."""
+    """Return the plan file of a planned model.
+
+    Args:
+        planned: The model by it.
+        name: The model's name, for people.
+        granularity: How finely it is cut into stages.
+        fingerprint: What the plan may be applied to.
+    """
     solution = planned.solution
     about: dict[str, Any] = {
         "solution": solution,
         "overheads": planned.overheads,
         "model": name,
-        "cut": cut,
+        "cut": Cut(by=_cut_of(planned), granularity=granularity),
         "fingerprint": fingerprint,
     }
     if isinstance(planned, PlannedJoin):
@@ -127,7 +139,7 @@ def planned_as_plan(
 
 
 def moved_profile(solution: OffloadSolution, chain: ChainProfile) -> OffloadProfile | ChainProfile:
-    """What a plan with transfers for `chain` is a solution of."""
+    """Return the profile that a plan with transfers for `chain` solves."""
     movable = movable_chain(chain)
     is_hybrid = isinstance(solution, HybridSolution)
     return movable if is_hybrid else OffloadProfile.from_chain(movable)
@@ -149,12 +161,13 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
 
     Args:
         model: Like the one that the plan was made for: structure, parameters' shapes and
-            types, training flags, device. Values do not matter.
+            types, training flags, device. Values do not matter. A plan that it has already is
+            replaced.
         sample_args: Positional arguments of a call like those to come.
         sample_kwargs: Keyword arguments, likewise.
         plan: A file by `save_plan` or ``chainstay plan``, or what `chainstay.load_plan` read.
         on_new_shape: A call unlike the sample is refused, or runs plainly.
-        host_budget: Of a plan that offloads: bytes of host memory for what is away at a time;
+        host_budget: Where the plan offloads: bytes of host memory for what is away at a time;
             ``None`` for no limit.
 
     Returns:
@@ -164,7 +177,8 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
         InvalidPlanError: The file is no plan, or its schedule does not do what it says.
         PlanMismatchError: The plan is for something else; ``error.differences`` names each
             thing that differs.
-        UnsupportedModelError: Not a module, fitted already, or it can no longer be cut.
+        UnsupportedModelError: Not a module, wrapped since it was fitted, or it can no longer
+            be cut.
         HostBudgetError: What the plan has away at a time exceeds `host_budget`.
         ValueError: `on_new_shape` is none.
 
@@ -176,85 +190,163 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
         raise ValueError(f"on_new_shape is {on_new_shape!r}, must be 'refuse' or 'run plainly'")
     known = plan if isinstance(plan, Plan) else load_plan(plan)
     limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
-    planner = _Applied(model, known, limit)
-    fitted = Fitted(model, planner, on_new_shape)
-    fitted.plan_for(sample_args, dict(sample_kwargs or {}))
-    fitted.install()
+    settings = PlannerSettings(
+        budget=None,
+        means=_ALL_MEANS,
+        by="blocks" if known.cut is not None and known.cut.by == "blocks" else "graph",
+        granularity=_granularity_of(known),
+        on_new_shape=on_new_shape,
+        progress=False,
+    )
+    before = fitted_of(model)
+    fitted = Fitted(model, settings, _AppliedPlan(known, limit))
+    fitted.plan_for(model, sample_args, dict(sample_kwargs or {}))
+    if before is not None:
+        before.close()
+    fitted.install(model)
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """Makes of a plan what `chainstay.fit` made when it was saved."""
+_ALL_MEANS = Means(
+    recompute=True, offload=True, is_offload_asked=False, link=None, host_budget=None
+)
 
-    model: nn.Module
+
+def _granularity_of(plan: Plan) -> Granularity:
+    return cast("Granularity", plan.cut.granularity) if plan.cut else "fine"
+
+
+@dataclass(frozen=True, slots=True)
+class _AppliedPlan:
+    """A `PlanMaker` that has a plan already.
+
+    Attributes:
+        plan: The plan that is applied.
+        host_budget: Bytes for what is away at a time; ``None`` for no limit.
+    """
+
     plan: Plan
     host_budget: int | None
 
     @property
-    def granularity(self) -> Granularity:
-        """Of the export, if there is one."""
-        return cast("Granularity", self.plan.cut.granularity) if self.plan.cut else "fine"
+    def budget_bytes(self) -> int | None:
+        """The budget of the plan, in bytes; see `PlanMaker`."""
+        return self.plan.solution.budget
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Planned:
-        """Cut the model, if it is the plan's, and let it go by the plan."""
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> MadePlan:  # noqa: ARG002  # as `PlanMaker`
+        """Apply the plan to a captured graph; see `PlanMaker`.
+
+        Raises:
+            PlanMismatchError: The plan is for something else.
+        """
         plan = self.plan
-        if plan.fingerprint is None or plan.cut is None:
+        assert call.call is not None, "plans are applied to models"
+        self._require_model(call.call, call.device)
+        granularity = _granularity_of(plan)
+        blocks = repeated_blocks(call.call.model)
+        profile = _profile_of(plan)
+        if isinstance(profile, JoinProfile):
+            return self._of_join(call, profile, granularity, blocks)
+        graph = cut_into_chain(call.observed, granularity, blocks)
+        with measuring(call.device):
+            loss = _any_loss(profile)
+            subject = subject_of(graph, call.inputs, loss, call.device)
+            own = unmeasured_graph(graph, subject)
+        self._require_stages(call.call, call.device, own.chain.stages)
+        planned = own.planned(
+            plan.solution,
+            profile,
+            overheads=plan.overheads,
+            transport=self._transport(call.device),
+        )
+        return MadePlan(own, planned)
+
+    def _of_join(
+        self,
+        call: GraphCall,
+        profile: JoinProfile,
+        granularity: Granularity,
+        blocks: frozenset[str],
+    ) -> MadePlan:
+        plan, graph = self.plan, cut_into_chain(call.observed_again(), granularity, blocks)
+        assert call.call is not None, "plans are applied to models"
+        join = cut_into_join(call.observed, granularity, blocks)
+        with measuring(call.device):
+            written = written_inputs(join.stages, join.state_inputs, call.inputs)
+            loss = _any_loss(profile.closing)
+            parts = parts_of(join, call.inputs, written, loss, call.device)
+            own = staged(join, parts, tuple(traits_of_all(parts)), names_of(join))
+            subject = subject_of(graph, call.inputs, loss, call.device)
+            chain = unmeasured_graph(graph, subject)
+        self._require_stages(call.call, call.device, own.chain.stages)
+        planned = planned_join(join, own, plan.solution, profile, overheads=plan.overheads)
+        return MadePlan(chain, planned)
+
+    def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:  # noqa: ARG002  # as `PlanMaker`
+        """Apply the plan to the blocks of a model; see `PlanMaker`.
+
+        Raises:
+            PlanMismatchError: The plan is for something else.
+        """
+        plan, host = self.plan, around.host
+        call = Call(host.model, host.args, host.kwargs, host.function)
+        self._require_model(call, host.device)
+        self._require_stages(call, host.device, around.chain.chain_stages)
+        traits = unmeasured_blocks(around)
+        schedule = plan.solution.schedule
+        return PlannedBlocks(
+            schedule=BlockSchedule.from_schedule(around.chain, traits, schedule, host.device),
+            solution=plan.solution,
+            profile=plan.stages,
+            overheads=plan.overheads,
+        )
+
+    def _require_model(self, call: Call, device: torch.device) -> None:
+        """Refuse another model, call or machine."""
+        if self.plan.fingerprint is None or self.plan.cut is None:
             raise PlanMismatchError(
                 "the plan is for a profile and not for a model, so nobody knows what its stages "
                 "are; make one by chainstay.fit and chainstay.save_plan, or: chainstay plan MODEL"
             )
-        situation = Situation.now(args, kwargs, modules_of(self.model))
-        before = fingerprint_of(self.model, situation, ())
-        _require_equal(replace(plan.fingerprint, stages={}), before)
-        profile = _profile_of(plan, plan.cut.by)
-        loss = (profile.closing if isinstance(profile, JoinProfile) else profile).stages[-1]
-        settings: dict[str, Any] = {
-            "granularity": self.granularity,
-            "has_loss": loss.forward_time > 0,
-        }
-        cut: CutModel | CutJoin
-        if isinstance(profile, JoinProfile):
-            cut = cut_join(self.model, args, kwargs, **settings)
-        else:
-            by = cast("CutBy", plan.cut.by)
-            cut = cut_model(self.model, args, kwargs, by=by, **settings)
-        _require_equal(plan.fingerprint, replace(before, stages=_stages(cut.chain.stages)))
-        return self._planned(cut)
+        present = fingerprint_of(call.model, call.args, call.kwargs, device)
+        _require_equal(replace(self.plan.fingerprint, stages={}), present)
 
-    def _planned(self, cut: CutModel | CutJoin) -> Planned:
-        """The model, cut like that of the plan, by the plan."""
-        plan = self.plan
-        if isinstance(cut, CutJoin):
-            assert isinstance(plan.profile, JoinProfile), "so it was cut"
-            return cut.planned(plan.solution, plan.profile, overheads=plan.overheads)
-        transport = self._transport(cut)
-        return cut.planned(
-            plan.solution, plan.stages, overheads=plan.overheads, transport=transport
-        )
+    def _require_stages(
+        self, call: Call, device: torch.device, stages: tuple[ChainStage, ...]
+    ) -> None:
+        """Refuse a model that is the same by name, and computes something else."""
+        assert self.plan.fingerprint is not None, "it was looked at"
+        present = fingerprint_of(call.model, call.args, call.kwargs, device, stages)
+        _require_equal(self.plan.fingerprint, present)
 
-    def _transport(self, cut: CutModel) -> Transport | None:
-        """What makes the plan's transfers, if it has any."""
+    def _transport(self, device: torch.device) -> Transport | None:
+        """Return the transport of the plan's transfers, or ``None`` if the plan has none."""
         solution = self.plan.solution
         if not isinstance(solution, OffloadSolution):
             return None
-        engine = engine_for(cut.chain.device, link=solution.link, host_budget=self.host_budget)
         overheads = self.plan.overheads or ()
         if len(overheads) != len(program_of(solution)):
             raise InvalidPlanError(
                 f"the plan has {len(overheads)} overheads for {len(program_of(solution))} "
                 "operations; there must be one for each, so plan again"
             )
+        engine = engine_for(device, link=solution.link, host_budget=self.host_budget)
         return Transport.of(solution, self.plan.stages, overheads, engine)
 
 
-def _profile_of(plan: Plan, by: str) -> ChainProfile | JoinProfile:
-    """What the stages of the model cost.
+def _any_loss(profile: ChainProfile) -> ChainStage | None:
+    """Stands for the loss, if one was measured: it decides about the last cut."""
+    has_loss = profile.stages[-1].forward_time > 0
+    return ChainStage("loss", (SumLoss(),), is_loss=True) if has_loss else None
+
+
+def _profile_of(plan: Plan) -> ChainProfile | JoinProfile:
+    """Return the costs of the model's stages that the plan was made for.
 
     Raises:
         InvalidPlanError: It is no profile of a model that was cut in such a way.
     """
-    if by != "join":
+    if plan.cut is None or plan.cut.by != "join":
         return plan.stages
     if not isinstance(plan.profile, JoinProfile) or plan.profile.tail is None:
         raise InvalidPlanError(
@@ -276,90 +368,7 @@ def _require_equal(planned: Fingerprint, present: Fingerprint) -> None:
         )
 
 
-def fingerprint_of(
-    model: nn.Module, situation: Situation, stages: Sequence[ChainStage]
-) -> Fingerprint:
-    """What a plan for `model` in this situation, cut into `stages`, is for."""
-    named = dict(model.named_modules())
-    autocast = situation.autocast
-    return Fingerprint(
-        modules={path: _module(each) for path, each in named.items()},
-        parameters=dict(_tensors(model.named_parameters(remove_duplicate=False))),
-        buffers=dict(_tensors(model.named_buffers(remove_duplicate=False))),
-        training=_training(named, situation),
-        call=_call(situation),
-        stages=_stages(stages),
-        setting={
-            "torch": torch.__version__,
-            "device": _device(model, situation),
-            "autocast": "off" if autocast is None else str(autocast),
-        },
-    )
-
-
-def _module(module: nn.Module) -> str:
-    """Its class, wherever that was imported from, and its settings."""
-    settings = _ADDRESS.sub("", module.extra_repr())
-    return f"{type(module).__qualname__}({settings})"[:_LONGEST]
-
-
-def _tensors(named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, str]]:
-    known: dict[int, str] = {}
-    for name, tensor in named:
-        if id(tensor) in known:
-            yield name, f"the same as {known[id(tensor)]}"
-            continue
-        known[id(tensor)] = name
-        trained = ", trained" if tensor.requires_grad else ""
-        yield name, f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device.type}{trained}"
-
-
-def _training(named: Mapping[str, nn.Module], situation: Situation) -> dict[str, str]:
-    """The model's own flag, and those that differ from that of the module around."""
-    model = named[""]
-    flags = {id(m): flag for m, flag in zip(modules_of(model), situation.training, strict=True)}
-    found = {}
-    for path, module in named.items():
-        parent = named.get(path.rpartition(".")[0]) if path else None
-        if parent is None or flags[id(parent)] != flags[id(module)]:
-            found[path] = "training" if flags[id(module)] else "evaluation"
-    return found
-
-
-def _call(situation: Situation) -> dict[str, str]:
-    signature = situation.arguments
-    numbered = tree_unflatten(list(range(len(signature.leaves))), signature.spec)
-    paths, _ = tree_flatten_with_path(numbered)
-    found = {}
-    for path, number in paths:
-        which, *inner = path
-        is_positional = getattr(which, "idx", 0) == 0
-        name = f"{'args' if is_positional else 'kwargs'}{keystr(tuple(inner))}"
-        leaf = signature.leaves[number]
-        found[name] = _ADDRESS.sub("", str(leaf))[:_LONGEST]
-    return found
-
-
-def _stages(stages: Sequence[ChainStage]) -> dict[str, str]:
-    return {f"{index} ({stage.name})": digest_of(stage) for index, stage in enumerate(stages)}
-
-
-def _device(model: nn.Module, situation: Situation) -> str:
-    device = next((each.device for each in model.parameters()), None) or _device_of(situation)
-    if device.type == "cuda":
-        return f"cuda, {torch.cuda.get_device_name(device)}"
-    return f"{device.type}, {platform.machine()}"
-
-
-def _device_of(situation: Situation) -> torch.device:
-    """That of the call's first tensor."""
-    promises = (leaf for leaf in situation.arguments.leaves if isinstance(leaf, TensorPromise))
-    return next((each.layout.device for each in promises), torch.device("cpu"))
-
-
-def _cut_of(planned: PlannedCall | PlannedBlocks | PlannedJoin) -> str:
+def _cut_of(planned: AnyPlanned) -> str:
     if isinstance(planned, PlannedJoin):
         return "join"
-    if isinstance(planned, PlannedBlocks):
-        return "blocks"
-    return "chain" if isinstance(planned.ends, TensorEnds) else "export"
+    return "blocks" if isinstance(planned, PlannedBlocks) else "graph"

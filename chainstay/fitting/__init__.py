@@ -1,18 +1,22 @@
 """The one call, `fit`: extract, measure, solve, execute.
 
-============  ==========================================================
-`front`       `fit` and `unfit`, and what they refuse
-`means`       how memory may be saved
-`planner`     a plan for calls like a sample
-`ways`        the ways to train one chain, and the fastest of them
-`offloading`  plans that offload
-`combining`   plans that recompute and offload
-`joins`       plans of models whose branches meet
-`cut_joins`   such models as stages, measured or not
-`cut_models`  whole models as stages, measured or not
-`caches`      language models keep nothing for generating while they train
-`budgets`     what a budget is, and how many bytes it means
-============  ==========================================================
+=====================  =======================================================
+`front`                `fit` and `unfit`, and what they refuse
+`means`                the means that may save memory
+`fitted`               a model's forward while it is fitted
+`planner`              what plans there are, and when one is made
+`solved_plans`         plans by measuring and solving
+`measured`             a model measured, before a plan is chosen
+`blocks`               a model's own forward, its blocks run by a plan
+`ways`                 the ways to train one chain, and the fastest of them
+`offloaded`            plans that offload
+`combined`             plans that recompute and offload
+`joins`                plans of models whose branches meet
+`fingerprints`         what a plan is for
+`transformers_models`  what models of ``transformers`` need besides a plan
+`budgets`              what a budget is, and how many bytes it means
+`backend`              ``torch.compile(model, backend="chainstay")``
+=====================  =======================================================
 """
 
 from chainstay.fitting.budgets import Budget

@@ -1,4 +1,4 @@
-"""What a budget is, and how many bytes it means for a measured model."""
+"""Budgets in all their forms, and the bytes that each means for a measured model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import nn
 
 from chainstay.errors import InvalidBudgetError
 from chainstay.profiles import ChainProfile, Stage
-from chainstay.runtime.device_memory import free_bytes
-from chainstay.runtime.measurement import Measurement
+from chainstay.runtime.devices.device_memory import free_bytes
+from chainstay.runtime.measures.measured import Measurement
 from chainstay.schedule import Schedule
 from chainstay.solve import budget_bytes
 from chainstay.validation.simulate import simulate
 
-__all__ = ["Budget", "bytes_of", "require_budget"]
+__all__ = ["Budget", "bytes_of", "plain_peak", "require_budget"]
 
 Budget = int | str | float | Fraction | None
 
@@ -25,23 +25,29 @@ _ANY_PROFILE: Final = ChainProfile(
 """Tells budgets that no profile could make right before anything is measured."""
 
 
-def bytes_of(budget: Budget, model: nn.Module, reserve: int, measured: Measurement) -> int:
-    """In bytes, rounded down.
+def bytes_of(budget: Budget, model: nn.Module | None, reserve: int, measured: Measurement) -> int:
+    """Return the budget in bytes, rounded down.
 
     Args:
-        budget: As for `chainstay.fit`.
+        budget: The budget, as for `chainstay.fit`.
         model: Whose device has memory free, if `budget` is ``None``.
         reserve: Bytes of that to leave.
         measured: What plain training needs, if `budget` is a share of it.
     """
     if budget is None:
+        assert model is not None, "only a model tells what is free"
         return free_bytes(model, reserve)
-    schedule = Schedule.keep_all(len(measured.profile))
-    profile = measured.profile_for(schedule)
     if isinstance(budget, float | Fraction):
-        plain = simulate(profile, schedule).peak_bytes
-        return int(Fraction(budget) * plain)
-    return budget_bytes(profile, budget)
+        return int(Fraction(budget) * plain_peak(measured))
+    schedule = Schedule.keep_all(len(measured.profile))
+    return budget_bytes(measured.profile_for(schedule), budget)
+
+
+def plain_peak(measured: Measurement) -> int:
+    """Bytes that plain training needs."""
+    plain = Schedule.keep_all(len(measured.profile))
+    overheads = measured.overheads_for(plain)
+    return simulate(measured.profile, plain, overheads=overheads).peak_bytes
 
 
 def require_budget(model: nn.Module, budget: object, reserve: int) -> None:

@@ -1,9 +1,9 @@
-"""The one call: extract, measure, solve, execute."""
+"""The one call: capture, measure, solve, rehearse."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, get_args
 
 import torch
@@ -11,29 +11,33 @@ from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.budgets import Budget, require_budget
+from chainstay.fitting.fitted import Fitted, fitted_of
 from chainstay.fitting.means import Means
-from chainstay.fitting.planner import Planner, Way
+from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
+from chainstay.fitting.solved_plans import MeasuredGraph, SolvedPlans
 from chainstay.profiles import Link
-from chainstay.runtime.device_memory import plain_bytes
-from chainstay.runtime.extraction.cutting import Granularity
-from chainstay.runtime.fitted import Fitted, OnNewShape
-from chainstay.runtime.measurement import require_loss, require_repeats
+from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple
+from chainstay.runtime.devices.device_memory import plain_bytes
+from chainstay.runtime.measures.measured import require_repeats
+from chainstay.runtime.stage.loss_stage import require_loss
 from chainstay.solution import Method
+from chainstay.solve import resolve_method
 
-__all__ = ["fit", "require_model", "unfit"]
+__all__ = ["fit", "require_model", "settings_of", "unfit"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
 def fit(  # noqa: PLR0913  # one call for everything; all but the sample have defaults
     model: Module,
-    sample_args: tuple[Any, ...],
+    sample_args: tuple[Any, ...] = (),
     sample_kwargs: Mapping[str, Any] | None = None,
     *,
     budget: Budget,
     loss: Callable[[Any], torch.Tensor] | None = None,
     method: Method | str = "auto",
-    by: Way = "auto",
+    by: StageSource = "auto",
     granularity: Granularity = "fine",
     on_new_shape: OnNewShape = "plan",
     reserve: int | str = 0,
@@ -50,51 +54,58 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     The model stays the same object: its class, parameters, buffers and ``state_dict`` are
     untouched, and ``model(...)`` gives what it gave, bit for bit, gradients, buffers and
     random numbers included. Only ``model.forward`` goes by a plan now. Without gradients it
-    runs plainly. ``model.chainstay`` shows the plan; `unfit` takes it away.
+    runs plainly. ``model.chainstay`` shows the plan; `unfit` takes it away; `fit` again with
+    another budget plans again.
+
+    Without a sample, the first training call plans. Whatever makes another graph later (a shape,
+    a type, a mode, an attribute that decides something) is planned when it is met, and told in
+    one line; a graph that differs only in numbers goes by the known plan.
 
     Models of ``transformers`` whose config has ``use_cache=True`` give no ``past_key_values`` by
-    a plan, as under their own gradient checkpointing; a call with ``use_cache=True`` is refused.
+    a plan, as under their own gradient checkpointing, unless the call asks for them.
 
     The plan is the fastest of keeping all, recomputing only, offloading only, and both, as
     far as each fits, by times that the referee has counted; of a model whose branches meet,
-    also of planning each branch apart. Printing ``model.chainstay`` shows all of these,
-    ``model.chainstay.alternatives`` has them as data.
+    also of planning each branch apart. It is rehearsed once before it is used. Printing
+    ``model.chainstay`` shows all of these, ``model.chainstay.alternatives`` has them as data.
 
     Several processes: inside DistributedDataParallel, each makes plans of its own, and no
     gradient is exchanged meanwhile. Where the forward itself communicates (FSDP2, SyncBatchNorm),
     all must fit at once, and meet new shapes at once; with FSDP2 they agree on one plan.
 
     Args:
-        model: Any module in the mode it trains in. It is cut where
-            `chainstay.runtime.extraction` finds fit; a plain `torch.nn.Sequential` between its
-            own stages where that is finer, or where it cannot be exported.
+        model: Any module in the mode it trains in.
         sample_args: Positional arguments of a call like those to come.
         sample_kwargs: Keyword arguments, likewise.
-        budget: For a step's activations, saved tensors, gradients of activations, inputs
+        budget: The limit for a step's activations, saved tensors, gradients of activations, inputs
             and temporaries together: bytes, ``"8GiB"``, a share of what plain training needs
-            (``"50%"``, ``0.5``), or ``None`` for what is free on the CUDA device (see
-            `reserve`). Parameters, their gradients and optimizer state are yours.
-        loss: From the model's output to a scalar; holds its targets itself. Without it, the
-            output's own ``loss`` counts, if it has one; otherwise gradients of all outputs
-            are counted, and the loss's memory is yours to add.
-        method: As for `chainstay.solve_measured`; with ``recompute=False``, as for
+            (``"50%"``, ``0.5``; of the first call that is planned, for all shapes), or ``None``
+            for what is free on the CUDA device (see `reserve`). Parameters, their gradients and
+            optimizer state are yours.
+        loss: A function from the model's output to a scalar; holds its targets itself. Without it,
+            the output's own ``loss`` counts, if it has one; otherwise gradients of all outputs are
+            counted, and the loss's memory is yours to add.
+        method: The method, as for `chainstay.solve_measured`; with ``recompute=False``, as for
             `chainstay.solve_offload`.
-        by: ``"export"`` cuts the model's graph as torch.export sees it; ``"blocks"`` takes the
-            modules of its lists (ModuleList and the like) as stages, called by the model's
-            own forward, hooks, compilation and sharding (FSDP2) included; what is around them
-            runs as ever, and its memory counts. ``"auto"`` exports, and goes by blocks where
-            that is refused. ``model.chainstay`` tells which, and why.
-        granularity: Of the export, as for `chainstay.runtime.extraction.extract`.
-        on_new_shape: A call unlike the sample (another shape, type, training flag, autocast)
-            gets a plan of its own, up to 8 of them are kept; or is refused; or runs plainly.
-        reserve: With ``budget=None``: bytes to leave for what is not there yet, the state of
+        by: ``"graph"`` cuts the model's graph as TorchDynamo traces it (``"export"`` is its
+            former name); ``"blocks"`` takes the modules of its lists (ModuleList and the like) as
+            stages, each by a graph of its own, while the model's own forward calls them; what is
+            around them runs as ever, and its memory counts. ``"auto"`` goes by blocks where there
+            is no full graph (sharding by FSDP2, compiled modules, decisions by values).
+            ``model.chainstay`` tells which, and why.
+        granularity: Of the graph, as for `chainstay.extract`.
+        on_new_shape: A call that no plan is for ``"plan"``: gets one; ``"refuse"``: raises
+            `PlanMismatchError`; ``"run plainly"``: trains without one.
+        reserve: Where `budget` is ``None``: bytes to leave for what is not there yet, the state of
             the optimizer above all (``"2GiB"``, or a number).
         recompute: Whether stages may run again.
         offload: Whether what is stored may go to host memory and come back. By default where
             there is a link: on a CUDA device, and anywhere else with `link`. On the CPU, threads
             that copy at its pace stand in for one; nothing is gained there.
-        link: To the host; by default as `chainstay.measure_link` finds it. It goes no further.
-        host_budget: For what is away at a time, in bytes or as ``"8GiB"``; ``None`` for no limit.
+        link: The link to the host; by default as `chainstay.measure_link` finds it. It goes no
+            further.
+        host_budget: The limit for what is away at a time, in bytes or as ``"8GiB"``; ``None`` for
+            no limit.
         repeats: The least number of timed runs of each stage; see `chainstay.measure`.
         progress: Show a bar on stderr while measuring, if that is a terminal.
         cache: A directory for what was measured, one JSON file per model, call and machine;
@@ -104,16 +115,16 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         `model` itself.
 
     Raises:
-        UnsupportedModelError: Not a module, fitted already, or it cannot be cut into stages;
-            the text says why in each way.
+        UnsupportedModelError: Not a module, or it cannot be cut into stages; the text says why
+            in each way.
         InvalidBudgetError: `budget` is none.
         InfeasibleBudgetError: Nothing was found that fits; in ``error.required`` something
             does, see `chainstay.solve_measured`.
         HostBudgetError: What the plan has away at a time exceeds `host_budget`.
         UnknownMethodError: There is no such method.
         SolverLimitError: No way fits, although it is not proved that none does.
-        ValueError: `by`, `on_new_shape` or `repeats` is none, or `recompute`, `offload`, `link`
-            and `host_budget` do not go together.
+        ValueError: `by`, `granularity`, `on_new_shape` or `repeats` is none, or `recompute`,
+            `offload`, `link` and `host_budget` do not go together.
 
     Complexity:
         A few seconds of tracing, about ``repeats + 8`` steps of plain training, and some
@@ -128,34 +139,77 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         True
     """
     require_model(model)
-    _require_choice("by", by, get_args(Way))
-    _require_choice("on_new_shape", on_new_shape, get_args(OnNewShape))
-    require_loss(loss)
-    require_repeats(repeats)
-    reserved = plain_bytes("reserve", reserve)
-    means = Means.of(
-        recompute=recompute,
-        offload=offload,
-        link=link,
-        host_budget=host_budget,
-        device=_device_of(model),
-    )
-    require_budget(model, budget, reserved)
-    planner = Planner(
-        model=model,
+    require_module_and_tuple(model, sample_args)
+    require_budget(model, budget, plain_bytes("reserve", reserve))
+    settings = settings_of(
+        _device_of(model),
         budget=budget,
         loss=loss,
         method=method,
         by=by,
         granularity=granularity,
-        reserve=reserved,
-        means=means,
-        settings={"repeats": repeats, "progress": progress, "cache": cache},
+        on_new_shape=on_new_shape,
+        reserve=reserve,
+        recompute=recompute,
+        offload=offload,
+        link=link,
+        host_budget=host_budget,
+        repeats=repeats,
+        progress=progress,
+        cache=cache,
     )
-    fitted = Fitted(model, planner, on_new_shape)
-    fitted.plan_for(sample_args, dict(sample_kwargs or {}))
-    fitted.install()
+    before = fitted_of(model)
+    fitted = Fitted(model, settings, SolvedPlans(settings, measured=_measured_by(before, settings)))
+    if sample_args or sample_kwargs:
+        fitted.plan_for(model, sample_args, dict(sample_kwargs or {}))
+    if before is not None:
+        before.close()
+    fitted.install(model)
     return model
+
+
+def settings_of(  # noqa: PLR0913  # those of `fit`
+    device: torch.device,
+    *,
+    budget: Budget,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    method: Method | str = "auto",
+    by: StageSource = "auto",
+    granularity: Granularity = "fine",
+    on_new_shape: OnNewShape = "plan",
+    reserve: int | str = 0,
+    recompute: bool = True,
+    offload: bool | None = None,
+    link: Link | None = None,
+    host_budget: int | str | None = None,
+    repeats: int = 5,
+    progress: bool = True,
+    cache: str | os.PathLike[str] | None = None,
+) -> PlannerSettings:
+    """The arguments of `fit`, looked through; its errors, as far as they need no model."""
+    _require_choice("by", by, get_args(StageSource))
+    _require_choice("on_new_shape", on_new_shape, get_args(OnNewShape))
+    require_granularity(granularity)
+    require_loss(loss)
+    require_repeats(repeats)
+    if recompute and method != "auto":
+        resolve_method(method)
+    means = Means.of(
+        recompute=recompute, offload=offload, link=link, host_budget=host_budget, device=device
+    )
+    return PlannerSettings(
+        budget=budget,
+        means=means,
+        loss=loss,
+        method=method,
+        by=by,
+        granularity=granularity,
+        on_new_shape=on_new_shape,
+        reserve=plain_bytes("reserve", reserve),
+        repeats=repeats,
+        progress=progress,
+        cache=cache,
+    )
 
 
 def unfit(model: Module) -> Module:
@@ -167,20 +221,20 @@ def unfit(model: Module) -> Module:
     Raises:
         UnsupportedModelError: The model is not fitted, or its forward was replaced since.
     """
-    fitted = getattr(model, "chainstay", None)
-    if not isinstance(fitted, Fitted):
+    fitted = fitted_of(model)
+    if fitted is None:
         raise UnsupportedModelError(
             f"this {type(model).__name__} is not fitted; call chainstay.fit(model, ...) first"
         )
-    fitted.remove()
+    fitted.remove(model)
     return model
 
 
 def require_model(model: object) -> None:
-    """Refuse what is no module, or is fitted already.
+    """Refuse what cannot be fitted.
 
     Raises:
-        UnsupportedModelError: It is so.
+        UnsupportedModelError: It is no module, or it is fitted and was wrapped since.
     """
     if not isinstance(model, nn.Module):
         remedy = (
@@ -191,11 +245,23 @@ def require_model(model: object) -> None:
         raise UnsupportedModelError(
             f"the model is a {type(model).__name__}, must be a torch.nn.Module; {remedy}"
         )
-    if hasattr(model, "chainstay"):
+    fitted = fitted_of(model)
+    if fitted is not None:
+        fitted.require_in_place(model)
+    elif getattr(model, "chainstay", None) is not None:  # what a fitted model has when unpickled
         raise UnsupportedModelError(
-            f"this {type(model).__name__} is fitted already, or has an attribute named chainstay; "
-            "call chainstay.unfit(model) first"
+            f"this {type(model).__name__} has an attribute named chainstay, where fit would put "
+            "its plan; rename that"
         )
+
+
+def _measured_by(fitted: Fitted | None, settings: PlannerSettings) -> dict[Hashable, MeasuredGraph]:
+    """Return the measures of a model that is fitted again, if it was measured in the same way."""
+    if fitted is None or not isinstance(fitted.planner.maker, SolvedPlans):
+        return {}
+    before = fitted.settings
+    is_same = (before.loss, before.granularity) == (settings.loss, settings.granularity)
+    return dict(fitted.planner.maker.measured) if is_same else {}
 
 
 def _require_choice(name: str, given: object, known: tuple[str, ...]) -> None:
@@ -206,6 +272,6 @@ def _require_choice(name: str, given: object, known: tuple[str, ...]) -> None:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """Where the model is."""
+    """Return the device of the model."""
     tensors = (*model.parameters(), *model.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -2,67 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
-from chainstay.fitting.cut_joins import measured_join
-from chainstay.join_planning import solve_measured_join
-from chainstay.runtime.calls import Ends
-from chainstay.runtime.extraction import ExtractedChain
-from chainstay.runtime.extraction.cutting import Granularity
-from chainstay.runtime.joining.executor import PlannedJoin
+from chainstay.errors import PlanMismatchError
+from chainstay.join_planning import can_run, solve_measured_join
+from chainstay.profiles import JoinProfile
+from chainstay.runtime.capture.cuts.chain import written_inputs
+from chainstay.runtime.capture.cuts.cut import ObservedGraph
+from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.joins.branch_graphs import cut_into_join
+from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin, shape_of
+from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.joins.measured_join import MeasuredJoin, measure_join
+from chainstay.runtime.joins.staged_join import StagedJoin, parts_of
+from chainstay.runtime.measures.measured import measuring
+from chainstay.runtime.measures.progress import progress_bar
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.staged_graph import names_of
+from chainstay.solution import Solution
 
-__all__ = ["JoinAttempt"]
+__all__ = ["JoinAttempt", "planned_join"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinAttempt:
-    """What is needed to plan a model's branches apart; see `chainstay.fit`.
+    """The needs of planning a model's branches apart; see `chainstay.fit`.
 
     Attributes:
-        model: Of which `ends` were extracted.
-        ends: Which know whether it has branches.
-        call: Arguments and keyword arguments like those to come.
-        loss: From the model's output.
-        granularity: Of the export.
-        settings: Of measuring.
+        observe: Observes the graph anew: what is cut into branches is put into another order.
+        inputs: What the graph gets in the call.
+        loss: Makes the loss's stage for a join, if there is a loss.
+        device: Where the model is.
+        granularity: How finely to cut.
+        blocks: Paths of the model's repeated blocks.
+        repeats: The least number of timed runs of each stage.
+        progress: Whether to show a bar.
+        cache: A directory for what was measured.
     """
 
-    model: nn.Module
-    ends: Ends | None
-    call: tuple[tuple[Any, ...], Mapping[str, Any]]
-    loss: Callable[[Any], torch.Tensor] | None
+    observe: Callable[[], ObservedGraph]
+    inputs: Sequence[Any]
+    loss: Callable[[GraphJoin], ChainStage | None]
+    device: torch.device
     granularity: Granularity
-    settings: Mapping[str, Any]
+    blocks: frozenset[str]
+    repeats: int
+    progress: bool
+    cache: str | os.PathLike[str] | None
 
-    @property
-    def has_branches(self) -> bool:
-        """Whether there are branches, as far as its extraction as a chain tells."""
-        return isinstance(self.ends, ExtractedChain) and not self.ends.not_a_join
+    def measured(self) -> tuple[GraphJoin, MeasuredJoin]:
+        """The graph as branches, and what they cost.
+
+        Raises:
+            NotAJoinError: The model is no join after all; the text says why.
+        """
+        join = cut_into_join(self.observe(), self.granularity, self.blocks)
+        with progress_bar(wanted=self.progress) as bar, measuring(self.device):
+            written = written_inputs(join.stages, join.state_inputs, self.inputs)
+            parts = parts_of(join, self.inputs, written, self.loss(join), self.device, progress=bar)
+            measured = measure_join(
+                join, parts, names_of(join), repeats=self.repeats, cache=self.cache
+            )
+        return join, measured
 
     def plan(self, budget: int) -> PlannedJoin:
         """The plan within `budget` bytes.
 
         Raises:
-            UnsupportedModelError: The model is no join after all; the text says why.
+            NotAJoinError: The model is no join after all; the text says why.
             InvalidProfileError: Its branches are too many, or too long.
             InfeasibleBudgetError: Nothing was found that fits.
         """
-        cut, measured = measured_join(
-            self.model,
-            *self.call,
-            loss=self.loss,
-            granularity=self.granularity,
-            **self.settings,
-        )
+        join, measured = self.measured()
         solution = solve_measured_join(measured, budget)
-        planned = cut.planned(
+        planned = planned_join(
+            join,
+            measured,
             solution,
             measured.account.profile_for(solution.schedule),
             overheads=tuple(measured.account.overheads(solution.schedule)),
         )
         return replace(planned, plain_time=measured.account.bare().least_time)
+
+
+def planned_join(
+    join: GraphJoin,
+    stages: StagedJoin,
+    solution: Solution,
+    profile: JoinProfile,
+    *,
+    overheads: tuple[int, ...] | None = None,
+) -> PlannedJoin:
+    """A graph by the schedule of `solution`, its branches apart.
+
+    Args:
+        join: The graph as branches, from its inputs to first states, and from the last one to its
+            outputs.
+        stages: What it takes to run it.
+        solution: A solution for these branches, and a tail with the loss behind it.
+        profile: What they cost.
+        overheads: Bytes of each operation.
+
+    Raises:
+        PlanMismatchError: The schedule is for branches of other lengths, or would sum
+            gradients in another order than plain training.
+        InvalidScheduleError: This runtime cannot run the schedule.
+    """
+    shape = shape_of(stages)
+    planned = (*map(len, profile.branches), len(profile.closing) - 1)
+    if planned != (*shape.lengths, shape.tail):
+        raise PlanMismatchError(
+            f"the plan is for branches and a tail of {_listed(planned)} stages, and the model "
+            f"has {_listed((*shape.lengths, shape.tail))}; plan again"
+        )
+    executor = JoinExecutor(stages, solution.schedule)
+    if not can_run(stages, solution.schedule):
+        raise PlanMismatchError(
+            "the plan's branches go back in turns in which gradients would be summed in "
+            "another order than in plain training; plan again"
+        )
+    lengths = " and ".join(map(str, shape.lengths))
+    return PlannedJoin(
+        join=join,
+        executor=executor,
+        solution=solution,
+        profile=profile,
+        origin=f"branches of {lengths} stages that meet, planned apart\n",
+        overheads=overheads,
+    )
+
+
+def _listed(lengths: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, lengths[:-1]))} and {lengths[-1]}"

@@ -1,16 +1,19 @@
-"""How `chainstay.fit` may save memory: by running stages again, by transfers, or both."""
+"""The means by which `chainstay.fit` may save memory: recomputing, transfers, or both."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
+from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
-from chainstay.runtime.device_memory import plain_bytes
-from chainstay.runtime.transfers import measure_link
+from chainstay.runtime.devices.device_memory import plain_bytes
+from chainstay.runtime.transfer import Engine, engine_for, measure_link
+from chainstay.solution import Solution
 
-__all__ = ["Means"]
+__all__ = ["RECOMPUTING", "Means"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +24,7 @@ class Means:
         recompute: Whether stages may run again.
         offload: Whether activations may go to the host.
         is_offload_asked: Whether that was said, so that it must not be left out silently.
-        link: To the host; ``None`` to have it measured.
+        link: The link to the host; ``None`` to have it measured.
         host_budget: Bytes for what is away at a time; ``None`` for no limit.
         obstacle: Why nothing may go to the host, for people.
     """
@@ -87,6 +90,18 @@ class Means:
         if limit is None:
             return link
         return replace(link, capacity=limit if link.capacity is None else min(limit, link.capacity))
+
+    def engine_for(self, solution: Solution, device: torch.device) -> Engine | None:
+        """Return the engine for the transfers of `solution`; ``None`` if it has none."""
+        if not isinstance(solution, OffloadSolution):
+            return None
+        return engine_for(device, link=solution.link, host_budget=self.host_budget)
+
+
+RECOMPUTING: Final = Means(
+    recompute=True, offload=False, is_offload_asked=False, link=None, host_budget=None
+)
+"""Nothing goes to the host."""
 
 
 def _obstacle(offload: bool | None, device: torch.device) -> str:  # noqa: FBT001  # as it came

@@ -1,121 +1,385 @@
-"""Plans for calls like a sample: what `chainstay.fit` does once its settings are known."""
+"""The plans that there are for a model, and when another one is made.
+
+A captured graph that differs from a known one only in numbers goes by the known plan. For any
+other a `PlanMaker` makes one, if the settings allow it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
-from chainstay.errors import ChainstayError, UnsupportedModelError
-from chainstay.fitting.budgets import Budget, bytes_of
-from chainstay.fitting.cut_models import CutModel, measured_model
-from chainstay.fitting.joins import JoinAttempt
-from chainstay.fitting.means import Means
-from chainstay.fitting.ways import Ways, fastest_way
-from chainstay.planning import solve_measured
-from chainstay.runtime.accounting import Account
-from chainstay.runtime.block_calls import strays
-from chainstay.runtime.calls import Planned
-from chainstay.runtime.extraction import InterceptedChain
-from chainstay.runtime.extraction.cutting import Granularity
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.sharding import gathered, is_sharded
-from chainstay.solution import Method, Solution
+from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.fitting.budgets import Budget
+from chainstay.fitting.fingerprints import fingerprint_of
+from chainstay.fitting.means import RECOMPUTING, Means
+from chainstay.plans import Fingerprint
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
+from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.capture.dynamo import CapturedForward
+from chainstay.runtime.capture.forward import GraphForward
+from chainstay.runtime.capture.graph import as_captured_graph
+from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.graph_key import graph_key
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.memory import require_measurable
+from chainstay.runtime.execute.planned import Planned, PlannedBlocks, PlannedGraph
+from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.measures.around_blocks import Around
+from chainstay.runtime.measures.progress import say
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.loss_stage import Loss
+from chainstay.runtime.stage.staged_graph import StagedGraph, with_graph
+from chainstay.solution import Method
+from chainstay.units import format_bytes
 
-__all__ = ["Planner", "Way"]
+__all__ = [
+    "AnyPlanned",
+    "Call",
+    "GraphCall",
+    "MadePlan",
+    "NotedPlan",
+    "OnNewShape",
+    "PlanMaker",
+    "Planner",
+    "PlannerSettings",
+    "StageSource",
+    "at_shapes",
+    "is_alike",
+    "listed_shapes",
+    "stages_of",
+]
 
-Way = Literal["auto", "export", "blocks"]
-"""How `fit` gets at a model's stages."""
+StageSource = Literal["auto", "graph", "blocks", "export"]
+"""How `chainstay.fit` gets at a model's stages; ``"export"`` is what ``"graph"`` was called."""
+
+OnNewShape = Literal["plan", "refuse", "run plainly"]
+"""What to do about a call for which there is no plan yet."""
+
+
+AnyPlanned = PlannedGraph | PlannedJoin | PlannedBlocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planner:
-    """Plans a model for calls like a sample; the settings are those of `fit`.
+class PlannerSettings:
+    """The arguments of `chainstay.fit`, looked through; see there.
 
     Attributes:
         means: How memory may be saved.
-        settings: Of measuring.
+    """
+
+    budget: Budget = "100%"
+    means: Means = RECOMPUTING
+    loss: Loss | None = None
+    method: Method | str = "auto"
+    by: StageSource = "auto"
+    granularity: Granularity = "fine"
+    on_new_shape: OnNewShape = "plan"
+    reserve: int = 0
+    repeats: int = 5
+    progress: bool = True
+    cache: str | os.PathLike[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call of a model.
+
+    Attributes:
+        model: The user's.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        function: The model's own forward, which takes the model first.
     """
 
     model: nn.Module
-    budget: Budget
-    loss: Callable[[Any], torch.Tensor] | None
-    method: Method | str
-    by: Way
-    granularity: Granularity
-    reserve: int
-    means: Means
-    settings: Mapping[str, Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    function: Callable[..., Any]
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Planned:
-        """Extract, measure, solve."""
-        if is_sharded(self.model):
-            if self.by == "export":
-                raise UnsupportedModelError(
-                    f"the parameters of this {type(self.model).__name__} are spread over several "
-                    "processes, which an export does not see; use by='blocks'"
-                )
-            self._require_recomputing("its parameters are spread over several processes")
-        if self.by == "blocks":
-            self._require_recomputing("by is 'blocks'")
-        cut, measured = measured_model(
-            self.model,
-            args,
-            kwargs,
-            loss=self.loss,
-            by="export" if self.means.is_offload_asked else self.by,
-            granularity=self.granularity,
-            **self.settings,
-        )
-        if cut.blocks is not None:
-            return self._by_blocks(cut, cut.blocks, measured)
-        attempt = JoinAttempt(
-            model=self.model,
-            ends=cut.ends,
-            call=(args, kwargs),
-            loss=self.loss,
-            granularity=self.granularity,
-            settings=self.settings,
-        )
-        ways = Ways(measured, self._budget_of(measured), self.method, self.means, attempt)
-        return fastest_way(cut, ways)
 
-    def _require_recomputing(self, reason: str) -> None:
-        if self.means.is_offload_asked:
-            raise UnsupportedModelError(
-                f"this {type(self.model).__name__} cannot be offloaded stage by stage: {reason}; "
-                "leave offload=True out, or use by='export' in one process"
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GraphCall:
+    """A call of a captured graph, for which there is no plan.
+
+    Attributes:
+        key: Equal for graphs that differ in numbers only.
+        name: The model's name, for messages.
+        forward: The graph.
+        observed: What its operators do.
+        inputs: What it is called with.
+        device: Where they are.
+        call: The call of the model; ``None`` where only the graph is known, so that it cannot be
+            compared with the model.
+    """
+
+    key: Hashable
+    name: str
+    forward: GraphForward
+    observed: ObservedGraph
+    inputs: Sequence[Any]
+    device: torch.device
+    call: Call | None
+
+    @property
+    def shapes(self) -> str:
+        """The shapes of the call's tensors, for people."""
+        shapes = [
+            str(tuple(value.shape))
+            for value, given in zip(self.inputs, self.observed.captured.inputs, strict=False)
+            if given.kind is InputKind.ARGUMENT
+        ]
+        return listed_shapes(shapes)
+
+    def observed_again(self) -> ObservedGraph:
+        """The same, to be cut in another way, which changes it."""
+        captured = as_captured_graph(self.forward.graph, self.forward.inputs)
+        return observe_graph(self.name, captured, self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class MadePlan:
+    """A plan, and the graph that it was made for.
+
+    Attributes:
+        staged: The graph as stages.
+        planned: The plan.
+    """
+
+    staged: StagedGraph
+    planned: PlannedGraph | PlannedJoin
+
+
+@dataclass(frozen=True, slots=True)
+class NotedPlan:
+    """A plan that was made.
+
+    Attributes:
+        planned: What goes by it.
+        fingerprint: What it is for; ``None`` where only a graph was known.
+    """
+
+    planned: Planned
+    fingerprint: Fingerprint | None
+
+
+class PlanMaker(Protocol):
+    """Makes plans."""
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget, once it is known."""
+        ...
+
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> MadePlan:
+        """A plan for a captured graph; `is_first` if there is none for the model yet."""
+        ...
+
+    def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
+        """A plan for the blocks of a model, likewise."""
+        ...
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans captured graphs of one model within one budget.
+
+    Attributes:
+        name: The model's name, for messages.
+        settings: The arguments of `chainstay.fit`.
+        maker: Makes plans.
+        plans: All that were made, the latest at the end.
+        known: Plans of graphs by what they hold for.
+        shapes: The shapes of the calls that there are plans for.
+    """
+
+    name: str
+    settings: PlannerSettings
+    maker: PlanMaker
+    plans: list[NotedPlan] = field(default_factory=list)
+    known: dict[Hashable, MadePlan] = field(default_factory=dict)
+    shapes: set[str] = field(default_factory=set)
+
+    def plan_graph(
+        self, forward: GraphForward, inputs: Sequence[Any], call: Call | None
+    ) -> PlannedGraph | PlannedJoin | CapturedForward:
+        """A plan for a captured graph on inputs like these.
+
+        Args:
+            forward: The graph.
+            inputs: What it is called with.
+            call: The call of the model; see `GraphCall`.
+
+        Returns:
+            The graph by a plan, or the graph itself where new shapes run plainly.
+
+        Raises:
+            NotTheModelError: The graph is not the model.
+            PlanMismatchError: New shapes are refused, and this is one.
+            ChainstayError: Whatever `chainstay.fit` raises.
+        """
+        device = _device_of(inputs)
+        require_measurable(device)
+        captured = as_captured_graph(forward.graph, forward.inputs)
+        observed = observe_graph(self.name, captured, inputs)
+        key = graph_key(observed, inputs, Autocast.now(device))
+        known = self.known.get(key)
+        if known is not None and isinstance(known.planned, PlannedGraph):
+            graph = cut_again(observed, known.staged.graph.cuts)
+            if graph is not None and is_alike(graph, known.staged.graph):
+                again = _planned_again(graph, known.staged, known.planned)
+                if not self.plans:  # of a copied model
+                    self.plans.append(_noted(again, call, device))
+                return again
+        graph_call = GraphCall(
+            key=key,
+            name=self.name,
+            forward=forward,
+            observed=observed,
+            inputs=inputs,
+            device=device,
+            call=call,
+        )
+        if not self.admits(graph_call.shapes):
+            return forward.graph.forward
+        try:
+            made = self.maker.of_graph(graph_call, is_first=not self.plans)
+        except InfeasibleBudgetError as refusal:
+            raise at_shapes(refusal, graph_call.shapes) from None
+        self.known[key] = made
+        self.add(made.planned, graph_call.shapes, call, device)
+        return made.planned
+
+    def admits(self, shapes: str) -> bool:
+        """Whether a call that no plan is for gets one; otherwise it runs plainly.
+
+        Raises:
+            PlanMismatchError: It is refused.
+        """
+        if not self.plans:
+            return True
+        if self.settings.on_new_shape == "run plainly":
+            return False
+        if self.settings.on_new_shape == "refuse":
+            other = (
+                ", but as something else that its forward reads now is (training flags, autocast, "
+                "what requires gradients, an attribute)"
             )
+            raise PlanMismatchError(
+                f"no plan of this {self.name} is for a call with {shapes}"
+                f"{other if shapes in self.shapes else ''}; call it like the "
+                "sample, fit with on_new_shape='plan', or run it under torch.no_grad()"
+            )
+        kind = "another kind of call with" if shapes in self.shapes else "a new shape"
+        say(f"planning for {kind} {shapes} ...", wanted=self.settings.progress)
+        return True
 
-    def _by_blocks(self, cut: CutModel, blocks: InterceptedChain, measured: Measurement) -> Planned:
-        account = Account.largest(gathered(self.model, measured.account))
-        measured = replace(measured, account=account)
-        budget = min(gathered(self.model, self._budget_of(measured)))
+    def add(
+        self, planned: AnyPlanned, shapes: str, call: Call | None, device: torch.device
+    ) -> None:
+        """Note a new plan, and tell of it in one line."""
+        self.shapes.add(shapes)
+        self.plans.append(_noted(planned, call, device))
+        solution, budget = planned.solution, self.maker.budget_bytes
+        limit = "" if budget is None else f" of {format_bytes(budget)}"
+        least = planned.plain_time or 0
+        slower = float(solution.makespan) / least - 1 if least else 0.0
+        told = f"{slower:.1%} slower than plain" if slower > 0 else "as fast as plain"
+        peak = format_bytes(solution.peak_bytes)
+        say(f"planned for {shapes}: {peak}{limit}, {told}", wanted=self.settings.progress)
 
-        def solved() -> Solution | ChainstayError:
-            try:
-                return solve_measured(
-                    measured,
-                    budget,
-                    self.method,
-                    can_run=lambda schedule: not strays(blocks, schedule),
-                )
-            except ChainstayError as refusal:
-                return refusal
+    def use(self, planned: AnyPlanned) -> None:
+        """Take another plan of the same stages in place of the one made last."""
+        before = self.plans[-1]
+        self.plans[-1] = replace(before, planned=planned)
+        if isinstance(planned, PlannedBlocks):
+            return
+        for key, made in self.known.items():
+            if made.planned is before.planned:
+                self.known[key] = replace(made, planned=planned)
 
-        # All processes that share parameters need the same plan, or the same refusal.
-        solution = gathered(self.model, solved())[0]
-        if isinstance(solution, ChainstayError):
-            raise solution
-        return cut.planned(
-            solution,
-            measured.profile_for(solution.schedule),
-            overheads=measured.overheads_for(solution.schedule),
-            plain_time=measured.profile.least_time,
+    def for_copy(self) -> Planner:
+        """Return a planner for a copy of the model, without plans that move data by an engine."""
+        known = {
+            key: made for key, made in self.known.items() if made.planned.executor.transport is None
+        }
+        again = {
+            id(made.planned) for made in known.values() if isinstance(made.planned, PlannedGraph)
+        }
+        plans = [noted for noted in self.plans if id(noted.planned) in again]
+        return replace(self, known=known, plans=plans, shapes=set(self.shapes))
+
+
+def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> NotedPlan:
+    """A plan, and what it is for."""
+    if call is None:
+        return NotedPlan(planned, None)
+    return NotedPlan(
+        planned,
+        fingerprint_of(call.model, call.args, call.kwargs, device, stages_of(planned)),
+    )
+
+
+def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
+    """The stages that a plan's schedule speaks about, the loss excluded."""
+    if isinstance(planned, PlannedBlocks):
+        return planned.schedule.chain.chain_stages
+    return planned.executor.stages
+
+
+def listed_shapes(shapes: Sequence[str]) -> str:
+    """Shapes of a call, for people."""
+    return ", ".join([*shapes[:3], "..."] if len(shapes) > 3 else shapes) or "no tensors"
+
+
+def at_shapes(refusal: InfeasibleBudgetError, shapes: str) -> InfeasibleBudgetError:
+    """The same refusal, of a call with these shapes."""
+    refusal.args = (f"for a call with {shapes}: {refusal}", *refusal.args[1:])
+    return refusal
+
+
+def _planned_again(graph: GraphChain, staged: StagedGraph, planned: PlannedGraph) -> PlannedGraph:
+    """A known plan, for a graph with other numbers."""
+    again = with_graph(staged, graph).planned(
+        planned.solution,
+        planned.profile,
+        overheads=planned.overheads,
+        transport=planned.executor.transport,
+        alternatives=planned.alternatives,
+        plain_time=planned.plain_time,
+        plain_peak=planned.plain_peak,
+    )
+    return replace(again, origin=planned.origin)
+
+
+def is_alike(one: GraphChain, other: GraphChain) -> bool:
+    """Whether two graphs were cut into stages that pass on the same."""
+    return [
+        [(value.shape, value.dtype, value.requires_grad) for value in state]
+        for state in one.boundaries
+    ] == [
+        [(value.shape, value.dtype, value.requires_grad) for value in state]
+        for state in other.boundaries
+    ]
+
+
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    """Return the device of the model.
+
+    Raises:
+        UnsupportedModelError: It is on several devices.
+    """
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.dim() > 0)
+    if len(devices) > 1:
+        found = " and ".join(sorted(map(str, devices)))
+        raise UnsupportedModelError(
+            f"the model and its arguments are on {found}; move them to one device"
         )
-
-    def _budget_of(self, measured: Measurement) -> int:
-        return bytes_of(self.budget, self.model, self.reserve, measured)
+    return next(iter(devices), tensors[0].device if tensors else torch.device("cpu"))

@@ -22,26 +22,25 @@ from typing import Final
 
 from chainstay.dp import DP
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnknownMethodError
-from chainstay.fitting.combining import solve_combined
-from chainstay.fitting.cut_models import CutModel
+from chainstay.fitting.budgets import plain_peak
+from chainstay.fitting.combined import solve_combined
 from chainstay.fitting.joins import JoinAttempt
 from chainstay.fitting.means import Means
-from chainstay.fitting.offloading import solve_offloaded
-from chainstay.offloading import OffloadSolution
+from chainstay.fitting.offloaded import solve_offloaded
 from chainstay.planning import solve_measured
+from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
-from chainstay.runtime.alternatives import Alternative
-from chainstay.runtime.calls import Planned
-from chainstay.runtime.joining.executor import PlannedJoin
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.transfers import Transport, engine_for, program_of
-from chainstay.schedule import Schedule
+from chainstay.runtime.execute.alternatives import Alternative
+from chainstay.runtime.execute.planned import PlannedGraph
+from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.measures.measured import Measurement
+from chainstay.runtime.stage.staged_graph import StagedGraph
+from chainstay.runtime.transfer import Engine, Transport, program_of
 from chainstay.solution import Method, Solution
 from chainstay.timetable import Time
 from chainstay.units import format_bytes
-from chainstay.validation.simulate import simulate
 
-__all__ = ["WAYS", "Ways", "fastest_way", "plain_peak"]
+__all__ = ["WAYS", "Ways", "fastest_way", "planned_graph"]
 
 WAYS: Final = ("keep all", "recompute", "join", "offload", "combined")
 _CHAINS: Final = ("recompute", "offload", "combined")
@@ -49,25 +48,18 @@ _CLEARLY: Final = Fraction(105, 100)
 """By so much a join's plan has to be faster: two measurements of one model differ by percents."""
 
 
-def plain_peak(measured: Measurement) -> int:
-    """Bytes that plain training needs."""
-    plain = Schedule.keep_all(len(measured.profile))
-    overheads = measured.overheads_for(plain)
-    return simulate(measured.profile, plain, overheads=overheads).peak_bytes
-
-
 @dataclass(slots=True)
 class Ways:
-    """What each way makes of one measured chain.
+    """The solutions that each way finds for one measured chain.
 
     Attributes:
         measured: The chain.
         budget: Bytes.
-        method: As for `chainstay.fit`.
+        method: The method, as for `chainstay.fit`.
         means: What is allowed.
-        attempt: To plan branches apart, if there are any.
+        attempt: An attempt to plan branches apart, if there are any.
         found: Solutions by way.
-        refused: Why there is none, likewise.
+        refused: Refusals by way, where there is no solution.
         join: The plan of branches, if one was found.
     """
 
@@ -108,8 +100,7 @@ class Ways:
     def _has_branches(self) -> bool:
         """Whether branches can be planned apart; only the dynamic program does that."""
         is_solved = self.method in ("auto", "dp") or self.method == DP()
-        is_join = self.attempt is not None and self.attempt.has_branches
-        return is_join and is_solved and self.means.recompute
+        return self.attempt is not None and is_solved and self.means.recompute
 
     @property
     def names(self) -> list[str]:
@@ -134,7 +125,7 @@ class Ways:
 
     def _offload(self, link: Link) -> Solution:
         method = "auto" if self.means.recompute else self.method
-        return solve_offloaded(self.measured, self.budget, link=link, method=method)  # type: ignore[arg-type]
+        return solve_offloaded(self.measured, self.budget, link=link, method=method)  # type: ignore[arg-type]  # any other method is refused there
 
     @property
     def best(self) -> str:
@@ -153,13 +144,13 @@ class Ways:
         raise refusals[0]
 
     def plain_time(self, name: str) -> int:
-        """Of plain training by the measurement that a way was found for, in ns."""
+        """Return the time of plain training by the measurement that a way was found for, in ns."""
         if name == "join" and self.join is not None and self.join.plain_time is not None:
             return self.join.plain_time
         return self.measured.profile.least_time
 
     def _slowdown(self, name: str) -> Fraction:
-        """Of a step, in times of plain training."""
+        """Return the time of a step in times of plain training."""
         return Fraction(self.found[name].makespan) / max(self.plain_time(name), 1)
 
     def _handicapped(self, name: str) -> Fraction:
@@ -167,7 +158,7 @@ class Ways:
         return self._slowdown(name) * (_CLEARLY if name == "join" else 1)
 
     def as_one_chain(self) -> str:
-        """For people: how well the model does without its branches."""
+        """Return a text for people on how well the model does without its branches."""
         found = [self._slowdown(name) for name in _CHAINS if name in self.found]
         if found:
             return f"as one chain {float(min(found)) - 1:.1%} slower than plain"
@@ -191,7 +182,7 @@ class Ways:
             )
 
     def _comparable_time(self, name: str, chosen: str) -> Time:
-        """Of a step, in ns, as if it had been measured together with what is chosen."""
+        """Return the time of a step in ns, as if it had been measured along with `chosen`."""
         if "join" not in (name, chosen) or name == chosen:
             return self.found[name].makespan
         return int(self._slowdown(name) * self.plain_time(chosen))
@@ -220,12 +211,12 @@ class Ways:
         return self.means.obstacle if is_about_link else "recompute is False"
 
 
-def fastest_way(cut: CutModel, ways: Ways) -> Planned:
+def fastest_way(cut: StagedGraph, ways: Ways) -> PlannedGraph | PlannedJoin:
     """The plan of the fastest way.
 
     Args:
         cut: The model.
-        ways: For it, not tried yet.
+        ways: The ways for the chain, not tried yet.
 
     Raises:
         ChainstayError: No way fits; as `Ways.best`.
@@ -236,20 +227,39 @@ def fastest_way(cut: CutModel, ways: Ways) -> Planned:
     if chosen == "join":
         assert ways.join is not None, "it was found"
         origin = f"{ways.join.origin.rstrip()} ({ways.as_one_chain()})\n"
-        return replace(ways.join, origin=origin, alternatives=alternatives)
+        peak = plain_peak(ways.measured)
+        return replace(ways.join, origin=origin, alternatives=alternatives, plain_peak=peak)
     measured, solution = ways.measured, ways.found[chosen]
-    transport, schedule = None, solution.schedule
+    engine = ways.means.engine_for(solution, measured.chain.device)
+    return replace(planned_graph(cut, measured, solution, engine), alternatives=alternatives)
+
+
+def planned_graph(
+    staged: StagedGraph, costs: Measurement, solution: Solution, engine: Engine | None = None
+) -> PlannedGraph:
+    """A graph by the schedule of `solution`.
+
+    Args:
+        staged: The graph as stages.
+        costs: What they cost.
+        solution: A solution for these stages and the loss.
+        engine: Makes the solution's transfers, if it has any.
+
+    Raises:
+        PlanMismatchError: The schedule is for another number of stages, or cannot be run.
+        HostBudgetError: What is away at once needs more than the engine's host memory.
+    """
+    schedule, transport = solution.schedule, None
     if isinstance(solution, OffloadSolution):
+        assert engine is not None, "transfers need one"
         schedule = program_of(solution)
-        device = measured.chain.device
-        engine = engine_for(device, link=solution.link, host_budget=ways.means.host_budget)
-        overheads = measured.overheads_for(schedule)
-        transport = Transport.of(solution, measured.profile, overheads, engine)
-    return cut.planned(
+        overheads = costs.overheads_for(schedule)
+        transport = Transport.of(solution, costs.profile, overheads, engine)
+    return staged.planned(
         solution,
-        measured.profile_for(schedule),
-        overheads=measured.overheads_for(schedule),
+        costs.profile_for(schedule),
+        overheads=costs.overheads_for(schedule),
         transport=transport,
-        alternatives=alternatives,
-        plain_time=measured.profile.least_time,
+        plain_time=costs.profile.least_time,
+        plain_peak=plain_peak(costs),
     )

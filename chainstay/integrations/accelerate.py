@@ -17,8 +17,8 @@ def fit_prepared(accelerator: Accelerator, model: nn.Module, settings: FitSettin
 
     Args:
         accelerator: Which prepared the model.
-        model: As ``accelerator.prepare`` returned it.
-        settings: As for `chainstay.fit`.
+        model: The model as ``accelerator.prepare`` returned it.
+        settings: The settings, as for `chainstay.fit`.
 
     Raises:
         UnsupportedModelError: The model is fitted already.

@@ -15,7 +15,7 @@ class FitCallback(Callback):  # type: ignore[misc]  # the library's own types ar
     Args:
         part: Path of the part, ``"model"`` for what is assigned to ``self.model``. It must
             be called as a module in ``training_step``.
-        settings: As for `chainstay.fit`.
+        settings: The settings, as for `chainstay.fit`.
 
     Example::
 
@@ -31,7 +31,7 @@ class FitCallback(Callback):  # type: ignore[misc]  # the library's own types ar
         trainer: Trainer,  # noqa: ARG002  # as Trainer calls it
         pl_module: LightningModule,
     ) -> None:
-        """From now on the part waits for its first batch."""
+        """Let the part wait for its first batch."""
         fit_at_first_call(pl_module.get_submodule(self.part), self.settings)
 
     def on_fit_end(
@@ -48,5 +48,5 @@ class FitCallback(Callback):  # type: ignore[misc]  # the library's own types ar
         pl_module: LightningModule,
         exception: BaseException,  # noqa: ARG002  # likewise
     ) -> None:
-        """Likewise when training breaks off."""
+        """Give the part back as it was when training breaks off."""
         unfit_if_fitted(pl_module.get_submodule(self.part))

@@ -18,7 +18,7 @@ class FitCallback(TrainerCallback):  # type: ignore[misc]  # the library's own t
     Keep ``gradient_checkpointing`` off: that is what this replaces.
 
     Args:
-        settings: As for `chainstay.fit`.
+        settings: The settings, as for `chainstay.fit`.
 
     Example::
 
@@ -37,7 +37,7 @@ class FitCallback(TrainerCallback):  # type: ignore[misc]  # the library's own t
         model: nn.Module,
         **others: Any,  # noqa: ANN401, ARG002  # likewise
     ) -> None:
-        """From now on the model waits for its first batch."""
+        """Let the model wait for its first batch."""
         fit_at_first_call(model, self.settings)
 
     def on_train_end(

@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.offloading import OffloadSolution
+from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
-from chainstay.runtime.items import Item, TransferPlan, movable_profile
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.transfers import program_of, transfers_of
+from chainstay.runtime.execute.items import Item, TransferPlan, movable_profile
+from chainstay.runtime.measures.measured import Measurement
+from chainstay.runtime.transfer import program_of, transfers_of
 from chainstay.schedule import Op, Schedule
 from chainstay.solve.offload import solve_offload
-from chainstay.validation.events import TransferReplay
-from chainstay.validation.transfers import simulate_offload
+from chainstay.validation.event_machine import TransferReplay
+from chainstay.validation.offload.simulate import simulate_offload
 
 __all__ = ["solve_offloaded"]
 
@@ -32,15 +32,15 @@ def solve_offloaded(
     Args:
         measured: What the chain costs. What several states share stays on the device.
         budget: Bytes on the device.
-        link: To the host.
-        method: As for `chainstay.solve_offload`, whose bound holds: it is on what the stages and
-            the link take.
+        link: The link to the host.
+        method: The method, as for `chainstay.solve_offload`, whose bound holds: it is on what the
+            stages and the link take.
 
     Returns:
         The program list, with its time and peak in the runtime.
 
     Raises:
-        ChainstayError: As `chainstay.solve_offload`.
+        ChainstayError: Any that `chainstay.solve_offload` raises.
         InvalidScheduleError: It does not fit when it is run.
     """
     solution = solve_offload(measured.offload_profile, budget, link=link, method=method)
@@ -67,7 +67,7 @@ def _is_idle(op: Op, moved: Collection[Item]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What the runtime makes of a program list.
+    """A program list, made ready for the runtime.
 
     Attributes:
         schedule: The list, for the profile of what can be offloaded.
@@ -81,7 +81,7 @@ class _Program:
 
     @classmethod
     def of(cls, measured: Measurement, solution: OffloadSolution) -> _Program:
-        """That of `solution`.
+        """Return the program of `solution`.
 
         Raises:
             InvalidScheduleError: It does not fit when it is run.

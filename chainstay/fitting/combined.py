@@ -28,21 +28,21 @@ from chainstay.errors import (
     InvalidScheduleError,
     SolverLimitError,
 )
-from chainstay.hybrid import HybridProblem, HybridSolution
-from chainstay.offloading import OffloadSolution
+from chainstay.problems.hybrid import HybridProblem, HybridSolution
+from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link
-from chainstay.runtime.items import bounding_chain, standing_bytes
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.remaking import remade_bytes
-from chainstay.runtime.transfers import program_of, transfers_of
+from chainstay.runtime.execute.items import bounding_chain, standing_bytes
+from chainstay.runtime.execute.remade import remade_bytes
+from chainstay.runtime.measures.measured import Measurement
+from chainstay.runtime.transfer import program_of, transfers_of
 from chainstay.schedule import Discards, Op, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.solve.hybrid import Pofo
-from chainstay.solve.hybrid_whole import Program, WholeTransfers
+from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
 from chainstay.timetable import Transfers
 from chainstay.units import format_bytes
-from chainstay.validation.events import TransferReplay
-from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.event_machine import TransferReplay
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
 
 __all__ = ["solve_combined"]
@@ -65,7 +65,7 @@ def solve_combined(
     Args:
         measured: What the chain costs. What several states share stays on the device.
         budget: Bytes on the device.
-        link: To the host, whose `capacity` counts.
+        link: The link to the host, whose `capacity` counts.
         known: Plans that recompute only or offload only, of this chain for this budget.
 
     Returns:
@@ -83,7 +83,7 @@ def solve_combined(
         longer chains.
     """
     start = time.perf_counter()
-    search = _Search(measured, budget, link)
+    search = _HybridSearch(measured, budget, link)
     search.run(known)
     if search.best is None:
         raise _refusal(search)
@@ -91,13 +91,13 @@ def solve_combined(
 
 
 @dataclass(slots=True)
-class _Search:
-    """What was found so far.
+class _HybridSearch:
+    """The state of a search for plans that recompute and transfer.
 
     Attributes:
         measured: The chain.
         budget: Bytes.
-        link: To the host.
+        link: The link to the host.
         best: The fastest plan that fits.
         method: What it was found by.
         offered: Plans looked at.
@@ -107,7 +107,7 @@ class _Search:
     measured: Measurement
     budget: int
     link: Link
-    best: Program | None = None
+    best: TimedSchedule | None = None
     method: str = ""
     offered: set[SlotPlan] = field(default_factory=set)
     optimistic: ChainProfile = field(init=False)
@@ -136,7 +136,7 @@ class _Search:
                 break
 
     def solution(self) -> HybridSolution:
-        """Of the best plan."""
+        """Return the solution of the best plan."""
         assert self.best is not None, "asked only if there is one"
         schedule = self.best.schedule
         replay = self._replayed(schedule)
@@ -172,13 +172,13 @@ class _Search:
         except InvalidScheduleError:
             return
         if self._can_run(schedule):
-            self._keep(Program(makespan, schedule), solution.method)
+            self._keep(TimedSchedule(makespan, schedule), solution.method)
 
     def _ask(self, profile: ChainProfile) -> tuple[Op, ...] | None:
         """Plans for `profile`, as they really are; the computations of the best, if any."""
         stages = len(profile)
         tries = max(60, min(300, _TRIES // stages))
-        pofo = Pofo(slots=max(30, min(100, _SLOTS // stages)), proves=False)
+        pofo = Pofo(slots=max(30, min(100, _SLOTS // stages)), finds_bound=False)
         plans, _ = pofo.plans(HybridProblem(profile, self.budget, self.link))
         for plan in plans:
             if plan not in self.offered:
@@ -202,17 +202,17 @@ class _Search:
                 profiles[moved] = self._movable(schedule)
             return profiles[moved]
 
-        whole = WholeTransfers(problem, plan.ops, tries, overheads, self._can_run, profile_of)
+        whole = WholeTransferSearch(problem, plan.ops, tries, overheads, self._can_run, profile_of)
         program = whole.best(plan.moved)
         if program is not None:
             self._keep(program, method)
 
-    def _keep(self, program: Program, method: str) -> None:
+    def _keep(self, program: TimedSchedule, method: str) -> None:
         if self.best is None or program.makespan < self.best.makespan:
             self.best, self.method = program, method
 
     def _replayed(self, schedule: Schedule) -> TransferReplay:
-        """What the referee says of it, with what it takes the thread that computes to move."""
+        """Return the referee's replay of `schedule`, which counts the time that the moves take."""
         return simulate_hybrid(
             self._movable(schedule),
             schedule,
@@ -243,13 +243,13 @@ class _Search:
         return bounding_chain(self.measured.profile_for(schedule))
 
     def _overheads(self, schedule: Schedule) -> list[int]:
-        """Of each operation, with what cannot be moved."""
+        """Return the bytes that each operation needs besides, with what cannot be moved."""
         own = self.measured.overheads_for(schedule)
         standing = standing_bytes(self.measured.profile, schedule)
         return [sum(both) for both in zip(own, standing, strict=True)]
 
     def _own(self, schedule: Schedule) -> ChainProfile:
-        """What the chain costs under `schedule`: of a stage's operations the dearest."""
+        """Return the chain's costs under `schedule`, with the dearest operation of each stage."""
         profile = self._movable(schedule)
         stages = list(profile.stages)
         for op, overhead in zip(schedule, self._overheads(schedule), strict=True):
@@ -264,7 +264,7 @@ def _computations(schedule: Schedule) -> Schedule:
 
 
 def _dearer(one: ChainProfile, other: ChainProfile) -> ChainProfile:
-    """Of each overhead the larger one."""
+    """Return a profile with the larger of both profiles' overheads in every stage."""
     stages = []
     for mine, theirs in zip(one.stages, other.stages, strict=True):
         forward = max(mine.forward_overhead_bytes, theirs.forward_overhead_bytes)
@@ -275,8 +275,8 @@ def _dearer(one: ChainProfile, other: ChainProfile) -> ChainProfile:
     return replace(one, stages=tuple(stages))
 
 
-def _refusal(search: _Search) -> ChainstayError:
-    """Why nothing was found."""
+def _refusal(search: _HybridSearch) -> ChainstayError:
+    """Return the error that says why nothing was found."""
     required = HybridProblem(search.optimistic, search.budget, search.link).required_bytes
     if search.budget < required:
         return SolverLimitError(
@@ -285,7 +285,9 @@ def _refusal(search: _Search) -> ChainstayError:
         )
     capacity = search.link.capacity
     if capacity is not None:
-        unlimited = _Search(search.measured, search.budget, replace(search.link, capacity=None))
+        unlimited = _HybridSearch(
+            search.measured, search.budget, replace(search.link, capacity=None)
+        )
         unlimited.run(())
         if unlimited.best is not None:
             needed = unlimited.solution().host_bytes

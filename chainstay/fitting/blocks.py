@@ -1,0 +1,182 @@
+"""A model's own forward, its blocks run by a plan: where there is no full graph of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
+from chainstay.fitting.planner import Call, Planner, at_shapes, listed_shapes
+from chainstay.runtime.capture.blocks.calls import listed_modules
+from chainstay.runtime.capture.blocks.entrances import (
+    close_entrance,
+    handed_to,
+    open_entrance,
+    traced_forward,
+    traced_module,
+)
+from chainstay.runtime.capture.blocks.graphs import BlockGraphs
+from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.trials.model_forward import is_stand_in
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.sharding import is_sharded
+from chainstay.runtime.execute.block_executor import BlockRun
+from chainstay.runtime.execute.planned import PlannedBlocks
+from chainstay.runtime.measures.block_costs import find_blocks
+from chainstay.runtime.measures.progress import say
+
+__all__ = ["BlockForward", "release_blocks"]
+
+_MOST_LOOKS: Final = 8
+"""How often a kind of call is looked at anew because it called other blocks than before."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Calls that look alike from outside.
+
+    Attributes:
+        planned: A plan for as many blocks as such a call has been seen to run; ``None`` if such
+            calls run plainly.
+        looks: How often its blocks have been looked for.
+        is_outgrown: Whether a call has run blocks that the plan does not know.
+    """
+
+    planned: PlannedBlocks | None
+    looks: int = 1
+    is_outgrown: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class BlockForward:
+    """Runs a model's own forward, and its blocks by a plan.
+
+    Attributes:
+        planner: Has the settings and the budget.
+        device: Where the model is.
+        reason: Why it goes by blocks, for people.
+        graphs: The graphs of its blocks.
+        kinds: Of calls, by what they look like.
+        known: Plans by the graphs of the blocks.
+    """
+
+    planner: Planner
+    device: torch.device
+    reason: str
+    graphs: BlockGraphs = field(init=False)
+    kinds: dict[Hashable, _Kind] = field(default_factory=dict)
+    known: dict[Hashable, PlannedBlocks] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graphs = BlockGraphs(self.planner.name, self.device)
+
+    def __call__(self, call: Call, planned: PlannedBlocks | None) -> Any:  # noqa: ANN401  # the model's own
+        """The model's output, its blocks run as `planned` by `plan_for`."""
+        if planned is None:
+            return call.function(call.model, *call.args, **call.kwargs)
+        run = BlockRun(planned.schedule, self.device)
+        checked = not is_sharded(call.model)
+
+        def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+            try:
+                return self.graphs.call(block, (args, kwargs), run.block, checked=checked)
+            except UnsupportedModelError:
+                run.others += 1
+                return traced_forward(block)(traced_module(block), *args, **kwargs)
+
+        with handed_to(handler):
+            output = call.function(call.model, *call.args, **call.kwargs)
+        run.end()
+        if run.others:
+            self._outgrown(call, run.others)
+        return output
+
+    def use(self, planned: PlannedBlocks) -> None:
+        """Go by another plan of the same blocks in place of the one made last."""
+        key, before = list(self.known.items())[-1]
+        self.known[key] = planned
+        for kind in self.kinds.values():
+            if kind.planned is before:
+                kind.planned = planned
+
+    def open_entrances(self, model: nn.Module) -> None:
+        """Let calls of the blocks that there are plans for be run by these."""
+        for planned in self.known.values():
+            for stage in planned.schedule.chain.stages:
+                open_entrance(model.get_submodule(stage.name))
+
+    def plan_for(self, call: Call) -> PlannedBlocks | None:
+        """The plan that `call` goes by; ``None`` if it goes by none.
+
+        Raises:
+            ChainstayError: Whatever `chainstay.fit` raises.
+        """
+        look = self._look_of(call)
+        kind = self.kinds.get(look)
+        if kind is None:
+            kind = self.kinds[look] = _Kind(self._planned(call, is_new=True))
+        elif kind.is_outgrown:
+            kind.is_outgrown, kind.looks = False, kind.looks + 1
+            kind.planned = self._planned(call, is_new=False) or kind.planned
+        return kind.planned
+
+    def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
+        """A plan for the blocks of `call`: a known one, or else a new one."""
+        planner, shapes = self.planner, _shapes_of(call)
+        if is_new and not planner.admits(shapes):
+            return None
+        host = Host(call.model, call.args, call.kwargs, call.function, self.device)
+        around = find_blocks(host, self.graphs)
+        key, stages = around.chain.key, around.chain.stages
+        if key not in self.known:
+            try:
+                planned = planner.maker.of_blocks(around, is_first=not planner.plans)
+            except InfeasibleBudgetError as refusal:
+                raise at_shapes(refusal, shapes) from None
+            origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}\n"
+            self.known[key] = replace(planned, origin=origin)
+            planner.add(self.known[key], shapes, call, self.device)
+        self.open_entrances(call.model)
+        return self.known[key]
+
+    def _outgrown(self, call: Call, others: int) -> None:
+        """A call has run blocks that its plan does not know."""
+        kind = self.kinds[self._look_of(call)]
+        if kind.looks >= _MOST_LOOKS or is_sharded(call.model):
+            return
+        kind.is_outgrown = True
+        say(
+            f"this call of {self.planner.name} ran {others} blocks that its plan does not have, "
+            "so it may have needed more than the budget; the next one is planned anew",
+            wanted=self.planner.settings.progress,
+        )
+
+    def _look_of(self, call: Call) -> Hashable:
+        """Return a key that tells kinds of calls apart before they are made."""
+        return (
+            call.model.training,
+            Autocast.now(self.device),
+            tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in _tensors_of(call)),
+        )
+
+
+def release_blocks(model: nn.Module) -> None:
+    """Leave the blocks of a model as they were before it was fitted."""
+    for block in listed_modules(model):
+        if is_stand_in(vars(block).get("forward")):
+            close_entrance(block)
+
+
+def _tensors_of(call: Call) -> Iterator[torch.Tensor]:
+    for leaf in tree_leaves((call.args, dict(call.kwargs))):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def _shapes_of(call: Call) -> str:
+    return listed_shapes([str(tuple(tensor.shape)) for tensor in _tensors_of(call)])

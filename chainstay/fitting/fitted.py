@@ -1,0 +1,412 @@
+"""A model's forward while it is fitted: by a plan where there are gradients, plainly elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import update_wrapper
+from threading import RLock
+from typing import Any, Final, cast
+
+import torch
+from torch import fx, nn
+
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.fitting.blocks import BlockForward, release_blocks
+from chainstay.fitting.planner import (
+    AnyPlanned,
+    Call,
+    NotedPlan,
+    PlanMaker,
+    Planner,
+    PlannerSettings,
+)
+from chainstay.fitting.transformers_models import CachesOff, output_hooks_installed
+from chainstay.runtime.capture.blocks.entrances import compiler_of
+from chainstay.runtime.capture.blocks.host import SampleFailsError
+from chainstay.runtime.capture.dynamo import (
+    CapturedForward,
+    GraphCapture,
+    NoFullGraphError,
+    NotRunError,
+)
+from chainstay.runtime.capture.extract import device_of
+from chainstay.runtime.capture.forward import (
+    GraphForward,
+    Sizes,
+    UnplannedGraphError,
+    wants_gradients,
+)
+from chainstay.runtime.capture.graph import NoStagesError
+from chainstay.runtime.capture.trials.dispatch_modes import require_no_transform, without_modes
+from chainstay.runtime.capture.trials.equivalence import NotTheModelError
+from chainstay.runtime.capture.trials.isolation import require_initialised
+from chainstay.runtime.capture.trials.model_forward import (
+    called_module,
+    is_stand_in,
+    restore_forward,
+    stand_in_for,
+    unbound_forward,
+)
+from chainstay.runtime.devices.sharding import is_sharded
+from chainstay.runtime.execute.alternatives import Alternative, table_of
+from chainstay.runtime.execute.handles import hooks_set_aside
+from chainstay.runtime.execute.planned import Planned, PlannedBlocks
+from chainstay.runtime.measures.kept_gradients import gradients_kept
+from chainstay.solution import Solution
+from chainstay.units import format_bytes
+
+__all__ = ["Fitted", "fitted_of"]
+
+_PLANNING: Final = RLock()
+"""One thread at a time looks at clocks."""
+
+
+class Fitted:
+    """Stands in for ``model.forward``, and shows what it does there.
+
+    Attributes:
+        settings: The arguments of `chainstay.fit`.
+        planner: Makes the plans.
+
+    Args:
+        model: Whose forward it is; nothing of it is changed before `install`.
+        settings: The arguments of `chainstay.fit`.
+        maker: Makes plans.
+    """
+
+    def __init__(self, model: nn.Module, settings: PlannerSettings, maker: PlanMaker) -> None:
+        self._name = type(model).__name__
+        self._plain = unbound_forward(model)
+        self._caches = CachesOff(model)
+        self._capture: GraphCapture | None = None
+        self._blocks: BlockForward | None = None
+        self._latest: tuple[GraphForward, Sizes] | None = None
+        self._forwards: dict[type[nn.Module], Callable[..., Any]] = {}
+        self.settings = settings
+        self.planner = Planner(self._name, settings, maker)
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401  # the model's own
+        """The model's output.
+
+        Raises:
+            PlanMismatchError: Gradients are wanted, there is no plan for such a call, and
+                none is to be made.
+            ChainstayError: Whatever `chainstay.fit` raises, if a plan has to be made.
+        """
+        if any(kind.forward is not known for kind, known in self._forwards.items()):
+            self._forget_graphs(model)
+        if not torch.is_grad_enabled():
+            return self._plain(model, *args, **kwargs)
+        require_no_transform(self._name)
+        with self._caches.off(model):
+            if self._capture is not None:
+                try:
+                    return self._capture.run(model, *args, **kwargs)
+                except NotRunError:
+                    pass
+            call = Call(model, args, kwargs, self._plain)
+            try:
+                return self._run_new(call)
+            except SampleFailsError as failure:
+                if self.settings.loss is None and failure.__cause__ is not None:
+                    raise failure.__cause__  # noqa: B904  # as the model raises it, with its own cause
+                raise
+
+    def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make a plan for calls like this one, without making the call.
+
+        Raises:
+            ChainstayError: Whatever `chainstay.fit` raises.
+        """
+        with self._caches.off(model), torch.enable_grad():
+            self._run_new(Call(model, args, kwargs, self._plain), is_real=False)
+
+    def use(self, planned: AnyPlanned) -> None:
+        """Go by another plan of the same stages wherever the plan made last was gone by."""
+        if isinstance(planned, PlannedBlocks):
+            assert self._blocks is not None, "blocks were planned last"
+            self._blocks.use(planned)
+        else:
+            assert self._latest is not None, "a graph was planned last"
+            forward, sizes = self._latest
+            forward.plans[sizes] = planned
+        self.planner.use(planned)
+
+    def install(self, model: nn.Module) -> None:
+        """Stand in for the model's forward from now on."""
+        stand_in_for(model, _forward_of(self._plain))
+        vars(model)["chainstay"] = self
+        if self._blocks is not None:
+            self._blocks.open_entrances(model)
+
+    def uninstall(self, model: nn.Module) -> None:
+        """Leave the model as it was; it can be installed again.
+
+        Raises:
+            UnsupportedModelError: See `require_in_place`.
+        """
+        self.require_in_place(model)
+        restore_forward(model)
+        del vars(model)["chainstay"]
+        release_blocks(model)
+
+    def remove(self, model: nn.Module) -> None:
+        """Leave the model as it was, and let go of the plans.
+
+        Raises:
+            UnsupportedModelError: See `require_in_place`.
+        """
+        self.uninstall(model)
+        self.close()
+
+    def require_in_place(self, model: nn.Module) -> None:
+        """Refuse a model whose forward was replaced since it was fitted.
+
+        Raises:
+            UnsupportedModelError: Whatever is done now would take the replacement along.
+        """
+        if not is_stand_in(vars(model).get("forward")):
+            raise UnsupportedModelError(
+                f"the forward of this {self._name} was replaced or wrapped after fitting; undo "
+                "that first, then call chainstay.unfit(model)"
+            )
+
+    def close(self) -> None:
+        """Let go of what the plans hold besides the model."""
+        for planned in self.plans:
+            planned.close()
+
+    def _forget_graphs(self, model: nn.Module) -> None:
+        """A class has another forward than before, which TorchDynamo does not look for."""
+        self._plain, self._forwards = unbound_forward(model), {}
+        self._capture = self._blocks = self._latest = None
+        release_blocks(model)
+
+    def _run_new(self, call: Call, *, is_real: bool = True) -> Any:  # noqa: ANN401  # the model's own
+        """Plan a call that there is no graph for; then make it, if `is_real`."""
+        with _PLANNING:
+            kinds = {type(each) for each in call.model.modules()}
+            self._forwards.update(
+                (kind, kind.forward) for kind in kinds if hasattr(kind, "forward")
+            )
+            blocks = self._blocks or self._by_nature(call)
+            if blocks is None:
+                try:
+                    return self._run_graph(call, is_real=is_real)
+                except (NoFullGraphError, NoStagesError, NotTheModelError) as refusal:
+                    if self.settings.by in ("graph", "export"):
+                        raise
+                    with _unnoticed(call.model):
+                        blocks, planned = self._run_by_blocks(call, refusal)
+            else:
+                with _unnoticed(call.model):
+                    planned = blocks.plan_for(call)
+            self._blocks, self._capture = blocks, None
+        return blocks(call, planned) if is_real else None
+
+    def _by_nature(self, call: Call) -> BlockForward | None:
+        """Plan the model by blocks where a graph of the whole model is not even looked for."""
+        reason, by = "", self.settings.by
+        if is_sharded(call.model):
+            reason = "its parameters are spread over several processes"
+        elif any(
+            compiler_of(module) for module in call.model.modules() if module is not call.model
+        ):
+            reason = "some of its modules are compiled by torch.compile"
+        if reason and by in ("graph", "export"):
+            raise UnsupportedModelError(
+                f"{self._name} has no graph as a whole, because {reason}; use by='blocks'"
+            )
+        if not reason and by != "blocks":
+            return None
+        return self._new_blocks(call, reason or "as asked for")
+
+    def _new_blocks(self, call: Call, reason: str) -> BlockForward:
+        if self.settings.means.is_offload_asked:
+            raise UnsupportedModelError(
+                f"this {self._name} cannot be offloaded stage by stage: it goes by blocks "
+                f"({reason}); leave offload=True out"
+            )
+        require_initialised(call.model)
+        device = device_of(call.model, call.args, call.kwargs)
+        return BlockForward(self.planner, device, f": {reason}")
+
+    def _run_by_blocks(
+        self, call: Call, refusal: UnsupportedModelError
+    ) -> tuple[BlockForward, PlannedBlocks | None]:
+        """Plan the model by blocks, because there is no graph of the whole model."""
+        try:
+            blocks = self._new_blocks(call, str(refusal))
+            with _unnoticed(call.model):
+                return blocks, blocks.plan_for(call)
+        except SampleFailsError:
+            raise
+        except UnsupportedModelError as other:
+            raise UnsupportedModelError(
+                f"{self._name} cannot be planned: {refusal} (as one graph). Nor can its blocks be "
+                f"stages: {other} (by blocks)"
+            ) from refusal
+
+    def _run_graph(self, call: Call, *, is_real: bool) -> Any:  # noqa: ANN401  # the model's own
+        """Trace the call and plan it; then make it, if `is_real`."""
+        try:
+            return self._run_traced(call, is_real=is_real)
+        except NoFullGraphError:
+            device = device_of(call.model, call.args, call.kwargs)
+            with output_hooks_installed(call, device) as has_changed:
+                if not has_changed:
+                    raise
+                return self._run_traced(call, is_real=is_real)
+
+    def _run_traced(self, call: Call, *, is_real: bool) -> Any:  # noqa: ANN401  # the model's own
+        if self._capture is None:
+            self._capture = GraphCapture(self._plain, self._receive, self._name)
+        while True:
+            try:
+                with _sample(wanted=not is_real):
+                    return self._capture.capture(call.model, *call.args, **call.kwargs)
+            except UnplannedGraphError as found:
+                try:
+                    with _unnoticed(call.model):
+                        planned = self.planner.plan_graph(found.forward, found.inputs, call)
+                except NotTheModelError:
+                    denying = self._capture.denying()
+                    if denying is None:
+                        raise
+                    self._capture = denying
+                    continue
+                self._latest = found.forward, found.forward.sizes(found.inputs)
+                found.forward.plans[self._latest[1]] = planned
+            except _SampledError:
+                raise UnsupportedModelError(
+                    f"nothing that {self._name} returns for this sample requires a gradient, so "
+                    "there is nothing to plan; let parameters or the input require one"
+                ) from None
+            if not is_real:
+                return None
+
+    def _receive(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
+        """Return the forward that TorchDynamo gets for a new graph."""
+        if torch.is_grad_enabled() and wants_gradients(inputs):
+            return GraphForward.from_graph(graph, inputs)
+
+        def run_plainly(*inputs: Any) -> Any:  # noqa: ANN401  # tensors and numbers
+            if getattr(_sampling, "active", False):
+                raise _SampledError
+            return graph.forward(*inputs)
+
+        return run_plainly
+
+    @property
+    def plans(self) -> tuple[Planned, ...]:
+        """All plans, the one made last at the end."""
+        return tuple(noted.planned for noted in self.planner.plans)
+
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """The alternatives of the plan made last, the plan itself included."""
+        return self.latest.planned.alternatives
+
+    @property
+    def solution(self) -> Solution:
+        """The plan made last: schedule, predicted time and peak, and how good it is."""
+        return self.latest.planned.solution
+
+    @property
+    def latest(self) -> NotedPlan:
+        """The plan made last.
+
+        Raises:
+            PlanMismatchError: There is none yet.
+        """
+        if not self.planner.plans:
+            raise PlanMismatchError(
+                f"this {self._name} has no plan yet; it is planned by its first training call"
+            )
+        return self.planner.plans[-1]
+
+    def __str__(self) -> str:
+        if not self.plans:
+            return f"{self._name}, not planned yet: its first training call does that"
+        planned = self.latest.planned
+        solution, profile = planned.solution, planned.profile
+        others = f"; {len(self.plans)} plans are kept" if len(self.plans) > 1 else ""
+        least = planned.plain_time or profile.least_time
+        slower = float(solution.makespan) / least - 1 if least else 0.0
+        return (
+            f"{self._name} in {len(profile)} stages, the loss included: "
+            f"{solution.describe()}\n{planned.origin}"
+            f"predicted {slower:.1%} slower than plain training at a peak of "
+            f"{format_bytes(solution.peak_bytes)}{others}\n"
+            f"{table_of(planned.alternatives) + chr(10) if planned.alternatives else ''}"
+            f"{solution.schedule}"
+        )
+
+    def __repr__(self) -> str:
+        told = self.solution.describe() if self.plans else "not planned yet"
+        return f"<{type(self).__name__} {self._name}: {told}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fitted:
+        """Return the state for a copy of the model, which is planned when it trains."""
+        copied = memo[id(self)] = Fitted.__new__(Fitted)
+        vars(copied).update(vars(self))
+        copied.planner = self.planner.for_copy()
+        vars(copied).update(_capture=None, _blocks=None, _latest=None, _forwards={})
+        return copied
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Leave nothing in a pickle: the model is plain when it is loaded."""
+        return _nothing, ()
+
+
+@contextmanager
+def _unnoticed(model: nn.Module) -> Iterator[None]:
+    """Inside, what runs is seen by no mode or hook of the user's, its gradients by no optimizer."""
+    with without_modes(), hooks_set_aside(), gradients_kept(model.parameters()):
+        yield
+
+
+class _SampledError(Exception):
+    """Ends a call that was made in order to be planned, where there is nothing to plan."""
+
+
+_sampling = threading.local()
+
+
+@contextmanager
+def _sample(*, wanted: bool) -> Iterator[None]:
+    """Inside, captured graphs do not run, if that is `wanted`."""
+    _sampling.active = wanted
+    try:
+        yield
+    finally:
+        _sampling.active = False
+
+
+def fitted_of(model: nn.Module) -> Fitted | None:
+    """Return the `Fitted` of `model`, or ``None`` if the model is not fitted."""
+    found = getattr(model, "__dict__", {}).get("chainstay")
+    return found if isinstance(found, Fitted) else None
+
+
+def _nothing() -> None:
+    """Stands for a plan in a pickled model."""
+
+
+def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of a fitted model, which stands for its plain one."""
+
+    @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]  # a traced plan gives silently wrong gradients
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+        model = called_module(self)
+        fitted = fitted_of(model)
+        if fitted is None or model is not self:
+            return unbound_forward(model)(model, *args, **kwargs)
+        return fitted(model, args, kwargs)
+
+    update_wrapper(forward, plain)
+    forward.__signature__ = inspect.signature(plain)  # some trainers read argument names
+    return cast("Callable[..., Any]", forward)

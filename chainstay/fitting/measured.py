@@ -1,0 +1,182 @@
+"""A model that is measured before a plan is chosen: plans of any budget are made from that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from chainstay.fitting.blocks import release_blocks
+from chainstay.fitting.fingerprints import fingerprint_of
+from chainstay.fitting.fitted import Fitted
+from chainstay.fitting.joins import JoinAttempt
+from chainstay.fitting.planner import AnyPlanned, GraphCall, MadePlan, PlannerSettings, stages_of
+from chainstay.fitting.solved_plans import SolvedPlans, planned_blocks, solve_blocks
+from chainstay.fitting.ways import planned_graph
+from chainstay.planning import solve_measured
+from chainstay.plans import Fingerprint
+from chainstay.runtime.execute.planned import PlannedBlocks, PlannedGraph
+from chainstay.runtime.measures.around_blocks import Around
+from chainstay.runtime.measures.block_costs import MeasuredBlocks
+from chainstay.runtime.measures.measured import Measurement
+from chainstay.runtime.stage.staged_graph import StagedGraph
+from chainstay.runtime.transfer import Engine
+from chainstay.solution import Method, Solution
+
+__all__ = ["MeasuredModel", "measure_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredModel:
+    """A model as stages, and what they cost on one call.
+
+    Attributes:
+        model: The user's, left as it was.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments.
+        costs: The costs of its stages.
+        staged: Its graph as stages; ``None`` where it goes by blocks.
+        attempt: An attempt to plan the branches of its graph apart, if it has any.
+        fitted: Runs it.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    costs: Measurement
+    staged: StagedGraph | None
+    attempt: JoinAttempt | None
+    fitted: Fitted
+
+    @property
+    def origin(self) -> str:
+        """A word to people on where the stages come from, if that needs saying."""
+        return self.fitted.latest.planned.origin
+
+    def solve(self, budget: int | str, method: Method | str = "auto") -> Solution:
+        """The fastest schedule without transfers that was found.
+
+        Args:
+            budget: Bytes, ``"8GiB"``, or a percentage of what plain training needs.
+            method: The method, as for `chainstay.solve_measured`.
+
+        Raises:
+            ChainstayError: Any that `chainstay.solve_measured` raises.
+        """
+        if isinstance(self.costs, MeasuredBlocks):
+            return solve_blocks(self.costs, budget, method)
+        return solve_measured(self.costs, budget, method)
+
+    def planned(
+        self, solution: Solution, engine: Engine | None = None
+    ) -> PlannedGraph | PlannedBlocks:
+        """The stages by the schedule of `solution`.
+
+        Args:
+            solution: A solution for these stages and the loss.
+            engine: Makes the solution's transfers, if it has any.
+
+        Raises:
+            ChainstayError: The schedule is for other stages, or cannot be run.
+        """
+        if isinstance(self.costs, MeasuredBlocks):
+            return replace(planned_blocks(self.costs, solution), origin=self.origin)
+        assert self.staged is not None, "what has no blocks has a graph"
+        return planned_graph(self.staged, self.costs, solution, engine)
+
+    def fingerprint(self, planned: AnyPlanned) -> Fingerprint:
+        """Return the fingerprint that a plan for this model gets."""
+        device = self.costs.chain.device
+        return fingerprint_of(self.model, self.args, self.kwargs, device, stages_of(planned))
+
+    @contextmanager
+    def running(self, planned: AnyPlanned) -> Iterator[None]:
+        """Inside, calls of the model like the measured one go by a plan of these stages."""
+        self.fitted.use(planned)
+        self.fitted.install(self.model)
+        try:
+            yield
+        finally:
+            self.fitted.uninstall(self.model)
+
+    def forward(self, planned: AnyPlanned) -> Callable[..., Any]:
+        """The model as a function that goes by a plan of these stages; plans may take turns."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+            with self.running(planned):
+                return self.model(*args, **kwargs)
+
+        return forward
+
+
+def measure_model(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    settings: PlannerSettings,
+    once_traced: Callable[[], None] = lambda: None,
+) -> MeasuredModel:
+    """Cut a model into stages, and measure them.
+
+    Args:
+        model: The model, as for `chainstay.fit`; it is left as it was.
+        args: Positional arguments of a call.
+        kwargs: Keyword arguments.
+        settings: The arguments of `chainstay.fit`; the budget does not matter.
+        once_traced: Called before measuring begins, which shows a bar of its own.
+
+    Raises:
+        UnsupportedModelError: It cannot be cut into stages; the text says why in each way.
+    """
+    maker = _PlainPlans(SolvedPlans(settings), once_traced)
+    fitted = Fitted(model, replace(settings, progress=False), maker)
+    fitted.plan_for(model, args, dict(kwargs))
+    release_blocks(model)
+    assert maker.costs is not None, "it was measured just now"
+    return MeasuredModel(
+        model=model,
+        args=args,
+        kwargs=kwargs,
+        costs=maker.costs,
+        staged=maker.staged,
+        attempt=maker.attempt,
+        fitted=fitted,
+    )
+
+
+@dataclass(slots=True)
+class _PlainPlans:
+    """A `PlanMaker` that measures, and plans nothing but plain training.
+
+    Attributes:
+        solver: Measures.
+        once_traced: Called before.
+        costs: What was measured.
+        staged: The graph, if it is one.
+        attempt: The attempt to plan its branches apart.
+    """
+
+    solver: SolvedPlans
+    once_traced: Callable[[], None]
+    costs: Measurement | None = None
+    staged: StagedGraph | None = None
+    attempt: JoinAttempt | None = None
+    budget_bytes: None = None
+
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> MadePlan:
+        """Measure a graph and run it plainly; see `PlanMaker`."""
+        self.once_traced()
+        known = self.solver.measure_graph(call, is_first=is_first)
+        self.costs, self.staged, self.attempt = known.costs, known.staged, known.attempt
+        plain = solve_measured(known.costs, "100%")
+        return MadePlan(known.staged, planned_graph(known.staged, known.costs, plain))
+
+    def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
+        """Measure the blocks and run them plainly; see `PlanMaker`."""
+        self.once_traced()
+        _, measured = self.solver.measure_blocks(around, is_first=is_first)
+        self.costs = measured
+        return planned_blocks(measured, solve_blocks(measured, "100%", "auto"))

@@ -1,0 +1,354 @@
+"""Plans by measuring and solving: what `chainstay.fit` does for a call of a new kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from torch import nn
+
+from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnsupportedModelError
+from chainstay.fitting.budgets import bytes_of, plain_peak
+from chainstay.fitting.joins import JoinAttempt
+from chainstay.fitting.planner import GraphCall, MadePlan, PlannerSettings, is_alike
+from chainstay.fitting.ways import Ways, fastest_way
+from chainstay.planning import solve_measured
+from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
+from chainstay.runtime.capture.cuts.cut import cut_into_chain
+from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
+from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
+from chainstay.runtime.devices.sharding import gathered, is_sharded
+from chainstay.runtime.execute.block_executor import BlockSchedule, crosses_segment
+from chainstay.runtime.execute.planned import PlannedBlocks, PlannedGraph
+from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.measures.account import Account
+from chainstay.runtime.measures.around_blocks import Around
+from chainstay.runtime.measures.block_costs import MeasuredBlocks, measure_blocks, with_loss
+from chainstay.runtime.measures.measured import Measurement, measuring
+from chainstay.runtime.measures.progress import progress_bar, say
+from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.loss_stage import loss_stage
+from chainstay.runtime.stage.staged_graph import StagedGraph, measured_graph, subject_of, with_graph
+from chainstay.schedule import OpKind
+from chainstay.solution import Method, Solution
+from chainstay.units import format_bytes
+
+__all__ = ["MeasuredGraph", "SolvedPlans", "planned_blocks", "solve_blocks"]
+
+M = TypeVar("M", bound=Measurement)
+
+AnyPlan = TypeVar("AnyPlan", PlannedGraph | PlannedJoin, PlannedBlocks)
+
+_REHEARSALS: Final = 3
+"""How often a plan that needs more than predicted is replaced by a tighter one."""
+_TOLERATED: Final = 1.05
+"""By so much plain training may exceed what it was predicted to need."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredGraph:
+    """A graph that was measured.
+
+    Attributes:
+        staged: The graph as stages.
+        costs: What they cost.
+        is_scaled: Whether the loss's costs are those of another call, in proportion.
+        output: What the model gave on the call at hand; ``None`` if the graph is not a model's.
+        attempt: An attempt to plan its branches apart, if it has any.
+    """
+
+    staged: StagedGraph
+    costs: Measurement
+    is_scaled: bool = False
+    output: OutputSample | None = None
+    attempt: JoinAttempt | None = None
+
+
+@dataclass(slots=True)
+class SolvedPlans:
+    """A `PlanMaker` that measures and solves.
+
+    Attributes:
+        settings: The arguments of `chainstay.fit`.
+        budget_bytes: The budget; a share is one of what the first call needs.
+        measured: What was measured of graphs, by their keys.
+        loss_costs: The costs of the first call that was measured: its account, and the bytes that
+            its loss was given.
+    """
+
+    settings: PlannerSettings
+    budget_bytes: int | None = None
+    measured: dict[Hashable, MeasuredGraph] = field(default_factory=dict)
+    loss_costs: tuple[Account, int] | None = None
+
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> MadePlan:
+        """Measure a captured graph and plan it; see `PlanMaker`.
+
+        Raises:
+            NotTheModelError: The graph is not the model.
+            ChainstayError: Whatever `chainstay.fit` raises.
+        """
+        known, settings = self.measure_graph(call, is_first=is_first), self.settings
+        graph = known.staged.graph
+        written = written_inputs(graph.stages, graph.state_inputs, call.inputs)
+
+        def solved(limit: int) -> PlannedGraph | PlannedJoin:
+            ways = Ways(known.costs, limit, settings.method, settings.means, known.attempt)
+            return fastest_way(known.staged, ways)
+
+        def rehearsed(planned: PlannedGraph | PlannedJoin, limit: int) -> Rehearsal:
+            own = planned.chain if isinstance(planned, PlannedGraph) else planned.join
+            with measuring(call.device):
+                loss = None if known.is_scaled else self._loss_stage(known.output, own, call.inputs)
+                return rehearse_graph(planned, call.inputs, written, loss, limit)
+
+        budget = self._budget(_model_of(call), known.costs)
+        return MadePlan(known.staged, self._rehearsed(budget, solved, rehearsed))
+
+    def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
+        """Plan blocks; all processes that share parameters get the same plan or refusal."""
+        around, measured = self.measure_blocks(around, is_first=is_first)
+        model = around.host.model
+        budget = min(gathered(model, self._budget(model, measured)))
+
+        def solved(limit: int) -> Solution | ChainstayError:
+            try:
+                return solve_blocks(measured, limit, self.settings.method)
+            except ChainstayError as refusal:
+                return refusal
+
+        def planned(limit: int) -> PlannedBlocks:
+            solution = gathered(model, solved(limit))[0]
+            if isinstance(solution, ChainstayError):
+                raise solution
+            return planned_blocks(measured, solution)
+
+        def rehearsed(plan: PlannedBlocks, limit: int) -> Rehearsal:
+            with measuring(around.device):
+                return rehearse_blocks(around, plan, limit)
+
+        if is_sharded(model):
+            return planned(budget)
+        return self._rehearsed(budget, planned, rehearsed)
+
+    def measure_graph(self, call: GraphCall, *, is_first: bool) -> MeasuredGraph:
+        """Measure the stages of a captured graph, unless one that is alike has been measured.
+
+        Args:
+            call: The call of the graph.
+            is_first: Whether there is no plan for the model yet. Others are measured shortly
+                where they fit without a plan.
+
+        Raises:
+            NotTheModelError: The graph is not the model.
+            UnsupportedModelError: It cannot be run in stages.
+        """
+        model = _model_of(call)
+        blocks = frozenset[str]() if model is None else repeated_blocks(model)
+        graph = cut_into_chain(call.observed, self.settings.granularity, blocks)
+        output = None if call.call is None else _trial(call, graph).require_same()
+        known = self.measured.get(call.key)
+        if known is not None and is_alike(graph, known.staged.graph):
+            known = replace(known, staged=with_graph(known.staged, graph))  # its own numbers
+        else:
+            repeats = self.settings.repeats
+            known = self._measured(call, graph, output, 1 if not is_first else repeats)
+            if not is_first and not self._fits_plainly(model, known) and repeats > 1:
+                known = self._measured(call, graph, output, repeats)
+            self.measured[call.key] = known
+        attempt = None if graph.not_a_join else self._join_attempt(call, output, blocks)
+        return replace(known, output=output, attempt=attempt)
+
+    def measure_blocks(self, around: Around, *, is_first: bool) -> tuple[Around, MeasuredBlocks]:
+        """Measure the blocks of a model; processes that share parameters agree on the most.
+
+        Args:
+            around: The model around its blocks.
+            is_first: Whether there is no plan for the model yet. Of others, the loss may be
+                known from the first.
+
+        Returns:
+            The model around its blocks, with the loss, and what they cost.
+
+        Raises:
+            UnsupportedModelError: They cannot be run as stages.
+        """
+        is_scaled = False
+        try:
+            if self.settings.loss is not None:
+                around = with_loss(around, self.settings.loss)
+        except UnsupportedModelError:
+            if is_first:
+                raise
+            is_scaled = True  # it holds targets of another shape
+        measured = self._measured_blocks(around, is_scaled=is_scaled)
+        account = Account.largest(gathered(around.host.model, measured.account))
+        return around, replace(measured, account=account)
+
+    def _rehearsed(
+        self,
+        budget: int,
+        solved: Callable[[int], AnyPlan],
+        rehearsed: Callable[[AnyPlan, int], Rehearsal],
+    ) -> AnyPlan:
+        """The plan within a budget, tried out; a tighter one where it needs more than predicted."""
+        limit, planned = budget, solved(budget)
+        first = planned.solution
+
+        def within(found: Solution) -> Solution:
+            """The same of the user's budget; bounds that hold for a tighter one do not."""
+            alike = (found.family, found.discards) == (first.family, first.discards)
+            return replace(
+                found,
+                budget=budget,
+                lower_bound=first.lower_bound if alike else 0,
+                unrestricted_bound=first.unrestricted_bound,
+            )
+
+        for _ in range(_REHEARSALS):
+            predicted = planned.solution.peak_bytes
+            allowed = max(budget, int(predicted * _TOLERATED) if _keeps_all(planned) else 0)
+            found = rehearsed(planned, allowed)
+            if found.peak_bytes <= allowed:
+                break
+            limit -= found.peak_bytes - budget
+            say(
+                f"a step by the plan needs {format_bytes(found.peak_bytes)}, "
+                f"{format_bytes(predicted)} were predicted; the budget of {format_bytes(budget)} "
+                f"is exceeded first at {found.operator or 'an unknown operator'}; planning again",
+                wanted=self.settings.progress,
+            )
+            planned.close()
+            try:
+                planned = solved(max(limit, 1))
+            except InfeasibleBudgetError as refusal:
+                required = refusal.required + budget - max(limit, 1)
+                raise InfeasibleBudgetError(
+                    budget=budget, required=required, stages=len(planned.profile), family="known"
+                ) from refusal
+        return planned if limit == budget else replace(planned, solution=within(planned.solution))
+
+    def _budget(self, model: nn.Module | None, measured: Measurement) -> int:
+        if self.budget_bytes is None:
+            settings = self.settings
+            self.budget_bytes = bytes_of(settings.budget, model, settings.reserve, measured)
+        return self.budget_bytes
+
+    def _fits_plainly(self, model: nn.Module | None, known: MeasuredGraph) -> bool:
+        return plain_peak(known.costs) <= self._budget(model, known.costs)
+
+    def _measured(
+        self, call: GraphCall, graph: GraphChain, output: OutputSample | None, repeats: int
+    ) -> MeasuredGraph:
+        settings, is_scaled = self.settings, False
+        with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
+            try:
+                loss = self._loss_stage(output, graph, call.inputs)
+            except UnsupportedModelError:
+                if self.loss_costs is None:
+                    raise
+                loss, is_scaled = None, True  # it holds targets of another shape
+            subject = subject_of(graph, call.inputs, loss, call.device, progress=bar)
+            staged, costs = measured_graph(graph, subject, repeats=repeats, cache=settings.cache)
+        given = graph.boundary_bytes(len(graph.stages))
+        costs = self._with_loss_costs(costs, given, is_scaled=is_scaled)
+        return MeasuredGraph(staged, costs, is_scaled)
+
+    def _measured_blocks(self, around: Around, *, is_scaled: bool) -> MeasuredBlocks:
+        settings = self.settings
+        measured = measure_blocks(
+            around,
+            repeats=settings.repeats,
+            progress=settings.progress,
+            cache=settings.cache,
+        )
+        given = sum(tensor.storage_bytes for tensor in around.chain.boundaries[-1])
+        return self._with_loss_costs(measured, given, is_scaled=is_scaled)
+
+    def _with_loss_costs(self, measured: M, given: int, *, is_scaled: bool) -> M:
+        """Return the costs; a loss that cannot run here costs as the first one, in proportion."""
+        account = measured.account
+        if self.loss_costs is None:
+            self.loss_costs = (account, given)
+        if not is_scaled:
+            return measured
+        first, before = self.loss_costs
+        loss = first.stages[-1].scaled(given, max(before, 1))
+        return replace(measured, account=replace(account, stages=(*account.stages[:-1], loss)))
+
+    def _loss_stage(
+        self, output: OutputSample | None, graph: GraphChain | GraphJoin, inputs: Sequence[Any]
+    ) -> ChainStage | None:
+        if output is None:
+            return None
+        _, shared = graph.begin(inputs)
+        return loss_stage(self.settings.loss, output, graph.output, shared)
+
+    def _join_attempt(
+        self, call: GraphCall, output: OutputSample | None, blocks: frozenset[str]
+    ) -> JoinAttempt:
+        """Return an attempt to plan the graph's branches apart."""
+        settings = self.settings
+        return JoinAttempt(
+            observe=call.observed_again,
+            inputs=call.inputs,
+            loss=lambda join: self._loss_stage(output, join, call.inputs),
+            device=call.device,
+            granularity=settings.granularity,
+            blocks=blocks,
+            repeats=settings.repeats,
+            progress=settings.progress,
+            cache=settings.cache,
+        )
+
+
+def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:
+    """Whether it is plain training."""
+    kinds = {op.kind for op in planned.solution.schedule}
+    return kinds == {OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD}
+
+
+def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | str) -> Solution:
+    """The fastest schedule of blocks that was found; arguments and errors as `solve_measured`."""
+    return solve_measured(
+        measured,
+        budget,
+        method,
+        can_run=lambda schedule: not crosses_segment(measured.blocks, schedule),
+    )
+
+
+def planned_blocks(measured: MeasuredBlocks, solution: Solution) -> PlannedBlocks:
+    """The blocks of a model by the schedule of `solution`."""
+    blocks, schedule = measured.blocks, solution.schedule
+    device = measured.chain.device
+    return PlannedBlocks(
+        schedule=BlockSchedule.from_schedule(blocks, measured.traits, schedule, device),
+        solution=solution,
+        profile=measured.profile_for(schedule),
+        overheads=measured.overheads_for(schedule),
+        plain_time=measured.profile.least_time,
+        plain_peak=plain_peak(measured),
+    )
+
+
+def _model_of(call: GraphCall) -> nn.Module | None:
+    return None if call.call is None else call.call.model
+
+
+def _trial(call: GraphCall, graph: GraphChain) -> Trial:
+    model_call = call.call
+    assert model_call is not None, "only a model can be compared with its graph"
+    return Trial(
+        model_call.model,
+        model_call.args,
+        model_call.kwargs,
+        call.inputs,
+        graph,
+        written_inputs(graph.stages, graph.state_inputs, call.inputs),
+        call.device,
+        model_call.function,
+    )
