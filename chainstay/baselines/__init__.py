@@ -1,4 +1,4 @@
-"""What people use instead of an optimal schedule, in the same language, for the same judge.
+"""Schedules that people use instead of an optimal one, to be compared in the same simulator.
 
 `BASELINES` maps a name to a function from a profile and a budget to candidate schedules:
 all those that a user of that tool would try. `fastest_within` picks among them::
@@ -7,7 +7,8 @@ all those that a user of that tool would try. `fastest_within` picks among them:
     schedule = fastest_within(candidates, partial(simulate, profile), budget)
 
 Every candidate is valid on its profile and persistent, so `DP` is never slower within the
-same memory. None is promised to fit: that is for the judge to say.
+same memory. None is promised to fit: `fastest_within` finds that out. Read `schedule_pieces`
+first, then any of the others; `offload/` has the baselines that move activations.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Final
 
 from chainstay.baselines.extremes import drop_all, keep_all
 from chainstay.baselines.greedy import greedy_by_ratio
-from chainstay.baselines.knapsack import every_share, knapsack_by_block
+from chainstay.baselines.knapsack import knapsack_by_block, knapsack_by_every_share
 from chainstay.baselines.revolve import equal_slots, revolve
 from chainstay.baselines.segments import checkpoint_sequential, every_segment_count, square_root
-from chainstay.baselines.selection import Judgement, fastest_within
+from chainstay.baselines.selection import ScheduleCosts, fastest_within
 from chainstay.baselines.single_pass import single_pass
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
@@ -29,7 +30,7 @@ from chainstay.schedule import Schedule
 __all__ = [
     "BASELINES",
     "Baseline",
-    "Judgement",
+    "ScheduleCosts",
     "checkpoint_sequential",
     "drop_all",
     "fastest_within",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 Baseline = Callable[[ChainProfile, int], Iterable[Schedule]]
-"""Candidates for a profile and a budget in bytes: at least one."""
+"""A function from a profile and a budget in bytes to candidate schedules, at least one."""
 
 BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
     {
@@ -53,6 +54,6 @@ BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
         "revolve": lambda profile, budget: [revolve(len(profile), equal_slots(profile, budget))],
         "single-pass": lambda profile, budget: [single_pass(profile, budget)],
         "greedy": lambda profile, _: greedy_by_ratio(profile),
-        "knapsack": lambda profile, _: every_share(profile),
+        "knapsack": lambda profile, _: knapsack_by_every_share(profile),
     }
 )

@@ -1,20 +1,20 @@
-"""The two ends: keep everything, or keep nothing but the network's input."""
+"""The two extremes: keep everything, or keep nothing but the network's input."""
 
 from __future__ import annotations
 
-from chainstay.baselines.pieces import kept, nest, one_by_one
+from chainstay.baselines.schedule_pieces import kept, nest, one_by_one
 from chainstay.schedule import Schedule
 
 __all__ = ["drop_all", "keep_all"]
 
 
 def keep_all(stages: int) -> Schedule:
-    """Plain training: what every framework does unasked. Ignores memory."""
+    """Return the schedule of plain training, which keeps everything. Ignores memory."""
     return Schedule.keep_all(stages)
 
 
 def drop_all(stages: int) -> Schedule:
-    """Every backward restarts from the network's input: revolve with one slot. Ignores time.
+    """Return the schedule whose every backward restarts from the network's input. Ignores time.
 
     Example:
         >>> str(drop_all(3))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from fractions import Fraction
 from itertools import groupby
 
-from chainstay.baselines.pieces import kept, nest, one_by_one
+from chainstay.baselines.schedule_pieces import kept, nest, one_by_one
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Schedule
 
@@ -19,7 +19,10 @@ __all__ = ["greedy_by_ratio", "keep_stages"]
 
 
 def greedy_by_ratio(profile: ChainProfile) -> Iterator[Schedule]:
-    """Keep the best 0, 1, … n-1 stages by forward time per saved byte (the loss always)."""
+    """Yield schedules that keep the best 0, 1, … n-1 stages by forward time per saved byte.
+
+    All of them keep the loss.
+    """
     ranked = sorted(range(len(profile) - 1), key=lambda stage: _ratio(profile.stages[stage]))
     for kept_stages in range(len(profile)):
         yield keep_stages(len(profile), ranked[len(ranked) - kept_stages :])
@@ -41,6 +44,6 @@ def keep_stages(stages: int, chosen: Collection[int]) -> Schedule:
 
 
 def _ratio(stage: Stage) -> tuple[bool, Fraction]:
-    """Forward time per byte; stages that save nothing stand above all others."""
+    """Return the forward time per byte; stages that save nothing stand above all others."""
     ratio = Fraction(stage.forward_time, max(1, stage.saved_bytes))
     return stage.saved_bytes == 0, ratio

@@ -1,7 +1,7 @@
-"""What people would do with a join instead: keep everything, or treat it as one chain.
+"""Joins without an optimal schedule: keep everything, or treat the join as one chain.
 
-Joins have a `tail` or end with a turn; each function gives a schedule for the same judge,
-`chainstay.validation.join.simulate_join`.
+Joins have a `tail` or end with a turn; every schedule here can be replayed by
+`chainstay.validation.join.simulate.simulate_join`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from chainstay.schedule import Op, OpKind, Schedule
 __all__ = ["equivalent_chain", "keep_all_join"]
 
 _NEVER: Final = 2**60
-"""Forwards of what cannot be done."""
+"""A number of forwards that stands for "impossible"."""
 
 
 def keep_all_join(profile: JoinProfile) -> Schedule:
-    """Plain training: every forward once, everything kept; the last branch goes back first.
+    """Return the schedule of plain training: everything is kept, the last branch goes back first.
 
     Example:
         >>> from chainstay.profiles import ChainProfile, Stage
@@ -40,7 +40,7 @@ def keep_all_join(profile: JoinProfile) -> Schedule:
 
 
 def equivalent_chain(profile: HomogeneousJoin, slots: int) -> Schedule:
-    """EQUIV-CHAIN of [BHPS20], Section 6: the join as one chain, reversed optimally (REV).
+    """Return EQUIV-CHAIN of [BHPS20], Section 6: the join as one chain, reversed optimally (REV).
 
     Step i of that chain is step i of every branch, counted back from the join where they
     differ in length. Its values take k slots each, so there are ``slots // k`` of them.
@@ -77,7 +77,7 @@ def equivalent_chain(profile: HomogeneousJoin, slots: int) -> Schedule:
 
 
 def _rev(steps: int, slots: int) -> Iterator[Op]:
-    """The optimal schedule of one homogeneous chain with a turn: REV of [BHPS20]."""
+    """Yield the optimal schedule of one homogeneous chain with a turn: REV of [BHPS20]."""
     start = 0
     cuts: list[tuple[int, int, int]] = []
     for stride in _strides(steps, slots):
@@ -91,7 +91,7 @@ def _rev(steps: int, slots: int) -> Iterator[Op]:
 
 
 def _strides(steps: int, slots: int) -> Iterator[int]:
-    """How far to run from each checkpoint to the next, the last one being the turn."""
+    """Yield how far to run from each checkpoint to the next, the last one being the turn."""
     enough = min(slots, steps + 1)
     least = [[0] + [_NEVER] * steps]  # [c - 1][n]: forwards to turn n steps with c slots
     for c in range(2, enough + 1):
@@ -108,7 +108,7 @@ def _strides(steps: int, slots: int) -> Iterator[int]:
 
 
 def _forwards(steps: int, slots: int) -> int:
-    """Forwards to run `steps` steps backward with the last gradient in one of the slots."""
+    """Return the forwards to run `steps` steps backward, the last gradient in one of the slots."""
     checkpoints = slots - 2
     if checkpoints < 0 or (checkpoints == 0 and steps > 1):
         return _NEVER
@@ -119,7 +119,7 @@ def _forwards(steps: int, slots: int) -> int:
 
 
 def _reversed(start: int, steps: int, slots: int) -> Iterator[Op]:
-    """The schedule behind `_forwards`."""
+    """Yield the operations of the schedule whose forwards `_forwards` counts."""
     if steps == 1:
         yield Op(OpKind.BACKWARD, start)
         return
@@ -137,7 +137,7 @@ def _repeats(steps: int, checkpoints: int) -> int:
 
 
 def _each(profile: HomogeneousJoin, grouped: Op, steps: int) -> Iterator[Op]:
-    """One operation of the equivalent chain, branch by branch."""
+    """Yield one operation of the equivalent chain, branch by branch."""
     if grouped.kind is OpKind.TURN:
         yield grouped
         return

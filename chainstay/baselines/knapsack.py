@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from chainstay.baselines.pieces import kept, nest, recomputed
+from chainstay.baselines.schedule_pieces import kept, nest, recomputed
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 
-__all__ = ["every_share", "knapsack_by_block"]
+__all__ = ["knapsack_by_block", "knapsack_by_every_share"]
 
 _SLOTS: Final = 1000
 _SHARES: Final = 20
@@ -40,22 +40,22 @@ def knapsack_by_block(profile: ChainProfile, capacity: int) -> Schedule:
     return nest(pieces)
 
 
-def every_share(profile: ChainProfile) -> list[Schedule]:
-    """The knapsack at 0 %, 5 %, … 100 % of all there is to keep: torch's knob, turned."""
+def knapsack_by_every_share(profile: ChainProfile) -> list[Schedule]:
+    """Return the knapsack schedules at 0 %, 5 %, … 100 % of all bytes, like torch's option."""
     total = sum(_beyond_outputs(profile))
     capacities = (total * share // _SHARES for share in range(_SHARES + 1))
     return list(dict.fromkeys(knapsack_by_block(profile, capacity) for capacity in capacities))
 
 
 def _beyond_outputs(profile: ChainProfile) -> list[int]:
-    """Bytes that each stage saves besides its output; what passes through is there anyway."""
+    """Return the bytes that each stage saves besides its output, which is stored in any case."""
     arrays = profile.arrays()
     beyond: list[int] = np.maximum(0, arrays.saved - np.diagonal(arrays.fresh, 1)).tolist()
     return beyond
 
 
 def _knapsack(values: list[int], weights: list[int], capacity: int) -> list[int]:
-    """Indices of the items with the most value within `capacity`."""
+    """Return the indices of the items with the most value within `capacity`."""
     best = np.zeros(capacity + 1, dtype=np.int64)
     is_taken = np.zeros((len(values), capacity + 1), dtype=bool)
     for item, (value, weight) in enumerate(zip(values, weights, strict=True)):

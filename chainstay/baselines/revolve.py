@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import count
 from math import comb
 
-from chainstay.baselines.pieces import advance, turn
+from chainstay.baselines.schedule_pieces import advance, turn
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, Schedule
 
@@ -20,7 +20,7 @@ __all__ = ["equal_slots", "revolve"]
 
 
 def revolve(stages: int, slots: int) -> Schedule:
-    """Binomial checkpointing with `slots` checkpoints, the network's input among them.
+    """Return binomial checkpointing with `slots` checkpoints, the network's input among them.
 
     Example:
         >>> str(revolve(4, 2))
@@ -40,7 +40,7 @@ def revolve(stages: int, slots: int) -> Schedule:
 
 
 def equal_slots(profile: ChainProfile, budget: int) -> int:
-    """How many slots of the largest activation fit beside the largest stage; at least one.
+    """Return how many slots of the largest activation fit beside the largest stage; at least one.
 
     With the true number of at least one, the schedule of `revolve` fits in the budget.
     """
@@ -54,6 +54,6 @@ def equal_slots(profile: ChainProfile, budget: int) -> int:
 
 
 def _stride(stages: int, slots: int) -> int:
-    """How far to run before the next checkpoint: the longest optimal stride of [GW00]."""
+    """Return how far to run before the next checkpoint: the longest optimal stride of [GW00]."""
     repeats = next(r for r in count(1) if comb(slots + r, r) >= stages)
     return min(comb(slots + repeats - 1, slots), stages - comb(slots + repeats - 2, slots - 1))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import isqrt
 
-from chainstay.baselines.pieces import kept, nest, recomputed
+from chainstay.baselines.schedule_pieces import kept, nest, recomputed
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Schedule
 
@@ -19,14 +19,14 @@ __all__ = ["checkpoint_sequential", "every_segment_count", "square_root"]
 
 
 def checkpoint_sequential(stages: int, segments: int) -> Schedule:
-    """What ``checkpoint_sequential(functions, segments, input)`` does, the loss appended.
+    """Return what ``checkpoint_sequential(functions, segments, input)`` does, the loss appended.
 
     Cuts as torch 2.13 does: ``len(functions) // segments`` functions each; the last segment
     takes the rest and is kept, as is the loss.
 
     Args:
-        stages: Of the whole chain, the loss included: one more than torch's functions.
-        segments: From 1 to ``stages - 1``.
+        stages: Stages of the whole chain, the loss included: one more than torch's functions.
+        segments: Number of segments, from 1 to ``stages - 1``.
 
     Raises:
         UnknownMethodError: Fewer functions than segments, or no segment.
@@ -51,10 +51,10 @@ def checkpoint_sequential(stages: int, segments: int) -> Schedule:
 
 
 def square_root(stages: int) -> Schedule:
-    """The rule of thumb of [CXZG16]: as many segments as the root of the number of functions."""
+    """Return the schedule of [CXZG16]: as many segments as the root of the number of functions."""
     return checkpoint_sequential(stages, max(1, isqrt(stages - 1)))
 
 
 def every_segment_count(stages: int) -> Iterator[Schedule]:
-    """`checkpoint_sequential` with 1, 2, … segments: what a patient user tries."""
+    """Yield `checkpoint_sequential` with 1, 2, … segments: all that a user could try."""
     return (checkpoint_sequential(stages, count) for count in range(1, max(2, stages)))

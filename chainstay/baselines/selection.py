@@ -1,4 +1,4 @@
-"""Which of several schedules to take: the fastest that fits, in the judgement of a referee."""
+"""Select the fastest of several schedules that fits in a budget."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.schedule import OpKind, Schedule
 
-__all__ = ["Judgement", "fastest_within"]
+__all__ = ["ScheduleCosts", "fastest_within"]
 
 
-class Judgement(Protocol):
-    """What a judge says of a schedule: `chainstay.simulate` returns one."""
+class ScheduleCosts(Protocol):
+    """Makespan and peak of a schedule: what `chainstay.simulate` returns, for one."""
 
     @property
     def makespan(self) -> int:
@@ -20,29 +20,29 @@ class Judgement(Protocol):
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory in use at any time."""
+        """The most bytes in use at any time."""
 
 
 def fastest_within(
-    candidates: Iterable[Schedule], judge: Callable[[Schedule], Judgement], budget: int
+    candidates: Iterable[Schedule], judge: Callable[[Schedule], ScheduleCosts], budget: int
 ) -> Schedule:
-    """The fastest of `candidates` that fits in `budget`; of equals, the first.
+    """Return the fastest of `candidates` that fits in `budget`; of equals, the first.
 
     Args:
         candidates: At least one schedule of one chain.
-        judge: Tells makespan and peak, such as ``partial(simulate, profile)``.
+        judge: Function from a schedule to its makespan and peak: ``partial(simulate, profile)``.
         budget: Bytes.
 
     Raises:
         InfeasibleBudgetError: None fits; ``error.required`` is the least peak among them.
     """
-    judged = [(judge(schedule), schedule) for schedule in candidates]
-    fitting = [(judgement, s) for judgement, s in judged if judgement.peak_bytes <= budget]
+    simulated = [(judge(schedule), schedule) for schedule in candidates]
+    fitting = [(costs, s) for costs, s in simulated if costs.peak_bytes <= budget]
     if not fitting:
-        judgement, schedule = min(judged, key=lambda pair: pair[0].peak_bytes)
+        costs, schedule = min(simulated, key=lambda pair: pair[0].peak_bytes)
         raise InfeasibleBudgetError(
             budget=budget,
-            required=judgement.peak_bytes,
+            required=costs.peak_bytes,
             stages=sum(op.kind is OpKind.BACKWARD for op in schedule),
             family="baseline",
         )

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.baselines.pieces import Piece, kept, nest, recomputed
+from chainstay.baselines.schedule_pieces import Piece, kept, nest, recomputed
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 
@@ -37,7 +37,7 @@ _NEVER: Final = 2**60
 
 
 def single_pass(profile: ChainProfile, budget: int, *, width: int = 300) -> Schedule:
-    """The fastest single-pass schedule within `budget`; where none fits, the most frugal one.
+    """Return the fastest single-pass schedule within `budget`; where none fits, the smallest one.
 
     Args:
         profile: Chain of n stages.
@@ -47,7 +47,7 @@ def single_pass(profile: ChainProfile, budget: int, *, width: int = 300) -> Sche
     Complexity:
         O(n^2 width log(n width)) time.
     """
-    costs = _Costs.of(profile)
+    costs = _StepCosts.from_profile(profile)
     room = budget - profile.input_bytes
     if not _plans(costs, room, width=1):
         rooms = range(costs.keep_all_room)
@@ -55,7 +55,7 @@ def single_pass(profile: ChainProfile, budget: int, *, width: int = 300) -> Sche
     return nest(_plans(costs, room, width=width))
 
 
-class _Step(NamedTuple):
+class _PlanStep(NamedTuple):
     """Keep one stage, or recompute ``start .. stop-1`` once; bytes are besides what is held."""
 
     start: int
@@ -67,13 +67,13 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Costs:
-    """Of every step a plan may take.
+class _StepCosts:
+    """Costs of every step that a plan may take.
 
     Attributes:
         keep_need: Shape (n,), bytes to run and undo a stage that is kept.
         recompute_need: Shape (n, n), at [s, k-1]: bytes to run ``s..k-1``, again, and back.
-        saved: Shape (n,), bytes.
+        saved: Shape (n,), bytes that each stage saves.
         fresh: Shape (n, n + 1), at [s, k]: bytes of ``a^k`` that are no part of ``a^s``.
         elapsed: Shape (n + 1,), forward time of ``0..i-1`` in ns.
     """
@@ -85,7 +85,8 @@ class _Costs:
     elapsed: Array
 
     @classmethod
-    def of(cls, profile: ChainProfile) -> Self:
+    def from_profile(cls, profile: ChainProfile) -> Self:
+        """Compute the costs of all steps of a chain."""
         a = profile.arrays()
         loss_gradient = a.gradient[-1]
         undo = a.gradients + a.backward_overhead
@@ -114,13 +115,13 @@ class _Costs:
         """Bytes besides the input in which keeping everything fits."""
         return int(self.saved.sum() + self.keep_need.max())
 
-    def steps(self, s: int, room: int) -> Iterator[_Step]:
-        """Steps from stage s that need at most `room` bytes."""
+    def steps(self, s: int, room: int) -> Iterator[_PlanStep]:
+        """Yield the steps from stage s that need at most `room` bytes."""
         if self.keep_need[s] <= room:
-            yield _Step(s, s + 1, int(self.keep_need[s]), int(self.saved[s]), 0, is_kept=True)
+            yield _PlanStep(s, s + 1, int(self.keep_need[s]), int(self.saved[s]), 0, is_kept=True)
         for last in np.flatnonzero(self.recompute_need[s, :-1] <= room):
             stop = int(last) + 1
-            yield _Step(
+            yield _PlanStep(
                 start=s,
                 stop=stop,
                 need=int(self.recompute_need[s, last]),
@@ -130,7 +131,7 @@ class _Costs:
             )
 
 
-class _Front(NamedTuple):
+class _LabelFront(NamedTuple):
     """Labels at one stage, `held` ascending and `again` descending; all of shape (labels,).
 
     Each came by step `step` (an index) from label `label` of the stage where that starts.
@@ -141,35 +142,35 @@ class _Front(NamedTuple):
     step: Array
     label: Array
 
-    def after(self, step: _Step, index: int, room: int) -> _Front:
-        """Where `step` leads from those labels that leave it enough of `room` bytes."""
+    def after(self, step: _PlanStep, index: int, room: int) -> _LabelFront:
+        """Return where `step` leads from those labels that leave it enough of `room` bytes."""
         fits = int(np.searchsorted(self.held, room - step.need, side="right"))
         held, again = self.held[:fits] + step.adds, self.again[:fits] + step.time
-        return _Front(held, again, np.full(fits, index), np.arange(fits))
+        return _LabelFront(held, again, np.full(fits, index), np.arange(fits))
 
-    def pareto(self, width: int) -> _Front:
-        """The labels that no other beats, thinned to `width`; the one least held stays."""
+    def pareto(self, width: int) -> _LabelFront:
+        """Return the labels that no other beats, thinned to `width`; the smallest stays."""
         order = np.lexsort((self.again, self.held))
         again = self.again[order]
         best_before = np.minimum.accumulate(np.concatenate([[_NEVER], again[:-1]]))
         order = order[again < best_before]
         if len(order) > width:
             order = order[np.linspace(0, len(order) - 1, width).astype(np.int64)]
-        return _Front(*(column[order] for column in self))
+        return _LabelFront(*(column[order] for column in self))
 
 
-def _plans(costs: _Costs, room: int, *, width: int) -> list[Piece]:
-    """The fastest plan in `room` bytes besides the input; empty when there is none."""
-    steps: list[_Step] = []
-    fronts: list[_Front] = []
+def _plans(costs: _StepCosts, room: int, *, width: int) -> list[Piece]:
+    """Return the fastest plan in `room` bytes besides the input; empty when there is none."""
+    steps: list[_PlanStep] = []
+    fronts: list[_LabelFront] = []
     zero = np.zeros(1, dtype=np.int64)
-    arriving: list[list[_Front]] = [[] for _ in range(costs.stages + 1)]
-    arriving[0].append(_Front(zero, zero, zero, zero))
+    arriving: list[list[_LabelFront]] = [[] for _ in range(costs.stages + 1)]
+    arriving[0].append(_LabelFront(zero, zero, zero, zero))
     for stage, arrivals in enumerate(arriving):
         if not arrivals:
-            fronts.append(_Front(zero[:0], zero[:0], zero[:0], zero[:0]))
+            fronts.append(_LabelFront(zero[:0], zero[:0], zero[:0], zero[:0]))
             continue
-        front = _Front(*map(np.concatenate, zip(*arrivals, strict=True))).pareto(width)
+        front = _LabelFront(*map(np.concatenate, zip(*arrivals, strict=True))).pareto(width)
         fronts.append(front)
         if stage < costs.stages:
             for step in costs.steps(stage, room - int(front.held[0])):
@@ -178,8 +179,8 @@ def _plans(costs: _Costs, room: int, *, width: int) -> list[Piece]:
     return _read_back(fronts, steps)
 
 
-def _read_back(fronts: list[_Front], steps: list[_Step]) -> list[Piece]:
-    """The pieces of the label with the least time at the end."""
+def _read_back(fronts: list[_LabelFront], steps: list[_PlanStep]) -> list[Piece]:
+    """Return the pieces of the label with the least time at the end."""
     pieces: list[Piece] = []
     stage, label = len(fronts) - 1, -1
     while stage and len(fronts[stage].held):

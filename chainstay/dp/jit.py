@@ -1,54 +1,64 @@
-"""Inner loops as kernels: Python functions that are compiled when that is worth the wait.
+"""Kernels: Python functions that are compiled when that is worth the wait.
 
 Loading numba takes half a second, and the first time on a machine it compiles for ten more.
 So kernels run as they are written inside ``interpreted()``; the programs that have no other
 engine for short chains use ``at_first_interpreted()``, which ends once a process has spent
-about as long on it. Without numba all kernels always run as written: slow but right. Compiled
-code is cached on disk by numba: beside its source, or, where that is read-only, in the
-user's cache directory.
+about as long on it. Without numba all kernels always run as written: slow but right.
 
-Numba notices that a cached function is stale by the date of that function's own file. So
-whoever edits `steps` touches the files of its callers too.
+Compiled code is cached on disk, in a folder named by a hash of the source of all of
+`chainstay.dp`: beside that source, or, where it is read-only, in the user's cache folder. numba
+itself would notice a change of a function's own file only, and not of the functions it calls.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property, update_wrapper
+from functools import cache, cached_property, update_wrapper
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeVar, cast
 
-__all__ = ["at_first_interpreted", "interpreted", "is_available", "is_warm", "kernel"]
+__all__ = [
+    "at_first_interpreted",
+    "cache_folder",
+    "interpreted",
+    "is_available",
+    "is_warm",
+    "kernel",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _INTERPRETED: Final = ContextVar("interpreted", default=False)
 _ALLOWANCE_S: Final = 2.0
+"""Seconds that a process may spend on interpreted kernels before it compiles them."""
 _spent_s: Final = [0.0]
 _compiled: Final[list[str]] = []
 """Kernels that this process has loaded or compiled."""
 
 
 def is_available() -> bool:
-    """Whether numba is installed (it is not imported to find out)."""
+    """Return whether numba is installed (it is not imported to find out)."""
     return find_spec("numba") is not None
 
 
 def is_warm() -> bool:
-    """Whether this process has waited for numba already, and kernels now run compiled."""
+    """Return whether this process has loaded numba already, and kernels now run compiled."""
     return bool(_compiled) and not _INTERPRETED.get()
 
 
 def kernel(function: _Function, *, uncompiled: _Function | None = None) -> _Function:
-    """`function`, as something that can also be compiled; it may call other kernels.
+    """Return `function` as something that can also be compiled; it may call other kernels.
 
     Args:
-        function: To be compiled.
+        function: The code to compile.
         uncompiled: The same in other words, which are quicker as long as nothing is compiled.
     """
     assert isinstance(function, FunctionType)
@@ -60,7 +70,7 @@ def kernel(function: _Function, *, uncompiled: _Function | None = None) -> _Func
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Run kernels as they are written for now."""
+    """Run kernels as they are written inside this context."""
     token = _INTERPRETED.set(True)
     try:
         yield
@@ -70,7 +80,7 @@ def interpreted() -> Iterator[None]:
 
 @contextmanager
 def at_first_interpreted(*, when: bool) -> Iterator[None]:
-    """The same, if `when`, while this process has not spent `_ALLOWANCE_S` on it."""
+    """Run kernels as written, if `when`, until this process has spent `_ALLOWANCE_S` on it."""
     if not when or _spent_s[0] > _ALLOWANCE_S:
         yield
         return
@@ -80,8 +90,23 @@ def at_first_interpreted(*, when: bool) -> Iterator[None]:
     _spent_s[0] += time.perf_counter() - start
 
 
+@cache
+def cache_folder() -> Path:
+    """Return the folder for compiled kernels: another one for every state of the source."""
+    home = Path(__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(home.rglob("*.py")):
+        digest.update(source.read_bytes())
+    beside = home / "__pycache__"
+    if os.access(beside if beside.is_dir() else home, os.W_OK):
+        parent = beside
+    else:
+        parent = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chainstay"
+    return parent / f"kernels-{digest.hexdigest()[:16]}"
+
+
 class _Kernel:
-    """A function and its compiled double."""
+    """A function and its compiled copy."""
 
     def __init__(self, function: FunctionType, as_written: Callable[..., object]) -> None:
         self._function, self._as_written = function, as_written
@@ -94,7 +119,7 @@ class _Kernel:
 
     @cached_property
     def _compiled(self) -> Callable[..., object]:
-        """Compiled code can call compiled code only: the double sees the doubles of others."""
+        """Compiled code can call compiled code only: this copy sees the copies of others."""
         function = self._function
         _compiled.append(function.__name__)
         seen = {
@@ -102,10 +127,14 @@ class _Kernel:
             for name, value in function.__globals__.items()
             if name in function.__code__.co_names
         }
-        double = FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
-        update_wrapper(double, function)
-        njit = import_module("numba").njit
+        copy = FunctionType(function.__code__, seen, function.__name__, function.__defaults__)
+        update_wrapper(copy, function)
+        numba = import_module("numba")
+        set_by_user = numba.config.CACHE_DIR
         try:
-            return cast("Callable[..., object]", njit(cache=True, nogil=True)(double))
-        except RuntimeError:  # nowhere to keep a cache: compile once a process
-            return cast("Callable[..., object]", njit(nogil=True)(double))
+            numba.config.CACHE_DIR = set_by_user or str(cache_folder())
+            return cast("Callable[..., object]", numba.njit(cache=True, nogil=True)(copy))
+        except (OSError, RuntimeError):  # nowhere to keep a cache: compile once a process
+            return cast("Callable[..., object]", numba.njit(nogil=True)(copy))
+        finally:
+            numba.config.CACHE_DIR = set_by_user

@@ -52,11 +52,11 @@ KEEP: Final = -1
 
 
 class Front(NamedTuple):
-    """Corners of a step function: `overhead[i]` from `memory[i]` bytes on.
+    """Breakpoints of a step function: `overhead[i]` from `memory[i]` bytes on.
 
     Attributes:
-        memory: Shape (corners,), bytes, strictly ascending.
-        overhead: Shape (corners,), ns, strictly descending.
+        memory: Shape (breakpoints,), bytes, strictly ascending.
+        overhead: Shape (breakpoints,), ns, strictly descending.
     """
 
     memory: Array
@@ -64,7 +64,7 @@ class Front(NamedTuple):
 
 
 Decide = Callable[[int, int, int], int]
-"""Decision for stages s..t with m bytes: `KEEP`, or k."""
+"""The decision for stages s..t with m bytes: `KEEP`, or the stage k to restart at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +72,15 @@ class Recursion:
     """Sizes and times of the recursion, in bytes and ns (or in slots, after rounding).
 
     Attributes:
-        stages: n.
-        elapsed: Shape (n + 1,), ``elapsed[i]`` is the forward time of stages ``0..i-1``.
-        activation: Shape (n + 1,), ``a^0 .. a^n``.
+        stages: n, the number of stages.
+        elapsed: Shape (n + 1,), ns: ``elapsed[i]`` is the forward time of stages ``0..i-1``.
+        activation: Shape (n + 1,), bytes of ``a^0 .. a^n``.
         fresh: Shape (n, n + 1), at [s, k], s < k: bytes of ``a^k`` that are no part of ``a^s``.
         has_skips: Whether `fresh` depends on s.
-        saved: Shape (n,).
+        saved: Shape (n,), bytes of ``ā^0 .. ā^{n-1}``.
         keep_floor: Shape (n, n), at [s, t]: least m for ``Fa`` and ``B`` of stage s.
-        gradient: Shape (n + 1,), ``δ^0 .. δ^n``.
-        transit: Shape (n, n), at [s, k-1]: what running ``s..k-1`` needs besides ``δ``,
+        gradient: Shape (n + 1,), bytes of ``δ^0 .. δ^n``.
+        transit: Shape (n, n), at [s, k-1]: bytes that running ``s..k-1`` needs besides ``δ``,
             so that ``restart_floor[s, k, t] = gradient[t + 1] + transit[s, k - 1]``.
     """
 
@@ -95,8 +95,8 @@ class Recursion:
     transit: Array
 
     @classmethod
-    def of(cls, profile: ChainProfile) -> Self:
-        """The recursion of `profile`, in bytes and ns."""
+    def from_profile(cls, profile: ChainProfile) -> Self:
+        """Return the recursion of `profile`, in bytes and ns."""
         arrays = profile.arrays()
         gradient = arrays.gradient
         forward_need = arrays.saved + arrays.forward_overhead
@@ -115,7 +115,7 @@ class Recursion:
         )
 
     def rounded(self, unit: int, *, up: bool) -> Self:
-        """The same recursion with every size in units of `unit` bytes, rounded up or down.
+        """Return this recursion with every size in units of `unit` bytes, rounded up or down.
 
         Rounded up (and the budget down) every schedule it finds fits; rounded down (and
         the budget up) its value is a lower bound.
@@ -138,18 +138,18 @@ class Recursion:
 
     @property
     def rerun_time(self) -> int:
-        """Every forward once, in ns."""
+        """The time of every forward once, in ns."""
         return int(self.elapsed[-1])
 
     @property
     def keep_all_need(self) -> int:
-        """Bytes besides the input with which nothing has to be recomputed."""
+        """The bytes besides the input with which nothing has to be recomputed."""
         before = np.concatenate([[0], np.cumsum(self.saved)[:-1]])
         return int((before + self.keep_floor[:, -1]).max())
 
     @property
     def nearest(self) -> Array:
-        """Least that restarting at k stores, which it does from stage k - 1; shape (n + 1,).
+        """The least bytes that a restart at k stores, from stage k - 1; shape (n + 1,).
 
         The nearer two activations are, the more skips they share.
         """
@@ -159,25 +159,25 @@ class Recursion:
 
     @property
     def farther(self) -> Array | None:
-        """At [s, k], s < k: what restarting at k stores more from stage s than from k - 1.
+        """The bytes, at [s, k], that a restart at k stores more from stage s than from k - 1.
 
         ``None`` without skips: no stage stores more.
         """
         return self.fresh - self.nearest if self.has_skips else None
 
     def restart_floor(self, s: int, t: int) -> Array:
-        """Least m for restarting at k, for k = s+1 .. t; shape (t - s,)."""
+        """Return the least m for restarting at k, for k = s+1 .. t; shape (t - s,)."""
         floor: Array = self.gradient[t + 1] + self.transit[s, s:t]
         return floor
 
     def rerun(self, s: int, t: int) -> Array:
-        """Time of the forwards ``s..k-1``, for k = s+1 .. t; shape (t - s,)."""
+        """Return the time, in ns, of the forwards ``s..k-1``, for k = s+1 .. t; shape (t - s,)."""
         time: Array = self.elapsed[s + 1 : t + 1] - self.elapsed[s]
         return time
 
 
 def _transit(fresh: Array, overhead: Array) -> Array:
-    """At [s, j]: the most that ``Fc s, Fn s+1 .. Fn j`` needs besides ``a^s`` and ``δ``."""
+    """Return at [s, j] the bytes that ``Fc s, Fn s+1 .. Fn j`` needs besides ``a^s`` and ``δ``."""
     made = np.diagonal(fresh, 1) + overhead
     need = np.triu(fresh[:, :-1] + made)
     running: Array = np.maximum.accumulate(need, axis=1)
@@ -188,7 +188,8 @@ def require_no_skips(profile: ChainProfile, setting: str) -> None:
     """Refuse a profile with skips to a program that cannot take them.
 
     Raises:
-        InvalidProfileError: The text says which `setting` asked for that program.
+        InvalidProfileError: Always, if there are skips; the text says which `setting` is exact
+            without them only.
     """
     if profile.skips:
         raise InvalidProfileError(
@@ -201,13 +202,13 @@ def require_no_skips(profile: ChainProfile, setting: str) -> None:
 def assemble(
     recursion: Recursion, memory: int, decide: Decide, span: tuple[int, int] | None = None
 ) -> Schedule:
-    """The schedule that `decide` describes, from the root with `memory` bytes down.
+    """Return the schedule that `decide` describes, from the root with `memory` bytes down.
 
     Args:
         recursion: Sizes in the units of `memory`.
-        memory: Besides the input of the first stage.
-        decide: What to do with any part of the chain.
-        span: First and last stage; None for the whole chain.
+        memory: Bytes or slots besides the input of the first stage.
+        decide: Returns the decision for any part of the chain.
+        span: First and last stage; ``None`` for the whole chain.
     """
     ops: list[Op] = []
     first, last = span or (0, recursion.stages - 1)

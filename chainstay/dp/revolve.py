@@ -45,7 +45,7 @@ __all__ = ["Revolve", "binomial_schedule", "least_forwards"]
 
 
 def least_forwards(stages: int, slots: int) -> int:
-    """Least number of forwards, the saving ones included, with `slots` checkpoints.
+    """Return the least number of forwards, the saving ones included, with `slots` checkpoints.
 
     Raises:
         UnknownMethodError: No stage, or several stages and no slot.
@@ -62,7 +62,7 @@ def least_forwards(stages: int, slots: int) -> int:
 
 
 def binomial_schedule(stages: int, slots: int) -> Schedule:
-    """A schedule with `least_forwards` forwards that holds at most `slots` checkpoints.
+    """Return a schedule with `least_forwards` forwards that holds at most `slots` checkpoints.
 
     Raises:
         UnknownMethodError: No stage, or several stages and no slot.
@@ -104,10 +104,10 @@ class Revolve:
     def __call__(
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
-        """The binomial schedule with as many slots as `budget` has room for.
+        """Return the binomial schedule with as many slots as `budget` has room for.
 
         Returns:
-            Its lower bound equals its makespan where the module's conditions hold, and is
+            A claim whose lower bound equals its makespan where the module's conditions hold, and is
             `ChainProfile.least_time` where the budget has room for saved data of two stages.
 
         Raises:
@@ -134,7 +134,11 @@ class Revolve:
 
 
 def _common_stage(profile: ChainProfile) -> Stage:
-    """The stage that all stages are, once its name is left out."""
+    """Return the stage that all stages are equal to, without its name.
+
+    Raises:
+        InvalidProfileError: The chain is not homogeneous.
+    """
     if profile.skips:
         raise InvalidProfileError(
             f"the chain has {len(profile.skips)} skips: not a homogeneous chain. "
@@ -165,23 +169,24 @@ def _common_stage(profile: ChainProfile) -> Stage:
 
 
 def _base(stage: Stage) -> int:
-    """Bytes for one stage's ``Fa`` and ``B`` besides activations."""
+    """Return the bytes for one stage's ``Fa`` and ``B`` besides activations."""
     forward = stage.gradient_bytes + stage.forward_overhead_bytes
     backward = 2 * stage.gradient_bytes + stage.backward_overhead_bytes
     return stage.saved_bytes + max(forward, backward)
 
 
 def _reach(slots: int, repeats: int) -> int:
-    """Stages that can be reversed with so many slots and repeats."""
+    """Return how many stages can be reversed with so many slots and repeats."""
     return comb(slots + repeats, slots) if repeats >= 0 else 0
 
 
 def _repeats(stages: int, slots: int) -> int:
+    """Return the least number of repeats with which `slots` checkpoints reverse `stages`."""
     return next(repeats for repeats in count() if _reach(slots, repeats) >= stages)
 
 
 def _stride(stages: int, slots: int) -> int:
-    """The shortest optimal run before the next checkpoint ([GW00], Proposition 2)."""
+    """Return the shortest optimal run before the next checkpoint ([GW00], Proposition 2)."""
     repeats = _repeats(stages, slots)
     return max(1, _reach(slots, repeats - 2), stages - _reach(slots - 1, repeats))
 

@@ -1,7 +1,9 @@
 """The recursion on a grid of memory slots: the textbook table, one entry per slot.
 
-Exact when a slot is one byte; otherwise sizes are rounded (`Recursion.rounded`). The
-inner loop knows nothing of the step functions in `fronts`, so each checks the other.
+**Read this first; all else in `chainstay.dp` is speed.** `Table.fill` is Theorem 4.8 of [BEHJS24]
+as `recursion` states it, and `Table.decide` reads a schedule from the table. It is exact when a
+slot is one byte; otherwise sizes are rounded (`Recursion.rounded`). The code knows nothing of the
+step functions in `chainstay.dp.chain`, so each checks the other.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ INFEASIBLE: Final = 2**60
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Least overhead of every sub-chain for every number of slots.
+    """The least overhead of every sub-chain for every number of slots.
 
     Attributes:
-        recursion: In slots.
-        rows: ``rows[s]`` has shape (n - s, slots + 1); its entry [t - s, m] is O(s, t, m).
+        recursion: Sizes in slots, times in ns.
+        rows: ``rows[s]`` has shape (n - s, slots + 1); its entry [t - s, m] is O(s, t, m), in ns.
     """
 
     recursion: Recursion
@@ -33,7 +35,7 @@ class Table:
 
     @classmethod
     def fill(cls, recursion: Recursion, slots: int) -> Table:
-        """Compute the table for 0 .. `slots` slots besides the input.
+        """Return the table for 0 .. `slots` slots besides the input.
 
         Complexity:
             O(n^3 slots) time, O(n^2 slots) memory.
@@ -61,17 +63,17 @@ class Table:
 
     @property
     def root(self) -> Front:
-        """Corners of the whole chain's overhead: slots ascending, overheads descending."""
+        """The breakpoints of the whole chain's overhead: slots ascending, overheads descending."""
         overhead = self.rows[0][-1]
-        corners = np.flatnonzero(overhead < np.insert(overhead[:-1], 0, INFEASIBLE))
-        return Front(corners, overhead[corners])
+        breakpoints = np.flatnonzero(overhead < np.insert(overhead[:-1], 0, INFEASIBLE))
+        return Front(breakpoints, overhead[breakpoints])
 
     def overhead(self, s: int, t: int, m: int) -> int:
-        """O(s, t, m), or `INFEASIBLE` (also for a negative m)."""
+        """Return O(s, t, m) in ns, or `INFEASIBLE` (also for a negative m)."""
         return int(self.rows[s][t - s, m]) if m >= 0 else INFEASIBLE
 
     def decide(self, s: int, t: int, m: int) -> int:
-        """The optimal decision for stages s..t with m slots."""
+        """Return the optimal decision for stages s..t with m slots."""
         recursion, target = self.recursion, self.overhead(s, t, m)
         if m >= recursion.keep_floor[s, t] and (
             s == t or self.overhead(s + 1, t, m - int(recursion.saved[s])) == target
@@ -87,14 +89,14 @@ class Table:
 
 
 def _shift_into(target: Array, source: Array, shift: int, *, floor: int) -> None:
-    """``target[m] = source[m - shift]`` for m >= max(shift, floor)."""
+    """Set ``target[m] = source[m - shift]`` for m >= max(shift, floor)."""
     start = max(shift, floor)
     if start < len(target):
         target[start:] = source[start - shift : len(source) - shift]
 
 
 def _moved(columns: Array, more: Array) -> Array:
-    """Each column moved right by its number of slots."""
+    """Return the columns, each moved right by its number of slots in `more`."""
     moved = np.full_like(columns, INFEASIBLE)
     for target, source, shift in zip(moved, columns, more, strict=True):
         _shift_into(target, source, int(shift), floor=0)
@@ -102,9 +104,10 @@ def _moved(columns: Array, more: Array) -> Array:
 
 
 def _restart(recursion: Recursion, earlier: Array, later: Array, s: int, t: int) -> Array:
-    """Least overhead over all restart points, for every number of slots; shape (slots + 1,).
+    """Return the least overhead of all restart points, for every number of slots.
 
-    `earlier` [k-s-1, m] is O(s, k-1, m) and `later` [k-s-1, m] is O(k, t, m - a[s, k]).
+    The shape is (slots + 1,). `earlier` [k-s-1, m] is O(s, k-1, m), and `later` [k-s-1, m] is
+    O(k, t, m - a[s, k]).
     """
     total = earlier + later
     total += recursion.rerun(s, t)[:, None]

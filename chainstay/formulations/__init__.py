@@ -1,8 +1,8 @@
-"""Chains as integer programs: two exact models anyone can read, and two solvers for them.
+"""Integer programs for each problem, for two solvers: Pyomo models for HiGHS, and CP-SAT programs.
 
-`MIP` (a Pyomo model) and `CPSAT` (a constraint program) are methods for `solve_chain`;
-importing them needs neither Pyomo nor a solver. `chainstay.formulations.chain.build` gives
-the Pyomo model itself, `chainstay.formulations.cpsat.chain.build` the constraint program.
+Each folder (`chain`, `join`, `offload`, `hybrid`) states variables, then constraints, and decodes a
+schedule; `cpsat` states the same problems a second time. `MIP` and `CPSAT` are the methods, and
+importing them needs neither Pyomo nor a solver. `chain.formulation.build` returns a Pyomo model.
 """
 
 from chainstay.formulations.cpsat import CPSAT

@@ -1,12 +1,13 @@
-"""The settings of the mixed-integer program as a method; importing it needs no solver."""
+"""`MIP`: the settings of the mixed-integer programs as a method; importing it needs no solver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from chainstay.errors import BackendError, UnknownMethodError
-from chainstay.formulations.settings import require_settings
+from chainstay.errors import UnknownMethodError
+from chainstay.formulations.chain.claims import claim
+from chainstay.formulations.settings import Limits, SolverSettings, require_settings
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
@@ -22,10 +23,10 @@ class MIP:
 
     Attributes:
         solver: ``"highs"``.
-        time_limit_s: Wall time for the solver, in seconds. Stating the model comes on
+        time_limit_s: Wall time for the solver, in seconds. Building the model comes on
             top, and so does as much again to find the least budget when nothing fits.
         threads: Threads of the solver.
-        seed: Of the solver's random decisions. Same seed and threads, same answer.
+        seed: Seed of the solver's random decisions. Same seed and threads, same answer.
         discards: Which operations may remove data, as in `simulate`.
 
     Raises:
@@ -58,10 +59,16 @@ class MIP:
     def __str__(self) -> str:
         return f"mip ({self.solver}, {self.time_limit_s:g} s, {self.discards})"
 
+    @property
+    def solver_settings(self) -> SolverSettings:
+        """These settings, as claims need them."""
+        limits = Limits(time_s=self.time_limit_s, threads=self.threads, seed=self.seed)
+        return SolverSettings(method=str(self), discards=Discards(self.discards), limits=limits)
+
     def __call__(
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
-        """Claim the fastest schedule of `profile` within `budget` bytes.
+        """Return the fastest schedule of `profile` within `budget` bytes, as far as time allows.
 
         Args:
             profile: The chain.
@@ -72,7 +79,7 @@ class MIP:
         Returns:
             The schedule, and a bound for its family: `Family.ALL` that `discards` allows
             when gradients, saved data and overheads are of the usual proportions
-            (`chainstay.formulations.domains.is_complete`), else `Family.SINGLE_SWEEP`.
+            (`formulations.chain.exactness_conditions.is_complete`), else `Family.SINGLE_SWEEP`.
 
         Raises:
             InfeasibleBudgetError: No schedule of the family fits.
@@ -80,12 +87,4 @@ class MIP:
                 nothing fits, before the least budget was known.
             BackendError: Pyomo or the solver is missing, or the solver failed.
         """
-        try:
-            # Pyomo takes a second to import, and only those who solve with it need it.
-            from chainstay.formulations import claims  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise BackendError(
-                f"method {str(self)!r} needs {error.name}, which is not installed; "
-                "install it with: pip install pyomo"
-            ) from error
-        return claims.claim(profile, budget, self, hint)
+        return claim(profile, budget, self.solver_settings, hint)

@@ -1,4 +1,4 @@
-"""What a solve may use and how it may end: the same words for both formulations."""
+"""Limits of a solve, and how it may end: the same for all formulations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from typing import Final, TypeGuard
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 
-__all__ = ["Limits", "Verdict", "require_settings"]
+__all__ = ["Limits", "SolverSettings", "TerminationStatus", "require_settings"]
 
 _LARGEST_SEED: Final = 2**31 - 1
 
 
-class Verdict(Enum):
-    """How a solve ended."""
+class TerminationStatus(Enum):
+    """The way in which a solve ended.
+
+    Attributes:
+        OPTIMAL: The answer is proved optimal.
+        INFEASIBLE: The model is proved to have no answer.
+        LIMIT: A limit was reached first; there may be an answer and a bound.
+    """
 
     OPTIMAL = auto()
     INFEASIBLE = auto()
@@ -25,12 +31,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a solve may use.
+    """The limits of a solve.
 
     Attributes:
         time_s: Wall time in seconds.
         threads: Threads of the solver.
-        seed: Of its random decisions.
+        seed: Seed of its random decisions.
     """
 
     time_s: float
@@ -38,10 +44,34 @@ class Limits:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverSettings:
+    """The settings of a method, as claims need them.
+
+    Attributes:
+        method: The method with its settings, for messages.
+        discards: Which operations may remove data.
+        limits: Limits of the solver.
+    """
+
+    method: str
+    discards: Discards
+    limits: Limits
+
+    def __str__(self) -> str:
+        return self.method
+
+
 def require_settings(
     *, discards: object, time_limit_s: object, seed: object, **threads: object
 ) -> None:
-    """Refuse settings that no solve can have; `threads` goes by the method's own name for it.
+    """Refuse settings that no solve can have.
+
+    Args:
+        discards: Must be one of `Discards`.
+        time_limit_s: Must be a positive number.
+        seed: Must be an integer from 0.
+        threads: A positive integer, by the method's own name for it.
 
     Raises:
         UnknownMethodError: The text names the setting, its value and the choices.

@@ -1,4 +1,4 @@
-"""What is asked of solvers while a plan for a measured chain is looked for."""
+"""Questions to solvers while a plan for a measured chain is looked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chainstay.errors import InfeasibleBudgetError, SolverLimitError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.profiles import ChainProfile
 from chainstay.solution import Method, Solution
-from chainstay.solve import Auto, solve_chain
+from chainstay.solve import AutoChain, solve_chain
 
 __all__ = ["Answers", "is_exact", "scout_of"]
 
@@ -28,11 +28,11 @@ class Answers:
     known: dict[tuple[ChainProfile, int], list[tuple[Method, Answer]]] = field(default_factory=dict)
 
     def solution(self, profile: ChainProfile, budget: int, method: Method) -> Solution:
-        """As `chainstay.solve_chain`.
+        """Return the solution of `profile`; see `chainstay.solve_chain`.
 
         Raises:
-            InfeasibleBudgetError: As there.
-            SolverLimitError: Likewise.
+            InfeasibleBudgetError: No schedule fits in the budget.
+            SolverLimitError: The method ran out of time.
         """
         known = self.known.setdefault((profile, budget), [])
         answer = next((each for asked, each in known if asked == method), None)
@@ -67,9 +67,9 @@ def _asked(profile: ChainProfile, budget: int, method: Method) -> Answer:
 
 
 def scout_of(method: Method) -> Method:
-    """What to look for promising problems with: quick, and alike."""
+    """Return a quick method that looks for promising problems as `method` would."""
     match method:
-        case Auto() | CPSAT() | MIP() | DP(persistence="weak"):
+        case AutoChain() | CPSAT() | MIP() | DP(persistence="weak"):
             return DP(discards=method.discards)
     return method
 

@@ -1,10 +1,10 @@
 """Plans for measured chains: the fastest schedule whose own peak is within the budget.
 
 What a stage needs besides what it keeps depends on the schedule, and on what of it is done
-(`chainstay.runtime.accounting`), and the solvers want one profile for all. Between them stands
-this search. A schedule is judged by the simulator with an overhead for each of its operations;
-solvers are asked under profiles between the optimistic one, which has at most these whatever
-the schedule, and the pessimistic one, which has at least these:
+(`chainstay.runtime.measures.account`), and the solvers want one profile for all. Between them
+stands this search. A schedule is judged by the simulator with an overhead for each of its
+operations; solvers are asked under profiles between the optimistic one, which has at most these
+whatever the schedule, and the pessimistic one, which has at least these:
 
 - The optimum under the optimistic profile bounds every schedule. If its own peak fits, it is
   the optimum.
@@ -34,11 +34,11 @@ from chainstay.errors import (
 )
 from chainstay.planning.asking import Answers, is_exact, scout_of
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.remaking import remade_bytes
+from chainstay.runtime.execute.remade import remade_bytes
+from chainstay.runtime.measures.measured import Measurement
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
-from chainstay.solve import Auto, budget_bytes, method_of
+from chainstay.solve import AutoChain, budget_bytes, resolve_method
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import Replay, simulate
@@ -64,7 +64,7 @@ def solve_measured(
         measured: What the chain costs, see `chainstay.measure`.
         budget: Bytes as for `chainstay.solve_chain`; a percentage is of what plain training
             of this chain needs.
-        method: As for `chainstay.solve_chain`; ``"auto"`` with free discards, which the
+        method: The method, as for `chainstay.solve_chain`; ``"auto"`` with free discards, which the
             runtime can do. Exact solvers are asked about few problems, found by the DP.
         can_run: Whether the runtime can run a schedule at all.
 
@@ -94,12 +94,12 @@ def solve_measured(
     start = time.perf_counter()
     plain = Schedule.keep_all(len(measured.profile))
     budget = budget_bytes(measured.profile_for(plain), budget)
-    asked = Auto(discards=Discards.FREE) if method == "auto" else method_of(method)
+    asked = AutoChain(discards=Discards.FREE) if method == "auto" else resolve_method(method)
     search = _Search(measured, budget, can_run)
     solution = search.plain(asked)
     if solution is None:
         # Persistent plans under Table 1 make nothing twice and lose no input.
-        methods = (asked, DP()) if isinstance(asked, Auto) else (asked,)
+        methods = (asked, DP()) if isinstance(asked, AutoChain) else (asked,)
         solution = search.fastest(methods)
     return replace(solution, solve_seconds=time.perf_counter() - start)
 
@@ -110,7 +110,7 @@ class _Plan:
 
     Attributes:
         solution: Its peak and budget are the real ones.
-        profile: Of that problem.
+        profile: The profile of that problem.
         nominal: The budget of that problem, in bytes.
     """
 
@@ -121,19 +121,19 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Search:
-    """What was found so far.
+    """The state of a search for a plan of a chain.
 
     Attributes:
         measured: The chain.
         budget: The real one, in bytes.
-        can_run: As for `solve_measured`.
+        can_run: The predicate, as for `solve_measured`.
         best: The fastest plan so far that fits.
         bound: The optimum under the optimistic profile, once that is known.
         least: The smallest peak of a schedule that can be run.
         refused: Why a schedule whose peak fits cannot be run, if there was one.
         limit: What a solver said that ran out of time.
         makes_again: Whether a plan makes again what it holds, so that others may need less.
-        answers: Of solvers: ways to look for plans meet.
+        answers: Answers of solvers, kept because ways to look for plans meet.
     """
 
     measured: Measurement
@@ -168,7 +168,7 @@ class _Search:
         return replace(solution, unrestricted_bound=makespan)
 
     def fastest(self, methods: tuple[Method, ...]) -> Solution:
-        """By the first of `methods`, and by further ones if its schedules cannot all be run."""
+        """Return the best plan by the first of `methods`, or by a later one if the first fails."""
         for method in methods:
             self._by(method)
             if not self.refused:
@@ -201,7 +201,7 @@ class _Search:
                 self._ask(self.best.profile, self.best.nominal, method)
 
     def _correct(self, method: Method) -> None:
-        """From the optimistic profile on, add what it says too little of its own optimum."""
+        """Add to the optimistic profile what its own optimum needs in truth, and solve again."""
         profile = self.optimistic
         for _ in range(2 * _ROUNDS):
             solution, fits = self._ask(profile, self.budget, method)
@@ -315,7 +315,7 @@ class _Search:
         return True
 
     def _replay(self, solution: Solution) -> Replay:
-        """By the simulator, every operation with its own overhead, every stage with its times."""
+        """Simulate `solution` with each operation's own overhead and each stage's times."""
         return simulate(
             self.measured.profile_for(solution.schedule),
             solution.schedule,
@@ -324,7 +324,7 @@ class _Search:
         )
 
     def _dearer(self, profile: ChainProfile, solution: Solution, limit: int) -> ChainProfile:
-        """With the overheads of those operations of `solution` that need more than `limit`."""
+        """Return `profile` with the overheads of operations that need more than `limit` bytes."""
         stages = list(profile.stages)
         overheads = self.measured.overheads_for(solution.schedule)
         for snapshot, overhead in zip(self._replay(solution).timeline, overheads, strict=True):
@@ -339,7 +339,7 @@ class _Search:
         return replace(profile, stages=tuple(stages))
 
     def _bounded(self, solution: Solution) -> Solution:
-        """With what is proved of all schedules' own peaks."""
+        """Return `solution` with the bound that is proved for all schedules' own peaks."""
         unrestricted = unrestricted_bound(self.optimistic, self.budget)
         solution = replace(solution, unrestricted_bound=unrestricted)
         bound = self.bound
@@ -350,7 +350,7 @@ class _Search:
         )
 
     def _nothing(self, methods: tuple[Method, ...]) -> Exception:
-        """What to say if nothing fits."""
+        """Return the error to raise if nothing fits."""
         if self.limit is not None:
             return self.limit
         if self.least is None or (self.refused and DP() not in methods):

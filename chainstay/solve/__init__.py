@@ -1,6 +1,11 @@
-"""The front door of the solvers: choose a method, ask it, certify its answer."""
+"""The functions that solve a problem: choose a method, run it, certify its answer.
 
-from chainstay.solve.chain import Auto, budget_bytes, method_of, solve_chain
+Read `chain` first; `join`, `offload` and `hybrid` do the same for their problems. `budgets` and
+`common` are shared; `hybrid_auto`, `hybrid_exact`, `hybrid_pofo`, `offload_heuristics` and
+`whole_transfers` hold methods.
+"""
+
+from chainstay.solve.chain import AutoChain, budget_bytes, resolve_method, solve_chain
 from chainstay.solve.join import JoinMethod, solve_join
 
-__all__ = ["Auto", "JoinMethod", "budget_bytes", "method_of", "solve_chain", "solve_join"]
+__all__ = ["AutoChain", "JoinMethod", "budget_bytes", "resolve_method", "solve_chain", "solve_join"]

@@ -1,4 +1,4 @@
-"""What users write for a budget, in bytes."""
+"""Parse what users write for a budget into bytes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 from chainstay.errors import InvalidBudgetError
 from chainstay.units import parse_bytes, parse_percentage
 
-__all__ = ["size_of"]
+__all__ = ["parse_budget"]
 
 
-def size_of(budget: int | str, plain_bytes: Callable[[], int]) -> int:
-    """`budget` in bytes.
+def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
+    """Return `budget` in bytes.
 
     Args:
         budget: An int, text such as ``"8GiB"``, or a share such as ``"50%"``, rounded down.
-        plain_bytes: Tells what a share is of: the peak of plain training, in bytes.
+        plain_bytes: Function that returns the peak of plain training, in bytes: 100 %.
 
     Raises:
         InvalidBudgetError: Not a positive whole number of bytes, nor text for one.

@@ -1,4 +1,4 @@
-"""The front door of the solvers of chains: choose a method, ask it, certify its answer."""
+"""Solve a chain: choose a method, run it, certify its answer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.evidence import Statement, confront, contradiction
 from chainstay.formulations import CPSAT, MIP
+from chainstay.problems.consistency import MethodResult, contradiction_error, require_consistent
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
-from chainstay.solve.budgets import size_of
+from chainstay.solve.budgets import parse_budget
 from chainstay.timetable import Time
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
 
-__all__ = ["Auto", "budget_bytes", "method_of", "solve_chain"]
+__all__ = ["AutoChain", "budget_bytes", "resolve_method", "solve_chain"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 def solve_chain(
     profile: ChainProfile, budget: int | str, method: Method | str = "auto"
 ) -> Solution:
-    """The fastest schedule of a chain within a memory budget, replayed by the referee.
+    """Return the fastest schedule of a chain within a memory budget, checked by the simulator.
 
     Args:
-        profile: What the chain costs.
+        profile: Costs of the chain.
         budget: Bytes for the network's input, activations, saved tensors and gradients of
             activations together (parameters, their gradients and optimizer state are the
             caller's): an int, text such as ``"8GiB"``, or a share of what plain training
@@ -74,10 +74,10 @@ def solve_chain(
             "chain, pass measured.profile"
         )
     budget = budget_bytes(profile, budget)
-    solver = method_of(method)
+    solver = resolve_method(method)
     start = time.perf_counter()
     if isinstance(solver, CPSAT | MIP):
-        claim = _started(solver, profile, budget)
+        claim = _warm_started_claim(solver, profile, budget)
     else:
         claim = solver(profile, budget)
     seconds = time.perf_counter() - start
@@ -86,20 +86,20 @@ def solve_chain(
             f"method {solver} returned a {type(claim).__name__}, must return a Claim"
         )
     solution = certify(profile, claim, budget=budget, method=str(solver), solve_seconds=seconds)
-    return _bounded(profile, claim, solution)
+    return _with_unrestricted_bound(profile, claim, solution)
 
 
 def budget_bytes(profile: ChainProfile, budget: int | str) -> int:
-    """`budget` in bytes; a percentage is of the peak of plain training, rounded down.
+    """Return `budget` in bytes; a percentage is of the peak of plain training, rounded down.
 
     Raises:
         InvalidBudgetError: Not a positive whole number of bytes, nor text for one.
     """
-    return size_of(budget, lambda: _keep_all_peak(profile))
+    return parse_budget(budget, lambda: _keep_all_peak(profile))
 
 
 @dataclass(frozen=True, slots=True)
-class Auto:
+class AutoChain:
     """The dynamic program, and on short chains an exact solver after it.
 
     The persistent optimum is found in milliseconds and is mostly the optimum among all
@@ -109,8 +109,8 @@ class Auto:
 
     Attributes:
         discards: The rules for discards, as for `DP`.
-        exact_stages: Longest chain that the exact solvers are asked about.
-        time_limit_s: For each of them, in seconds.
+        exact_stages: Longest chain that the exact solvers are run on.
+        time_limit_s: Time limit of each exact solver, in seconds.
 
     Raises:
         UnknownMethodError: There are no such rules.
@@ -129,11 +129,11 @@ class Auto:
     def __call__(
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
-        """As `Method`."""
+        """Return the best claim of the dynamic program and, on a short chain, an exact solver."""
         known = _persistent_optimum(profile, budget, Discards(self.discards))
         if known.claim is None:
             assert known.required is not None, "the dynamic program always answers"
-            wider = self._ask_exact_solvers(profile, budget, known, hint)
+            wider = self._try_exact_solvers(profile, budget, known, hint)
             if wider is None:
                 raise InfeasibleBudgetError(
                     budget=budget,
@@ -145,16 +145,16 @@ class Auto:
         claim = known.claim
         if claim.family is Family.ALL:
             return claim
-        wider = self._ask_exact_solvers(profile, budget, known, claim.schedule)
+        wider = self._try_exact_solvers(profile, budget, known, claim.schedule)
         if wider is None or wider.makespan > claim.makespan:
             return claim
         is_proved = wider.makespan == wider.lower_bound
         return wider if is_proved or wider.makespan < claim.makespan else claim
 
-    def _ask_exact_solvers(
-        self, profile: ChainProfile, budget: int, known: Statement, hint: Schedule | None
+    def _try_exact_solvers(
+        self, profile: ChainProfile, budget: int, known: MethodResult, hint: Schedule | None
     ) -> Claim | None:
-        """The claim of the first solver that has one."""
+        """Return the claim of the first exact solver that has one."""
         if len(profile) > self.exact_stages:
             return None
         rules, limit = self.discards, self.time_limit_s
@@ -163,19 +163,19 @@ class Auto:
             MIP(discards=rules, time_limit_s=limit),
         ):
             try:
-                return _confronted(method, profile, budget, known, hint)
+                return _cross_checked_claim(method, profile, budget, known, hint)
             except (BackendError, InvalidProfileError, SolverLimitError) as reason:
                 _log.info("without %s: %s", method, reason)
         return None
 
 
 _METHODS: Final[Mapping[str, Method]] = MappingProxyType(
-    {"auto": Auto(), "cpsat": CPSAT(), "dp": DP(), "mip": MIP()}
+    {"auto": AutoChain(), "cpsat": CPSAT(), "dp": DP(), "mip": MIP()}
 )
 
 
-def method_of(method: Method | str) -> Method:
-    """The method of that name, or `method` itself.
+def resolve_method(method: Method | str) -> Method:
+    """Return the method of that name, or `method` itself.
 
     Raises:
         UnknownMethodError: There is no such method.
@@ -191,39 +191,41 @@ def method_of(method: Method | str) -> Method:
     return method
 
 
-def _bounded(profile: ChainProfile, claim: Claim, solution: Solution) -> Solution:
-    """`solution` with the bound on all schedules.
+def _with_unrestricted_bound(profile: ChainProfile, claim: Claim, solution: Solution) -> Solution:
+    """Return `solution` with the bound on all schedules.
 
     Raises:
-        CertificateError: It is faster than that.
+        CertificateError: The solution is faster than that bound.
     """
     bound: Time = unrestricted_bound(profile, solution.budget)
     if claim.scope == Scope(Family.ALL, Discards.FREE):
         bound = max(bound, solution.lower_bound)
     if bound > solution.makespan:
         reason = f"nothing is faster than {bound} ns, yet {solution.method} has {claim.makespan} ns"
-        said = Statement(method=solution.method, finds=claim.scope, covers=claim.scope, claim=claim)
-        raise contradiction(reason, profile, solution.budget, [said])
+        result = MethodResult(
+            method=solution.method, schedule_scope=claim.scope, bound_scope=claim.scope, claim=claim
+        )
+        raise contradiction_error(reason, profile, solution.budget, [result])
     return replace(solution, unrestricted_bound=bound)
 
 
-def _started(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:
-    """The claim of an exact solver that starts from the persistent optimum."""
+def _warm_started_claim(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:
+    """Return the claim of an exact solver that starts from the persistent optimum."""
     try:
         known = _persistent_optimum(profile, budget, Discards(method.discards))
     except InvalidProfileError as reason:  # sizes beyond the dynamic program's arithmetic
         _log.info("%s without a start: %s", method, reason)
         return method(profile, budget)
     hint = known.claim.schedule if known.claim else None
-    return _confronted(method, profile, budget, known, hint)
+    return _cross_checked_claim(method, profile, budget, known, hint)
 
 
-def _persistent_optimum(profile: ChainProfile, budget: int, discards: Discards) -> Statement:
-    """What the persistent dynamic program says, replayed by the referee.
+def _persistent_optimum(profile: ChainProfile, budget: int, discards: Discards) -> MethodResult:
+    """Return the result of the persistent dynamic program, checked by the simulator.
 
     Raises:
         InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
-        CertificateError: It is false.
+        CertificateError: The claim of the dynamic program is false.
     """
     method, required = DP(discards=discards), None
     try:
@@ -234,32 +236,40 @@ def _persistent_optimum(profile: ChainProfile, budget: int, discards: Discards) 
     certify(profile, claim, budget=required or budget, method=str(method), solve_seconds=0.0)
     persistent = Scope(Family.PERSISTENT, discards)
     if required is not None:
-        return Statement(method=str(method), finds=persistent, covers=persistent, required=required)
-    return Statement(method=str(method), finds=persistent, covers=claim.scope, claim=claim)
+        return MethodResult(
+            method=str(method), schedule_scope=persistent, bound_scope=persistent, required=required
+        )
+    return MethodResult(
+        method=str(method), schedule_scope=persistent, bound_scope=claim.scope, claim=claim
+    )
 
 
-def _confronted(
+def _cross_checked_claim(
     method: CPSAT | MIP,
     profile: ChainProfile,
     budget: int,
-    known: Statement,
+    known: MethodResult,
     hint: Schedule | None,
 ) -> Claim:
-    """The claim of an exact solver, which what is `known` does not contradict.
+    """Return the claim of an exact solver, checked against the result that is `known`.
 
     Raises:
         CertificateError: One of the two is wrong.
     """
-    finds = Scope(Family.SINGLE_SWEEP, Discards(method.discards))
+    scope = Scope(Family.SINGLE_SWEEP, Discards(method.discards))
     try:
         claim = method(profile, budget, hint=hint)
     except InfeasibleBudgetError as error:
-        refusal = Statement(method=str(method), finds=finds, covers=finds, required=error.required)
-        confront(profile, budget, (known, refusal))
+        refusal = MethodResult(
+            method=str(method), schedule_scope=scope, bound_scope=scope, required=error.required
+        )
+        require_consistent(profile, budget, (known, refusal))
         raise
     certify(profile, claim, budget=budget, method=str(method), solve_seconds=0.0)
-    said = Statement(method=str(method), finds=finds, covers=claim.scope, claim=claim)
-    confront(profile, budget, (known, said))
+    result = MethodResult(
+        method=str(method), schedule_scope=scope, bound_scope=claim.scope, claim=claim
+    )
+    require_consistent(profile, budget, (known, result))
     return claim
 
 

@@ -1,4 +1,4 @@
-"""Recomputing and offloading together: choose a method, ask it, certify its answer."""
+"""Solve a problem with recomputation and offloading: choose a method, run it, certify it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from chainstay.dp import DP
 from chainstay.dp.hybrid import hybrid_bound
 from chainstay.errors import InvalidProfileError, SolverLimitError, UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
-from chainstay.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
+from chainstay.problems.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Discards, Schedule
-from chainstay.solve.asking import asked, host_limit_error, link_within
-from chainstay.solve.budgets import size_of
+from chainstay.solve.budgets import parse_budget
+from chainstay.solve.common import host_limit_error, limited_link, timed_claim
 from chainstay.solve.hybrid_auto import AutoHybrid
-from chainstay.solve.hybrid_exact import ExactPrograms
-from chainstay.solve.hybrid_pofo import Pofo, relaxed
+from chainstay.solve.hybrid_exact import IntegerProgramHybrid
+from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
 from chainstay.timetable import Transfers
-from chainstay.validation.certify_hybrid import certify_hybrid, replay_hybrid
+from chainstay.validation.hybrid.certify import certify_hybrid, replay_hybrid
 from chainstay.validation.simulate import simulate
 
-__all__ = ["AutoHybrid", "ExactPrograms", "Pofo", "solve_hybrid"]
+__all__ = ["AutoHybrid", "IntegerProgramHybrid", "Pofo", "solve_hybrid"]
 
 
-def solve_hybrid(  # noqa: PLR0913 - all by name
+def solve_hybrid(  # noqa: PLR0913  # all by name
     profile: ChainProfile,
     budget: int | str,
     *,
@@ -35,24 +35,24 @@ def solve_hybrid(  # noqa: PLR0913 - all by name
     transfers: Transfers | str = Transfers.INTEGRAL,
     host_budget: int | str | None = None,
 ) -> HybridSolution:
-    """The fastest way found to train a chain in a memory budget by recomputing and offloading.
+    """Return the fastest schedule found in a memory budget that recomputes and offloads.
 
     Args:
-        profile: What the chain costs; it has no skips.
+        profile: Costs of the chain; it has no skips.
         budget: Bytes on the device for the network's input, activations, saved tensors,
             gradients of activations and overheads: an int, text such as ``"8GiB"``, or a share
             of what plain training needs, ``"50%"``.
-        link: To the host, and to a second, slower memory where it has one `beyond` it.
+        link: The link to the host, and to a second, slower memory where it has one `beyond` it.
         method: ``"auto"``: the best of keeping all, recomputing only, offloading only, and
             both, improved by a constraint program on short chains; ``"dp"`` (or `DP` with its
-            slots): both, by [POFO]; ``"cpsat"`` and ``"mip"`` (or `CPSAT`, `MIP`): every program
-            list of a short chain, for integral transfers; or a callable of `HybridMethod`.
+            slots): both, by [POFO]; ``"cpsat"`` and ``"mip"`` (or `CPSAT`, `MIP`): every
+            schedule of a short chain, for integral transfers; or a callable of `HybridMethod`.
         transfers: ``"integral"`` (what runs on machines) or ``"fractional"`` ([POFO]'s model).
         host_budget: Bytes that may be on the host at any moment, or text such as ``"8GiB"``;
             ``None``: the link's own capacity.
 
     Returns:
-        The program list with its makespan (an exact int or Fraction), peak and times; a bound
+        The schedule with its makespan (an exact int or Fraction), peak and times; a bound
         on all schedules; and what persistent plans that may move parts of items take at least.
 
     Raises:
@@ -86,21 +86,21 @@ def solve_hybrid(  # noqa: PLR0913 - all by name
             "chain, pass measured.profile"
         )
     keep_all = Schedule.keep_all(len(profile))
-    there = link_within(link, host_budget)
-    size = size_of(budget, lambda: simulate(profile, keep_all).peak_bytes)
-    problem = HybridProblem(profile, size, there, cast("Transfers", transfers))
-    solver = _solver(method, problem.transfers)
+    limited = limited_link(link, host_budget)
+    size = parse_budget(budget, lambda: simulate(profile, keep_all).peak_bytes)
+    problem = HybridProblem(profile, size, limited, cast("Transfers", transfers))
+    solver = _resolve_method(method, problem.transfers)
     problem.require_feasible()
 
-    def on_the_host(link: Link) -> int:
+    def host_bytes(link: Link) -> int:
         unlimited = replace(problem, link=link)
         return replay_hybrid(unlimited, AutoHybrid(exact_stages=0)(unlimited)).held_bytes[0]
 
     try:
-        claim, seconds = asked(solver, problem, HybridClaim)
+        claim, seconds = timed_claim(solver, problem, HybridClaim)
     except SolverLimitError as reason:
-        raise host_limit_error(reason, there, on_the_host) from reason
-    bound = hybrid_bound(profile, size, relaxed(there))
+        raise host_limit_error(reason, limited, host_bytes) from reason
+    bound = hybrid_bound(profile, size, relaxed_link(limited))
     return certify_hybrid(problem, claim, bound=bound, method=str(solver), solve_seconds=seconds)
 
 
@@ -109,16 +109,18 @@ _METHODS: Final[Mapping[Transfers, Mapping[str, HybridMethod]]] = MappingProxyTy
         Transfers.INTEGRAL: {
             "auto": AutoHybrid(),
             "dp": Pofo(),
-            "cpsat": ExactPrograms(CPSAT()),
-            "mip": ExactPrograms(MIP()),
+            "cpsat": IntegerProgramHybrid(CPSAT()),
+            "mip": IntegerProgramHybrid(MIP()),
         },
         Transfers.FRACTIONAL: {"auto": AutoHybrid(), "dp": Pofo()},
     }
 )
 
 
-def _solver(method: HybridMethod | DP | MIP | CPSAT | str, transfers: Transfers) -> HybridMethod:
-    """The method of that name or these settings, or `method` itself."""
+def _resolve_method(
+    method: HybridMethod | DP | MIP | CPSAT | str, transfers: Transfers
+) -> HybridMethod:
+    """Return the method of that name or with these settings, or `method` itself."""
     known = _METHODS[transfers]
     if isinstance(method, str) and method in known:
         return known[method]
@@ -139,7 +141,7 @@ def _solver(method: HybridMethod | DP | MIP | CPSAT | str, transfers: Transfers)
                 f"{type(method).__name__} is for integral transfers here, not {transfers} ones; "
                 "use method='dp'"
             )
-        return ExactPrograms(method)
+        return IntegerProgramHybrid(method)
     if isinstance(method, str | type) or not callable(method):
         choices = ", ".join(map(repr, known))
         raise UnknownMethodError(

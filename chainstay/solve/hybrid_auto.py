@@ -7,16 +7,21 @@ from dataclasses import dataclass, field, replace
 
 from chainstay.errors import BackendError, ChainstayError, InvalidScheduleError, SolverLimitError
 from chainstay.formulations import CPSAT
-from chainstay.hybrid import HybridClaim, HybridProblem
-from chainstay.offloading import OffloadProblem
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
+from chainstay.problems.offload import OffloadProblem
 from chainstay.profiles import OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.solve.hybrid_exact import ExactPrograms
-from chainstay.solve.hybrid_pofo import Pofo, claim_of, nothing_found, recomputing_only
-from chainstay.solve.hybrid_whole import Program
+from chainstay.solve.hybrid_exact import IntegerProgramHybrid
+from chainstay.solve.hybrid_pofo import (
+    Pofo,
+    nothing_found_error,
+    recompute_only_schedule,
+    unproved_claim,
+)
 from chainstay.solve.offload_heuristics import Heuristics
+from chainstay.solve.whole_transfers import TimedSchedule
 from chainstay.timetable import Time, Transfers
-from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 
 __all__ = ["AutoHybrid"]
 
@@ -28,9 +33,9 @@ class AutoHybrid:
     """The best of keeping all, recomputing only, offloading only, and both.
 
     Attributes:
-        combined: The method for both.
-        exact_stages: Longest chain on which a constraint program goes on from the best of them.
-        time_limit_s: For it, in seconds.
+        combined: The method for recomputing and offloading together.
+        exact_stages: Longest chain on which a constraint program improves the best of them.
+        time_limit_s: Time limit of the constraint program, in seconds.
     """
 
     combined: Pofo = field(default_factory=Pofo)
@@ -41,21 +46,21 @@ class AutoHybrid:
         return "auto" if self.exact_stages else "auto (without cpsat)"
 
     def __call__(self, problem: HybridProblem) -> HybridClaim:
-        """As `HybridMethod`."""
+        """Return the best claim of the strategies, with the makespans of all of them."""
         if problem.transfers is Transfers.FRACTIONAL:
             return self.combined(problem)
         schedules: dict[str, Schedule | None] = {
             "keep all": Schedule.keep_all(len(problem.profile)),
-            "recompute": recomputing_only(problem),
+            "recompute": recompute_only_schedule(problem),
             "offload": _offloading(problem),
         }
         claims: dict[str, HybridClaim | None] = {}
         for name, schedule in schedules.items():
             makespan = None if schedule is None else _makespan(problem, schedule)
-            program = None
+            timed = None
             if schedule is not None and makespan is not None:
-                program = Program(makespan, schedule)
-            claims[name] = None if program is None else claim_of(program, problem)
+                timed = TimedSchedule(makespan, schedule)
+            claims[name] = None if timed is None else unproved_claim(timed, problem)
         claims["combined"] = self._combined(problem, claims["keep all"])
         combined = claims["combined"]
         best = self._improved(problem, list(filter(None, claims.values())))
@@ -69,24 +74,24 @@ class AutoHybrid:
         )
 
     def _improved(self, problem: HybridProblem, found: list[HybridClaim]) -> HybridClaim:
-        """The best of what was found, or what the constraint program makes of it."""
+        """Return the best of the claims found, or what the constraint program makes of it."""
         best = min(found, key=lambda claim: claim.makespan, default=None)
         least, stages = problem.profile.least_time, len(problem.profile)
         if stages > self.exact_stages or (best is not None and best.makespan == least):
             if best is None:
-                raise nothing_found(problem)
+                raise nothing_found_error(problem)
             return best
-        exact = ExactPrograms(CPSAT(time_limit_s=self.time_limit_s))
+        exact = IntegerProgramHybrid(CPSAT(time_limit_s=self.time_limit_s))
         try:
-            return exact.after(problem, best)
+            return exact.improve(problem, best)
         except (BackendError, SolverLimitError) as reason:
             _log.info("without %s: %s", exact, reason)
             if best is None:
-                raise nothing_found(problem) from reason
+                raise nothing_found_error(problem) from reason
             return best
 
     def _combined(self, problem: HybridProblem, keep_all: HybridClaim | None) -> HybridClaim | None:
-        """Both, unless nothing is left to gain."""
+        """Return the claim of recomputing and offloading together, unless nothing can be gained."""
         if keep_all is not None:
             least = problem.profile.least_time
             return replace(keep_all, fractional_makespan=least, fractional_bound=least)
@@ -107,11 +112,11 @@ def _makespan(problem: HybridProblem, schedule: Schedule) -> Time | None:
 
 
 def _offloading(problem: HybridProblem) -> Schedule | None:
-    """The best program list of offloading whole saved data, if one fits."""
+    """Return the best schedule that offloads whole saved data, if one fits."""
     profile = OffloadProfile.from_chain(problem.profile)
     try:
-        question = OffloadProblem(profile, problem.budget, replace(problem.link, beyond=None))
-        schedule = Heuristics()(question).schedule
+        simpler = OffloadProblem(profile, problem.budget, replace(problem.link, beyond=None))
+        schedule = Heuristics()(simpler).schedule
     except ChainstayError as reason:
         _log.info("without offloading only: %s", reason)
         return None
@@ -119,7 +124,7 @@ def _offloading(problem: HybridProblem) -> Schedule | None:
 
 
 def _as_saved(op: Op) -> Op:
-    """In a chain, the activation ``x_j`` is what stage j - 1 saves."""
+    """Return the operation for a chain, in which activation ``x_j`` is saved by stage j - 1."""
     if not op.kind.is_transfer or op.stage == 0:
         return op
     is_offload = op.kind is OpKind.OFFLOAD_ACTIVATION

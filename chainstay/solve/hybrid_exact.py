@@ -1,4 +1,4 @@
-"""`MIP` or `CPSAT` over all program lists of a short chain, from a known one or alone."""
+"""`MIP` or `CPSAT` over all schedules of a short chain with transfers, warm-started or alone."""
 
 from __future__ import annotations
 
@@ -7,68 +7,63 @@ from dataclasses import dataclass, replace
 from chainstay.dp.hybrid import hybrid_bound
 from chainstay.errors import SolverLimitError, UnknownMethodError
 from chainstay.formulations import CPSAT
-from chainstay.formulations.cpsat import hybrid_claims as cpsat
-from chainstay.formulations.hybrid_proof import Known
-from chainstay.hybrid import HybridClaim, HybridProblem
-from chainstay.offloading import contradiction
-from chainstay.solve.asking import ExactMethod
-from chainstay.solve.hybrid_pofo import Pofo, relaxed
+from chainstay.formulations.cpsat import hybrid_claims as cpsat_claims
+from chainstay.formulations.hybrid import claims as mip_claims
+from chainstay.formulations.hybrid.incremental import WarmStart
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
+from chainstay.problems.offload import transfer_contradiction_error
+from chainstay.solve.common import IntegerProgramMethod
+from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
 from chainstay.timetable import Time, Transfers
-from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 
-__all__ = ["ExactPrograms"]
+__all__ = ["IntegerProgramHybrid"]
 
 
 @dataclass(frozen=True, slots=True)
-class ExactPrograms(ExactMethod):
-    """An `ExactMethod` from [POFO]'s best program list."""
+class IntegerProgramHybrid(IntegerProgramMethod):
+    """An `IntegerProgramMethod` that starts from the best schedule of [POFO]."""
 
     def __call__(self, problem: HybridProblem) -> HybridClaim:
-        """As `HybridMethod`, for integral transfers."""
+        """Return the solver's claim, alone or from [POFO]'s schedule, for integral transfers."""
         if problem.transfers is not Transfers.INTEGRAL:
             raise UnknownMethodError(
                 f"{self} is for integral transfers, not {problem.transfers} ones; use method='dp'"
             )
         problem.require_feasible()
         if self.alone:
-            return self._ask(problem, None, problem.profile.least_time)
+            return self._solve(problem, None, problem.profile.least_time)
         try:
             known = Pofo()(problem)
         except SolverLimitError:
             known = None
-        return self.after(problem, known)
+        return self.improve(problem, known)
 
-    def after(self, problem: HybridProblem, known: HybridClaim | None) -> HybridClaim:
-        """Improve or prove `known`."""
+    def improve(self, problem: HybridProblem, known: HybridClaim | None) -> HybridClaim:
+        """Return a better claim than `known`, or `known` with a better bound."""
         least = max(
             problem.profile.least_time,
-            hybrid_bound(problem.profile, problem.budget, relaxed(problem.link)),
+            hybrid_bound(problem.profile, problem.budget, relaxed_link(problem.link)),
         )
         if known is None:
-            return self._ask(problem, None, least)
+            return self._solve(problem, None, least)
         replay = simulate_hybrid(
             problem.profile, known.schedule, budget=problem.budget, link=problem.link
         )
-        start = Known(known.schedule, replay.timetable, replay.makespan)
-        found = self._ask(problem, start, least)
+        start = WarmStart(known.schedule, replay.timetable, replay.makespan)
+        found = self._solve(problem, start, least)
         if max(found.lower_bound, found.unrestricted_bound) > replay.makespan:
             reason = (
                 f"{self} says that nothing is faster than {found.lower_bound}, yet "
                 f"{replay.makespan} is"
             )
-            raise contradiction(reason, problem, {str(self): found, "known": known})
+            raise transfer_contradiction_error(reason, problem, {str(self): found, "known": known})
         return replace(
             found,
             fractional_makespan=known.fractional_makespan,
             fractional_bound=known.fractional_bound,
         )
 
-    def _ask(self, problem: HybridProblem, known: Known | None, least: Time) -> HybridClaim:
-        if isinstance(self.settings, CPSAT):
-            return cpsat.claim(problem, self.settings, known=known, least=least)
-        try:
-            # Pyomo takes a second to import, and only those who solve with it need it.
-            from chainstay.formulations import hybrid_claims  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise self.without(error) from error
-        return hybrid_claims.claim(problem, self.settings, known=known, least=least)
+    def _solve(self, problem: HybridProblem, known: WarmStart | None, least: Time) -> HybridClaim:
+        claim = cpsat_claims.claim if isinstance(self.settings, CPSAT) else mip_claims.claim
+        return claim(problem, self.settings.solver_settings, known=known, least=least)

@@ -1,4 +1,4 @@
-"""The front door of the solvers of joins."""
+"""Solve a join: choose a method, run it, certify its answer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from chainstay.formulations.join.method import claim_by_phases
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Solution
-from chainstay.solve.budgets import size_of
+from chainstay.solve.budgets import parse_budget
 from chainstay.validation.certify import certify_join
-from chainstay.validation.join import simulate_join
+from chainstay.validation.join.simulate import simulate_join
 
 __all__ = ["AnyJoinMethod", "JoinMethod", "join_claim", "solve_join"]
 
 
 class JoinMethod(Protocol):
-    """A way to solve a join: your own callable, judged like ours.
+    """A method that solves joins: your own callable, checked like ours.
 
     Raises:
         InfeasibleBudgetError: When called: no schedule of its family fits in the budget.
@@ -32,12 +32,12 @@ class JoinMethod(Protocol):
     """
 
     def __call__(self, profile: Join, budget: int, *, keep: tuple[bool, ...]) -> Claim:
-        """Claim a schedule of `profile` within `budget`, keeping these inputs' gradients."""
+        """Return a schedule of `profile` within `budget` that keeps these inputs' gradients."""
         ...
 
 
 AnyJoinMethod: TypeAlias = DP | MIP | CPSAT | JoinMethod
-"""Settings of ours, or a callable of yours."""
+"""Settings of one of our methods, or a callable of yours."""
 
 _METHODS: Final[Mapping[str, AnyJoinMethod]] = MappingProxyType(
     {"auto": DP(), "cpsat": CPSAT(), "dp": DP(), "mip": MIP()}
@@ -51,10 +51,10 @@ def solve_join(
     *,
     keep: Sequence[bool] | None = None,
 ) -> Solution:
-    """The fastest schedule of a join within a memory budget, replayed by the referee.
+    """Return the fastest schedule of a join within a memory budget, checked by the simulator.
 
     Args:
-        profile: What the join costs: a `JoinProfile`, or the unit-slot model of
+        profile: Costs of the join: a `JoinProfile`, or the unit-slot model of
             `JoinProfile.homogeneous`.
         budget: Bytes for inputs, activations, saved tensors and gradients of activations
             together: an int, text such as ``"8GiB"``, or a share of what plain training
@@ -95,8 +95,8 @@ def solve_join(
             "are for solve_chain"
         )
     flags = kept_gradients(profile, keep)
-    size = size_of(budget, lambda: _keep_all_peak(profile))
-    solver = _solver(method)
+    size = parse_budget(budget, lambda: _keep_all_peak(profile))
+    solver = _resolve_method(method)
     start = time.perf_counter()
     claim = join_claim(solver, profile, size, keep=flags)
     seconds = time.perf_counter() - start
@@ -112,10 +112,10 @@ def solve_join(
 def join_claim(
     method: AnyJoinMethod, profile: Join, budget: int, *, keep: tuple[bool, ...]
 ) -> Claim:
-    """What `method` claims, not certified yet.
+    """Run `method` and return its claim, which is not certified yet.
 
     Raises:
-        UnknownMethodError: It has settings that joins do not know.
+        UnknownMethodError: The method has settings that joins do not know.
     """
     if isinstance(method, DP | MIP | CPSAT) and method.discards == Discards.FREE:
         raise UnknownMethodError(
@@ -132,8 +132,8 @@ def join_claim(
     return method(profile, budget, keep=keep)
 
 
-def _solver(method: AnyJoinMethod | str) -> AnyJoinMethod:
-    """The method of that name, or `method` itself."""
+def _resolve_method(method: AnyJoinMethod | str) -> AnyJoinMethod:
+    """Return the method of that name, or `method` itself."""
     if isinstance(method, str) and method in _METHODS:
         return _METHODS[method]
     if isinstance(method, str | type) or not callable(method):

@@ -1,4 +1,4 @@
-"""Offloading: choose a method, ask it, certify its answer."""
+"""Solve an offloading problem: choose a method, run it, certify its answer."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from chainstay.errors import (
 )
 from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.cpsat import offload as cpsat
-from chainstay.offloading import (
+from chainstay.formulations.offload import claims as mip_claims
+from chainstay.problems.offload import (
     OffloadClaim,
     OffloadMethod,
     OffloadProblem,
     OffloadSolution,
-    contradiction,
+    transfer_contradiction_error,
 )
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family
-from chainstay.solve.asking import ExactMethod, asked, host_limit_error, link_within
-from chainstay.solve.budgets import size_of
+from chainstay.solve.budgets import parse_budget
+from chainstay.solve.common import IntegerProgramMethod, host_limit_error, limited_link, timed_claim
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
-from chainstay.validation.certify_offload import certify_offload, replay
+from chainstay.validation.offload.certify import certify_offload, replay_offload
 
-__all__ = ["AutoOffload", "ExactOffload", "solve_offload"]
+__all__ = ["AutoOffload", "IntegerProgramOffload", "solve_offload"]
 
 _log = logging.getLogger(__name__)
 
 
-def solve_offload(  # noqa: PLR0913 - all by name
+def solve_offload(  # noqa: PLR0913  # all by name
     profile: OffloadProfile,
     budget: int | str,
     *,
@@ -55,13 +56,13 @@ def solve_offload(  # noqa: PLR0913 - all by name
     transfers: Transfers | str = Transfers.INTEGRAL,
     host_budget: int | str | None = None,
 ) -> OffloadSolution:
-    """The fastest way to train a chain in a memory budget by offloading whole activations.
+    """Return the fastest schedule in a memory budget that offloads whole activations.
 
     Args:
-        profile: What the chain costs.
+        profile: Costs of the chain.
         budget: Bytes on the device for activations, gradients of activations and overheads:
             an int, text such as ``"8GiB"``, or a share of what plain training needs, ``"50%"``.
-        link: To the host.
+        link: The link to the host.
         method: ``"auto"``, ``"heuristics"``, ``"greedy"``, ``"dp"``, ``"cpsat"``, ``"mip"``; the
             settings objects `DP`, `CPSAT` and `MIP`; or a callable of `OffloadMethod`.
         transfers: ``"integral"`` (what runs on machines), ``"interruptible"``, or
@@ -70,7 +71,7 @@ def solve_offload(  # noqa: PLR0913 - all by name
             ``None``: the link's own capacity.
 
     Returns:
-        The program list with its makespan (an exact int or Fraction), peak, times, and how
+        The schedule with its makespan (an exact int or Fraction), peak, times, and how
         sure it is to be optimal among schedules of these transfers.
 
     Raises:
@@ -100,20 +101,20 @@ def solve_offload(  # noqa: PLR0913 - all by name
             f"profile is a {type(profile).__name__}, must be an OffloadProfile; of a chain, pass "
             "OffloadProfile.from_chain(chain)"
         )
-    size = size_of(budget, lambda: profile.peak_bytes)
-    there = link_within(link, host_budget)
-    problem = OffloadProblem(profile, size, there, cast("Transfers", transfers))
-    solver = _solver(method, problem.transfers)
+    size = parse_budget(budget, lambda: profile.peak_bytes)
+    limited = limited_link(link, host_budget)
+    problem = OffloadProblem(profile, size, limited, cast("Transfers", transfers))
+    solver = _resolve_method(method, problem.transfers)
     problem.require_feasible()
 
-    def on_the_host(link: Link) -> int:
+    def host_bytes(link: Link) -> int:
         unlimited = replace(problem, link=link)
-        return replay(unlimited, _quick(unlimited)).held_bytes[0]
+        return replay_offload(unlimited, _heuristic_claim(unlimited)).held_bytes[0]
 
     try:
-        claim, seconds = asked(solver, problem, OffloadClaim)
+        claim, seconds = timed_claim(solver, problem, OffloadClaim)
     except SolverLimitError as reason:
-        raise host_limit_error(reason, there, on_the_host) from reason
+        raise host_limit_error(reason, limited, host_bytes) from reason
     return certify_offload(
         problem,
         claim,
@@ -124,8 +125,13 @@ def solve_offload(  # noqa: PLR0913 - all by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rule:
-    """The activations that a rule moves, whole, by ordered no-wait: what [BES20] evaluates."""
+class _ActivationSetMethod:
+    """A rule that chooses activations to move, run by ordered no-wait: what [BES20] evaluates.
+
+    Attributes:
+        name: Name of the rule, for people.
+        sets: Function from a problem to sets of activations, of which the best is moved.
+    """
 
     name: str
     sets: Callable[[OffloadProblem], list[frozenset[int]]]
@@ -134,7 +140,7 @@ class _Rule:
         return self.name
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
-        ordered = OrderedNoWait.of(problem)
+        ordered = OrderedNoWait.from_problem(problem)
         best = best_ordered(ordered, self.sets(problem))
         plan = None if best is None else ordered.plan(best[1])
         if plan is None:
@@ -151,43 +157,36 @@ class _Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class ExactOffload(ExactMethod):
-    """An `ExactMethod` from the best of the heuristics, or of Algorithm 1."""
+class IntegerProgramOffload(IntegerProgramMethod):
+    """An `IntegerProgramMethod` that starts from the best of the heuristics, or of Algorithm 1."""
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
-        """As `OffloadMethod`."""
+        """Return the claim of the solver, alone or from a quick solution."""
         if self.alone:
             problem.require_feasible()
-            return self._ask(problem, None, None, 0)
-        return self.after(problem, _quick(problem))
+            return self._solve(problem, None, None, 0)
+        return self.improve(problem, _heuristic_claim(problem))
 
-    def after(self, problem: OffloadProblem, known: OffloadClaim) -> OffloadClaim:
-        """Improve or prove `known`."""
-        replayed = replay(problem, known)
+    def improve(self, problem: OffloadProblem, known: OffloadClaim) -> OffloadClaim:
+        """Return a better claim than `known`, or `known` with a better bound."""
+        replayed = replay_offload(problem, known)
         makespan, least = replayed.makespan, fractional_optimum(problem)
         if makespan == least:
             return replace(known, makespan=makespan, lower_bound=least, family=Family.ALL)
-        claim = self._ask(problem, replayed.timetable, makespan, least)
+        claim = self._solve(problem, replayed.timetable, makespan, least)
         if claim.lower_bound > makespan:
             reason = (
                 f"{self} says that nothing is faster than {claim.lower_bound}, yet {makespan} is"
             )
-            raise contradiction(reason, problem, {str(self): claim, "known": known})
+            raise transfer_contradiction_error(reason, problem, {str(self): claim, "known": known})
         return claim
 
-    def _ask(
+    def _solve(
         self, problem: OffloadProblem, known: Timetable | None, makespan: Time | None, least: Time
     ) -> OffloadClaim:
-        if isinstance(self.settings, CPSAT):
-            return cpsat.claim(problem, self.settings, known=known, makespan=makespan, least=least)
-        try:
-            # Pyomo takes a second to import, and only those who solve with it need it.
-            from chainstay.formulations import offload_claims  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise self.without(error) from error
-        return offload_claims.claim(
-            problem, self.settings, known=known, makespan=makespan, least=least
-        )
+        claim = cpsat.claim if isinstance(self.settings, CPSAT) else mip_claims.claim
+        settings = self.settings.solver_settings
+        return claim(problem, settings, known=known, makespan=makespan, least=least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +194,8 @@ class AutoOffload:
     """Quick methods first, an exact solver after them where something is left to gain.
 
     Attributes:
-        exact_stages: Longest chain that an exact solver is asked about.
-        time_limit_s: For it, in seconds.
+        exact_stages: Longest chain that an exact solver is run on.
+        time_limit_s: Time limit of the exact solver, in seconds.
     """
 
     exact_stages: int = 40
@@ -206,16 +205,16 @@ class AutoOffload:
         return "auto"
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
-        """As `OffloadMethod`, for all transfers."""
+        """Return the best claim of the quick methods and, on a short chain, an exact solver."""
         if problem.transfers is Transfers.FRACTIONAL:
             return Greedy()(problem)
         stages = len(problem.profile)
         try:
-            claim = _quick(problem)
+            claim = _heuristic_claim(problem)
         except SolverLimitError:
             if stages > self.exact_stages:
                 raise
-            return ExactOffload(CPSAT(time_limit_s=self.time_limit_s), alone=True)(problem)
+            return IntegerProgramOffload(CPSAT(time_limit_s=self.time_limit_s), alone=True)(problem)
         is_proved = claim.family is Family.ALL and claim.makespan == claim.lower_bound
         if is_proved or stages > self.exact_stages:
             return claim
@@ -223,7 +222,7 @@ class AutoOffload:
         if problem.transfers is Transfers.INTERRUPTIBLE:
             settings = MIP(time_limit_s=self.time_limit_s)
         try:
-            return ExactOffload(settings).after(problem, claim)
+            return IntegerProgramOffload(settings).improve(problem, claim)
         except (BackendError, InvalidProfileError, SolverLimitError) as reason:
             _log.info("without %s: %s", settings, reason)
             return claim
@@ -233,8 +232,8 @@ _SHORT: Final = 16
 """Stages up to which Algorithm 1 without slots has few states."""
 
 
-def _quick(problem: OffloadProblem) -> OffloadClaim:
-    """A good answer in at most about a second."""
+def _heuristic_claim(problem: OffloadProblem) -> OffloadClaim:
+    """Return a good answer in at most about a second."""
     if problem.transfers is Transfers.INTEGRAL:
         return Heuristics()(problem)
     if problem.transfers is Transfers.FRACTIONAL:
@@ -253,28 +252,30 @@ _METHODS: Final[Mapping[Transfers, Mapping[str, OffloadMethod]]] = MappingProxyT
         Transfers.INTEGRAL: {
             "auto": AutoOffload(),
             "heuristics": Heuristics(),
-            "greedy": _Rule(name="greedy", sets=_greedy_sets),
-            "dp": _Rule(name="dp, 500 slots", sets=promising_sets),
-            "cpsat": ExactOffload(CPSAT()),
-            "mip": ExactOffload(MIP()),
+            "greedy": _ActivationSetMethod(name="greedy", sets=_greedy_sets),
+            "dp": _ActivationSetMethod(name="dp, 500 slots", sets=promising_sets),
+            "cpsat": IntegerProgramOffload(CPSAT()),
+            "mip": IntegerProgramOffload(MIP()),
         },
         Transfers.INTERRUPTIBLE: {
             "auto": AutoOffload(),
             "dp": Algorithm1(),
-            "mip": ExactOffload(MIP()),
+            "mip": IntegerProgramOffload(MIP()),
         },
         Transfers.FRACTIONAL: {
             "auto": AutoOffload(),
             "greedy": Greedy(),
             "dp": Greedy(),
-            "mip": ExactOffload(MIP()),
+            "mip": IntegerProgramOffload(MIP()),
         },
     }
 )
 
 
-def _solver(method: OffloadMethod | DP | MIP | CPSAT | str, transfers: Transfers) -> OffloadMethod:
-    """The method of that name or these settings, or `method` itself."""
+def _resolve_method(
+    method: OffloadMethod | DP | MIP | CPSAT | str, transfers: Transfers
+) -> OffloadMethod:
+    """Return the method of that name or with these settings, or `method` itself."""
     known = _METHODS[transfers]
     if isinstance(method, str) and method in known:
         return known[method]
@@ -295,13 +296,13 @@ def _with_settings(method: DP | MIP | CPSAT, transfers: Transfers) -> OffloadMet
             f"discards is {str(method.discards)!r}, and offloading recomputes nothing; leave it out"
         )
     if isinstance(method, MIP):
-        return ExactOffload(method)
+        return IntegerProgramOffload(method)
     if isinstance(method, CPSAT):
         if transfers is not Transfers.INTEGRAL:
             raise UnknownMethodError(
                 f"CPSAT is for integral transfers, not {transfers} ones; use MIP"
             )
-        return ExactOffload(method)
+        return IntegerProgramOffload(method)
     if method.persistence != "strong":
         raise UnknownMethodError(
             f"persistence is {method.persistence!r}, and offloading recomputes nothing; leave it "
@@ -312,4 +313,6 @@ def _with_settings(method: DP | MIP | CPSAT, transfers: Transfers) -> OffloadMet
     if transfers is Transfers.INTERRUPTIBLE:
         return Algorithm1(slots=method.slots)
     slots = method.slots or 500
-    return _Rule(name=f"dp, {slots} slots", sets=lambda problem: promising_sets(problem, slots))
+    return _ActivationSetMethod(
+        name=f"dp, {slots} slots", sets=lambda problem: promising_sets(problem, slots)
+    )

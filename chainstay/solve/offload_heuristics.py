@@ -1,4 +1,4 @@
-"""Good program lists fast: every rule's set of activations through ordered no-wait."""
+"""Good schedules fast: the activation sets of every rule, run by ordered no-wait."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from chainstay.baselines.offload import (
     autoswap_sets,
     best_ordered,
     first_sets,
-    fitting_sets,
+    host_fitting_sets,
     tflms,
     vdnn_sets,
 )
 from chainstay.dp.offload import fractional_optimum, promising_sets
 from chainstay.errors import InvalidProfileError, SolverLimitError
-from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.problems.offload import OffloadClaim, OffloadProblem
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers
-from chainstay.validation.transfers import simulate_offload
+from chainstay.validation.offload.simulate import simulate_offload
 
 __all__ = ["Heuristics"]
 
@@ -34,25 +34,25 @@ class Heuristics:
     by moving one more, one less or another one, until that helps no more.
 
     Attributes:
-        every_set_of: Up to so many activations that can move, all sets are tried instead.
-        effort: Sets tried in improving, times 1,000 computations.
+        exhaustive_up_to: Number of movable activations up to which all sets are tried instead.
+        effort: Limit on the local search: 1,000 * effort / (2 * stages) sets are tried.
 
     Example:
         >>> str(Heuristics())
         'heuristics'
     """
 
-    every_set_of: int = 8
+    exhaustive_up_to: int = 8
     effort: int = 400
 
     def __str__(self) -> str:
-        return "heuristics" if self.every_set_of else "heuristics (rules only)"
+        return "heuristics" if self.exhaustive_up_to else "heuristics (rules only)"
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
-        """As `OffloadMethod`, for integral transfers.
+        """Return the best schedule found, for integral transfers.
 
         Returns:
-            A program list, and as the bound that of moving parts of activations.
+            A schedule, and as the bound that of moving parts of activations.
 
         Raises:
             InfeasibleBudgetError: Not one stage at a time fits.
@@ -61,14 +61,14 @@ class Heuristics:
         """
         if problem.transfers is not Transfers.INTEGRAL:
             raise InvalidProfileError(
-                f"heuristics find program lists for integral transfers, not {problem.transfers} "
-                "ones; use method='auto'"
+                f"heuristics are for integral transfers, not {problem.transfers} ones; use "
+                "method='auto'"
             )
         problem.require_feasible()
-        ordered, bound = OrderedNoWait.of(problem), fractional_optimum(problem)
+        ordered, bound = OrderedNoWait.from_problem(problem), fractional_optimum(problem)
         schedules = list(self._schedules(ordered, bound))
-        judged = [(self._makespan(problem, schedule), schedule) for schedule in schedules]
-        makespan, schedule = min(judged, key=lambda pair: pair[0])
+        timed = [(self._makespan(problem, schedule), schedule) for schedule in schedules]
+        makespan, schedule = min(timed, key=lambda pair: pair[0])
         return OffloadClaim(
             schedule=schedule, makespan=makespan, lower_bound=bound, family=Family.ALL
         )
@@ -80,11 +80,11 @@ class Heuristics:
         ).makespan
 
     def _schedules(self, ordered: OrderedNoWait, bound: Time) -> Iterator[Schedule]:
-        """The best by sets, and the best TFLMS-like one, if any of those fits."""
+        """Yield the best schedule by sets, and the best TFLMS-like one, if any of those fits."""
         problem, movable = ordered.problem, ordered.movable
         # All older activations away is what a feasible budget means.
         sets: Iterator[frozenset[int]] = iter([frozenset(movable)])
-        if len(movable) <= self.every_set_of:
+        if len(movable) <= self.exhaustive_up_to:
             sets = chain(sets, _all_sets(movable))
         else:
             fluid = replace(problem, link=replace(problem.link, latency=0, capacity=None))
@@ -95,7 +95,7 @@ class Heuristics:
                 first_sets(ordered),
                 vdnn_sets(ordered),
                 autoswap_sets(ordered),
-                fitting_sets(ordered),
+                host_fitting_sets(ordered),
             )
         best = best_ordered(ordered, sets)
         if best is None:
@@ -105,7 +105,7 @@ class Heuristics:
             )
         ticks, chosen = best
         least = bound * problem.link.ticks
-        if len(movable) > self.every_set_of and ticks > least:
+        if len(movable) > self.exhaustive_up_to and ticks > least:
             tries = 1000 * self.effort // (2 * len(problem.profile))
             ticks, chosen = _improved(ordered, ticks, chosen, tries)
         plan = ordered.plan(chosen)
@@ -123,7 +123,7 @@ def _all_sets(movable: list[int]) -> Iterator[frozenset[int]]:
 def _improved(
     ordered: OrderedNoWait, ticks: int, chosen: frozenset[int], tries: int
 ) -> tuple[int, frozenset[int]]:
-    """A local optimum near `chosen`, or what was found after so many `tries`."""
+    """Return a local optimum near `chosen`, or what was found after so many `tries`."""
     is_better = True
     while is_better:
         is_better = False
@@ -139,7 +139,7 @@ def _improved(
 
 
 def _neighbours(ordered: OrderedNoWait, chosen: frozenset[int]) -> Iterator[frozenset[int]]:
-    """One activation less, one more, one exchanged for one of the nearest."""
+    """Yield sets with one activation less, one more, one exchanged for one of the nearest."""
     for j in sorted(chosen):
         yield chosen - {j}
     others = [j for j in ordered.movable if j not in chosen]

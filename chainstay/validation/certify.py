@@ -1,4 +1,4 @@
-"""From a solver's claim to a solution: replay it, and believe no number but the bound."""
+"""Replay a solver's claim and turn it into a certified solution; only its bound is trusted."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.evidence import Profile, Statement, contradiction
-from chainstay.profiles import ChainProfile, Join
+from chainstay.problems.consistency import MethodResult, contradiction_error
+from chainstay.profiles import AnyProfile, ChainProfile, Join
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim, Solution
-from chainstay.validation.join import simulate_join
+from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.simulate import Replay, simulate
 
 __all__ = ["certify", "certify_join"]
@@ -20,14 +20,14 @@ __all__ = ["certify", "certify_join"]
 def certify(
     profile: ChainProfile, claim: Claim, *, budget: int, method: str, solve_seconds: float
 ) -> Solution:
-    """The solution that `claim` amounts to once the simulator has replayed it.
+    """Replay `claim` in the simulator and return it as a solution.
 
     Args:
         profile: The chain.
-        claim: A solver's word.
+        claim: The schedule and bound that a solver returned.
         budget: Bytes that the schedule must fit in.
         method: Text of the solver and its settings.
-        solve_seconds: Wall time of the solver.
+        solve_seconds: Wall time of the solver, in seconds.
 
     Raises:
         CertificateError: The schedule is invalid, exceeds the budget, has another makespan
@@ -39,7 +39,7 @@ def certify(
     return replace(solution, solve_seconds=solve_seconds)
 
 
-def certify_join(  # noqa: PLR0913 - one solve has so many facts
+def certify_join(  # noqa: PLR0913  # one solve has so many facts
     profile: Join,
     claim: Claim,
     *,
@@ -48,10 +48,19 @@ def certify_join(  # noqa: PLR0913 - one solve has so many facts
     method: str,
     solve_seconds: float,
 ) -> Solution:
-    """The same for a join, with the gradients of inputs that it is to keep.
+    """Replay `claim` about a join in the simulator and return it as a solution.
+
+    Args:
+        profile: The join.
+        claim: The schedule and bound that a solver returned.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        budget: Bytes (slots of a `HomogeneousJoin`) that the schedule must fit in.
+        method: Text of the solver and its settings.
+        solve_seconds: Wall time of the solver, in seconds.
 
     Raises:
-        CertificateError: As `certify`.
+        CertificateError: The schedule is invalid, exceeds the budget, has another makespan
+            than claimed, or is faster than its own lower bound.
     """
     solution = _certified(
         profile, claim, partial(simulate_join, profile, keep=keep), budget, method
@@ -86,7 +95,7 @@ def _certified(
 
 
 def _difference(claim: Claim, makespan: int, peak_bytes: int, budget: int) -> str:
-    """What of `claim` the replay contradicts; empty if nothing."""
+    """Return how the replay contradicts `claim`, or an empty text if it does not."""
     if peak_bytes > budget:
         return (
             f"the schedule needs {peak_bytes} bytes, {peak_bytes - budget} more than the "
@@ -102,6 +111,10 @@ def _difference(claim: Claim, makespan: int, peak_bytes: int, budget: int) -> st
     return ""
 
 
-def _refused(profile: Profile, claim: Claim, budget: int, method: str, refusal: str) -> Exception:
-    statement = Statement(method=method, finds=claim.scope, covers=claim.scope, claim=claim)
-    return contradiction(f"{method}: {refusal}", profile, budget, [statement])
+def _refused(
+    profile: AnyProfile, claim: Claim, budget: int, method: str, refusal: str
+) -> Exception:
+    statement = MethodResult(
+        method=method, schedule_scope=claim.scope, bound_scope=claim.scope, claim=claim
+    )
+    return contradiction_error(f"{method}: {refusal}", profile, budget, [statement])

@@ -26,17 +26,17 @@ LARGEST_CHAIN: Final = 10
 """Stages of the longest chain accepted: the number of states grows like n 4^n."""
 
 
-class _State(NamedTuple):
-    """Bit i of `activations` is a^i, bit i of `saved` the saved data of stage i."""
+class _ChainState(NamedTuple):
+    """A memory state: bit i of `activations` is a^i, bit i of `saved` the saved data of stage i."""
 
     gradient: int
     activations: int
     saved: int
 
 
-class _Step(NamedTuple):
+class _ChainTransition(NamedTuple):
     op: Op
-    after: _State
+    after: _ChainState
     time: int
     bytes: int
 
@@ -44,7 +44,7 @@ class _Step(NamedTuple):
 def optimum(
     profile: ChainProfile, budget: int, *, discards: Discards | str = Discards.TABLE1
 ) -> Claim:
-    """The fastest schedule within `budget` among all valid ones.
+    """Return the fastest schedule within `budget` among all valid ones.
 
     Args:
         profile: A chain of at most `LARGEST_CHAIN` stages.
@@ -58,7 +58,7 @@ def optimum(
     Complexity:
         O(n 4^n) states, each with O(n) transitions.
     """
-    rules = _Rules(profile, Discards(discards))
+    rules = _ChainTransitions(profile, Discards(discards))
     found = _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
     if found is None:
         raise InfeasibleBudgetError(
@@ -78,24 +78,24 @@ def optimum(
 
 
 def least_budget(profile: ChainProfile, *, discards: Discards | str = Discards.TABLE1) -> int:
-    """The least budget, in bytes, for which some valid schedule exists.
+    """Return the least budget, in bytes, for which some valid schedule exists.
 
     Raises:
         InvalidProfileError: The chain is too long to search.
     """
-    rules = _Rules(profile, Discards(discards))
+    rules = _ChainTransitions(profile, Discards(discards))
     found = _cheapest_path(rules, lambda peak, step: max(peak, step.bytes), None)
     assert found is not None, "keep-all is valid for every chain"
     return found[0]
 
 
 def _cheapest_path(
-    rules: _Rules, extend: Callable[[int, _Step], int], budget: int | None
+    rules: _ChainTransitions, extend: Callable[[int, _ChainTransition], int], budget: int | None
 ) -> tuple[int, tuple[Op, ...]] | None:
-    """Least cost of a path to the last gradient, and the operations along it."""
-    start = _State(gradient=len(rules.profile), activations=1, saved=0)
+    """Return the least cost of a path to the last gradient, and the operations along it."""
+    start = _ChainState(gradient=len(rules.profile), activations=1, saved=0)
     best = {start: 0}
-    came_from: dict[_State, tuple[_State, Op]] = {}
+    came_from: dict[_ChainState, tuple[_ChainState, Op]] = {}
     frontier = [(0, start)]
     while frontier:
         cost, state = heapq.heappop(frontier)
@@ -114,7 +114,9 @@ def _cheapest_path(
     return None
 
 
-def _walk_back(state: _State, came_from: dict[_State, tuple[_State, Op]]) -> tuple[Op, ...]:
+def _walk_back(
+    state: _ChainState, came_from: dict[_ChainState, tuple[_ChainState, Op]]
+) -> tuple[Op, ...]:
     ops = []
     while state in came_from:
         state, op = came_from[state]
@@ -122,8 +124,8 @@ def _walk_back(state: _State, came_from: dict[_State, tuple[_State, Op]]) -> tup
     return tuple(reversed(ops))
 
 
-class _Rules:
-    """The transitions out of a state."""
+class _ChainTransitions:
+    """All transitions out of a memory state of a chain."""
 
     def __init__(self, profile: ChainProfile, discards: Discards) -> None:
         if len(profile) > LARGEST_CHAIN:
@@ -132,17 +134,17 @@ class _Rules:
                 f"this one has {len(profile)}; use a solver"
             )
         self.profile, self.discards = profile, discards
-        self._sizes = _Sizes(profile)
+        self._sizes = _StateSizes(profile)
 
-    def steps(self, state: _State) -> Iterator[_Step]:
-        """Every valid operation in `state`, whatever its memory."""
+    def steps(self, state: _ChainState) -> Iterator[_ChainTransition]:
+        """Yield every valid operation in `state`, whatever memory it needs."""
         base = self._sizes.stored(state)
         yield from self._forwards(state, base)
         yield from self._backwards(state, base)
         if self.discards is not Discards.TABLE1:
             yield from self._drops(state, base)
 
-    def _forwards(self, state: _State, base: int) -> Iterator[_Step]:
+    def _forwards(self, state: _ChainState, base: int) -> Iterator[_ChainTransition]:
         gradient, activations, saved = state
         for i in range(len(self.profile)):
             stage, bit = self.profile.stages[i], 1 << i
@@ -151,61 +153,65 @@ class _Rules:
             made = self._sizes.made(state, i)
             base_i = base + stage.forward_overhead_bytes + made.skips
             if not saved & bit:
-                after = _State(gradient, activations, saved | bit)
+                after = _ChainState(gradient, activations, saved | bit)
                 op = Op(OpKind.FORWARD_KEEP_ALL, i)
-                yield _Step(op, after, stage.forward_time, base_i + made.saved)
+                yield _ChainTransition(op, after, stage.forward_time, base_i + made.saved)
             if activations & bit << 1:
                 continue
             need = base_i + made.output
-            after = _State(gradient, activations | bit << 1, saved)
-            yield _Step(Op(OpKind.FORWARD_KEEP_INPUT, i), after, stage.forward_time, need)
+            after = _ChainState(gradient, activations | bit << 1, saved)
+            yield _ChainTransition(
+                Op(OpKind.FORWARD_KEEP_INPUT, i), after, stage.forward_time, need
+            )
             if activations & bit:
-                after = _State(gradient, activations & ~bit | bit << 1, saved)
+                after = _ChainState(gradient, activations & ~bit | bit << 1, saved)
                 if self._allows(after):
-                    yield _Step(Op(OpKind.FORWARD_DROP, i), after, stage.forward_time, need)
+                    yield _ChainTransition(
+                        Op(OpKind.FORWARD_DROP, i), after, stage.forward_time, need
+                    )
 
-    def _backwards(self, state: _State, base: int) -> Iterator[_Step]:
+    def _backwards(self, state: _ChainState, base: int) -> Iterator[_ChainTransition]:
         gradient, activations, saved = state
         i = gradient - 1
         stage, bit = self.profile.stages[i], 1 << i
         if saved & bit and (activations & bit or saved << 1 & bit):
             need = base + self._sizes.input_gradient[i] + stage.backward_overhead_bytes
-            after = _State(i, activations & ~bit, saved & ~bit)
+            after = _ChainState(i, activations & ~bit, saved & ~bit)
             if self._allows(after):
-                yield _Step(Op(OpKind.BACKWARD, i), after, stage.backward_time, need)
+                yield _ChainTransition(Op(OpKind.BACKWARD, i), after, stage.backward_time, need)
 
-    def _drops(self, state: _State, base: int) -> Iterator[_Step]:
+    def _drops(self, state: _ChainState, base: int) -> Iterator[_ChainTransition]:
         gradient, activations, saved = state
         for i in range(len(self.profile)):
             bit = 1 << i
             if i and activations & bit:
-                after = _State(gradient, activations & ~bit, saved)
+                after = _ChainState(gradient, activations & ~bit, saved)
                 if self._allows(after):
-                    yield _Step(Op(OpKind.DISCARD_ACTIVATION, i), after, 0, base)
+                    yield _ChainTransition(Op(OpKind.DISCARD_ACTIVATION, i), after, 0, base)
             if saved & bit:
-                after = _State(gradient, activations, saved & ~bit)
+                after = _ChainState(gradient, activations, saved & ~bit)
                 if self._allows(after):
-                    yield _Step(Op(OpKind.DISCARD_SAVED, i), after, 0, base)
+                    yield _ChainTransition(Op(OpKind.DISCARD_SAVED, i), after, 0, base)
 
-    def _allows(self, after: _State) -> bool:
-        """Whether the rules admit a state: a tape keeps the input of what it recorded."""
+    def _allows(self, after: _ChainState) -> bool:
+        """Return whether the rules admit a state: a tape keeps the input of what it recorded."""
         inputs = after.activations | after.saved << 1
         return self.discards is not Discards.TAPE or not after.saved & ~inputs
 
 
-class _Made(NamedTuple):
-    """What a forward adds to memory: one of the first two, and skips that were not there."""
+class _AddedBytes(NamedTuple):
+    """Bytes that a forward adds: its output or saved data, and skips not stored before."""
 
     output: int
     saved: int
     skips: int
 
 
-class _Sizes:
-    """Bytes of states and of what operations add to them.
+class _StateSizes:
+    """Bytes of memory states and of what operations add to them.
 
     Attributes:
-        input_gradient: Of ``δ^i``, without what it has in common with ``δ^{i+1}``, by stage.
+        input_gradient: By stage, bytes of ``δ^i`` without the part that it shares with ``δ^{i+1}``.
     """
 
     def __init__(self, profile: ChainProfile) -> None:
@@ -224,18 +230,18 @@ class _Sizes:
                 self._saved[skip.first - 1] -= skip.bytes
             self._skips.append(((2 << skip.last) - (1 << skip.first), skip.bytes))
 
-    def stored(self, state: _State) -> int:
-        """All that is in memory between two operations."""
+    def stored(self, state: _ChainState) -> int:
+        """Return the bytes in memory between two operations."""
         gradient, activations, saved = state
         total = self._gradient[gradient] + self._in_skips(activations | saved << 1)
         total += sum(size for i, size in enumerate(self._activation) if activations >> i & 1)
         return total + sum(size for i, size in enumerate(self._saved) if saved >> i & 1)
 
-    def made(self, state: _State, i: int) -> _Made:
-        """What a forward of stage `i` adds."""
+    def made(self, state: _ChainState, i: int) -> _AddedBytes:
+        """Return the bytes that a forward of stage `i` adds."""
         before = state.activations | state.saved << 1
         skips = self._in_skips(before | 2 << i) - self._in_skips(before)
-        return _Made(output=self._activation[i + 1], saved=self._saved[i], skips=skips)
+        return _AddedBytes(output=self._activation[i + 1], saved=self._saved[i], skips=skips)
 
     def _in_skips(self, states: int) -> int:
         return sum(size for mask, size in self._skips if mask & states)

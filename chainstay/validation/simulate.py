@@ -17,8 +17,8 @@ op       needs                       adds                    removes
 While an operation runs, memory is all that is stored before it, what it adds, and its
 stage's overhead, or its own where the caller knows that. A skip is in memory while any stored
 item has it, and counts once: an activation has the skips that are part of it, saved data those
-that are part of its stage's output. Likewise for gradients, while ``B`` holds those of its
-output and input. This module shares no code with any solver.
+that are part of its stage's output. The gradient of a skip also counts once, while ``B`` holds
+the gradients of its output and of its input. This module shares no code with any solver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 
-__all__ = ["Replay", "Snapshot", "simulate"]
+__all__ = ["InvalidOperationError", "Replay", "Snapshot", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,12 @@ class Snapshot:
 
     Attributes:
         op: The operation.
-        start: When it starts, in ns.
-        end: When it ends, in ns.
+        start: Time at which it starts, in ns.
+        end: Time at which it ends, in ns.
         during_bytes: Memory while it runs, its overhead included.
-        activation_bytes: Of the activations ``a^i`` stored after it, ``a^0`` included.
-        saved_bytes: Of the saved data stored after it, without what activations have, too.
-        gradient_bytes: Of the gradient stored after it.
+        activation_bytes: Bytes of the activations ``a^i`` stored after it, ``a^0`` included.
+        saved_bytes: Bytes of the saved data stored after it, without skips that activations have.
+        gradient_bytes: Bytes of the gradient stored after it.
     """
 
     op: Op
@@ -59,17 +59,17 @@ class Snapshot:
 
     @property
     def after_bytes(self) -> int:
-        """All memory stored after the operation."""
+        """All bytes stored after the operation."""
         return self.activation_bytes + self.saved_bytes + self.gradient_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a schedule does on a profile.
+    """The result of simulating a schedule.
 
     Attributes:
         makespan: Total time, in ns.
-        peak_bytes: The most memory in use at any time.
+        peak_bytes: The most bytes in use at any time.
         timeline: One snapshot per operation.
     """
 
@@ -89,7 +89,7 @@ def simulate(
 
     Args:
         profile: The chain.
-        schedule: What to run.
+        schedule: The schedule to replay.
         discards: ``"table1"``, ``"tape"`` or ``"free"``; see `Discards`.
         overheads: Bytes that each operation needs while it runs besides what is stored, in
             place of its stage's in the profile, where more is known of this schedule.
@@ -110,7 +110,7 @@ def simulate(
         >>> replay.makespan, replay.peak_bytes
         (12, 45)
     """
-    memory = _Memory(profile, Discards(discards))
+    memory = _ChainMemory(profile, Discards(discards))
     timeline: list[Snapshot] = []
     clock = 0
     if overheads is not None and len(overheads) != len(schedule):
@@ -121,7 +121,7 @@ def simulate(
         start = clock
         try:
             during_bytes = memory.apply(op, overhead)
-        except _RefusedError as refusal:
+        except InvalidOperationError as refusal:
             raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
         clock += _duration(profile, op)
         timeline.append(
@@ -143,15 +143,23 @@ def simulate(
     return Replay(makespan=clock, peak_bytes=peak_bytes, timeline=tuple(timeline))
 
 
-class _RefusedError(Exception):
-    """Why an operation cannot run; `simulate` adds where."""
+class InvalidOperationError(Exception):
+    """The reason why one operation cannot run; the simulators add its position in the schedule."""
 
 
 @dataclass(slots=True)
-class _Memory:
-    """What is stored: activations and saved data by index, and one gradient.
+class _ChainMemory:
+    """The stored data: activations and saved data by index, and one gradient.
 
-    `skips_in` has the indices of the skips that each activation has.
+    Attributes:
+        profile: The chain.
+        discards: The rules that say what may be dropped.
+        activations: Indices of the stored activations.
+        saved: Indices of the stages whose saved data is stored.
+        gradient: Index of the gradient that is held.
+        own_activation_bytes: Bytes of each activation without its skips.
+        own_saved_bytes: Bytes of each stage's saved data without its skips.
+        skips_in: Indices of the skips that each activation has.
     """
 
     profile: ChainProfile
@@ -180,12 +188,12 @@ class _Memory:
         )
 
     def activation_bytes(self) -> int:
-        """Of all activations; each skip in them once."""
+        """Return the bytes of all stored activations; each skip in them counts once."""
         own = sum(self.own_activation_bytes[index] for index in self.activations)
         return own + self._skip_bytes(self._skips_in_activations())
 
     def saved_bytes(self) -> int:
-        """Of all saved data; each skip in them once, and not at all if an activation has it."""
+        """Return the bytes of saved data; a skip counts once, or not if an activation has it."""
         own = sum(self.own_saved_bytes[stage] for stage in self.saved)
         in_saved = frozenset[int]().union(*(self.skips_in[stage + 1] for stage in self.saved))
         return own + self._skip_bytes(in_saved - self._skips_in_activations())
@@ -197,11 +205,11 @@ class _Memory:
         return self.activation_bytes() + self.saved_bytes() + self.gradient_bytes()
 
     def apply(self, op: Op, overhead_bytes: int | None = None) -> int:
-        """Run `op`; bytes in use while it runs, by default with the overhead of its stage."""
+        """Run `op` and return the bytes in use meanwhile, with the stage's overhead by default."""
         if op.branch is not None:
-            raise _RefusedError(f"{op} names a branch, and this chain has none")
+            raise InvalidOperationError(f"{op} names a branch, and this chain has none")
         if op.stage >= len(self.profile):
-            raise _RefusedError(
+            raise InvalidOperationError(
                 f"{op} names stage {op.stage}, the last one is {len(self.profile) - 1}"
             )
         match op.kind:
@@ -212,7 +220,9 @@ class _Memory:
             case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
                 during_bytes = self._discard(op)
             case OpKind.TURN:
-                raise _RefusedError(f"{op} is an operation of joins, and this is a single chain")
+                raise InvalidOperationError(
+                    f"{op} is an operation of joins, and this is a single chain"
+                )
             case (
                 OpKind.OFFLOAD_ACTIVATION
                 | OpKind.OFFLOAD_SAVED
@@ -221,7 +231,7 @@ class _Memory:
                 | OpKind.PREFETCH_ACTIVATION
                 | OpKind.PREFETCH_SAVED
             ):
-                raise _RefusedError(f"{op} moves data over a link, and here there is none")
+                raise InvalidOperationError(f"{op} moves data over a link, and here there is none")
             case _:
                 assert_never(op.kind)
         if self.discards is Discards.TAPE:
@@ -237,7 +247,9 @@ class _Memory:
     def _forward(self, op: Op) -> int:
         stage = op.stage
         if op.kind is OpKind.FORWARD_DROP and stage not in self.activations:
-            raise _RefusedError(f"{op} needs a{stage} itself to drop it, and it is not stored")
+            raise InvalidOperationError(
+                f"{op} needs a{stage} itself to drop it, and it is not stored"
+            )
         self._require_input(op)
         if op.kind is OpKind.FORWARD_KEEP_ALL:
             self.saved.add(stage)
@@ -251,11 +263,11 @@ class _Memory:
     def _backward(self, op: Op) -> int:
         stage = op.stage
         if self.gradient != stage + 1:
-            raise _RefusedError(
+            raise InvalidOperationError(
                 f"{op} needs the gradient of a{stage + 1}, but that of a{self.gradient} is held"
             )
         if stage not in self.saved:
-            raise _RefusedError(f"{op} needs what Fa{stage} saves, and it is not stored")
+            raise InvalidOperationError(f"{op} needs what Fa{stage} saves, and it is not stored")
         self._require_input(op)
         passed_on = sum(
             self.profile.skips[k].gradient_bytes
@@ -269,21 +281,25 @@ class _Memory:
 
     def _discard(self, op: Op) -> int:
         if self.discards is Discards.TABLE1:
-            raise _RefusedError(f"{op} is a discard, and under 'table1' only Fn and B remove data")
+            raise InvalidOperationError(
+                f"{op} is a discard, and under 'table1' only Fn and B remove data"
+            )
         if op == Op(OpKind.DISCARD_ACTIVATION, 0):
-            raise _RefusedError("Da0 would drop the network's input, which nothing can recompute")
+            raise InvalidOperationError(
+                "Da0 would drop the network's input, which nothing can recompute"
+            )
         stored = self.saved if op.kind is OpKind.DISCARD_SAVED else self.activations
         if op.stage not in stored:
-            raise _RefusedError(f"{op} drops what is not stored")
+            raise InvalidOperationError(f"{op} drops what is not stored")
         during_bytes = self.stored_bytes()
         stored.remove(op.stage)
         return during_bytes
 
     def _require_input(self, op: Op) -> None:
         if op.stage == 0 and not self._has_input(0):
-            raise _RefusedError(f"{op} needs the network's input a0, which is gone")
+            raise InvalidOperationError(f"{op} needs the network's input a0, which is gone")
         if not self._has_input(op.stage):
-            raise _RefusedError(
+            raise InvalidOperationError(
                 f"{op} needs its input a{op.stage}, and neither it nor what Fa{op.stage - 1} "
                 "saves is stored"
             )
@@ -291,7 +307,7 @@ class _Memory:
     def _require_tape(self, op: Op) -> None:
         for stage in self.saved:
             if not self._has_input(stage):
-                raise _RefusedError(
+                raise InvalidOperationError(
                     f"{op} removes the input of stage {stage}, whose saved data stays"
                 )
 

@@ -1,26 +1,27 @@
-"""How anyone checks our claims: random instances, every method, and the referee.
+"""Verification: run every method on random instances, and simulate and compare the answers.
 
-`checks` draws instances, asks each method that the sampling plan (`CONTESTANTS`) has for
-them, replays every claim in the simulator, and holds all answers against each other
-(`chainstay.evidence`). The first contradiction ends it; `minimised` makes its instance as
-small as it gets, and `counter_example` writes it down with every claim and replay.
+`chain_checks` draws instances, runs each method that the sampling plan (`TESTED_METHODS`) has
+for them, replays every claim in the simulator, and compares all answers with each other
+(`chainstay.problems.consistency`). The first contradiction ends it; `minimised_chain` makes its
+instance as small as it gets, and `chain_counter_example` writes it down. Read `chain_methods`,
+`chain_answers` and `batches`; `cross_check` is shared by `join`, `offload` and `hybrid`.
 """
 
-from chainstay.verify.answers import Answer, Contradiction, contradiction
-from chainstay.verify.checking import Check, Tally, checks
-from chainstay.verify.contestants import CONTESTANTS, Contestant, Search
-from chainstay.verify.minimising import counter_example, minimised
+from chainstay.verify.batches import ChainCheck, Tally, chain_checks
+from chainstay.verify.chain_answers import CheckedAnswer, Contradiction, find_contradiction
+from chainstay.verify.chain_counter_example import chain_counter_example, minimised_chain
+from chainstay.verify.chain_methods import TESTED_METHODS, ExhaustiveChainSearch, MethodUnderTest
 
 __all__ = [
-    "CONTESTANTS",
-    "Answer",
-    "Check",
-    "Contestant",
+    "TESTED_METHODS",
+    "ChainCheck",
+    "CheckedAnswer",
     "Contradiction",
-    "Search",
+    "ExhaustiveChainSearch",
+    "MethodUnderTest",
     "Tally",
-    "checks",
-    "contradiction",
-    "counter_example",
-    "minimised",
+    "chain_checks",
+    "chain_counter_example",
+    "find_contradiction",
+    "minimised_chain",
 ]

@@ -1,9 +1,9 @@
-"""Recomputing and offloading together, checked: methods on random instances, replayed.
+"""Recomputing and offloading verified: methods on random instances, replayed and compared.
 
-What is proved about persistent plans that may move parts of items holds for every such plan:
-those that only recompute, and those that only offload. What is proved about all program
-lists holds for every program list. And a program list that is such a plan, with whole
-transfers, takes no less than its own computations and items with parts of them.
+A bound on persistent plans that may move parts of items holds for every such plan: those
+that only recompute, and those that only offload. A bound on all schedules holds for every
+schedule. And a schedule that is such a plan, with whole transfers, takes no less than its
+own computations and items with transfers in parts.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from chainstay.errors import (
     SolverLimitError,
 )
 from chainstay.formulations import CPSAT, MIP
-from chainstay.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
-from chainstay.instances import ChainInstance, random_chain, simpler
-from chainstay.offloading import counter_example
+from chainstay.instances import ChainInstance, random_chain, simpler_chains
+from chainstay.problems.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
+from chainstay.problems.offload import transfer_counter_example_json
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family
-from chainstay.solve.hybrid import AutoHybrid, ExactPrograms, Pofo
-from chainstay.solve.hybrid_pofo import relaxed
+from chainstay.solve.hybrid import AutoHybrid, IntegerProgramHybrid, Pofo
+from chainstay.solve.hybrid_pofo import relaxed_link
 from chainstay.timetable import Time, Transfers
-from chainstay.validation.certify_hybrid import certify_hybrid
-from chainstay.validation.hybrid_fluid import fractional_makespan
-from chainstay.validation.hybrid_search import optimal_hybrid
-from chainstay.verify.checking import in_batches
-from chainstay.verify.rounds import (
+from chainstay.validation.hybrid.certify import certify_hybrid
+from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
+from chainstay.validation.hybrid.search import hybrid_optimum
+from chainstay.verify.batches import in_batches
+from chainstay.verify.cross_check import (
     MINIMISING_SECONDS,
-    Round,
+    CrossCheck,
     TransferAnswer,
-    TransferContestant,
-    answered,
-    minimised_round,
+    TransferMethodUnderTest,
+    minimised_check,
+    run_and_certify,
 )
 
 __all__ = [
-    "HYBRID_CONTESTANTS",
+    "TESTED_HYBRID_METHODS",
     "HybridAnswer",
     "HybridCheck",
-    "HybridContestant",
     "HybridInstance",
+    "HybridMethodUnderTest",
     "hybrid_checks",
     "hybrid_counter_example",
     "minimised_hybrid",
@@ -73,7 +73,7 @@ class HybridInstance:
 
 
 def random_hybrid(seed: int, number: int) -> HybridInstance:
-    """Instance `number` of `seed`: now and then the budget is infeasible.
+    """Return instance `number` of `seed`; now and then the budget is infeasible.
 
     Example:
         >>> random_hybrid(1, 7) == random_hybrid(1, 7) != random_hybrid(1, 8)
@@ -97,16 +97,16 @@ def random_hybrid(seed: int, number: int) -> HybridInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _ExhaustiveHybridSearch:
     """Exhaustive search as a method."""
 
     def __str__(self) -> str:
         return "search"
 
     def __call__(self, problem: HybridProblem) -> HybridClaim:
-        """As `HybridMethod`."""
+        """Return the optimum."""
         problem.require_feasible()
-        found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+        found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
         if found is None:
             raise SolverLimitError("search says that nothing fits, although something should")
         return HybridClaim(
@@ -115,8 +115,8 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True)
-class _Only:
-    """Recomputing only, or offloading everything: a plan that proves nothing."""
+class _SingleTechnique:
+    """Recomputing only, or offloading everything: a plan without a bound."""
 
     name: str
 
@@ -124,7 +124,7 @@ class _Only:
         return f"{self.name} only"
 
     def __call__(self, problem: HybridProblem) -> HybridClaim:
-        """As `HybridMethod`, for fractional transfers."""
+        """Return the plan and its makespan with fractional transfers."""
         problem.require_feasible()
         stages = len(problem.profile)
         if self.name == "recompute":
@@ -148,29 +148,29 @@ class _Only:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HybridContestant(TransferContestant[HybridMethod]):
-    """A `TransferContestant`.
+class HybridMethodUnderTest(TransferMethodUnderTest[HybridMethod]):
+    """A `TransferMethodUnderTest` for recomputing and offloading.
 
     Attributes:
-        takes_any_link: Whether it gets links with latency, two directions, a limit or a level
-            beyond.
+        takes_any_link: Whether it is run on links with latency, two directions, a limit or a
+            level beyond.
     """
 
     takes_any_link: bool = True
 
     @property
-    def plan(self) -> str:
-        """Which instances it is asked about, in words."""
-        return self.sample + ("" if self.takes_any_link else ", simple link")
+    def sampling(self) -> str:
+        """The instances that it is run on, in words."""
+        return self.base_sampling + ("" if self.takes_any_link else ", simple link")
 
-    def is_asked(self, number: int, instance: HybridInstance) -> bool:
-        """Whether the plan has this method for instance `number`."""
+    def takes(self, number: int, instance: HybridInstance) -> bool:
+        """Return whether the plan runs this method on instance `number`."""
         can_take = self.takes_any_link or instance.link.is_plain
-        return can_take and self.is_in_plan(number, len(instance.profile))
+        return can_take and self.is_sampled(number, len(instance.profile))
 
 
-def _plan(method: HybridMethod, most_stages: int) -> HybridContestant:
-    return HybridContestant(
+def _fractional(method: HybridMethod, most_stages: int) -> HybridMethodUnderTest:
+    return HybridMethodUnderTest(
         method=method,
         transfers=Transfers.FRACTIONAL,
         most_stages=most_stages,
@@ -178,82 +178,84 @@ def _plan(method: HybridMethod, most_stages: int) -> HybridContestant:
     )
 
 
-def _program(method: HybridMethod, most_stages: int, every: int) -> HybridContestant:
-    return HybridContestant(
+def _integral(method: HybridMethod, most_stages: int, every: int) -> HybridMethodUnderTest:
+    return HybridMethodUnderTest(
         method=method, transfers=Transfers.INTEGRAL, most_stages=most_stages, every=every
     )
 
 
-HYBRID_CONTESTANTS: Final[tuple[HybridContestant, ...]] = (
-    _plan(Pofo(), 5),
-    _plan(Pofo(slots=40), 20),
-    _plan(_Only("recompute"), 20),
-    _plan(_Only("offload"), 20),
-    _program(AutoHybrid(combined=Pofo(tries=60), exact_stages=0), 5, 1),
-    _program(AutoHybrid(combined=Pofo(tries=60), time_limit_s=1.0), 3, 3),
-    _program(_Search(), 2, 1),
-    _program(ExactPrograms(CPSAT(time_limit_s=3.0), alone=True), 3, 3),
-    _program(ExactPrograms(MIP(time_limit_s=10.0), alone=True), 2, 5),
+TESTED_HYBRID_METHODS: Final[tuple[HybridMethodUnderTest, ...]] = (
+    _fractional(Pofo(), 5),
+    _fractional(Pofo(slots=40), 20),
+    _fractional(_SingleTechnique("recompute"), 20),
+    _fractional(_SingleTechnique("offload"), 20),
+    _integral(AutoHybrid(combined=Pofo(tries=60), exact_stages=0), 5, 1),
+    _integral(AutoHybrid(combined=Pofo(tries=60), time_limit_s=1.0), 3, 3),
+    _integral(_ExhaustiveHybridSearch(), 2, 1),
+    _integral(IntegerProgramHybrid(CPSAT(time_limit_s=3.0), alone=True), 3, 3),
+    _integral(IntegerProgramHybrid(MIP(time_limit_s=10.0), alone=True), 2, 5),
 )
 """Quick methods on every instance, exhaustive search and exact ones on samples of the shortest."""
 
 
-HybridAnswer: TypeAlias = TransferAnswer[HybridContestant, HybridClaim, HybridSolution]
-"""What one contestant said to one instance."""
-HybridCheck: TypeAlias = Round[HybridInstance, HybridAnswer, HybridContestant]
-"""One instance, checked."""
+HybridAnswer: TypeAlias = TransferAnswer[HybridMethodUnderTest, HybridClaim, HybridSolution]
+"""The answer of one method about one instance."""
+HybridCheck: TypeAlias = CrossCheck[HybridInstance, HybridAnswer, HybridMethodUnderTest]
+"""One instance with the answers of all methods."""
 
 
 def hybrid_checks(
     numbers: Iterable[int],
     *,
     seed: int,
-    contestants: Sequence[HybridContestant] = HYBRID_CONTESTANTS,
+    methods: Sequence[HybridMethodUnderTest] = TESTED_HYBRID_METHODS,
     workers: int = 1,
 ) -> Iterator[HybridCheck]:
     """Check the instances `numbers` of `seed`; the results come in their order."""
-    return in_batches(numbers, partial(_check_all, seed, tuple(contestants)), workers)
+    return in_batches(numbers, partial(_check_all, seed, tuple(methods)), workers)
 
 
 def _check_all(
-    seed: int, contestants: Sequence[HybridContestant], numbers: Sequence[int]
+    seed: int, methods: Sequence[HybridMethodUnderTest], numbers: Sequence[int]
 ) -> list[HybridCheck]:
-    return [_check(number, random_hybrid(seed, number), contestants) for number in numbers]
+    return [_check(number, random_hybrid(seed, number), methods) for number in numbers]
 
 
 def _check(
-    number: int, instance: HybridInstance, contestants: Sequence[HybridContestant]
+    number: int, instance: HybridInstance, methods: Sequence[HybridMethodUnderTest]
 ) -> HybridCheck:
-    asked = [each for each in contestants if each.is_asked(number, instance)]
-    answers = tuple(_judged(contestant, instance) for contestant in asked)
-    reason, between = _contradiction(answers)
-    return Round(number=number, instance=instance, answers=answers, reason=reason, between=between)
+    taking = [tested for tested in methods if tested.takes(number, instance)]
+    answers = tuple(_checked_answer(tested, instance) for tested in taking)
+    reason, between = _find_contradiction(answers)
+    return CrossCheck(
+        number=number, instance=instance, answers=answers, reason=reason, between=between
+    )
 
 
-def _judged(contestant: HybridContestant, instance: HybridInstance) -> HybridAnswer:
-    """Ask, replay the claim, and hold program lists against their own fractional value."""
-    problem = HybridProblem(instance.profile, instance.budget, instance.link, contestant.transfers)
+def _checked_answer(tested: HybridMethodUnderTest, instance: HybridInstance) -> HybridAnswer:
+    """Run a method, replay its claim, and compare schedules with their own fractional makespan."""
+    problem = HybridProblem(instance.profile, instance.budget, instance.link, tested.transfers)
 
     def ask() -> HybridClaim:
         problem.require_feasible()
-        return contestant.method(problem)
+        return tested.method(problem)
 
     def certified(claim: HybridClaim) -> HybridSolution:
         return certify_hybrid(
             problem,
             claim,
-            bound=hybrid_bound(problem.profile, problem.budget, relaxed(problem.link)),
-            method=contestant.name,
+            bound=hybrid_bound(problem.profile, problem.budget, relaxed_link(problem.link)),
+            method=tested.name,
             solve_seconds=0.0,
         )
 
-    return answered(
-        contestant, ask, certified, lambda solution: _below_own_value(problem, solution)
+    return run_and_certify(
+        tested, ask, certified, lambda solution: _fractional_contradiction(problem, solution)
     )
 
 
-def _below_own_value(problem: HybridProblem, solution: HybridSolution) -> str:
-    """Why a program list that is a plan of [POFO] is too fast; empty if it is not."""
+def _fractional_contradiction(problem: HybridProblem, solution: HybridSolution) -> str:
+    """Return why a schedule that is a plan of [POFO] is too fast; empty if it is not."""
     if problem.transfers is not Transfers.INTEGRAL or not problem.link.is_plain:
         return ""
     computations = [op for op in solution.schedule if op.kind.is_forward or op.kind == "B"]
@@ -278,29 +280,29 @@ def _below_own_value(problem: HybridProblem, solution: HybridSolution) -> str:
     return ""
 
 
-def _contradiction(
+def _find_contradiction(
     answers: Sequence[HybridAnswer],
-) -> tuple[str, tuple[HybridContestant, ...]]:
-    """The first reason why not all `answers` can be right, and who gave them."""
+) -> tuple[str, tuple[HybridMethodUnderTest, ...]]:
+    """Return the first reason why not all `answers` can be right, and the methods behind it."""
     for answer in answers:
         if answer.refusal:
-            return f"{answer.contestant.name}: {answer.refusal}", (answer.contestant,)
+            return f"{answer.tested.name}: {answer.refusal}", (answer.tested,)
     for one, other in permutations(answers, 2):
         if one.solution is None or other.claim is None:
             continue
-        is_within = one.contestant.transfers is other.contestant.transfers
+        is_within = one.tested.transfers is other.tested.transfers
         bound = _bound_on_all(other)
         if is_within and one.solution.makespan < bound:
             reason = (
-                f"{other.contestant.name} says that nothing is faster than {bound}, and "
-                f"{one.contestant.name} has a schedule of {one.solution.makespan}"
+                f"{other.tested.name} says that nothing is faster than {bound}, and "
+                f"{one.tested.name} has a schedule of {one.solution.makespan}"
             )
-            return reason, (one.contestant, other.contestant)
+            return reason, (one.tested, other.tested)
     return "", ()
 
 
 def _bound_on_all(answer: HybridAnswer) -> Time:
-    """What it says that no answer to the same problem is faster than.
+    """Return the time that, by this answer, no answer to the same problem goes below.
 
     All fractional answers are persistent, so a bound on such plans is one on all of them.
     """
@@ -311,22 +313,24 @@ def _bound_on_all(answer: HybridAnswer) -> Time:
 
 
 def minimised_hybrid(check: HybridCheck, *, seconds: float = MINIMISING_SECONDS) -> HybridCheck:
-    """The same contradiction on a smallest instance, unless time ran out."""
-    return minimised_round(
+    """Return the same contradiction on a smallest instance, unless time ran out."""
+    return minimised_check(
         check, _simpler_hybrid, lambda instance: _check(0, instance, check.between), seconds
     )
 
 
 def _simpler_hybrid(instance: HybridInstance) -> Iterator[HybridInstance]:
     chain = ChainInstance(profile=instance.profile, budget=instance.budget)
-    for one in simpler(chain):
+    for one in simpler_chains(chain):
         yield replace(instance, profile=one.profile, budget=one.budget)
 
 
 def hybrid_counter_example(check: HybridCheck, *, seed: int) -> str:
-    """A JSON document of the contradiction in `check`."""
+    """Return a JSON document of the contradiction in `check`."""
     transfers = check.between[0].transfers if check.between else Transfers.INTEGRAL
     instance = check.instance
     problem = HybridProblem(instance.profile, instance.budget, instance.link, transfers)
-    said = {answer.contestant.name: answer.claim for answer in check.answers}
-    return counter_example(check.reason, problem, said, seed=seed, number=check.number)
+    claims = {answer.tested.name: answer.claim for answer in check.answers}
+    return transfer_counter_example_json(
+        check.reason, problem, claims, seed=seed, number=check.number
+    )

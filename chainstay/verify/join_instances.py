@@ -33,13 +33,13 @@ class JoinInstance:
 
 
 def random_join(seed: int, number: int) -> JoinInstance:
-    """Instance `number` of `seed`: a join of some family and a tight to ample budget.
+    """Return instance `number` of `seed`: a join of some family and a tight to ample budget.
 
     Example:
         >>> random_join(1, 7) == random_join(1, 7) != random_join(1, 8)
         True
     """
-    draw = random.Random(f"chainstay join {seed} {number}")  # noqa: S311 - reproducible
+    draw = random.Random(f"chainstay join {seed} {number}")  # noqa: S311  # reproducible
     family = draw.choice(JOIN_FAMILIES)
     branches = draw.choice([1, 2, 2, 2, 3])
     keep = tuple(draw.random() < 1 / 5 for _ in range(branches))
@@ -55,7 +55,7 @@ def random_join(seed: int, number: int) -> JoinInstance:
 
 
 def simpler_joins(instance: JoinInstance) -> Iterator[JoinInstance]:
-    """Instances a little simpler than this one: a stage, a branch, bytes or time less."""
+    """Yield instances a little simpler than this one: a stage, a branch, bytes or time less."""
     profile, keep = instance.profile, instance.keep
     if any(keep):
         yield replace(instance, keep=(False,) * len(keep))
@@ -98,7 +98,7 @@ def _simpler_slots(instance: JoinInstance, profile: HomogeneousJoin) -> Iterator
 def _smaller_chains(
     profile: JoinProfile,
 ) -> Iterator[tuple[tuple[ChainProfile, ...], ChainProfile | None]]:
-    """Branches and tails with one stage or quantity less."""
+    """Yield branches and tails with one stage or quantity less."""
     if profile.tail is not None:
         yield profile.branches, None
         for tail in _smaller(profile.tail):
@@ -123,7 +123,7 @@ def _smaller(chain: ChainProfile) -> Iterator[ChainProfile]:
 
 
 def _joined(branches: tuple[ChainProfile, ...], tail: ChainProfile | None) -> JoinProfile:
-    """These branches with this tail, whose input is made to match."""
+    """Return a join of these branches with this tail, whose input is made to match."""
     joined = JoinProfile(branches=branches)
     if tail is None:
         return joined
@@ -185,7 +185,7 @@ def _chain(draw: random.Random, family: str, count: int, largest: int) -> ChainP
 
 
 def _bounds(profile: JoinProfile) -> tuple[int, int]:
-    """About the least budget, and about what plain training needs."""
+    """Return about the least budget, and about what plain training needs."""
     chains = (*profile.branches, profile.closing)
     inputs = sum(branch.input_bytes for branch in profile.branches)
     needs = [

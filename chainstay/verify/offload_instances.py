@@ -35,7 +35,7 @@ class OffloadInstance:
 
 
 def random_offload(seed: int, number: int) -> OffloadInstance:
-    """Instance `number` of `seed`; one in eight budgets is infeasible.
+    """Return instance `number` of `seed`; one in eight budgets is infeasible.
 
     Example:
         >>> random_offload(1, 7) == random_offload(1, 7) != random_offload(1, 8)
@@ -85,7 +85,7 @@ def _profile(draw: random.Random, family: str, stages: int) -> OffloadProfile:
 
 
 def simpler_offload(instance: OffloadInstance) -> Iterator[OffloadInstance]:
-    """Instances a little simpler than this one, the simplest first.
+    """Yield instances a little simpler than this one, the simplest first.
 
     One stage less; a simpler link; one number less by all, a half, a quarter, … of it.
     """
@@ -113,10 +113,10 @@ def _weight(link: Link) -> tuple[int, ...]:
 
 
 def _without_stage(profile: OffloadProfile, i: int) -> OffloadProfile:
-    """Stage i and its output are gone."""
+    """Return the profile without stage i and its output."""
 
-    def without(numbers: tuple[int, ...], place: int) -> tuple[int, ...]:
-        return numbers[:place] + numbers[place + 1 :]
+    def without(numbers: tuple[int, ...], index: int) -> tuple[int, ...]:
+        return numbers[:index] + numbers[index + 1 :]
 
     return OffloadProfile(
         activations=without(profile.activations, i + 1),
@@ -129,6 +129,6 @@ def _without_stage(profile: OffloadProfile, i: int) -> OffloadProfile:
 
 
 def _smaller(number: int) -> Iterator[int]:
-    """0, a half, three quarters, … of `number`, up to one less."""
+    """Yield 0, a half, three quarters, … of `number`, up to one less."""
     steps = accumulate(range(number.bit_length()), lambda step, _: step // 2, initial=number)
     yield from dict.fromkeys(number - step for step in steps if step)

@@ -1,7 +1,9 @@
-"""What people use to offload, as program lists for the same judge; and ordered no-wait.
+"""Schedules of other tools that offload, to be compared in the same simulator.
 
 `OFFLOAD_BASELINES` maps a name to a function from a problem to the best plan that a user of
-that tool would find by turning its knobs, or ``None`` where all of them run out of memory.
+that tool would find by trying all its settings, or ``None`` where all run out of memory.
+Read `ordered_no_wait` (a set of activations becomes a schedule) and `activation_sets` (which
+sets the tools choose); `tflms` is a rule of its own.
 """
 
 from __future__ import annotations
@@ -10,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from chainstay.baselines.offload.ordered import OrderedNoWait, OrderedPlan
-from chainstay.baselines.offload.sets import (
+from chainstay.baselines.offload.activation_sets import (
     autoswap_sets,
     first_sets,
-    fitting_sets,
+    host_fitting_sets,
     vdnn_sets,
 )
+from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait, OrderedPlan
 from chainstay.baselines.offload.tflms import tflms, tflms_plan
-from chainstay.offloading import OffloadProblem
+from chainstay.problems.offload import OffloadProblem
 from chainstay.schedule import Schedule
 
 __all__ = [
@@ -28,7 +30,7 @@ __all__ = [
     "autoswap_sets",
     "best_ordered",
     "first_sets",
-    "fitting_sets",
+    "host_fitting_sets",
     "tflms",
     "tflms_plan",
     "vdnn_sets",
@@ -38,9 +40,9 @@ __all__ = [
 def best_ordered(
     ordered: OrderedNoWait, sets: Iterable[frozenset[int]]
 ) -> tuple[int, frozenset[int]] | None:
-    """The fastest of `sets` by ordered no-wait and its makespan in ticks, if any fits."""
-    judged = ((ordered.makespan_ticks(chosen), chosen) for chosen in dict.fromkeys(sets))
-    fitting = ((ticks, chosen) for ticks, chosen in judged if ticks is not None)
+    """Return the fastest of `sets` by ordered no-wait and its makespan in ticks, if any fits."""
+    timed = ((ordered.makespan_ticks(chosen), chosen) for chosen in dict.fromkeys(sets))
+    fitting = ((ticks, chosen) for ticks, chosen in timed if ticks is not None)
     return min(fitting, key=lambda pair: pair[0], default=None)
 
 
@@ -48,7 +50,7 @@ def _by_sets(
     sets: Callable[[OrderedNoWait], Iterable[frozenset[int]]],
 ) -> Callable[[OffloadProblem], Schedule | None]:
     def plan(problem: OffloadProblem) -> Schedule | None:
-        ordered = OrderedNoWait.of(problem)
+        ordered = OrderedNoWait.from_problem(problem)
         best = best_ordered(ordered, sets(ordered))
         found = None if best is None else ordered.plan(best[1])
         return None if found is None else found.schedule
@@ -57,7 +59,7 @@ def _by_sets(
 
 
 def _tflms(problem: OffloadProblem) -> Schedule | None:
-    found = tflms(OrderedNoWait.of(problem))
+    found = tflms(OrderedNoWait.from_problem(problem))
     return None if found is None else found.schedule
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from chainstay.baselines.offload.ordered import OrderedNoWait
+from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.timetable import Time, in_order
+from chainstay.timetable import Time, sorted_by_start
 
 __all__ = ["TflmsPlan", "every_lookahead", "tflms", "tflms_plan"]
 
@@ -22,7 +22,7 @@ _FINE: Final = 24
 
 
 class TflmsPlan(NamedTuple):
-    """A program list and when it ends, in ticks."""
+    """A schedule and when it ends, in ticks."""
 
     makespan_ticks: int
     schedule: Schedule
@@ -41,7 +41,7 @@ class _Event(NamedTuple):
 
 
 def every_lookahead(ordered: OrderedNoWait) -> Iterator[tuple[int, int]]:
-    """Numbers of activations to move, and of steps ahead."""
+    """Yield pairs: a number of activations to move, and a number of steps ahead."""
     for count in _spread(len(ordered.movable)):
         for ahead in _spread(len(ordered.sizes)):
             if ahead:
@@ -51,7 +51,7 @@ def every_lookahead(ordered: OrderedNoWait) -> Iterator[tuple[int, int]]:
 def tflms(
     ordered: OrderedNoWait, settings: Iterable[tuple[int, int]] | None = None
 ) -> TflmsPlan | None:
-    """The best of `settings` (of all, by default) that do not run out of memory."""
+    """Return the best plan of `settings` (of all, by default) that does not run out of memory."""
     settings = every_lookahead(ordered) if settings is None else settings
     best: TflmsPlan | None = None
     for count, ahead in settings:
@@ -93,13 +93,13 @@ def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TflmsPlan | No
         return None
     transfers: dict[Op, Time] = {Op(OpKind.OFFLOAD_ACTIVATION, j): t for j, t in offloads.items()}
     transfers |= {Op(OpKind.PREFETCH_ACTIVATION, j): t for j, t in prefetches.items()}
-    return TflmsPlan(now, Schedule(in_order(tuple(starts), transfers)))
+    return TflmsPlan(now, Schedule(sorted_by_start(tuple(starts), transfers)))
 
 
 def _fits(
     ordered: OrderedNoWait, starts: list[int], offloads: dict[int, int], prefetches: dict[int, int]
 ) -> bool:
-    """Whether memory suffices at every computation and every prefetch."""
+    """Return whether memory suffices at every computation and every prefetch."""
     profile, stages = ordered.problem.profile, len(ordered.sizes)
     x, y, events, last = profile.activations, profile.gradients, [], 2 * stages - 1
     for j, start in offloads.items():
@@ -125,7 +125,7 @@ def _fits(
 
 
 def _spread(most: int) -> list[int]:
-    """0 to `most`: all of a few, and ever fewer of many."""
+    """Return numbers from 0 to `most`: all of the small ones, and ever fewer of the large."""
     values, value = [], 0
     while value < most:
         values.append(value)

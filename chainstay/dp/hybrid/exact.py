@@ -1,4 +1,3 @@
-# ruff: noqa: FBT001, PLR0913, PLR0917  # recurrences of five variables, and keys of their tables
 """POFO exactly, for short chains: the recurrences as printed, on whole numbers, memoised.
 
 [POFO], appendix, with one correction (``docs/deviations.md``). Everything is counted in
@@ -26,13 +25,20 @@ from typing import NamedTuple, Self, TypeAlias
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind
 
-__all__ = ["Amounts", "ExactHybrid", "Plan"]
+__all__ = ["Amounts", "ExactHybrid", "ExactPlan", "forwards_dropping_inputs"]
 
-_Inner: TypeAlias = tuple[int, tuple[Op, ...]]
+_Recomputation: TypeAlias = tuple[int, tuple[Op, ...]]
+"""The cost, in data units, and the operations of stages i..j."""
 
 
-class Plan(NamedTuple):
-    """A persistent schedule's computations, what it offloads, and its cost in data units."""
+class ExactPlan(NamedTuple):
+    """A persistent schedule's computations and what it offloads.
+
+    Attributes:
+        cost: Time in data units.
+        ops: Forwards and backwards.
+        moved: Items that are offloaded: ``("a", i)`` for ``a^i``, ``("b", i)`` for ``ā^i``.
+    """
 
     cost: int
     ops: tuple[Op, ...]
@@ -46,7 +52,14 @@ class Amounts:
     Attributes:
         unit: Bytes per unit, at most 1.
         time_unit: Time per unit.
-        budget: Units.
+        budget: Units of memory.
+        activation: Units of ``a^i``.
+        saved: Units of ``ā^i``.
+        gradient: Units of ``δ^i``.
+        forward_overhead: Units in use only during a forward.
+        backward_overhead: Units in use only during a backward.
+        forward: Units that the link moves during a forward.
+        backward: Units that the link moves during a backward.
     """
 
     unit: Fraction
@@ -61,8 +74,14 @@ class Amounts:
     backward: tuple[int, ...]
 
     @classmethod
-    def of(cls, profile: ChainProfile, budget: int, link: Link) -> Self:
-        """In the largest unit in which all is whole; the link has no latency."""
+    def from_chain(cls, profile: ChainProfile, budget: int, link: Link) -> Self:
+        """Return amounts in the largest unit in which all is whole.
+
+        Args:
+            profile: A chain without skips.
+            budget: Bytes.
+            link: A link without latency.
+        """
         bandwidth, stages = Fraction(link.bandwidth), profile.stages
         scale, speed = bandwidth.denominator, bandwidth.numerator
         states = range(len(profile) + 1)
@@ -83,18 +102,63 @@ class Amounts:
         return len(self.forward)
 
     def recording(self, i: int, last: int) -> int:
-        """What ``Fa`` of stage i needs besides its input, with the gradient after `last` held."""
+        """Return what ``Fa`` of stage i needs besides its input, the gradient of `last` held."""
         return self.gradient[last + 1] + self.saved[i] + self.forward_overhead[i]
 
     def backing(self, i: int) -> int:
-        """What the backward of stage i needs besides its input."""
+        """Return what the backward of stage i needs besides its input."""
         return self.saved[i] + self.gradient[i] + self.gradient[i + 1] + self.backward_overhead[i]
 
     def passing(self, k: int, first: int, last: int) -> int:
-        """What a forward of stage k needs besides the input of stage `first`, which stays."""
+        """Return what a forward of stage k needs besides the input of `first`, which stays."""
         source = self.activation[k] if k > first else 0
         made = self.activation[k + 1] + self.forward_overhead[k]
         return self.gradient[last + 1] + source + made
+
+
+class InnerState(NamedTuple):
+    """The arguments of ``C_A``: stages i..j, the units kept, and those that have to come back."""
+
+    i: int
+    j: int
+    kept: int
+    returning: int
+
+
+class OuterState(NamedTuple):
+    """The arguments of ``OC``: on the way to the turn, at stage i.
+
+    Attributes:
+        i: The stage whose input has been made.
+        is_saved: Whether that input is part of saved data.
+        kept: Units that stay on the device until after the turn.
+        leaving: Units that still have to leave.
+        returning: Units that will have to come back.
+    """
+
+    i: int
+    is_saved: bool
+    kept: int
+    leaving: int
+    returning: int
+
+
+class _Step(NamedTuple):
+    """A move at a stage on the way to the turn, and what belongs to it on the way back.
+
+    Attributes:
+        size: Units of the stage's input.
+        must_leave: Whether the input cannot stay.
+        following: The next stage, and whether its input is part of saved data.
+        times: Units that the link moves meanwhile: on the way to the turn, and back.
+        ops: Operations on the way to the turn, and back.
+    """
+
+    size: int
+    must_leave: bool
+    following: tuple[int, bool]
+    times: tuple[int, int]
+    ops: tuple[tuple[Op, ...], tuple[Op, ...]]
 
 
 @dataclass(slots=True)
@@ -102,155 +166,146 @@ class ExactHybrid:
     """The optimal plan, by memoised recursion.
 
     Attributes:
-        amounts: What is solved.
+        amounts: The chain and the budget.
     """
 
     amounts: Amounts
-    _inner: dict[tuple[int, int, int, int], _Inner | None] = field(default_factory=dict)
-    _outer: dict[tuple[int, bool, int, int, int], Plan | None] = field(default_factory=dict)
+    _inner: dict[InnerState, _Recomputation | None] = field(default_factory=dict)
+    _outer: dict[OuterState, ExactPlan | None] = field(default_factory=dict)
 
     @classmethod
-    def solve(cls, amounts: Amounts) -> Plan | None:
-        """The optimum among persistent schedules with parts of items offloaded.
+    def solve(cls, amounts: Amounts) -> ExactPlan | None:
+        """Return the optimum among persistent schedules with parts of items offloaded.
 
         Complexity:
             As many states as there are ways to get to them: for chains of up to about 7 stages.
         """
-        return cls(amounts).outer(0, is_saved=False, kept=0, leaving=0, returning=0)
+        return cls(amounts).outer(OuterState(0, is_saved=False, kept=0, leaving=0, returning=0))
 
-    def inner(self, i: int, j: int, kept: int, returning: int) -> _Inner | None:
-        """``C_A``: cost and operations of stages i..j, the input being among what is kept."""
-        key = (i, j, kept, returning)
-        if key not in self._inner:
-            found = [self._recorded(*key), *(self._restarted(*key, k) for k in range(i, j))]
-            self._inner[key] = min(filter(None, found), default=None, key=lambda pair: pair[0])
-        return self._inner[key]
+    def inner(self, i: int, j: int, kept: int, returning: int) -> _Recomputation | None:
+        """Return ``C_A``: cost and operations of stages i..j, the input being among the kept."""
+        state = InnerState(i, j, kept, returning)
+        if state not in self._inner:
+            found = [self._recorded(state), *(self._restarted(state, k) for k in range(i, j))]
+            self._inner[state] = min(filter(None, found), default=None, key=lambda pair: pair[0])
+        return self._inner[state]
 
-    def _recorded(self, i: int, j: int, kept: int, returning: int) -> _Inner | None:
-        """``C_A``, case ``Fall``."""
-        of, room = self.amounts, self.amounts.budget - kept
-        if max(of.recording(i, j), of.backing(i)) > room:
+    def _recorded(self, state: InnerState) -> _Recomputation | None:
+        """Return ``C_A``, case ``Fall``."""
+        (i, j, kept, returning), amounts = state, self.amounts
+        room = amounts.budget - kept
+        if max(amounts.recording(i, j), amounts.backing(i)) > room:
             return None
-        wait_backward = max(0, of.backing(i) - room + returning)
-        returning = max(0, returning - of.backward[i] - wait_backward)
-        cost, ops = of.forward[i] + of.backward[i] + wait_backward, ()  # type: int, tuple[Op, ...]
+        wait_backward = max(0, amounts.backing(i) - room + returning)
+        returning = max(0, returning - amounts.backward[i] - wait_backward)
+        cost = amounts.forward[i] + amounts.backward[i] + wait_backward
+        ops: tuple[Op, ...] = ()
         if i < j:
-            rest = self.inner(i + 1, j, kept + of.saved[i], returning)
+            rest = self.inner(i + 1, j, kept + amounts.saved[i], returning)
             if rest is None:
                 return None
             cost, ops, returning = cost + rest[0], rest[1], max(0, returning - rest[0])
-        cost += max(0, of.recording(i, j) - room + returning)
+        cost += max(0, amounts.recording(i, j) - room + returning)
         return cost, (Op(OpKind.FORWARD_KEEP_ALL, i), *ops, Op(OpKind.BACKWARD, i))
 
-    def _restarted(self, i: int, j: int, kept: int, returning: int, k: int) -> _Inner | None:
-        """``C_A``, case ``Fck``: forwards i..k, then the stages after k, then those up to k."""
-        of, room = self.amounts, self.amounts.budget - kept
-        if max(of.passing(q, i, j) for q in range(i, k + 1)) > room:
+    def _restarted(self, state: InnerState, k: int) -> _Recomputation | None:
+        """Return ``C_A``, case ``Fck``: forwards i..k, then the stages after k, then up to k."""
+        (i, j, kept, returning), amounts = state, self.amounts
+        room = amounts.budget - kept
+        if max(amounts.passing(q, i, j) for q in range(i, k + 1)) > room:
             return None
         later = self.inner(i, k, kept, returning)
         if later is None:
             return None
         returning = max(0, returning - later[0])
-        sooner = self.inner(k + 1, j, kept + of.activation[k + 1], returning)
+        sooner = self.inner(k + 1, j, kept + amounts.activation[k + 1], returning)
         if sooner is None:
             return None
         returning = max(0, returning - sooner[0])
         run, need = 0, 0
         for q in range(k, i - 1, -1):
-            need = max(need, of.passing(q, i, j) - run)
-            run += of.forward[q]
+            need = max(need, amounts.passing(q, i, j) - run)
+            run += amounts.forward[q]
         wait = max(0, need - room + returning)
-        return run + later[0] + sooner[0] + wait, (*passed(i, k), *sooner[1], *later[1])
+        ops = (*forwards_dropping_inputs(i, k), *sooner[1], *later[1])
+        return run + later[0] + sooner[0] + wait, ops
 
-    def outer(
-        self, i: int, *, is_saved: bool, kept: int, leaving: int, returning: int
-    ) -> Plan | None:
-        """``OC_1`` with `is_saved`, else ``OC_0``."""
-        key = (i, is_saved, kept, leaving, returning)
-        if key not in self._outer:
+    def outer(self, state: OuterState) -> ExactPlan | None:
+        """Return ``OC_1`` if the input is saved, else ``OC_0``."""
+        if state not in self._outer:
             last = len(self.amounts) - 1
-            found = [self._all(*key)]
-            found += [self._checkpointed(*key, j) for j in range(i, last)]
-            self._outer[key] = min(filter(None, found), default=None, key=lambda plan: plan.cost)
-        return self._outer[key]
+            found = [self._kept_all(state)]
+            found += [self._checkpointed(state, j) for j in range(state.i, last)]
+            self._outer[state] = min(filter(None, found), default=None, key=lambda plan: plan.cost)
+        return self._outer[state]
 
-    def _all(self, i: int, is_saved: bool, kept: int, leaving: int, returning: int) -> Plan | None:
-        """Case ``Fall``, the loss included."""
-        of, last = self.amounts, len(self.amounts) - 1
-        size = of.saved[i - 1] if is_saved else of.activation[i]
-        room = of.budget - kept - size
-        recording, backing = of.recording(i, last), of.backing(i)
+    def _size(self, state: OuterState) -> int:
+        """Return the units of the input at hand."""
+        amounts = self.amounts
+        return amounts.saved[state.i - 1] if state.is_saved else amounts.activation[state.i]
+
+    def _kept_all(self, state: OuterState) -> ExactPlan | None:
+        """Return case ``Fall``, the loss included."""
+        amounts, last, i = self.amounts, len(self.amounts) - 1, state.i
+        size = self._size(state)
+        room = amounts.budget - state.kept - size
+        recording, backing = amounts.recording(i, last), amounts.backing(i)
         if max(recording, backing) > room:
             return None
-        forward = of.forward[i] + max(0, recording - room + leaving)
-        backward = of.backward[i] + max(0, backing - room + returning)
-        ends = (Op(OpKind.FORWARD_KEEP_ALL, i),), (Op(OpKind.BACKWARD, i),)
+        forward = amounts.forward[i] + max(0, recording - room + state.leaving)
+        backward = amounts.backward[i] + max(0, backing - room + state.returning)
+        ops = (Op(OpKind.FORWARD_KEEP_ALL, i),), (Op(OpKind.BACKWARD, i),)
         if i == last:
-            rest = max(0, leaving - forward) + max(0, returning - backward)
-            return Plan(forward + backward + rest, (*ends[0], *ends[1]), frozenset())
-        state = _State(i, is_saved, size, kept, leaving, returning)
-        return self._onward(state, (i + 1, True), (forward, backward), ends)
+            rest = max(0, state.leaving - forward) + max(0, state.returning - backward)
+            return ExactPlan(forward + backward + rest, (*ops[0], *ops[1]), frozenset())
+        times = forward, backward
+        return self._best_after(state, _Step(size, False, (i + 1, True), times, ops))  # noqa: FBT003  # a field
 
-    def _checkpointed(
-        self, i: int, is_saved: bool, kept: int, leaving: int, returning: int, j: int
-    ) -> Plan | None:
-        """Case ``Fck``: forwards i..j, of which the input stays or leaves."""
-        of, last = self.amounts, len(self.amounts) - 1
-        size = of.saved[i - 1] if is_saved else of.activation[i]
-        room = of.budget - kept - size
+    def _checkpointed(self, state: OuterState, j: int) -> ExactPlan | None:
+        """Return case ``Fck``: forwards i..j, of which the input stays or leaves."""
+        amounts, last, i = self.amounts, len(self.amounts) - 1, state.i
+        size = self._size(state)
+        room = amounts.budget - state.kept - size
         run = wait = 0
         must_leave = False
         for k in range(i, j + 1):
-            passing = of.passing(k, i, last)
+            passing = amounts.passing(k, i, last)
             if passing > room + size * (k > i):
                 return None
             must_leave = must_leave or passing > room
-            wait = max(wait, passing - run - room + leaving)
-            run += of.forward[k]
-        back = self.inner(i, j, kept + size, returning)  # the paper leaves Z out here
+            wait = max(wait, passing - run - room + state.leaving)
+            run += amounts.forward[k]
+        # the paper leaves Z out here
+        back = self.inner(i, j, state.kept + size, state.returning)
         if back is None:
             return None
-        state = _State(i, is_saved, size, kept, leaving, returning, must_leave)
-        return self._onward(state, (j + 1, False), (run + wait, back[0]), (passed(i, j), back[1]))
+        times, ops = (run + wait, back[0]), (forwards_dropping_inputs(i, j), back[1])
+        return self._best_after(state, _Step(size, must_leave, (j + 1, False), times, ops))
 
-    def _onward(
-        self,
-        state: _State,
-        following: tuple[int, bool],
-        times: tuple[int, int],
-        ends: tuple[tuple[Op, ...], tuple[Op, ...]],
-    ) -> Plan | None:
-        """The better of keeping the input and offloading it, and all that comes after."""
-        (forward, backward), size, best = times, state.size, None
-        item = ("b", state.stage - 1) if state.is_saved else ("a", state.stage)
-        for moves in (True,) if state.must_leave else (False, True):
+    def _best_after(self, state: OuterState, step: _Step) -> ExactPlan | None:
+        """Return the better of keeping the input and offloading it, and all that comes after."""
+        (forward, backward), size, best = step.times, step.size, None
+        item = ("b", state.i - 1) if state.is_saved else ("a", state.i)
+        for moves in (True,) if step.must_leave else (False, True):
             rest = self.outer(
-                following[0],
-                is_saved=following[1],
-                kept=state.kept + size * (not moves),
-                leaving=max(0, state.leaving + size * moves - forward),
-                returning=max(0, state.returning - backward) + size * moves,
+                OuterState(
+                    step.following[0],
+                    is_saved=step.following[1],
+                    kept=state.kept + size * (not moves),
+                    leaving=max(0, state.leaving + size * moves - forward),
+                    returning=max(0, state.returning - backward) + size * moves,
+                )
             )
             if rest is None:
                 continue
             cost = rest.cost + forward + backward
             if best is None or cost < best.cost:
                 moved = rest.moved | ({item} if moves else set())
-                best = Plan(cost, (*ends[0], *rest.ops, *ends[1]), moved)
+                best = ExactPlan(cost, (*step.ops[0], *rest.ops, *step.ops[1]), moved)
         return best
 
 
-class _State(NamedTuple):
-    stage: int
-    is_saved: bool
-    size: int
-    kept: int
-    leaving: int
-    returning: int
-    must_leave: bool = False
-
-
-def passed(i: int, j: int) -> tuple[Op, ...]:
-    """Forwards i..j of which only the input of stage i stays."""
+def forwards_dropping_inputs(i: int, j: int) -> tuple[Op, ...]:
+    """Return forwards i..j of which only the input of stage i stays."""
     dropped = (Op(OpKind.FORWARD_DROP, k) for k in range(i + 1, j + 1))
     return (Op(OpKind.FORWARD_KEEP_INPUT, i), *dropped)

@@ -1,7 +1,12 @@
-"""Exact dynamic programs for joins: one table for homogeneous ones, positions for all others."""
+"""Dynamic programs for joins: several chains whose outputs meet.
 
-from chainstay.dp.join.front import claim_join
+`method` chooses between `slots`, the exact program of [BHPS20] for joins of equal steps, and
+`canonical` (its loops in `kernels`, its arrays in `sizes`) for all others. `reversal` is the closed
+form of one branch, and `lower_bound` a bound for joins of any size.
+"""
+
+from chainstay.dp.join.lower_bound import waterfilling_bound
+from chainstay.dp.join.method import claim_join
 from chainstay.dp.join.slots import JoinCurve, join_curve
-from chainstay.dp.join.waterfilling import waterfilling_bound
 
 __all__ = ["JoinCurve", "claim_join", "join_curve", "waterfilling_bound"]

@@ -30,14 +30,15 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from chainstay.dp.feasibility import LeastMemory
+from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.jit import at_first_interpreted
 from chainstay.dp.join.kernels import (
     NEVER,
+    BranchParts,
     Overheads,
-    fill_least,
+    fill_least_memory,
     fill_overheads,
-    way_to_the_join,
+    need_up_to_the_join,
 )
 from chainstay.dp.join.sizes import join_sizes, positions_of, recursions_of, states_of
 from chainstay.dp.recursion import Array, Decide, assemble
@@ -45,13 +46,13 @@ from chainstay.dp.table import Table
 from chainstay.profiles import JoinProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["LeastProgram", "OverheadProgram"]
+__all__ = ["LeastMemoryProgram", "OverheadProgram"]
 
 _NARROW: Final = 2**29
-"""Infeasible, in 32 bits: three of it still fit."""
+"""The overhead that stands for infeasible in 32 bits: three of it still fit."""
 _WIDE: Final = 2**60
 _SMALL: Final = 50_000
-"""Moves of all states together: about half a second in numpy."""
+"""Moves of all states together with which numpy takes about half a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """What remains of the join: a state, stages of the tail, and m besides checkpoints."""
+    """The rest of the join: a state, stages of the tail, and m bytes besides checkpoints."""
 
     state: int
     tail: int
@@ -78,15 +79,22 @@ _Item: TypeAlias = Op | _Part | _Rest
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One way to go on: it needs `floor` bytes itself and takes `cost` more than the rest."""
+    """A decision: it needs `floor` bytes itself and takes `cost` ns more than its items."""
 
     floor: int
     cost: int
     items: tuple[_Item, ...]
 
 
-class _Program:
-    """Moves, and the schedule of those that a subclass chooses."""
+class _CanonicalProgram:
+    """The moves of each state, and the schedule of those that a subclass chooses.
+
+    Attributes:
+        profile: The join.
+        sizes: Its arrays.
+        recursions: The recursions of all branches and of the tail.
+        inputs: Bytes of the branches' inputs together.
+    """
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
         self.profile = profile
@@ -95,18 +103,19 @@ class _Program:
         self.inputs = sum(branch.input_bytes for branch in profile.branches)
 
     def schedule(self, m: int) -> Schedule:
-        """The schedule from the start, with m besides the branches' inputs."""
+        """Return the schedule from the start, with m bytes besides the branches' inputs."""
         return Schedule(tuple(self._walk(_Rest(0, len(self.profile.closing), m))))
 
     def is_chosen(self, rest: _Rest, move: _Move) -> bool:
-        """Whether this move is what the tables mean."""
+        """Return whether this move attains what the tables hold."""
         raise NotImplementedError
 
     def decide(self, chain: int) -> Decide:
-        """Decisions within a chain; the last one is the tail."""
+        """Return the decisions within a chain; the last chain is the tail."""
         raise NotImplementedError
 
     def _walk(self, start: _Rest) -> Iterator[Op]:
+        """Yield the operations of all chosen moves, in order."""
         pending: list[_Item] = [start]
         while pending:
             item = pending.pop()
@@ -121,6 +130,7 @@ class _Program:
                     pending += reversed(chosen.items)
 
     def _solved(self, part: _Part) -> Iterator[Op]:
+        """Yield the operations of a part of a chain."""
         chain = len(self.profile.branches) if part.chain is None else part.chain
         decided = assemble(self.recursions[chain], part.m, self.decide(chain), (part.s, part.t))
         for op in decided:
@@ -130,6 +140,7 @@ class _Program:
                 yield Op(OpKind.TURN)
 
     def _moves(self, rest: _Rest) -> Iterator[_Move]:
+        """Yield all moves of a state."""
         sizes, k = self.sizes, len(self.profile.branches)
         positions = positions_of(rest.state, sizes)
         stored = [int(sizes.stored[j, positions[j]]) for j in range(k)]
@@ -142,6 +153,7 @@ class _Program:
         yield from self._tail_cuts(rest, positions)
 
     def _moves_of(self, rest: _Rest, j: int, place: int, beside: int) -> Iterator[_Move]:
+        """Yield the moves of branch j: record its next stage, or run on to a later checkpoint."""
         sizes, m = self.sizes, rest.m
         gradient = int(sizes.tail_gradient[rest.tail])
         s, stride = (place + 1) // 2, int(sizes.strides[j])
@@ -164,9 +176,10 @@ class _Program:
             )
 
     def _tail_cuts(self, rest: _Rest, positions: list[int]) -> Iterator[_Move]:
+        """Yield the moves that cut the tail."""
         sizes, p = self.sizes, rest.tail
         order = np.zeros(len(positions), dtype=np.int64)
-        need = int(way_to_the_join(sizes, np.array(positions), order))
+        need = int(need_up_to_the_join(sizes, np.array(positions), order))
         ends = {
             j: int(sizes.lengths[j])
             for j in order.tolist()
@@ -188,7 +201,7 @@ class _Program:
             )
 
     def ahead_of(self, positions: list[int]) -> int:
-        """Forward time of all branches from there on."""
+        """Return the forward time, in ns, of all branches from these positions on."""
         sizes = self.sizes
         return sum(
             int(sizes.elapsed[j, sizes.lengths[j]] - sizes.elapsed[j, (place + 1) // 2])
@@ -196,11 +209,11 @@ class _Program:
         )
 
 
-class LeastProgram(_Program):
+class LeastMemoryProgram(_CanonicalProgram):
     """The least memory in which the join can run at all, and a schedule for it.
 
     Attributes:
-        root: Besides the branches' inputs.
+        root: The least bytes besides the branches' inputs.
 
     Complexity:
         O(states k n t) time, with states = Π (2 n_j + 1).
@@ -208,43 +221,44 @@ class LeastProgram(_Program):
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
         super().__init__(profile, keep)
-        self._of_chain = [LeastMemory(recursion) for recursion in self.recursions]
+        self._least_memories = [LeastMemory(recursion) for recursion in self.recursions]
         tails = len(profile.closing)
         k, n = len(profile.branches), max(map(len, profile.branches))
         parts = np.zeros((k, n, n), dtype=np.int64)
         for j, branch in enumerate(profile.branches):
-            parts[j, : len(branch), : len(branch)] = self._of_chain[j].of
+            parts[j, : len(branch), : len(branch)] = self._least_memories[j].table
         self._least = np.full((tails, states_of(profile)), NEVER, dtype=np.int64)
         with at_first_interpreted(when=is_small(profile)):
-            fill_least(self._least, self.sizes, parts, self._of_chain[-1].of)
+            fill_least_memory(self._least, self.sizes, parts, self._least_memories[-1].table)
         self.root = int(self._least[-1, 0])
 
     def is_chosen(self, rest: _Rest, move: _Move) -> bool:
-        """Whether everything in the move fits."""
+        """Return whether everything in the move fits."""
         return rest.m >= move.floor and all(map(self._fits, move.items))
 
     def decide(self, chain: int) -> Decide:
-        """As `LeastMemory`."""
-        return self._of_chain[chain].decide
+        """Return the decisions of `LeastMemory` within a chain."""
+        return self._least_memories[chain].decide
 
     def _fits(self, item: _Item) -> bool:
+        """Return whether an item fits in its memory."""
         match item:
             case _Part():
                 chain = -1 if item.chain is None else item.chain
-                return item.m >= int(self._of_chain[chain].of[item.s, item.t])
+                return item.m >= int(self._least_memories[chain].table[item.s, item.t])
             case _Rest():
                 return item.m >= int(self._least[item.tail - 1, item.state])
             case Op():
                 return True
 
 
-class OverheadProgram(_Program):
+class OverheadProgram(_CanonicalProgram):
     """Least overheads for every memory up to `memory`, inputs of the branches included.
 
     Args:
-        profile: Sizes in the unit of `memory`.
-        keep: Whose input's gradient stays.
-        memory: Including the inputs of the branches.
+        profile: The join, its sizes in the unit of `memory`.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        memory: Units, the inputs of the branches included.
         attained: An overhead that some schedule within `memory` is known to have, in ns.
             Where it is not too large, half of the table's memory is enough.
 
@@ -269,7 +283,7 @@ class OverheadProgram(_Program):
         self._never = _NARROW if is_narrow else _WIDE
         dtype: type[np.signedinteger] = np.int32 if is_narrow else np.int64
         self._tables = [Table.fill(recursion, memory) for recursion in self.recursions]
-        parts, part_of = self._parts(dtype, wide)
+        parts = self._parts(dtype, wide)
         tail_parts = np.full((tails, tails, wide), self._never, dtype=dtype)
         for s, rows in enumerate(self._tables[-1].rows):
             tail_parts[s, s:] = np.minimum(rows, self._never)
@@ -278,14 +292,14 @@ class OverheadProgram(_Program):
         )
         ahead = self._ahead() if tails > 1 else np.zeros(0, dtype=np.int64)
         with at_first_interpreted(when=is_small(profile)):
-            fill_overheads(self._values, self.sizes, parts, part_of, tail_parts, ahead)
+            fill_overheads(self._values, self.sizes, parts, tail_parts, ahead)
 
     def overhead(self, m: int) -> int | None:
-        """Of the whole join with m besides the inputs; None if nothing fits."""
+        """Return the least overhead, in ns, in m units besides the inputs; None if nothing fits."""
         return self._of_rest(_Rest(0, len(self.profile.closing), m))
 
     def is_chosen(self, rest: _Rest, move: _Move) -> bool:
-        """Whether the move attains the overhead in the table."""
+        """Return whether the move attains the overhead in the table."""
         if rest.m < move.floor:
             return False
         total = move.cost
@@ -302,18 +316,19 @@ class OverheadProgram(_Program):
         return total == self._of_rest(rest)
 
     def decide(self, chain: int) -> Decide:
-        """As `Table`."""
+        """Return the decisions of `Table` within a chain."""
         decide: Callable[[int, int, int], int] = self._tables[chain].decide
         return decide
 
     def _of_rest(self, rest: _Rest) -> int | None:
+        """Return the overhead in the table, in ns; None if nothing fits."""
         if rest.m < 0:
             return None
         found = int(self._values[rest.tail - 1, rest.state, rest.m])
         return None if found >= self._never else found
 
-    def _parts(self, dtype: type[np.signedinteger], wide: int) -> tuple[Overheads, Array]:
-        """Overheads of parts of all branches as rows, and where each part is."""
+    def _parts(self, dtype: type[np.signedinteger], wide: int) -> BranchParts:
+        """Return the parts of all branches."""
         k, n = len(self.profile.branches), max(map(len, self.profile.branches))
         part_of = np.zeros((k, n, n), dtype=np.int64)
         blocks: list[Overheads] = [np.zeros((1, wide), dtype=dtype)]
@@ -323,9 +338,10 @@ class OverheadProgram(_Program):
                 part_of[j, s, s : s + len(rows)] = count + np.arange(len(rows))
                 blocks.append(np.minimum(rows, self._never).astype(dtype))
                 count += len(rows)
-        return np.concatenate(blocks), part_of
+        return BranchParts(np.concatenate(blocks), part_of)
 
     def _ahead(self) -> Array:
+        """Return the forward time, in ns, of all branches from each state on."""
         sizes = self.sizes
         ahead = np.zeros((), dtype=np.int64)
         for j, length in enumerate(sizes.lengths):
@@ -335,12 +351,12 @@ class OverheadProgram(_Program):
 
 
 def is_small(profile: JoinProfile) -> bool:
-    """Whether numpy has filled a table before a compiler would be loaded."""
+    """Return whether numpy has filled a table before a compiler would be loaded."""
     steps = sum(map(len, profile.branches)) + len(profile.closing)
     return states_of(profile) * len(profile.closing) * steps <= _SMALL
 
 
 def _run(branch: int, start: int, stop: int) -> tuple[Op, ...]:
-    """Run a branch from a checkpoint, which stays, to stage `stop`."""
+    """Return the operations that run a branch from a checkpoint, which stays, to stage `stop`."""
     drops = (Op(OpKind.FORWARD_DROP, stage, branch) for stage in range(start + 1, stop))
     return (Op(OpKind.FORWARD_KEEP_INPUT, start, branch), *drops)

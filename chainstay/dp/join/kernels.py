@@ -1,9 +1,8 @@
 """The inner loops of the canonical program for joins; `canonical` says what they compute."""
-# ruff: noqa: PLR0913, PLR0917  # compiled code has no objects to hold what it needs
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,22 +11,80 @@ from chainstay.dp.jit import kernel
 from chainstay.dp.join.sizes import JoinSizes
 from chainstay.dp.recursion import Array
 
-__all__ = ["NEVER", "Overheads", "fill_least", "fill_overheads", "way_to_the_join"]
+__all__ = [
+    "NEVER",
+    "BranchParts",
+    "Overheads",
+    "fill_least_memory",
+    "fill_overheads",
+    "need_up_to_the_join",
+]
 
 Overheads = NDArray[np.signedinteger]
-"""int32 where that is enough, else int64."""
+"""Overheads in ns: int32 where that is enough, else int64."""
 
 NEVER: Final = 2**60
-"""Least memory of what has no schedule."""
+"""The least memory of what has no schedule."""
+
+
+class BranchParts(NamedTuple):
+    """Parts of branches that are solved by themselves.
+
+    Attributes:
+        overheads: Shape (parts, W), ns at every memory; the first row is 0.
+        row: Shape (k, n, n), at [j, s, e]: the row of stages s..e of branch j.
+    """
+
+    overheads: Overheads
+    row: Array
+
+
+class BranchMove(NamedTuple):
+    """The next move of branch j in some state.
+
+    Attributes:
+        state: The number of the state.
+        j: The branch.
+        place: Its position.
+        beside: Bytes that the other branches free before its move is undone.
+        gradient: Bytes of the gradient of the tail's output.
+        left: Bytes that the checkpoints leave, exclusive.
+    """
+
+    state: int
+    j: int
+    place: int
+    beside: int
+    gradient: int
+    left: int
+
+
+class TailCut(NamedTuple):
+    """The cuts of the tail in some state.
+
+    Attributes:
+        p: Stages of the tail that remain.
+        state: The number of the state.
+        need: Bytes needed to run all branches to their ends, and the join stage.
+        ahead: Ns of the forwards of all branches from there on.
+        left: Bytes that the checkpoints leave, exclusive.
+    """
+
+    p: int
+    state: int
+    need: int
+    ahead: int
+    left: int
 
 
 def relax_by_slices(
-    row: Overheads, behind: Overheads, aside: Overheads, cost: int, low: int, high: int
+    row: Overheads, behind: Overheads, aside: Overheads, cost: int, span: tuple[int, int]
 ) -> None:
-    """``row[m] = min(row[m], behind[m] + aside[m] + cost)`` for m from `low` below `high`.
+    """Set ``row[m] = min(row[m], behind[m] + aside[m] + cost)`` for m within `span`.
 
-    `behind` starts at `low`, and so does `aside`.
+    `behind` starts at the start of the span, and so does `aside`.
     """
+    low, high = span
     if low < high:
         total = behind[: high - low] + aside[: high - low]
         total += total.dtype.type(cost)
@@ -35,9 +92,10 @@ def relax_by_slices(
 
 
 def relax_by_loop(
-    row: Overheads, behind: Overheads, aside: Overheads, cost: int, low: int, high: int
+    row: Overheads, behind: Overheads, aside: Overheads, cost: int, span: tuple[int, int]
 ) -> None:
-    """The same; compiled, it is several times faster."""
+    """Do what `relax_by_slices` does; compiled, this is several times faster."""
+    low, high = span
     target, narrow = row[low:high], row.dtype.type
     more = narrow(cost)
     for m in range(high - low):
@@ -49,11 +107,11 @@ relax = kernel(relax_by_loop, uncompiled=relax_by_slices)
 
 @kernel
 def locate(sizes: JoinSizes, state: int, positions: Array) -> tuple[int, int, bool]:
-    """Write the positions of `state`.
+    """Write the positions of a state to `positions`.
 
     Returns:
-        What checkpoints store, what of that stays once all branches are back there, and
-        whether all branches are at their ends.
+        The bytes that checkpoints store, the bytes of them that stay once all branches are back
+        there, and whether all branches are at their ends.
     """
     stored, held, are_done = 0, 0, True
     for j in range(len(positions)):
@@ -66,8 +124,8 @@ def locate(sizes: JoinSizes, state: int, positions: Array) -> tuple[int, int, bo
 
 
 @kernel
-def way_to_the_join(sizes: JoinSizes, positions: Array, order: Array) -> int:
-    """Most memory needed while all branches run to their ends and the join stage after them.
+def need_up_to_the_join(sizes: JoinSizes, positions: Array, order: Array) -> int:
+    """Return the most bytes needed while all branches run to their ends, and the join stage.
 
     A branch that needs much more on its way than at its end goes first. The order is written
     to `order`, branches that are at their ends included.
@@ -93,49 +151,33 @@ def way_to_the_join(sizes: JoinSizes, positions: Array, order: Array) -> int:
 
 @kernel
 def _relax_branch(
-    row: Overheads,
-    table: Overheads,
-    sizes: JoinSizes,
-    parts: Overheads,
-    part_of: Array,
-    state: int,
-    j: int,
-    place: int,
-    beside: int,
-    gradient: int,
-    left: int,
+    row: Overheads, table: Overheads, sizes: JoinSizes, parts: BranchParts, move: BranchMove
 ) -> None:
-    """Lower the overheads of `state` to those of keeping or cutting branch j next."""
+    """Lower the overheads of a state to those of keeping or cutting a branch next."""
+    state, j, place, beside, gradient, left = move
     s, stride = (place + 1) // 2, sizes.strides[j]
     size, wide = sizes.saved[j, s], len(row)
     low = max(size, gradient + sizes.keep_forward[j, s], sizes.keep_backward[j, s] - beside)
     if low < left:
         behind = table[state + (2 * s + 2 - place) * stride]
-        relax(row, behind[low - size :], parts[0], 0, low, left)
+        relax(row, behind[low - size :], parts.overheads[0], 0, (low, left))
     for e in range(s, sizes.lengths[j]):
         size = sizes.activation[j, e + 1]
         low = max(size, gradient + sizes.transit[j, s, e], -beside)
         high = min(left, wide - beside)
         if low < high:
             behind = table[state + (2 * e + 1 - place) * stride]
-            aside = parts[part_of[j, s, e]]
+            aside = parts.overheads[parts.row[j, s, e]]
             cost = sizes.elapsed[j, e + 1] - sizes.elapsed[j, s]
-            relax(row, behind[low - size :], aside[low + beside :], cost, low, high)
+            relax(row, behind[low - size :], aside[low + beside :], cost, (low, high))
 
 
 @kernel
 def _relax_tail(
-    row: Overheads,
-    values: Overheads,
-    sizes: JoinSizes,
-    tail_parts: Overheads,
-    p: int,
-    state: int,
-    need: int,
-    ahead: int,
-    left: int,
+    row: Overheads, values: Overheads, sizes: JoinSizes, tail_parts: Overheads, cut: TailCut
 ) -> None:
-    """Lower the overheads of `state` to those of cutting the tail next."""
+    """Lower the overheads of a state to those of cutting the tail next."""
+    p, state, need, ahead, left = cut
     for i in range(1, p):
         if i > 1:
             need = max(need, sizes.tail_transit[i - 1])
@@ -144,27 +186,25 @@ def _relax_tail(
         if low < left:
             behind, aside = values[i - 1, state], tail_parts[i, p - 1]
             cost = ahead + sizes.tail_elapsed[i]
-            relax(row, behind[low:], aside[low - size :], cost, low, left)
+            relax(row, behind[low:], aside[low - size :], cost, (low, left))
 
 
 @kernel
 def fill_overheads(
     values: Overheads,
     sizes: JoinSizes,
-    parts: Overheads,
-    part_of: Array,
+    parts: BranchParts,
     tail_parts: Overheads,
     ahead: Array,
 ) -> None:
     """Fill `values` with the least overhead of every tail prefix, state and memory.
 
     Args:
-        values: Shape (t, states, W), for tails of 1 to t stages, all infeasible.
-        sizes: Of the join.
-        parts: Shape (·, W), overheads of parts of branches; the first row is 0.
-        part_of: Shape (k, n, n), at [j, s, e]: the row of stages s..e of branch j.
-        tail_parts: Shape (t, t, W), at [s, e]: overheads of stages s..e of the tail.
-        ahead: Shape (states,), forward time of all branches from there on.
+        values: Shape (t, states, W), ns, for tails of 1 to t stages, all infeasible.
+        sizes: The join.
+        parts: Parts of branches.
+        tail_parts: Shape (t, t, W), at [s, e], ns: overheads of stages s..e of the tail.
+        ahead: Shape (states,), ns: forward time of all branches from there on.
     """
     k, wide = len(sizes.lengths), values.shape[2]
     positions, order = np.zeros(k, dtype=np.int64), np.zeros(k, dtype=np.int64)
@@ -181,19 +221,21 @@ def fill_overheads(
                 place = positions[j]
                 if place < 2 * sizes.lengths[j] - 1:
                     beside = stored - sizes.stored[j, place] - (held - sizes.held[j, place])
-                    _relax_branch(
-                        row, table, sizes, parts, part_of, state, j, place, beside, gradient, left
-                    )
+                    move = BranchMove(state, j, place, beside, gradient, left)
+                    _relax_branch(row, table, sizes, parts, move)
             if p > 1:
-                need = way_to_the_join(sizes, positions, order)
-                _relax_tail(row, values, sizes, tail_parts, p, state, need, ahead[state], left)
+                need = need_up_to_the_join(sizes, positions, order)
+                cut = TailCut(p, state, need, ahead[state], left)
+                _relax_tail(row, values, sizes, tail_parts, cut)
 
 
 @kernel
-def _least_of_branch(
-    behind: Array, sizes: JoinSizes, parts: Array, j: int, place: int, beside: int, gradient: int
-) -> int:
-    """Least memory of keeping or cutting branch j next; `behind` is what each leads to."""
+def _least_of_branch(behind: Array, sizes: JoinSizes, parts: Array, move: BranchMove) -> int:
+    """Return the least bytes for keeping or cutting a branch next.
+
+    `behind` has the least bytes of the states that each of these leads to.
+    """
+    j, place, beside, gradient = move.j, move.place, move.beside, move.gradient
     s = (place + 1) // 2
     best: int = max(
         behind[2 * s + 2 - place] + sizes.saved[j, s],
@@ -211,14 +253,14 @@ def _least_of_branch(
 
 
 @kernel
-def fill_least(least: Array, sizes: JoinSizes, parts: Array, tail_parts: Array) -> None:
-    """The same recursion without times: least memory of every tail prefix and state.
+def fill_least_memory(least: Array, sizes: JoinSizes, parts: Array, tail_parts: Array) -> None:
+    """Fill `least` with the least memory of every tail prefix and state: no times.
 
     Args:
-        least: Shape (t, states), for tails of 1 to t stages.
-        sizes: Of the join.
-        parts: Shape (k, n, n), least memory of parts of branches.
-        tail_parts: Shape (t, t), of parts of the tail.
+        least: Shape (t, states), bytes, for tails of 1 to t stages.
+        sizes: The join.
+        parts: Shape (k, n, n), bytes: least memory of parts of branches.
+        tail_parts: Shape (t, t), bytes: least memory of parts of the tail.
     """
     k = len(sizes.lengths)
     positions, order = np.zeros(k, dtype=np.int64), np.zeros(k, dtype=np.int64)
@@ -232,9 +274,10 @@ def fill_least(least: Array, sizes: JoinSizes, parts: Array, tail_parts: Array) 
                 if place < 2 * sizes.lengths[j] - 1:
                     beside = stored - sizes.stored[j, place] - (held - sizes.held[j, place])
                     behind = least[p - 1, state :: sizes.strides[j]]
-                    need = _least_of_branch(behind, sizes, parts, j, place, beside, gradient)
+                    move = BranchMove(state, j, place, beside, gradient, 0)
+                    need = _least_of_branch(behind, sizes, parts, move)
                     best = min(best, need)
-            need = way_to_the_join(sizes, positions, order)
+            need = need_up_to_the_join(sizes, positions, order)
             for i in range(1, p):
                 if i > 1:
                     need = max(need, sizes.tail_transit[i - 1])

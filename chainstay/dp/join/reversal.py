@@ -29,11 +29,11 @@ Counts = NDArray[np.int64]
 
 
 def least_reversal_forwards(steps: int, slots: int) -> int:
-    """Forwards of ``Opt_0(steps - 1, slots)``: least number to run `steps` steps backward.
+    """Return the forwards of ``Opt_0(steps - 1, slots)``: least number to run `steps` backward.
 
     Args:
         steps: At least 1; the paper's l plus 1.
-        slots: For the input of the first step, the gradient of the last, and the work.
+        slots: Slots for the input of the first step, the gradient of the last, and the work.
 
     Returns:
         The number, or `IMPOSSIBLE`.
@@ -46,7 +46,7 @@ def least_reversal_forwards(steps: int, slots: int) -> int:
 
 
 def forwards_table(steps: int, slots: int) -> Counts:
-    """`least_reversal_forwards` for all arguments up to these.
+    """Return `least_reversal_forwards` for all arguments up to these.
 
     Returns:
         Shape (slots + 1, steps + 1), at [c, n]: for n steps and c slots, 0 for no step.
@@ -56,7 +56,7 @@ def forwards_table(steps: int, slots: int) -> Counts:
 
 
 def _forwards(steps: int, slots: int) -> Counts:
-    """For 1, 2, … `steps` steps."""
+    """Return the least forwards for 1, 2, … `steps` steps."""
     if slots < 3:
         impossible = np.full(max(steps, 1), IMPOSSIBLE, dtype=np.int64)
         impossible[0] = 0 if slots == 2 else IMPOSSIBLE
@@ -70,13 +70,13 @@ def _forwards(steps: int, slots: int) -> Counts:
 
 
 def reversal(branch: int | None, start: int, steps: int, slots: int) -> Iterator[Op]:
-    """An optimal schedule of steps `start` to ``start + steps - 1``, backward.
+    """Yield an optimal schedule of steps `start` to ``start + steps - 1``, backward.
 
     Args:
-        branch: Which, None for the tail.
+        branch: The branch, None for the tail.
         start: The first step, whose input is held.
-        steps: How many; the gradient of the last one's output is held.
-        slots: As `least_reversal_forwards`, for which this must be possible.
+        steps: How many steps; the gradient of the last one's output is held.
+        slots: The slots, as for `least_reversal_forwards`, for which this must be possible.
     """
     table = forwards_table(steps, slots)
     pending = [(start, steps, slots)]
@@ -93,7 +93,7 @@ def reversal(branch: int | None, start: int, steps: int, slots: int) -> Iterator
 
 
 def advance(branch: int | None, start: int, steps: int) -> Iterator[Op]:
-    """Run `steps` steps from `start`, whose input stays."""
+    """Yield the operations that run `steps` steps from `start`, whose input stays."""
     for step in range(start, start + steps):
         kind = OpKind.FORWARD_KEEP_INPUT if step == start else OpKind.FORWARD_DROP
         yield Op(kind, step, branch)

@@ -29,23 +29,25 @@ __all__ = ["JoinSizes", "in_units", "join_sizes", "positions_of", "recursions_of
 
 
 class JoinSizes(NamedTuple):
-    """Of k branches, with at most n stages each; entries beyond a branch's end mean nothing.
+    """The sizes and times of k branches, with at most n stages each, and of a tail of t stages.
+
+    Entries beyond a branch's end mean nothing. Bytes, unless said otherwise.
 
     Attributes:
-        lengths: Shape (k,), stages.
-        strides: Shape (k,), what a position weighs in the number of a state.
+        lengths: Shape (k,), stages of each branch.
+        strides: Shape (k,), the weight of each branch's position in the number of a state.
         stored: Shape (k, 2 n + 1), at [j, position]: bytes of the checkpoint there.
-        held: Likewise, bytes that stay once the branch is back there: the gradient of the
-            next stage's input, and saved data that contains the input.
+        held: Shape (k, 2 n + 1), at [j, position]: bytes that stay once the branch is back there:
+            the gradient of the next stage's input, and saved data that contains the input.
         activation: Shape (k, n + 1).
         saved: Shape (k, n).
-        elapsed: Shape (k, n + 1), forward time of the stages before.
+        elapsed: Shape (k, n + 1), ns: forward time of the stages before.
         keep_forward: Shape (k, n), what ``Fa`` of a stage needs.
         keep_backward: Shape (k, n), what ``B`` of a stage needs, its saved data included.
         transit: Shape (k, n, n), at [j, s, e]: what running s..e needs besides the input.
         tail_activation: Shape (t + 1,).
         tail_gradient: Shape (t + 1,).
-        tail_elapsed: Shape (t + 1,).
+        tail_elapsed: Shape (t + 1,), ns: forward time of the tail's stages before.
         tail_transit: Shape (t,), at [i]: what running the tail from its start to i needs
             after the join stage, for i >= 1; for i = 0, what the join stage makes.
     """
@@ -67,12 +69,12 @@ class JoinSizes(NamedTuple):
 
 
 def states_of(profile: JoinProfile) -> int:
-    """How many states there are."""
+    """Return the number of states."""
     return prod(2 * len(branch) + 1 for branch in profile.branches)
 
 
 def positions_of(state: int, sizes: JoinSizes) -> list[int]:
-    """The position of each branch.
+    """Return the position of each branch in a state.
 
     Example:
         >>> from chainstay.profiles import Stage
@@ -87,12 +89,12 @@ def positions_of(state: int, sizes: JoinSizes) -> list[int]:
 
 
 def recursions_of(profile: JoinProfile) -> tuple[Recursion, ...]:
-    """Of every branch, and of the tail."""
-    return tuple(Recursion.of(chain) for chain in (*profile.branches, profile.closing))
+    """Return the recursions of every branch, and of the tail."""
+    return tuple(Recursion.from_profile(chain) for chain in (*profile.branches, profile.closing))
 
 
 def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
-    """The arrays of a join, sizes in its own units, times in ns."""
+    """Return the arrays of a join, sizes in its own units, times in ns."""
     k, n = len(profile.branches), max(map(len, profile.branches))
     arrays = {
         name: np.zeros((k, width), dtype=np.int64)
@@ -108,13 +110,13 @@ def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
     }
     transit = np.zeros((k, n, n), dtype=np.int64)
     for j, branch in enumerate(profile.branches):
-        recursion, length = Recursion.of(branch), len(branch)
+        recursion, length = Recursion.from_profile(branch), len(branch)
         for name, values in _branch(branch, recursion, is_kept=keep[j]).items():
             arrays[name][j, : len(values)] = values
         transit[j, :length, :length] = recursion.transit
     lengths = np.array([len(branch) for branch in profile.branches], dtype=np.int64)
     spans = 2 * lengths + 1
-    tail, after = profile.closing.arrays(), Recursion.of(profile.closing)
+    tail, after = profile.closing.arrays(), Recursion.from_profile(profile.closing)
     made = tail.activation[1:] + tail.forward_overhead
     return JoinSizes(
         lengths=lengths,
@@ -129,6 +131,7 @@ def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
 
 
 def _branch(branch: ChainProfile, recursion: Recursion, *, is_kept: bool) -> dict[str, Array]:
+    """Return the rows of one branch, by the name of the array."""
     p = branch.arrays()
     stored, held = (np.zeros(2 * len(branch) + 1, dtype=np.int64) for _ in range(2))
     stored[0], stored[1::2], stored[2::2] = p.activation[0], p.activation[1:], p.saved
@@ -146,7 +149,7 @@ def _branch(branch: ChainProfile, recursion: Recursion, *, is_kept: bool) -> dic
 
 
 def in_units(profile: JoinProfile, unit: int, *, up: bool) -> JoinProfile:
-    """The same join with every size in units of `unit` bytes, rounded up or down.
+    """Return the join with every size in units of `unit` bytes, rounded up or down.
 
     A schedule that fits in a budget rounded down fits in it with sizes rounded up, as
     every sum of sizes does; and what fits at all fits with sizes rounded the other way.

@@ -55,18 +55,19 @@ from chainstay.solution import Family
 __all__ = ["JoinCurve", "SlotProgram", "join_curve"]
 
 _Key: TypeAlias = tuple[int, int]
-"""Tail steps that remain, and whether their last gradient is held."""
+"""Tail steps that remain, and whether their last gradient is held (1) or not (0)."""
 _LARGEST_TABLE: Final = 2**28
-"""Entries of all tables together."""
+"""The most entries of all tables together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinCurve:
-    """Least makespan of a homogeneous join for every number of slots: a falling staircase.
+    """The least makespan of a homogeneous join for every number of slots: a falling staircase.
 
     Attributes:
-        slots: From the least feasible number to the one with which nothing is recomputed.
-        makespans: For each of them, in ns.
+        slots: Numbers of slots, from the least feasible one to the one with which nothing is
+            recomputed.
+        makespans: The least makespan for each of them, in ns.
     """
 
     slots: range
@@ -74,15 +75,15 @@ class JoinCurve:
     _program: SlotProgram = field(repr=False)
 
     def makespan(self, slots: int) -> int:
-        """Least makespan with so many slots, in ns.
+        """Return the least makespan with so many slots, in ns.
 
         Raises:
-            InfeasibleBudgetError: Fewer than the first.
+            InfeasibleBudgetError: Fewer slots than the first.
         """
         return self.makespans[self._index(slots)]
 
     def schedule(self, slots: int) -> Schedule:
-        """A schedule that attains `makespan`, without solving again.
+        """Return a schedule that attains `makespan`, without solving again.
 
         Raises:
             InfeasibleBudgetError: Fewer slots than the first.
@@ -97,11 +98,11 @@ class JoinCurve:
 
 
 def join_curve(profile: HomogeneousJoin, *, keep: Sequence[bool] | None = None) -> JoinCurve:
-    """Optima of a homogeneous join for all numbers of slots, from one run of the program.
+    """Return the optima of a homogeneous join for all numbers of slots, from one run.
 
     Args:
-        profile: From `JoinProfile.homogeneous`.
-        keep: The paper's b: whose input's gradient stays until the end.
+        profile: A join from `JoinProfile.homogeneous`.
+        keep: The paper's b: for each branch, whether its input's gradient stays until the end.
 
     Raises:
         InvalidProfileError: `keep` does not fit the join, or its tables would not fit in memory.
@@ -125,8 +126,12 @@ def join_curve(profile: HomogeneousJoin, *, keep: Sequence[bool] | None = None) 
 class SlotProgram:
     """The tables of all numbers of slots so far, and the schedules in them.
 
+    Args:
+        profile: The join.
+        keep: For each branch, whether the gradient of its input stays until the end.
+
     Complexity:
-        Of each table, with N = Π (ℓ_j + 1): O(N Σ ℓ_j) time in Σ ℓ_j array operations; tables
+        For each table, with N = Π (ℓ_j + 1): O(N Σ ℓ_j) time in Σ ℓ_j array operations; tables
         of a tail of p steps are p + 1 such.
     """
 
@@ -147,7 +152,11 @@ class SlotProgram:
         self._reversals = forwards_table(max((*self._lengths, self._tail, 1)), 2)
 
     def extend(self, slots: int) -> None:
-        """Fill the tables up to so many slots."""
+        """Fill the tables up to so many slots.
+
+        Raises:
+            InvalidProfileError: They would not fit in memory.
+        """
         entries = len(self._keys) * int(np.prod([float(n) for n in self._shape]))
         if entries * (slots + 1) > _LARGEST_TABLE:
             raise InvalidProfileError(
@@ -163,24 +172,24 @@ class SlotProgram:
             self._levels.append(self._level(len(self._levels)))
 
     def makespan(self, slots: int) -> int:
-        """Least makespan with so many slots, which must be enough, in ns."""
+        """Return the least makespan with so many slots, which must be enough, in ns."""
         profile = self._profile
         backwards = profile.stages * profile.backward_time
         return self._forwards(slots) * profile.forward_time + backwards + profile.turn_time
 
     def is_feasible(self, slots: int) -> bool:
-        """Whether so many slots are enough for any schedule."""
+        """Return whether so many slots are enough for any schedule."""
         return self._forwards(slots) < IMPOSSIBLE
 
     def least_slots(self) -> int:
-        """The paper's c_min."""
+        """Return the least feasible number of slots, the paper's c_min."""
         slots = len(self._lengths)
         while not self.is_feasible(slots):
             slots += 1
         return slots
 
     def infeasible(self, slots: int, required: int) -> InfeasibleBudgetError:
-        """The error for too few slots."""
+        """Return the error for too few slots."""
         return InfeasibleBudgetError(
             budget=slots,
             required=required,
@@ -191,16 +200,17 @@ class SlotProgram:
         )
 
     def schedule(self, slots: int) -> Schedule:
-        """An optimal schedule with so many slots, which must be enough."""
+        """Return an optimal schedule with so many slots, which must be enough."""
         self.extend(slots)
         return Schedule(tuple(self.walk(self._lengths, self._tail, 0, slots)))
 
     def _forwards(self, slots: int) -> int:
+        """Return the least number of forwards with so many slots."""
         self.extend(slots)
         return int(self._levels[slots][self._tail, 0][self._lengths])
 
     def _level(self, c: int) -> dict[_Key, Counts]:
-        """The tables for c slots, shorter tails first."""
+        """Return the tables for c slots, shorter tails first."""
         level: dict[_Key, Counts] = {}
         for p, d in self._keys:
             table = np.full(self._shape, IMPOSSIBLE, dtype=np.int64)
@@ -216,26 +226,26 @@ class SlotProgram:
         return level
 
     def _at_join(self, p: int, d: int, c: int) -> int:
-        """Forwards once every branch is at its end, all outputs held."""
+        """Return the forwards once every branch is at its end, all outputs held."""
         if p == 0:
             return 0
         slots = c - len(self._lengths) + 1
         return int(self._reversals[slots, p]) if d else self._chain_forwards(p, slots)
 
     def _chain_forwards(self, steps: int, slots: int) -> int:
-        """Of the last `steps` tail steps and the turn, with their input in one of the slots."""
+        """Return the forwards of the last `steps` tail steps, their input in one of the slots."""
         assert self._alone is not None, "only tails end with a chain"
         return self._alone.forwards_of((steps,), 0, 0, slots)
 
     def _tail_cuts(self, p: int, d: int, c: int) -> Iterator[tuple[int, int]]:
-        """Where to cut the tail, and what that costs besides running the branches."""
+        """Yield where to cut the tail, and the forwards of that besides those of the branches."""
         slots = c - len(self._lengths)
         for i in range(1, p + (1 - d)):
             behind = self._reversals[slots, p - i] if d else self._chain_forwards(p - i, slots)
             yield i, i + int(behind)
 
     def _cut_branches(self, table: Counts, previous: Counts, c: int) -> None:
-        """Lower `table` to the best cut of any branch, `previous` being that of c - 1 slots."""
+        """Lower `table` to the best cut of any branch; `previous` is the table of c - 1 slots."""
         classes: dict[tuple[int, bool], list[int]] = {}
         for m, kind in enumerate(zip(self._lengths, self._keep, strict=True)):
             classes.setdefault(kind, []).append(m)
@@ -247,7 +257,7 @@ class SlotProgram:
                 np.minimum(table, np.swapaxes(cuts, alike[0], m), out=table)
 
     def _cuts_of(self, m: int, previous: Counts, c: int) -> Counts:
-        """The best cut of branch m, for every q."""
+        """Return the best cut of branch m, for every q."""
         rest = np.ascontiguousarray(np.moveaxis(previous, m, 0))
         best = np.full_like(rest, IMPOSSIBLE)
         scratch = np.empty_like(rest)
@@ -258,7 +268,7 @@ class SlotProgram:
         return np.moveaxis(best, 0, m)
 
     def _gradients_beside(self, m: int) -> Counts:
-        """Gradients that branches other than m hold, for every q without ``q_m``."""
+        """Return how many gradients branches other than m hold, for every q without ``q_m``."""
         count = np.zeros((), dtype=np.int64)
         for j, length in enumerate(self._lengths):
             if j != m:
@@ -267,11 +277,11 @@ class SlotProgram:
         return count
 
     def forwards_of(self, q: tuple[int, ...], p: int, d: int, c: int) -> int:
-        """Least forwards of ``R(q, p, c, d)``; the tables of c slots must be filled."""
+        """Return the least forwards of ``R(q, p, c, d)``; the tables of c slots must be filled."""
         return int(self._levels[c][p, d][q])
 
     def walk(self, q: tuple[int, ...], p: int, d: int, c: int) -> Iterator[Op]:
-        """The schedule behind an entry, found again by its value."""
+        """Yield the schedule of an entry, found again by its value."""
         pending: list[Iterator[Op] | tuple[tuple[int, ...], int, int, int]]
         pending = [(q, p, d, c)]
         while pending:
@@ -284,7 +294,7 @@ class SlotProgram:
     def _decided(
         self, q: tuple[int, ...], p: int, d: int, c: int
     ) -> Iterator[Iterator[Op] | tuple[tuple[int, ...], int, int, int]]:
-        """What an entry consists of, in order."""
+        """Yield what an entry consists of, in order."""
         target, k = int(self._levels[c][p, d][q]), len(self._lengths)
         if not any(q) and target == self._at_join(p, d, c):
             slots = c - k + 1
@@ -309,7 +319,7 @@ class SlotProgram:
                 return
 
     def _through_the_join(self, q: tuple[int, ...], i: int) -> Iterator[Op]:
-        """Run all branches to their ends and the tail to step i; checkpoints stay."""
+        """Yield the operations that run all branches to their ends and the tail to step i."""
         for m, steps in enumerate(q):
             yield from advance(m, self._lengths[m] - steps, steps)
         yield Op(OpKind.FORWARD_KEEP_INPUT, 0)
@@ -320,7 +330,7 @@ class SlotProgram:
             yield Op(OpKind.FORWARD_DROP, step)
 
     def _chain(self, steps: int, slots: int) -> Iterator[Op]:
-        """The last `steps` tail steps and the turn."""
+        """Yield the operations of the last `steps` tail steps and the turn."""
         if steps == 0:
             yield Op(OpKind.TURN)
             return

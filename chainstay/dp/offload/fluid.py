@@ -1,8 +1,8 @@
-"""The best plan for given amounts when bytes flow one by one and no offload follows a prefetch.
+"""The best plan for given amounts, when bytes flow one by one and all offloads come first.
 
 [BES20], Lemmas 2 and 3: offload in increasing order, each byte as early as it can; run every
 forward as soon as enough is free. The way back is the same in reversed time: prefetches in
-decreasing order, as late as they can. Then glue the two halves with the least idle time such
+decreasing order, as late as they can. Then join the two halves with the least idle time such
 that all offloads end before the first prefetch and memory suffices in between. (The lemma
 says that this is the best of all plans; it is the best among plans of this form.)
 
@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from chainstay.errors import InvalidProfileError
-from chainstay.offloading import OffloadProblem
+from chainstay.problems.offload import OffloadProblem
 from chainstay.schedule import Op, OpKind
 from chainstay.timetable import Move, Time, Timetable, exact
 
@@ -26,14 +26,14 @@ __all__ = ["FluidPlan", "byte_ticks", "fluid_plan", "greedy_amounts"]
 
 
 class FluidPlan(NamedTuple):
-    """A timetable and when it ends."""
+    """A timetable and its makespan in the profile's time units."""
 
     makespan: Time
     timetable: Timetable
 
 
 class _Transfer(NamedTuple):
-    """Of activation j, in ticks."""
+    """The transfer of activation j, its start and end in ticks."""
 
     j: int
     start: int
@@ -41,13 +41,13 @@ class _Transfer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Half:
+class _FluidHalf:
     """All forwards, or all backwards in reversed time, and their transfers; in ticks.
 
     Attributes:
-        starts: Shape (n,).
-        ends: Shape (n,).
-        transfers: In the order of j and of time.
+        starts: Shape (n,), ticks at which computations start.
+        ends: Shape (n,), ticks at which they end.
+        transfers: Transfers in the order of j and of time.
         byte: Ticks that one byte takes.
     """
 
@@ -58,11 +58,11 @@ class _Half:
 
     @property
     def moved_by(self) -> int:
-        """When the last transfer ends."""
+        """The tick at which the last transfer ends."""
         return self.transfers[-1].end if self.transfers else 0
 
     def when_moved(self, amount: int) -> int:
-        """When the first `amount` bytes have moved; at most what moves in all."""
+        """Return the tick by which `amount` bytes have moved; at most what moves in all."""
         for transfer in self.transfers:
             size = (transfer.end - transfer.start) // self.byte
             if amount <= size:
@@ -72,23 +72,23 @@ class _Half:
 
 
 def byte_ticks(problem: OffloadProblem) -> int:
-    """Ticks of the link that one byte takes.
+    """Return the ticks of the link that one byte takes.
 
     Raises:
-        InvalidProfileError: The link has latency, or runs both ways at once: not what
-            Algorithm 1 and Greedy are about.
+        InvalidProfileError: The link has latency, or runs both ways at once: Algorithm 1 and
+            Greedy do not apply to such links.
     """
     link = problem.link
     if link.latency or link.is_full_duplex:
         raise InvalidProfileError(
             f"{problem.transfers} transfers are solved over half-duplex links without latency, "
-            f"not over {link}; use another link, or transfers='integral', which knows all links"
+            f"not over {link}; use another link, or transfers='integral', which allows all links"
         )
     return link.transfer_ticks(1)
 
 
 def greedy_amounts(problem: OffloadProblem) -> list[int]:
-    """What Greedy moves: from the first activation on, exactly what the peak is too high.
+    """Return what Greedy moves: from the first activation on, exactly what the peak is too high.
 
     Returns:
         Shape (n,), bytes; in the last activation that moves they may be a part of it.
@@ -102,7 +102,7 @@ def greedy_amounts(problem: OffloadProblem) -> list[int]:
 
 
 def fluid_plan(problem: OffloadProblem, amounts: Sequence[int]) -> FluidPlan | None:
-    """The best offload-before-prefetch plan that moves `amounts`, or ``None`` if none fits.
+    """Return the best offload-before-prefetch plan that moves `amounts`, or ``None`` if none fits.
 
     Args:
         problem: Its link has neither latency nor two directions at once.
@@ -122,7 +122,7 @@ def fluid_plan(problem: OffloadProblem, amounts: Sequence[int]) -> FluidPlan | N
         return None
     forward = _half(amounts, needs[0], [u * ticks for u in profile.forward_times], byte, lag=1)
     backward = _half(amounts, needs[1], [u * ticks for u in profile.backward_times], byte, lag=0)
-    makespan = _glued(forward, backward, needs, older)
+    makespan = _least_makespan(forward, backward, needs, older)
     at = [exact(Fraction(tick, ticks)) for tick in forward.starts]
     at += [exact(Fraction(makespan - tick, ticks)) for tick in reversed(backward.ends)]
     moves = [
@@ -137,22 +137,23 @@ def fluid_plan(problem: OffloadProblem, amounts: Sequence[int]) -> FluidPlan | N
 
 
 def _move(kind: OpKind, j: int, start: int, end: int, ticks: int) -> Move:
+    """Return a transfer of a timetable, from its ticks."""
     return Move(Op(kind, j), exact(Fraction(start, ticks)), exact(Fraction(end, ticks)))
 
 
 def _half(
     amounts: Sequence[int], needs: Sequence[int], times: Sequence[int], byte: int, *, lag: int
-) -> _Half:
-    """Computations as early as memory allows, transfers in order, each as early as possible.
+) -> _FluidHalf:
+    """Return computations as early as memory allows, and transfers in order, as early as possible.
 
     Args:
         amounts: Bytes to move of every activation.
         needs: Bytes of activations before i that must have moved when computation i starts.
-        times: Of the computations, in ticks.
+        times: Times of the computations, in ticks.
         byte: Ticks that one byte takes.
         lag: Activation j can move when computation j - `lag` has ended.
     """
-    half, clock, free = _Half([], [], [], byte), 0, 0
+    half, clock, free = _FluidHalf([], [], [], byte), 0, 0
     for i, time in enumerate(times):
         if lag and amounts[i]:  # what the computation before has made
             free = _append(half, i, max(free, clock), amounts[i])
@@ -166,15 +167,16 @@ def _half(
     return half
 
 
-def _append(half: _Half, j: int, start: int, amount: int) -> int:
+def _append(half: _FluidHalf, j: int, start: int, amount: int) -> int:
+    """Append a transfer to a half; return the tick at which it ends."""
     half.transfers.append(_Transfer(j, start, start + amount * half.byte))
     return half.transfers[-1].end
 
 
-def _glued(
-    forward: _Half, backward: _Half, needs: Sequence[Sequence[int]], older: Sequence[int]
+def _least_makespan(
+    forward: _FluidHalf, backward: _FluidHalf, needs: Sequence[Sequence[int]], older: Sequence[int]
 ) -> int:
-    """The least makespan of the two halves, in ticks.
+    """Return the least makespan of the two halves, in ticks.
 
     1. Forwards end before backwards start.
     2. The last offload ends before the first prefetch starts.

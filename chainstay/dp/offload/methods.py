@@ -1,4 +1,4 @@
-"""Greedy and Algorithm 1 as methods: from amounts to a claim with its times and bound."""
+"""Greedy and Algorithm 1 as methods: claims with times and bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chainstay.dp.offload.fluid import FluidPlan, fluid_plan, greedy_amounts
 from chainstay.dp.offload.slots import subsets_on_slots
 from chainstay.dp.offload.subsets import best_subset
 from chainstay.errors import InvalidProfileError, UnknownMethodError
-from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.problems.offload import OffloadClaim, OffloadProblem
 from chainstay.profiles import Link
 from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers, exact
@@ -19,7 +19,7 @@ from chainstay.timetable import Time, Transfers, exact
 __all__ = ["Algorithm1", "Greedy", "fractional_optimum", "greedy_set", "promising_sets", "relaxed"]
 
 _ANSWERS: Final = 32
-"""Of the program on slots, for `promising_sets`."""
+"""How many sets the program on slots returns to `promising_sets`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Greedy:
         return "greedy"
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
-        """As `OffloadMethod`, for fractional transfers.
+        """Return the optimum for fractional transfers; see `OffloadMethod`.
 
         Raises:
             InfeasibleBudgetError: Not one stage at a time fits.
@@ -81,10 +81,10 @@ class Algorithm1:
         return "dp" if self.slots is None else f"dp, {self.slots} slots"
 
     def __call__(self, problem: OffloadProblem) -> OffloadClaim:
-        """As `OffloadMethod`, for interruptible transfers.
+        """Return the best plan for interruptible transfers; see `OffloadMethod`.
 
         Returns:
-            The best plan whose offloads all precede all prefetches, and what proves it: the
+            The best plan whose offloads all precede all prefetches, and a bound: from the
             program itself, or that not even parts of activations are faster.
 
         Raises:
@@ -117,12 +117,12 @@ class Algorithm1:
 
 
 def greedy_set(problem: OffloadProblem) -> frozenset[int]:
-    """The activations that Greedy moves, whole."""
+    """Return the activations that Greedy moves, to be moved whole."""
     return frozenset(j for j, amount in enumerate(greedy_amounts(problem)) if amount)
 
 
 def relaxed(problem: OffloadProblem) -> OffloadProblem:
-    """`problem` with a half-duplex link that is at least as good, and without latency.
+    """Return `problem` with a half-duplex link that is at least as good, and without latency.
 
     One direction at a time at twice the bandwidth does whatever two directions do.
     """
@@ -132,7 +132,9 @@ def relaxed(problem: OffloadProblem) -> OffloadProblem:
 
 
 def fractional_optimum(problem: OffloadProblem) -> Time:
-    """No plan is faster, whatever its transfers; exact for fractional ones over `relaxed` links.
+    """Return a time that no plan is below, whatever its transfers.
+
+    It is exact for fractional transfers over `relaxed` links.
 
     Raises:
         InfeasibleBudgetError: Not one stage at a time fits.
@@ -145,7 +147,7 @@ def fractional_optimum(problem: OffloadProblem) -> Time:
 
 
 def promising_sets(problem: OffloadProblem, slots: int = 500) -> list[frozenset[int]]:
-    """Sets of activations that Greedy and Algorithm 1 would move, for other models to try."""
+    """Return sets of activations that Greedy and Algorithm 1 would move, for other models."""
     problem = relaxed(problem)
     greedy = greedy_set(problem)
     idle = _idle_ticks(problem, _plan(problem, greedy).makespan)
@@ -154,6 +156,7 @@ def promising_sets(problem: OffloadProblem, slots: int = 500) -> list[frozenset[
 
 
 def _plan(problem: OffloadProblem, chosen: Collection[int]) -> FluidPlan:
+    """Return the plan that moves the `chosen` activations whole."""
     sizes = problem.profile.activations[:-1]
     plan = fluid_plan(problem, [size * (j in chosen) for j, size in enumerate(sizes)])
     assert plan is not None, "programs choose sets that leave enough memory"
@@ -161,10 +164,12 @@ def _plan(problem: OffloadProblem, chosen: Collection[int]) -> FluidPlan:
 
 
 def _idle_ticks(problem: OffloadProblem, makespan: Time) -> int:
+    """Return the ticks of a makespan in which no computation runs."""
     return int((makespan - problem.profile.least_time) * problem.link.ticks)
 
 
 def _claim(plan: FluidPlan, lower_bound: Time, family: Family) -> OffloadClaim:
+    """Return a plan as a claim."""
     return OffloadClaim(
         schedule=plan.timetable.program(),
         makespan=plan.makespan,

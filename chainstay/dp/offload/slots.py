@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.dp.offload.subsets import Costs
-from chainstay.offloading import OffloadProblem
+from chainstay.dp.offload.subsets import TickCosts
+from chainstay.problems.offload import OffloadProblem
 
 __all__ = ["subsets_on_slots"]
 
@@ -24,11 +24,11 @@ _Floats = NDArray[np.float64]
 _Indices = NDArray[np.intp]
 
 MOST_STATES: Final = 40_000
-"""Per stage; of more, those that the link holds up least stay."""
+"""The most states per stage; beyond, those that the link delays least are kept."""
 
 
 class _States(NamedTuple):
-    """Columns of equal length; sizes and times in ticks."""
+    """States in columns of equal length; sizes and times in ticks."""
 
     kept: _Floats
     leaving: _Floats
@@ -36,11 +36,12 @@ class _States(NamedTuple):
     idle: _Floats
 
     def at(self, rows: _Indices) -> _States:
+        """Return the states of these rows."""
         return _States(*(column[rows] for column in self))
 
 
-class _Step(NamedTuple):
-    """Where the states after a stage come from: row before, and whether x_i moves."""
+class _SlotStep(NamedTuple):
+    """Origins of the states after a stage: the row of the state before, and whether x_i moves."""
 
     origin: _Indices
     moves: NDArray[np.bool_]
@@ -49,33 +50,33 @@ class _Step(NamedTuple):
 def subsets_on_slots(
     problem: OffloadProblem, slots: int, *, below: float, answers: int = 8
 ) -> list[frozenset[int]]:
-    """Sets of activations to move that look best, at most `answers`.
+    """Return sets of activations to move that look best, at most `answers`.
 
     Args:
         problem: Its link is half-duplex and without latency; its budget is feasible.
-        slots: Of the peak of plain training.
+        slots: How many slots the peak of plain training is divided into.
         below: Idle ticks of a plan that is known; only better ones are looked for.
-        answers: How many.
+        answers: The most sets.
 
     Complexity:
         O(n s) for s states a stage, at most `MOST_STATES`.
     """
-    costs = Costs.of(problem)
+    costs = TickCosts.from_problem(problem)
     slot = problem.profile.peak_bytes * problem.link.transfer_ticks(1) / slots
     states = _States(*(np.array([value], dtype=float) for value in (costs.size[0], 0, 0, 0)))
-    steps: list[_Step] = []
+    steps: list[_SlotStep] = []
     for i in range(len(problem.profile)):
         states, step = _advanced(costs, i, states)
         rows = _distinct(states, slot, _least_idle(costs, i + 1, states), below)
         states = states.at(rows)
-        steps.append(_Step(step.origin[rows], step.moves[rows]))
+        steps.append(_SlotStep(step.origin[rows], step.moves[rows]))
     least = states.idle + np.maximum(0, states.leaving + states.returning)
     best = np.argsort(least, kind="stable")[:answers]
     return list(dict.fromkeys(_chosen(steps, int(row)) for row in best))
 
 
-def _advanced(costs: Costs, i: int, states: _States) -> tuple[_States, _Step]:
-    """After stage i, x_i kept in the first half of the rows and moved in the second."""
+def _advanced(costs: TickCosts, i: int, states: _States) -> tuple[_States, _SlotStep]:
+    """Return the states after stage i: rows that keep x_i first, then rows that move it."""
     room = float(min(costs.forward_room[i], costs.backward_room[i]))
     rows = np.flatnonzero(states.kept <= room)
     states = states.at(rows)
@@ -88,7 +89,7 @@ def _advanced(costs: Costs, i: int, states: _States) -> tuple[_States, _Step]:
     size, kept = float(costs.size[i]), states.kept + float(costs.size[i + 1])
     stay = _States(kept, states.leaving - forward, states.returning - backward, idle)
     if not size or i == len(costs.forward_time) - 1:
-        return stay, _Step(rows, np.zeros(len(rows), dtype=bool))
+        return stay, _SlotStep(rows, np.zeros(len(rows), dtype=bool))
     move = _States(
         kept - size,
         np.maximum(0, leaving + size - forward),
@@ -97,11 +98,11 @@ def _advanced(costs: Costs, i: int, states: _States) -> tuple[_States, _Step]:
     )
     both = _States(*(np.concatenate(pair) for pair in zip(stay, move, strict=True)))
     moves = np.repeat([False, True], len(rows))
-    return both, _Step(np.concatenate([rows, rows]), moves)
+    return both, _SlotStep(np.concatenate([rows, rows]), moves)
 
 
-def _least_idle(costs: Costs, i: int, states: _States) -> _Floats:
-    """As `subsets._least_idle`."""
+def _least_idle(costs: TickCosts, i: int, states: _States) -> _Floats:
+    """Return for each state what `subsets._least_idle` returns."""
     if i == len(costs.forced):
         return states.idle
     forced = np.maximum(0, states.kept + float(costs.forced[i]))
@@ -110,7 +111,7 @@ def _least_idle(costs: Costs, i: int, states: _States) -> _Floats:
 
 
 def _distinct(states: _States, slot: float, least: _Floats, below: float) -> _Indices:
-    """Rows that may beat `below`, of those alike the one with the least idle time."""
+    """Return the rows that may beat `below`; of those alike, the one with the least idle time."""
     rows = np.flatnonzero(least < below)
     order = rows[np.lexsort((least[rows], states.idle[rows]))]
     alike = np.stack(
@@ -129,7 +130,8 @@ def _distinct(states: _States, slot: float, least: _Floats, below: float) -> _In
     return np.asarray(kept, dtype=np.intp)
 
 
-def _chosen(steps: list[_Step], row: int) -> frozenset[int]:
+def _chosen(steps: list[_SlotStep], row: int) -> frozenset[int]:
+    """Return the activations that move on the way to a state after the last stage."""
     chosen = set()
     for i in reversed(range(len(steps))):
         if steps[i].moves[row]:

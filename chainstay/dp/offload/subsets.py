@@ -38,31 +38,31 @@ from typing import Final, NamedTuple
 
 from chainstay.dp.offload.fluid import byte_ticks
 from chainstay.errors import SolverLimitError
-from chainstay.offloading import OffloadProblem
+from chainstay.problems.offload import OffloadProblem
 
-__all__ = ["Best", "Costs", "best_subset", "final_wait"]
+__all__ = ["BestSubset", "TickCosts", "best_subset", "final_wait"]
 
 MOST_STATES: Final = 400_000
-"""In all, before the exact program gives up: about ten seconds and 200 MB."""
+"""The most states in all before the exact program gives up: about ten seconds and 200 MB."""
 
 
-class Best(NamedTuple):
-    """Which activations move, and the idle time in ticks beside all computations."""
+class BestSubset(NamedTuple):
+    """The activations that move, and the idle time in ticks beside all computations."""
 
     chosen: frozenset[int]
     idle: int
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class TickCosts:
     """The problem in ticks: sizes as the time that they take on the link.
 
     Attributes:
-        size: Shape (n + 1,), of activations.
-        forward_time: Shape (n,).
-        backward_time: Shape (n,).
+        size: Shape (n + 1,), activations.
+        forward_time: Shape (n,), forwards.
+        backward_time: Shape (n,), backwards.
         forward_room: Shape (n,), the budget less what ``F_i`` needs beside what is kept.
-        backward_room: Shape (n,), likewise for ``B_i``.
+        backward_room: Shape (n,), the budget less what ``B_i`` needs beside what is kept.
         forced: Shape (n,), with what is kept before ``F_i``: what must still move, at least.
         remaining: Shape (n + 1,), time of all computations of stage i and later.
     """
@@ -76,8 +76,8 @@ class Costs:
     remaining: tuple[int, ...]
 
     @classmethod
-    def of(cls, problem: OffloadProblem) -> Costs:
-        """Of a problem whose link is half-duplex and without latency."""
+    def from_problem(cls, problem: OffloadProblem) -> TickCosts:
+        """Return the costs of a problem whose link is half-duplex and without latency."""
         profile, byte, ticks = problem.profile, byte_ticks(problem), problem.link.ticks
         before = [0, *accumulate(profile.activations)]
         rooms = [
@@ -90,7 +90,8 @@ class Costs:
         for i in reversed(range(len(room) - 1)):
             forced.append(max(-room[i], size[i + 1] + forced[-1]))
         times = [
-            [u * ticks for u in each] for each in (profile.forward_times, profile.backward_times)
+            [u * ticks for u in column]
+            for column in (profile.forward_times, profile.backward_times)
         ]
         both = [a + b for a, b in zip(*times, strict=True)]
         return cls(
@@ -105,8 +106,8 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
-    """Less of every number is better."""
+class _SubsetState:
+    """A state of the program; fewer ticks are better in every number."""
 
     kept: int
     leaving: int
@@ -116,6 +117,7 @@ class _State:
 
     @property
     def waits(self) -> tuple[int, int, int]:
+        """The idle time, and what waits for the link, in ticks."""
         return self.idle, self.leaving, self.returning
 
 
@@ -126,8 +128,8 @@ class _Chosen(NamedTuple):
     before: _Chosen | None
 
 
-def best_subset(problem: OffloadProblem, *, below: int | None = None) -> Best | None:
-    """The best whole activations to move, exactly; ``None`` if nothing beats `below`.
+def best_subset(problem: OffloadProblem, *, below: int | None = None) -> BestSubset | None:
+    """Return the best whole activations to move, exactly; ``None`` if nothing beats `below`.
 
     Args:
         problem: Its link is half-duplex and without latency; its budget is feasible.
@@ -140,8 +142,8 @@ def best_subset(problem: OffloadProblem, *, below: int | None = None) -> Best | 
         As many states as there are sums of activations; with sizes in bytes these may double
         with every stage. States no better than another, or than `below`, are dropped.
     """
-    costs = Costs.of(problem)
-    states, made = [_State(costs.size[0], 0, 0, 0, None)], 1
+    costs = TickCosts.from_problem(problem)
+    states, made = [_SubsetState(costs.size[0], 0, 0, 0, None)], 1
     for i in range(len(costs.forward_time)):
         following = (
             state
@@ -156,16 +158,16 @@ def best_subset(problem: OffloadProblem, *, below: int | None = None) -> Best | 
                 f"the exact program has more than {MOST_STATES} states at stage {i} of "
                 f"{len(problem.profile)}; use slots, as in DP(slots=500), or method='auto'"
             )
-    best: Best | None = None
+    best: BestSubset | None = None
     for state in states:
         idle = state.idle + final_wait(problem, costs, state.kept, state.leaving, state.returning)
         if (best is None or idle < best.idle) and (below is None or idle < below):
-            best = Best(frozenset(_unlinked(state.chosen)), idle)
+            best = BestSubset(frozenset(_unlinked(state.chosen)), idle)
     return best
 
 
-def _following(costs: Costs, i: int, state: _State) -> Iterator[_State]:
-    """After stage i: keeping x_i, and moving it."""
+def _following(costs: TickCosts, i: int, state: _SubsetState) -> Iterator[_SubsetState]:
+    """Yield the states after stage i: keeping x_i, and moving it."""
     leaving, returning = max(0, state.leaving), max(0, state.returning)
     if state.kept > min(costs.forward_room[i], costs.backward_room[i]):
         return
@@ -175,9 +177,11 @@ def _following(costs: Costs, i: int, state: _State) -> Iterator[_State]:
     backward = wait_backward + costs.backward_time[i]
     idle = state.idle + wait_forward + wait_backward
     size, kept = costs.size[i], state.kept + costs.size[i + 1]
-    yield _State(kept, state.leaving - forward, state.returning - backward, idle, state.chosen)
+    yield _SubsetState(
+        kept, state.leaving - forward, state.returning - backward, idle, state.chosen
+    )
     if size and i < len(costs.forward_time) - 1:
-        yield _State(
+        yield _SubsetState(
             kept - size,
             max(0, leaving + size - forward),
             size + max(0, state.returning - backward),
@@ -186,8 +190,8 @@ def _following(costs: Costs, i: int, state: _State) -> Iterator[_State]:
         )
 
 
-def _least_idle(costs: Costs, i: int, state: _State) -> int:
-    """A lower bound on the idle ticks in the end, by what the link has to move."""
+def _least_idle(costs: TickCosts, i: int, state: _SubsetState) -> int:
+    """Return a lower bound on the idle ticks in the end, by what the link has to move."""
     if i == len(costs.forced):
         return state.idle
     forced = max(0, state.kept + costs.forced[i])
@@ -195,20 +199,23 @@ def _least_idle(costs: Costs, i: int, state: _State) -> int:
     return state.idle + max(0, waiting)
 
 
-def _undominated(states: Iterator[_State]) -> list[_State]:
-    """Of states that keep as much, those that no other is better than in every respect."""
-    by_kept: dict[int, list[_State]] = {}
+def _undominated(states: Iterator[_SubsetState]) -> list[_SubsetState]:
+    """Return, of states that keep as much, those that no other is better than in every respect."""
+    by_kept: dict[int, list[_SubsetState]] = {}
     for state in states:
         by_kept.setdefault(state.kept, []).append(state)
-    front: list[_State] = []
+    front: list[_SubsetState] = []
     for group in by_kept.values():
         front += _front(group)
     return front
 
 
-def _front(group: list[_State]) -> list[_State]:
-    """Ascending in idle time; `stair` has what is left of (leaving, returning) to undercut."""
-    front: list[_State] = []
+def _front(group: list[_SubsetState]) -> list[_SubsetState]:
+    """Return the undominated states of a group, ascending in idle time.
+
+    In the loop, `stair` has what is left of (leaving, returning) to undercut.
+    """
+    front: list[_SubsetState] = []
     stair: list[tuple[int, int]] = []  # leaving ascending, returning descending
     for state in sorted(group, key=lambda state: state.waits):
         place = bisect_right(stair, (state.leaving, 1 << 200))
@@ -222,15 +229,16 @@ def _front(group: list[_State]) -> list[_State]:
 
 
 def _unlinked(chosen: _Chosen | None) -> Iterator[int]:
+    """Yield the activations of a linked list."""
     while chosen is not None:
         yield chosen.j
         chosen = chosen.before
 
 
 def final_wait(
-    problem: OffloadProblem, costs: Costs, kept: int, leaving: int, returning: int
+    problem: OffloadProblem, costs: TickCosts, kept: int, leaving: int, returning: int
 ) -> int:
-    """``ε_G``: idle ticks between the last forward and the first backward, (9) and (10).
+    """Return ``ε_G``: idle ticks between the last forward and the first backward, (9) and (10).
 
     With bytes on one side only, the other side's link is idle near the turn, for as long as
     the negative number says: these bytes move then, as far as memory allows.

@@ -1,9 +1,9 @@
-"""The chain as a constraint program on integers: a second, independent statement.
+"""CP-SAT programs for chains, offloading and hybrid problems: independent second statements.
 
-`CPSAT` is the method for `solve_chain`; importing it needs no OR-Tools. Nothing of the
-Pyomo model is used but the theory in `chainstay.formulations.domains`: variables,
-sentences, encoding and decoding are stated anew, on logic instead of linear rows and in
-exact bytes instead of floats, so that an error in one model shows as a difference.
+`CPSAT` is the method; importing it needs no OR-Tools. For chains read `chain_variables`,
+`chain_constraints`, `chain_memory` and `chain_cuts`, then `chain`; `hybrid_variables` and `hybrid`;
+`offload`. Each `codec` turns schedules into values and back. Only `exactness_conditions` is shared
+with the Pyomo models, so that an error in one statement shows as a difference.
 """
 
 from chainstay.formulations.cpsat.method import CPSAT

@@ -1,4 +1,4 @@
-"""The constraint program of a chain under a budget: stated, started and read here."""
+"""The constraint program of a chain under a budget: built, started and decoded here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from chainstay.errors import InvalidProfileError
-from chainstay.formulations.cpsat.binding import Model, Outcome, new_model, solve
-from chainstay.formulations.cpsat.cuts import add_cuts
-from chainstay.formulations.cpsat.memory import Need, limit_memory, most_bytes
-from chainstay.formulations.cpsat.moments import FORMS, Data, Key, Moments, Stored
-from chainstay.formulations.cpsat.schedules import decode, encode
-from chainstay.formulations.cpsat.sentences import SENTENCES
-from chainstay.formulations.scaling import size_divisor
-from chainstay.formulations.settings import Limits, Verdict
+from chainstay.formulations.cpsat.chain_codec import decode, encode
+from chainstay.formulations.cpsat.chain_constraints import CONSTRAINTS
+from chainstay.formulations.cpsat.chain_cuts import add_cuts
+from chainstay.formulations.cpsat.chain_memory import MemoryExpression, limit_memory, most_bytes
+from chainstay.formulations.cpsat.chain_variables import (
+    FORMS,
+    ChainVariables,
+    DataKind,
+    Key,
+    StoredKey,
+)
+from chainstay.formulations.cpsat.ortools_backend import CpSatResult, Model, new_model, solve
+from chainstay.formulations.memory_units import size_divisor
+from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 
@@ -31,13 +37,13 @@ class ChainProgram:
     Attributes:
         model: Minimises the time of all forwards in units of `time_unit`, or the memory
             in units of `size_unit`.
-        moments: The variables by meaning.
+        variables: The variables by meaning.
         time_unit: Greatest common divisor of the forward times, in ns.
         size_unit: Greatest common divisor of the sizes, in bytes.
     """
 
     model: Model
-    moments: Moments
+    variables: ChainVariables
     time_unit: int
     size_unit: int
 
@@ -45,33 +51,33 @@ class ChainProgram:
         """Start the search from `schedule`, and look for no slower one, if the model has it.
 
         Returns:
-            Whether it has: the solver itself checks every sentence.
+            Whether it has: the solver itself checks every constraint.
         """
-        facts = encode(self.moments, schedule)
-        for key, variable in self.moments.variables.items():
+        facts = encode(self.variables, schedule)
+        for key, variable in self.variables.by_key.items():
             self.model.add_hint(variable, key in facts)
         found = solve(self.model, limits, only_the_hint=True)
-        if found.verdict is not Verdict.OPTIMAL:
+        if found.status is not TerminationStatus.OPTIMAL:
             self.model.clear_hints()
             return False
-        self.model.add(_forward_time(self.moments, self.time_unit) <= found.objective)
+        self.model.add(_forward_time(self.variables, self.time_unit) <= found.objective)
         return True
 
-    def decode(self, outcome: Outcome) -> Schedule:
-        """The schedule that the solver found."""
+    def decode(self, outcome: CpSatResult) -> Schedule:
+        """Return the schedule that the solver found."""
 
         def is_so(key: Key) -> bool:
-            if key in self.moments.variables:
-                return outcome.is_on(self.moments.variables[key])
-            return isinstance(key, Stored) and key.what is Data.ACTIVATION and key.item == 0
+            if key in self.variables.by_key:
+                return outcome.is_on(self.variables.by_key[key])
+            return isinstance(key, StoredKey) and key.what is DataKind.ACTIVATION and key.item == 0
 
-        return decode(self.moments, is_so)
+        return decode(self.variables, is_so)
 
 
 def build(
     profile: ChainProfile, budget: int | None, *, discards: Discards, cuts: bool = True
 ) -> ChainProgram:
-    """State the problem of `profile` under `budget`.
+    """Return the program of `profile` under `budget`.
 
     Args:
         profile: A chain of n stages.
@@ -88,29 +94,29 @@ def build(
     """
     require_countable(profile)
     model = new_model()
-    moments = Moments(model=model, profile=profile, discards=discards)
+    variables = ChainVariables(model=model, profile=profile, discards=discards)
     size_unit = size_divisor(profile)
     time_unit = math.gcd(*(stage.forward_time for stage in profile.stages)) or 1
     most = most_bytes(profile) // size_unit
-    for sentence in SENTENCES:
-        sentence(moments)
+    for sentence in CONSTRAINTS:
+        sentence(variables)
     if cuts:
-        add_cuts(moments)
+        add_cuts(variables)
     if budget is None:
         limit = model.new_int_var(0, most, "memory")
         model.minimize(limit)
     else:
         limit = min(budget // size_unit, most)
-        model.minimize(_forward_time(moments, time_unit))
-    limit_memory(moments, limit, unit=size_unit)
-    return ChainProgram(model=model, moments=moments, time_unit=time_unit, size_unit=size_unit)
+        model.minimize(_forward_time(variables, time_unit))
+    limit_memory(variables, limit, unit=size_unit)
+    return ChainProgram(model=model, variables=variables, time_unit=time_unit, size_unit=size_unit)
 
 
 def require_countable(profile: ChainProfile) -> None:
     """Refuse sums that CP-SAT cannot count and report exactly.
 
     Raises:
-        InvalidProfileError: As its text says.
+        InvalidProfileError: The text names the sum and the limit.
     """
     largest = max(2 * most_bytes(profile), len(FORMS) * len(profile) * profile.least_time)
     if largest >= _LARGEST:
@@ -120,11 +126,11 @@ def require_countable(profile: ChainProfile) -> None:
         )
 
 
-def _forward_time(of: Moments, unit: int) -> Need:
-    """Time of all forwards that run; backwards run once each and cannot be saved."""
+def _forward_time(variables: ChainVariables, unit: int) -> MemoryExpression:
+    """Return the time of all forwards that run; backwards run once each and cannot be saved."""
     return sum(
-        stage.forward_time // unit * of.ran(form, k, j)
-        for j, stage in enumerate(of.profile.stages)
-        for k in range(j, len(of.profile))
+        stage.forward_time // unit * variables.ran(form, k, j)
+        for j, stage in enumerate(variables.profile.stages)
+        for k in range(j, len(variables.profile))
         for form in FORMS
     )

@@ -1,13 +1,13 @@
-"""Recomputing and offloading as a constraint program: lives of items in memory and on links.
+"""Recomputing and offloading as a constraint program: lifetimes of items in memory and on links.
 
-Between two backwards come *passes* over the stages; each forward in them is optional, and
-makes a plain activation or saved data. What it makes has a *life* in memory, and so has what a
-prefetch brings back; whoever reads an item names one of its lives. Memory behind and before
+Between two backwards come *sweeps* over the stages; each forward in them is optional, and
+makes a plain activation or saved data. What it makes has a *lifetime* in memory, and so has what a
+prefetch brings back; whoever reads an item names one of its lifetimes. Memory before and behind
 the links is cumulative, each link serves one transfer at a time. Nothing is assumed about
-discards, and every program list within the `Extent` is a solution.
+discards, and every schedule within the `ModelSize` is a solution.
 
 Computations that take no time hold memory all the same. So all times are multiples of a
-*grain*, and a computation without time takes one grain: as there are fewer of them than grains
+*time unit*, and a computation without time takes one unit: as there are fewer of them than units
 in a tick, times in ticks are what they were.
 """
 
@@ -19,10 +19,15 @@ from itertools import pairwise
 from typing import Any, Final
 
 from chainstay.errors import InvalidProfileError
-from chainstay.formulations.cpsat.binding import Literal, new_model
-from chainstay.formulations.cpsat.lives import Computation, Grains, HybridProgram, Moves
-from chainstay.formulations.extent import Extent, Item, items_of, size_of
-from chainstay.hybrid import HybridProblem
+from chainstay.formulations.cpsat.hybrid_variables import (
+    ComputationInterval,
+    HybridProgram,
+    ItemTransfers,
+    TimeUnits,
+)
+from chainstay.formulations.cpsat.ortools_backend import Literal, new_model
+from chainstay.formulations.hybrid.truncation import Item, ModelSize, item_bytes, items_of
+from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
 from chainstay.timetable import Time
 
@@ -32,17 +37,17 @@ _PREFETCH: Final = -1
 _INPUT: Final = -2
 _LARGEST_BYTES: Final = 2**53
 _LONGEST: Final = 2**45
-"""Grains; sums of a few of them stay exact in floats, in which CP-SAT reports."""
+"""Time units of the longest horizon; sums of a few stay exact in floats, which CP-SAT reports."""
 
 
 def build(
-    problem: HybridProblem, extent: Extent, *, known: Time | None = None, least: Time = 0
+    problem: HybridProblem, model_size: ModelSize, *, known: Time | None = None, least: Time = 0
 ) -> HybridProgram:
-    """State `problem`, whose transfers are integral.
+    """Return the program of `problem`, whose transfers are integral.
 
     Args:
-        problem: What to solve.
-        extent: How much of it to state.
+        problem: The problem to state.
+        model_size: How much of it to state.
         known: A makespan that can be reached; no slower answer is looked for.
         least: A makespan that no answer is below.
 
@@ -51,22 +56,32 @@ def build(
         BackendError: OR-Tools is missing.
     """
     _require_exact(problem)
-    of = _empty_program(problem, extent, known)
-    model = of.model
-    _compute_in_order(of)
-    _live(of)
-    _move_one_at_a_time(of)
-    _read(of)
-    _make_nothing_in_vain(of)
-    _store_in_budget(of)
-    model.add(of.makespan >= math.ceil(least * problem.link.ticks * Fraction(of.grains, of.ticks)))
-    model.minimize(of.makespan)
-    return of
+    program = _empty_program(problem, model_size, known)
+    model = program.model
+    _compute_in_order(program)
+    _add_lifetimes(program)
+    _move_one_at_a_time(program)
+    _read(program)
+    _make_nothing_in_vain(program)
+    _store_in_budget(program)
+    model.add(
+        program.makespan
+        >= math.ceil(
+            least * problem.link.ticks * Fraction(program.units_per_tick, program.ticks_per_unit)
+        )
+    )
+    model.minimize(program.makespan)
+    return program
 
 
 def _require_exact(problem: HybridProblem) -> None:
+    """Refuse sizes that CP-SAT cannot count exactly.
+
+    Raises:
+        InvalidProfileError: They add up to more than 2**53.
+    """
     profile = problem.profile
-    total = sum(size_of(problem, item) for item in items_of(problem))
+    total = sum(item_bytes(problem, item) for item in items_of(problem))
     total += sum(profile.gradient_bytes(i) for i in range(len(profile) + 1))
     total += sum(s.forward_overhead_bytes + s.backward_overhead_bytes for s in profile.stages)
     if total >= _LARGEST_BYTES:
@@ -76,247 +91,289 @@ def _require_exact(problem: HybridProblem) -> None:
         )
 
 
-def _empty_program(problem: HybridProblem, extent: Extent, known: Time | None) -> HybridProgram:
-    """Without a sentence; its horizon is one that the fastest answers in the extent keep."""
+def _empty_program(
+    problem: HybridProblem, model_size: ModelSize, known: Time | None
+) -> HybridProgram:
+    """Return the program without constraints; the fastest answers of this size keep its horizon."""
     profile, link = problem.profile, problem.link
-    places = [(t, i) for t, i, _ in _forwards(len(profile), extent.passes)]
+    places = [(t, i) for t, i, _ in _forwards(len(profile), model_size.sweeps)]
     forward = [profile.stages[i].forward_time for _, i in places]
     backward = [stage.backward_time for stage in profile.stages]
-    empty = (forward + backward).count(0)
+    instant_computations = (forward + backward).count(0)
     longest = (sum(forward) + sum(backward)) * link.ticks
     moving = 0
     for item in items_of(problem):
         slowest = max(
-            link.transfer_ticks(size_of(problem, item), level) for level in range(len(link.levels))
+            link.transfer_ticks(item_bytes(problem, item), level)
+            for level in range(len(link.levels))
         )
-        moving += (1 + extent.prefetches) * slowest
+        moving += (1 + model_size.prefetches) * slowest
     longest += moving
     if known is not None:
         longest = min(longest, math.ceil(known * link.ticks))
-    is_exact = longest * (empty + 1) <= _LONGEST
-    grains, ticks = (empty + 1, 1) if is_exact else (1, -(-longest // _LONGEST))
-    operations = len(places) + len(profile) + 2 * len(profile) * (1 + extent.prefetches)
-    horizon = -(-longest * grains // ticks) + (empty if is_exact else operations)
+    is_exact = longest * (instant_computations + 1) <= _LONGEST
+    units_per_tick, ticks = (
+        (instant_computations + 1, 1) if is_exact else (1, -(-longest // _LONGEST))
+    )
+    operations = len(places) + len(profile) + 2 * len(profile) * (1 + model_size.prefetches)
+    horizon = -(-longest * units_per_tick // ticks) + (
+        instant_computations if is_exact else operations
+    )
     return HybridProgram(
-        problem, extent, new_model(), horizon, grains, ticks, empty, is_exact, known
+        problem,
+        model_size,
+        new_model(),
+        horizon,
+        units_per_tick,
+        ticks,
+        instant_computations,
+        is_exact,
+        known,
     )
 
 
-def _forwards(stages: int, passes: int) -> list[tuple[int, int, int]]:
-    """Phase (the backward that ends it), stage and pass of every place for a forward."""
+def _forwards(stages: int, sweeps: int) -> list[tuple[int, int, int]]:
+    """Return phase (the backward that ends it), stage and sweep of every possible forward."""
     return [
-        (phase, stage, lap)
+        (phase, stage, sweep)
         for phase in reversed(range(stages))
-        for lap in range(passes)
+        for sweep in range(sweeps)
         for stage in range(phase + 1)
     ]
 
 
-def _compute_in_order(of: HybridProgram) -> None:
-    """One computation at a time; each forward at least once, which follows, and helps to see."""
-    profile, ticks = of.problem.profile, of.problem.link.ticks
-    forwards = _forwards(len(profile), of.extent.passes)
-    end: Grains = 0
+def _compute_in_order(program: HybridProgram) -> None:
+    """Let one computation run at a time, and each forward at least once.
+
+    The latter follows from the rest, and helps the solver.
+    """
+    profile, ticks = program.problem.profile, program.problem.link.ticks
+    forwards = _forwards(len(profile), program.model_size.sweeps)
+    end: TimeUnits = 0
     for phase in reversed(range(len(profile))):
-        for _, i, lap in (each for each in forwards if each[0] == phase):
-            length = of.length(profile.stages[i].forward_time * ticks)
-            saves = of.model.new_bool_var(f"Fa{i} {phase} {lap}")
-            plain = of.model.new_bool_var(f"Fc{i} {phase} {lap}") if i < phase else None
-            start = of.moment(f"F{i} {phase} {lap}")
-            of.model.add(start >= end)
+        for _, i, sweep in (forward for forward in forwards if forward[0] == phase):
+            duration = program.covering_units(profile.stages[i].forward_time * ticks)
+            saves = program.model.new_bool_var(f"Fa{i} {phase} {sweep}")
+            plain = program.model.new_bool_var(f"Fc{i} {phase} {sweep}") if i < phase else None
+            start = program.new_time(f"F{i} {phase} {sweep}")
+            program.model.add(start >= end)
             runs = saves if plain is None else saves + plain
             if plain is not None:
-                of.model.add_at_most_one(saves, plain)
-            end = start + length * runs
-            of.computations.append(Computation(i, phase, lap, start, end, length, plain, saves))
-        length = of.length(profile.stages[phase].backward_time * ticks)
-        start = of.moment(f"B{phase}")
-        of.model.add(start >= end)
-        end = start + length
-        of.computations.append(Computation(phase, phase, 0, start, end, length, None, None))
-    of.model.add(end <= of.horizon)
+                program.model.add_at_most_one(saves, plain)
+            end = start + duration * runs
+            program.computations.append(
+                ComputationInterval(i, phase, sweep, start, end, duration, plain, saves)
+            )
+        duration = program.covering_units(profile.stages[phase].backward_time * ticks)
+        start = program.new_time(f"B{phase}")
+        program.model.add(start >= end)
+        end = start + duration
+        program.computations.append(
+            ComputationInterval(phase, phase, 0, start, end, duration, None, None)
+        )
+    program.model.add(end <= program.horizon)
     last = len(profile) - 1
     for i in range(len(profile)):
-        first = [p.runs for p in of.computations if (p.phase, p.stage) == (last, i)]
-        of.model.add(sum(first[: of.extent.passes]) >= 1)
-    _pack_passes(of)
+        first = [p.runs for p in program.computations if (p.phase, p.stage) == (last, i)]
+        program.model.add(sum(first[: program.model_size.sweeps]) >= 1)
+    _pack_sweeps(program)
 
 
-def _pack_passes(of: HybridProgram) -> None:
-    """A pass starts where the one before has got as far: no two ways to write one sequence."""
-    for phase in range(len(of.problem.profile)):
+def _pack_sweeps(program: HybridProgram) -> None:
+    """Let a sweep start where the one before ended, so that a sequence has one encoding only."""
+    for phase in range(len(program.problem.profile)):
         by_lap = [
-            [p for p in of.computations if p.phase == phase and p.lap == lap and not p.is_backward]
-            for lap in range(of.extent.passes)
+            [
+                p
+                for p in program.computations
+                if p.phase == phase and p.sweep == sweep and not p.is_backward
+            ]
+            for sweep in range(program.model_size.sweeps)
         ]
-        for before, lap in pairwise(by_lap):
-            for p in lap:
-                earlier = [q.runs for q in lap if q.stage < p.stage]
+        for before, sweep in pairwise(by_lap):
+            for p in sweep:
+                earlier = [q.runs for q in sweep if q.stage < p.stage]
                 later = [q.runs for q in before if q.stage >= p.stage]
-                of.model.add(sum(earlier) + sum(later) >= p.runs)
+                program.model.add(sum(earlier) + sum(later) >= p.runs)
 
 
-def _live(of: HybridProgram) -> None:
-    """What is made from its making, what is prefetched from its prefetch."""
-    problem, model = of.problem, of.model
-    of.lives = {item: [] for item in items_of(problem)}
-    of.live(("a", 0), _INPUT, 0, 0, model.new_constant(1))
-    for position, p in enumerate(of.computations):
+def _add_lifetimes(program: HybridProgram) -> None:
+    """Add lifetimes: of what is made from its making, of what is prefetched from its prefetch."""
+    problem, model = program.problem, program.model
+    program.lifetimes = {item: [] for item in items_of(problem)}
+    program.add_lifetime(("a", 0), _INPUT, 0, 0, model.new_constant(1))
+    for position, p in enumerate(program.computations):
         for item, exists in ((("a", p.stage + 1), p.plain), (("b", p.stage), p.saves)):
             if exists is not None:
-                of.live(item, position, p.start, p.end, exists)
-    for item, lives in of.lives.items():
-        if size_of(problem, item):
-            _may_move(of, item)
-        model.add_no_overlap([life.span for life in lives])
+                program.add_lifetime(item, position, p.start, p.end, exists)
+    for item, lifetimes in program.lifetimes.items():
+        if item_bytes(problem, item):
+            _may_move(program, item)
+        model.add_no_overlap([lifetime.span for lifetime in lifetimes])
 
 
-def _may_move(of: HybridProgram, item: Item) -> None:
-    """Sent once, to one level, from one of the lives; prefetched as often as is of use."""
-    model, lengths = of.model, _transfer_lengths(of, item)
+def _may_move(program: HybridProgram, item: Item) -> None:
+    """Let an item be sent once, to one level, from one lifetime, and prefetched after it."""
+    model, lengths = program.model, _transfer_lengths(program, item)
     sent = [model.new_bool_var(f"sent {item} {level}") for level in range(len(lengths))]
     model.add_at_most_one(sent)
-    moves = Moves(sent, of.moment(f"sent {item}"))
+    transfers = ItemTransfers(sent, program.new_time(f"sent {item}"))
     took = sum(length * literal for length, literal in zip(lengths, sent, strict=True))
-    gone = moves.start + took
-    for life in of.lives[item]:
+    gone = transfers.start + took
+    for lifetime in program.lifetimes[item]:
         sends = model.new_bool_var("")
-        model.add_implication(sends, life.exists)
-        model.add(moves.start >= life.ready).only_enforce_if(sends)
-        model.add(life.end >= gone).only_enforce_if(sends)
-        life.uses.append(sends)
-        moves.senders.append(sends)
-    model.add(sum(moves.senders) == sum(sent))
-    for number in range(of.extent.prefetches_of(of.problem, item, of.below)):
-        comes, start = model.new_bool_var(f"back {item} {number}"), of.moment()
+        model.add_implication(sends, lifetime.exists)
+        model.add(transfers.start >= lifetime.ready).only_enforce_if(sends)
+        model.add(lifetime.end >= gone).only_enforce_if(sends)
+        lifetime.uses.append(sends)
+        transfers.senders.append(sends)
+    model.add(sum(transfers.senders) == sum(sent))
+    for number in range(
+        program.model_size.useful_prefetches(program.problem, item, program.known_makespan)
+    ):
+        comes, start = model.new_bool_var(f"back {item} {number}"), program.new_time()
         model.add(start >= gone).only_enforce_if(comes)
-        before = moves.prefetches[-1][0] if number else None
+        before = transfers.prefetches[-1][0] if number else None
         if before is None:
             model.add(sum(sent) == comes)
         else:
             model.add_implication(comes, before)
-            model.add(start >= moves.prefetches[-1][1]).only_enforce_if(comes)
-        moves.prefetches.append((comes, start))
-        of.live(item, _PREFETCH, start, start + took, comes)
-    if not moves.prefetches:
+            model.add(start >= transfers.prefetches[-1][1]).only_enforce_if(comes)
+        transfers.prefetches.append((comes, start))
+        program.add_lifetime(item, _PREFETCH, start, start + took, comes)
+    if not transfers.prefetches:
         model.add(sum(sent) == 0)
-    of.moves[item] = moves
+    program.transfers[item] = transfers
 
 
-def _transfer_lengths(of: HybridProgram, item: Item) -> list[int]:
-    link, size = of.problem.link, size_of(of.problem, item)
-    return [of.length(link.transfer_ticks(size, level)) for level in range(len(link.levels))]
+def _transfer_lengths(program: HybridProgram, item: Item) -> list[int]:
+    """Return how long the transfer of an item takes, in time units, by level of the link."""
+    link, size = program.problem.link, item_bytes(program.problem, item)
+    return [
+        program.covering_units(link.transfer_ticks(size, level))
+        for level in range(len(link.levels))
+    ]
 
 
-def _move_one_at_a_time(of: HybridProgram) -> None:
-    """On each link, or in each direction of it; and as much behind it as there is room."""
-    model = of.model
-    for level, link in enumerate(of.problem.link.levels):
+def _move_one_at_a_time(program: HybridProgram) -> None:
+    """Let a link, or each direction of it, serve one transfer at a time; limit its far memory."""
+    model = program.model
+    for level, link in enumerate(program.problem.link.levels):
         out: list[Any] = []
         back: list[Any] = []
         held: list[Any] = []
-        for item, moves in of.moves.items():
-            length, sent = _transfer_lengths(of, item)[level], moves.sent[level]
-            out.append(model.new_optional_fixed_size_interval_var(moves.start, length, sent, "out"))
-            until = of.moment()
-            model.add(until >= moves.start + length).only_enforce_if(sent)
-            for comes, start in moves.prefetches:
+        for item, transfers in program.transfers.items():
+            length, sent = _transfer_lengths(program, item)[level], transfers.sent[level]
+            out.append(
+                model.new_optional_fixed_size_interval_var(transfers.start, length, sent, "out")
+            )
+            until = program.new_time()
+            model.add(until >= transfers.start + length).only_enforce_if(sent)
+            for comes, start in transfers.prefetches:
                 uses = comes
-                if len(moves.sent) > 1:
+                if len(transfers.sent) > 1:
                     uses = model.new_bool_var("")
                     model.add_bool_and([comes, sent]).only_enforce_if(uses)
                     model.add_bool_or([uses, ~comes, ~sent])
                 back.append(model.new_optional_fixed_size_interval_var(start, length, uses, "back"))
                 model.add(until >= start + length).only_enforce_if(uses)
             held.append(
-                model.new_optional_interval_var(moves.start, of.moment(), until, sent, "held")
+                model.new_optional_interval_var(
+                    transfers.start, program.new_time(), until, sent, "held"
+                )
             )
         for link_in_use in (out, back) if link.is_full_duplex else (out + back,):
             model.add_no_overlap(link_in_use)
         if link.capacity is not None:
-            sizes = [size_of(of.problem, item) for item in of.moves]
+            sizes = [item_bytes(program.problem, item) for item in program.transfers]
             model.add_cumulative(held, sizes, link.capacity)
 
 
-def _read(of: HybridProgram) -> None:
-    """Each computation reads a life of its input, of either form; a backward saved data, too."""
-    for position, p in enumerate(of.computations):
-        of.reads[position] = []
+def _read(program: HybridProgram) -> None:
+    """Let each computation read a lifetime of its input in either form, and of saved data."""
+    for position, p in enumerate(program.computations):
+        program.reads[position] = []
         sources: list[Item] = [("a", p.stage)]
         if p.stage:
             sources.append(("b", p.stage - 1))
-        of.model.add(sum(_reading(of, position, sources)) == p.runs)
+        program.model.add(sum(_reading(program, position, sources)) == p.runs)
         if p.is_backward:
-            of.model.add(sum(_reading(of, position, [("b", p.stage)])) == 1)
+            program.model.add(sum(_reading(program, position, [("b", p.stage)])) == 1)
 
 
-def _reading(of: HybridProgram, position: int, sources: list[Item]) -> list[Literal]:
-    model, p = of.model, of.computations[position]
+def _reading(program: HybridProgram, position: int, sources: list[Item]) -> list[Literal]:
+    """Return, for each lifetime of the sources, whether a computation reads it."""
+    model, p = program.model, program.computations[position]
     literals = []
     for item in sources:
-        for life in of.lives[item]:
-            if life.maker >= position:
+        for lifetime in program.lifetimes[item]:
+            if lifetime.maker >= position:
                 continue
             reads = model.new_bool_var("")
-            model.add_implication(reads, life.exists)
-            model.add(life.ready <= p.start).only_enforce_if(reads)
-            model.add(life.end >= p.end).only_enforce_if(reads)
+            model.add_implication(reads, lifetime.exists)
+            model.add(lifetime.ready <= p.start).only_enforce_if(reads)
+            model.add(lifetime.end >= p.end).only_enforce_if(reads)
             if len(sources) > 1 and item[0] == "b":
-                _not_while_the_other_form_returns(of, p, reads)
-            life.uses.append(reads)
-            of.reads[position].append((item, life, reads))
+                _not_while_the_other_form_returns(program, p, reads)
+            lifetime.uses.append(reads)
+            program.reads[position].append((item, lifetime, reads))
             literals.append(reads)
     return literals
 
 
-def _not_while_the_other_form_returns(of: HybridProgram, p: Computation, reads: Literal) -> None:
-    """A program list reads the plain form where both are stored, and waits if it is on its way."""
-    moves = of.moves.get(("a", p.stage))
-    if moves is None:
+def _not_while_the_other_form_returns(
+    program: HybridProgram, p: ComputationInterval, reads: Literal
+) -> None:
+    """Forbid to read the saved form while a prefetch of the plain form is on its way.
+
+    A schedule reads the plain form where both are stored, and waits if it is on its way.
+    """
+    transfers = program.transfers.get(("a", p.stage))
+    if transfers is None:
         return
-    for life in of.lives["a", p.stage]:
-        if life.maker != _PREFETCH:
+    for lifetime in program.lifetimes["a", p.stage]:
+        if lifetime.maker != _PREFETCH:
             continue
-        is_back = of.model.new_bool_var("")
-        conditions = [reads, life.exists]
-        of.model.add(life.ready <= p.start).only_enforce_if([*conditions, is_back])
-        of.model.add(life.made >= p.start).only_enforce_if([*conditions, ~is_back])
+        is_back = program.model.new_bool_var("")
+        conditions = [reads, lifetime.exists]
+        program.model.add(lifetime.ready <= p.start).only_enforce_if([*conditions, is_back])
+        program.model.add(lifetime.made >= p.start).only_enforce_if([*conditions, ~is_back])
 
 
-def _make_nothing_in_vain(of: HybridProgram) -> None:
-    """What is made or prefetched is read or sent."""
-    for lives in of.lives.values():
-        for life in lives:
-            of.model.add_bool_or([~life.exists, *life.uses])
+def _make_nothing_in_vain(program: HybridProgram) -> None:
+    """Let everything that is made or prefetched be read or sent."""
+    for lifetimes in program.lifetimes.values():
+        for lifetime in lifetimes:
+            program.model.add_bool_or([~lifetime.exists, *lifetime.uses])
 
 
-def _store_in_budget(of: HybridProgram) -> None:
-    """Lives, gradients and overheads."""
-    problem, model = of.problem, of.model
+def _store_in_budget(program: HybridProgram) -> None:
+    """Limit lifetimes, gradients and overheads to the budget."""
+    problem, model = program.problem, program.model
     profile: ChainProfile = problem.profile
     spans: list[Any] = []
     sizes: list[int] = []
 
-    def store(span: Any, size: int) -> None:  # noqa: ANN401 - an interval of CP-SAT
+    def store(span: Any, size: int) -> None:  # noqa: ANN401  # an interval of CP-SAT
         if size:
             spans.append(span)
             sizes.append(size)
 
-    for item, lives in of.lives.items():
-        for life in lives:
-            store(life.span, size_of(problem, item))
-    backwards = {p.stage: p for p in of.computations if p.is_backward}
+    for item, lifetimes in program.lifetimes.items():
+        for lifetime in lifetimes:
+            store(lifetime.span, item_bytes(problem, item))
+    backwards = {p.stage: p for p in program.computations if p.is_backward}
     for i in range(len(profile) + 1):
         made = backwards[i].start if i < len(profile) else 0
-        gone = backwards[i - 1].end if i else of.makespan
-        store(model.new_interval_var(made, of.moment(), gone, ""), profile.gradient_bytes(i))
-    for p in of.computations:
+        gone = backwards[i - 1].end if i else program.makespan
+        store(model.new_interval_var(made, program.new_time(), gone, ""), profile.gradient_bytes(i))
+    for p in program.computations:
         stage = profile.stages[p.stage]
         if p.is_backward:
-            span = model.new_fixed_size_interval_var(p.start, p.length, "")
+            span = model.new_fixed_size_interval_var(p.start, p.duration, "")
             store(span, stage.backward_overhead_bytes)
         for literal in (p.plain, p.saves):
             if literal is not None:
-                span = model.new_optional_fixed_size_interval_var(p.start, p.length, literal, "")
+                span = model.new_optional_fixed_size_interval_var(p.start, p.duration, literal, "")
                 store(span, stage.forward_overhead_bytes)
     model.add_cumulative(spans, sizes, problem.budget)

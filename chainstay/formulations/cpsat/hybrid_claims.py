@@ -1,49 +1,56 @@
-"""From the hybrid constraint program to a claim."""
+"""Claims of `CPSAT` for recomputing and offloading."""
 
 from __future__ import annotations
 
-from chainstay.formulations.cpsat.binding import solve
+from dataclasses import replace
+
 from chainstay.formulations.cpsat.hybrid import build
-from chainstay.formulations.cpsat.method import CPSAT
-from chainstay.formulations.cpsat.programs import decoded, start_from
-from chainstay.formulations.extent import Extent
-from chainstay.formulations.hybrid_proof import Known, Proof, grown_claim
-from chainstay.formulations.settings import Limits, Verdict
-from chainstay.hybrid import HybridClaim, HybridProblem
+from chainstay.formulations.cpsat.hybrid_codec import decode, start_from
+from chainstay.formulations.cpsat.ortools_backend import solve
+from chainstay.formulations.hybrid.incremental import Incumbent, WarmStart, solve_incrementally
+from chainstay.formulations.hybrid.truncation import ModelSize
+from chainstay.formulations.settings import SolverSettings, TerminationStatus
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.timetable import Time, exact
 
 __all__ = ["claim"]
 
 
 def claim(
-    problem: HybridProblem, method: CPSAT, *, known: Known | None = None, least: Time = 0
+    problem: HybridProblem,
+    settings: SolverSettings,
+    *,
+    known: WarmStart | None = None,
+    least: Time = 0,
 ) -> HybridClaim:
-    """The fastest program list that CP-SAT finds, and what it proves.
+    """Return the fastest schedule that CP-SAT finds, and what it proves.
 
     Args:
         problem: Feasible; its transfers are integral.
-        method: Limits; the time is that of all models together.
-        known: An answer to start from.
+        settings: The settings; the time limit is for all models together.
+        known: A schedule to start from.
         least: A makespan that no answer is below.
 
     Raises:
-        SolverLimitError: Nothing was found in time, or within the largest extent.
+        SolverLimitError: Nothing was found in time, or within the largest model.
         BackendError: OR-Tools is missing, or CP-SAT failed.
         InvalidProfileError: The sizes add up to more than 2**53.
     """
 
-    def solved(proof: Proof, extent: Extent, seconds: float) -> bool:
-        of = build(problem, extent, known=proof.makespan, least=proof.bound)
+    def solved(incumbent: Incumbent, model_size: ModelSize, seconds: float) -> bool:
+        program = build(problem, model_size, known=incumbent.makespan, least=incumbent.bound)
         if known is not None:
-            start_from(of, known.schedule, known.timetable)
-        limits = Limits(time_s=seconds, threads=method.workers, seed=method.seed)
-        outcome = solve(of.model, limits)
+            start_from(program, known.schedule, known.timetable)
+        limits = replace(settings.limits, time_s=seconds)
+        outcome = solve(program.model, limits)
         if outcome.values is not None:
-            proof.found(decoded(of, outcome), exact(of.time(outcome.objective)))
-        if outcome.verdict is Verdict.INFEASIBLE:
-            proof.bounded(extent, proof.makespan)
+            incumbent.add_schedule(
+                decode(program, outcome), exact(program.to_time(outcome.objective))
+            )
+        if outcome.status is TerminationStatus.INFEASIBLE:
+            incumbent.add_bound(model_size, incumbent.makespan)
         elif outcome.bound is not None:
-            proof.bounded(extent, exact(of.bound(outcome.bound)))
-        return outcome.verdict is not Verdict.LIMIT
+            incumbent.add_bound(model_size, exact(program.bound(outcome.bound)))
+        return outcome.status is not TerminationStatus.LIMIT
 
-    return grown_claim(problem, method, solved, known=known, least=least)
+    return solve_incrementally(problem, settings, solved, known=known, least=least)

@@ -1,10 +1,11 @@
-"""The settings of the constraint program as a method; importing it needs no solver."""
+"""`CPSAT`: the settings of the constraint programs as a method; importing it needs no solver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chainstay.formulations.settings import require_settings
+from chainstay.formulations.cpsat.chain_claims import claim
+from chainstay.formulations.settings import Limits, SolverSettings, require_settings
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
@@ -17,10 +18,10 @@ class CPSAT:
     """Solve a chain as a constraint program with OR-Tools' CP-SAT.
 
     Attributes:
-        time_limit_s: Wall time for the solver, in seconds. Stating the model comes on
+        time_limit_s: Wall time for the solver, in seconds. Building the model comes on
             top, and so does as much again to find the least budget when nothing fits.
         workers: Threads of the solver.
-        seed: Of the solver's random decisions. Same seed and one worker, same answer.
+        seed: Seed of the solver's random decisions. Same seed and one worker, same answer.
         discards: Which operations may remove data, as in `simulate`.
 
     Raises:
@@ -48,10 +49,16 @@ class CPSAT:
     def __str__(self) -> str:
         return f"cpsat ({self.time_limit_s:g} s, {self.discards})"
 
+    @property
+    def solver_settings(self) -> SolverSettings:
+        """These settings, as claims need them."""
+        limits = Limits(time_s=self.time_limit_s, threads=self.workers, seed=self.seed)
+        return SolverSettings(method=str(self), discards=Discards(self.discards), limits=limits)
+
     def __call__(
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
-        """Claim the fastest schedule of `profile` within `budget` bytes.
+        """Return the fastest schedule of `profile` within `budget` bytes, as far as time allows.
 
         Args:
             profile: The chain.
@@ -62,7 +69,7 @@ class CPSAT:
         Returns:
             The schedule, and a bound for its family: `Family.ALL` that `discards` allows
             when gradients, saved data and overheads are of the usual proportions
-            (`chainstay.formulations.domains.is_complete`), else `Family.SINGLE_SWEEP`.
+            (`formulations.chain.exactness_conditions.is_complete`), else `Family.SINGLE_SWEEP`.
 
         Raises:
             InfeasibleBudgetError: No schedule of the family fits.
@@ -71,7 +78,4 @@ class CPSAT:
             InvalidProfileError: The sizes or times add up to more than 2**53.
             BackendError: OR-Tools is missing, or CP-SAT failed.
         """
-        # Those who do not call it need no OR-Tools; see `binding`.
-        from chainstay.formulations.cpsat import claims  # noqa: PLC0415
-
-        return claims.claim(profile, budget, self, hint)
+        return claim(profile, budget, self.solver_settings, hint)

@@ -5,13 +5,13 @@ one direction of it) do not overlap, and memory is a cumulative resource: ``x_j`
 from the start of ``F_{j-1}`` until it has left, and from the start of its prefetch until
 ``B_{j-1}`` ends. Exact for the integral problem ([BES20], Problem 1).
 
-Every computation above the budget says besides which activations are away when it starts.
-Where it takes time that is implied, and lets the solver reason by order: without it, proofs
-crawl through time, tick by tick. Where it takes none, its intervals hold no memory, and this
-is what limits it.
+For every computation above the budget, constraints say which activations are away when it starts.
+Where it takes time they are implied, and let the solver reason by order: without them, proofs
+crawl through time, tick by tick. Where it takes none, its intervals hold no memory, and these
+constraints limit it.
 
 Times are whole steps: ticks of the link, or so many of them that all times fit CP-SAT's exact
-range. Durations round up then, which keeps program lists valid and adds at most a step per
+range. Durations round up then, which keeps schedules valid and adds at most a step per
 operation to the bound.
 """
 
@@ -23,75 +23,94 @@ from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
 from chainstay.errors import InvalidProfileError, SolverLimitError
-from chainstay.formulations.cpsat.binding import Literal, Model, Outcome, new_model, solve
-from chainstay.formulations.cpsat.method import CPSAT
-from chainstay.formulations.settings import Limits, Verdict
-from chainstay.offloading import OffloadClaim, OffloadProblem, contradiction
+from chainstay.formulations.cpsat.ortools_backend import (
+    CpSatResult,
+    Literal,
+    Model,
+    new_model,
+    solve,
+)
+from chainstay.formulations.settings import SolverSettings, TerminationStatus
+from chainstay.problems.offload import OffloadClaim, OffloadProblem, transfer_contradiction_error
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family
-from chainstay.timetable import Time, Timetable, exact, in_order
+from chainstay.timetable import Time, Timetable, exact, sorted_by_start
 from chainstay.units import format_bytes
 
 __all__ = ["OffloadProgram", "build", "claim"]
 
-Steps: TypeAlias = Any
+TimeSteps: TypeAlias = Any
 """A whole number of steps: a variable of CP-SAT, an expression, or a number."""
 
 _LARGEST_BYTES: Final = 2**53
 _LONGEST: Final = 2**45
-"""Steps; sums of a few of them stay exact in floats, in which CP-SAT reports."""
+"""Steps of the longest horizon; sums of a few stay exact in floats, in which CP-SAT reports."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Moving:
-    """An activation that can move: whether, and when; zero where it does not."""
+class _MovableActivation:
+    """An activation that can move; its times are zero where it does not.
+
+    Attributes:
+        moves: Whether it is offloaded and prefetched.
+        offload: Step at which its offload starts.
+        released: Step at which its memory is free.
+        prefetch: Step at which its prefetch starts.
+    """
 
     moves: Literal
-    offload: Steps
-    released: Steps
-    prefetch: Steps
+    offload: TimeSteps
+    released: TimeSteps
+    prefetch: TimeSteps
 
 
 @dataclass(slots=True)
 class OffloadProgram:
-    """The model and the meaning of its variables.
+    """A CP-SAT model and the meaning of its variables.
 
     Attributes:
-        problem: What it states.
-        model: Of CP-SAT.
+        problem: The problem that it states.
+        model: The CP-SAT model.
         horizon: Steps that no answer exceeds.
         ticks_per_step: How many ticks of the link a step has.
+        starts: Steps at which computations start.
+        times: Steps that computations take.
+        moving: Activations that can move, by index.
+        intervals: Intervals that take memory of the device.
+        demands: Bytes that each of these intervals takes.
     """
 
     problem: OffloadProblem
     model: Model
     horizon: int
     ticks_per_step: int
-    starts: list[Steps] = field(default_factory=list)
+    starts: list[TimeSteps] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
-    moving: dict[int, _Moving] = field(default_factory=dict)
+    moving: dict[int, _MovableActivation] = field(default_factory=dict)
     intervals: list[Any] = field(default_factory=list)
     demands: list[int] = field(default_factory=list)
 
     def steps(self, ticks: int) -> int:
-        """Steps that cover `ticks`."""
+        """Return the steps that cover `ticks`."""
         return -(-ticks // self.ticks_per_step)
 
     def transfer_steps(self, j: int) -> int:
-        """Steps that activation j takes on the link."""
+        """Return the steps that activation j takes on the link."""
         return self.steps(self.problem.link.transfer_ticks(self.problem.profile.activations[j]))
 
-    def end(self, number: int) -> Steps:
-        """When computation `number` ends."""
+    def end(self, number: int) -> TimeSteps:
+        """Return the step at which computation `number` ends."""
         return self.starts[number] + self.times[number]
 
     def number(self, op: Op) -> int:
-        """Of a computation, forwards 0 .. n-1 and backwards n-1 .. 0."""
+        """Return the number of a computation: forwards 0 .. n-1, then backwards n-1 .. 0."""
         last = 2 * len(self.problem.profile) - 1
         return last - op.stage if op.kind is OpKind.BACKWARD else op.stage
 
-    def store(self, start: Steps, end: Steps, size: int, only_if: Literal | None = None) -> None:
-        """`size` bytes from `start` to `end`."""
+    def store(
+        self, start: TimeSteps, end: TimeSteps, size: int, only_if: Literal | None = None
+    ) -> None:
+        """Take `size` bytes from `start` to `end`, or only if a literal holds."""
         if not size:
             return
         length = self.model.new_int_var(0, self.horizon, "")
@@ -115,8 +134,8 @@ class OffloadProgram:
             self.model.add_hint(moving.offload, offload or 0)
             self.model.add_hint(moving.prefetch, prefetch or 0)
 
-    def decode(self, outcome: Outcome) -> Schedule:
-        """The program list that the solver found."""
+    def decode(self, outcome: CpSatResult) -> Schedule:
+        """Return the schedule that the solver found."""
         assert outcome.values is not None, "there is nothing to decode"
         values = outcome.values
         transfers: dict[Op, Time] = {}
@@ -124,14 +143,16 @@ class OffloadProgram:
             if outcome.is_on(moving.moves):
                 transfers[Op(OpKind.OFFLOAD_ACTIVATION, j)] = values[moving.offload.index]
                 transfers[Op(OpKind.PREFETCH_ACTIVATION, j)] = values[moving.prefetch.index]
-        return Schedule(in_order(tuple(values[start.index] for start in self.starts), transfers))
+        return Schedule(
+            sorted_by_start(tuple(values[start.index] for start in self.starts), transfers)
+        )
 
 
 def build(problem: OffloadProblem, *, known: Time | None = None, least: Time = 0) -> OffloadProgram:
-    """State `problem`, whose transfers are integral.
+    """Return the program of `problem`, whose transfers are integral.
 
     Args:
-        problem: Feasible.
+        problem: A feasible problem.
         known: A makespan that can be reached; no slower answer is looked for.
         least: A makespan that no answer is below.
 
@@ -169,19 +190,19 @@ def build(problem: OffloadProblem, *, known: Time | None = None, least: Time = 0
 
 def claim(
     problem: OffloadProblem,
-    method: CPSAT,
+    settings: SolverSettings,
     *,
     known: Timetable | None = None,
     makespan: Time | None = None,
     least: Time = 0,
 ) -> OffloadClaim:
-    """The fastest program list that CP-SAT finds, and its bound.
+    """Return the fastest schedule that CP-SAT finds, and its bound.
 
     Args:
         problem: Feasible; its transfers are integral.
-        method: Limits.
+        settings: The settings.
         known: An answer to start from, of that `makespan`.
-        makespan: Of `known`.
+        makespan: The makespan of `known`.
         least: A makespan that no answer is below.
 
     Raises:
@@ -193,19 +214,20 @@ def claim(
     program = build(problem, known=makespan, least=least)
     if known is not None:
         program.start_from(known)
-    limits = Limits(time_s=method.time_limit_s, threads=method.workers, seed=method.seed)
-    outcome = solve(program.model, limits)
-    if outcome.verdict is Verdict.INFEASIBLE:
+    outcome = solve(program.model, settings.limits)
+    if outcome.status is TerminationStatus.INFEASIBLE:
         if problem.link.capacity is not None:
-            raise SolverLimitError(f"{method}: nothing fits with so little room on the host")
-        raise contradiction(f"{method} says that nothing fits", problem, {str(method): None})
+            raise SolverLimitError(f"{settings}: nothing fits with so little room on the host")
+        raise transfer_contradiction_error(
+            f"{settings} says that nothing fits", problem, {str(settings): None}
+        )
     step = Fraction(program.ticks_per_step, problem.link.ticks)
     slack = 0 if program.ticks_per_step == 1 else 2 * (len(problem.profile) + len(program.moving))
     bound = max(least, exact(step * ((outcome.bound or 0) - slack)))
     if outcome.values is None:
         if known is None or makespan is None:
             raise SolverLimitError(
-                f"{method} found no schedule of this {len(problem.profile)}-stage chain in "
+                f"{settings} found no schedule of this {len(problem.profile)}-stage chain in "
                 f"{format_bytes(problem.budget)} in time; raise time_limit_s, or use "
                 "method='heuristics'",
                 best_bound=math.ceil(bound),
@@ -214,7 +236,7 @@ def claim(
             schedule=known.program(), makespan=makespan, lower_bound=min(bound, makespan)
         )
     found = exact(step * outcome.objective)
-    is_proved = outcome.verdict is Verdict.OPTIMAL and not slack
+    is_proved = outcome.status is TerminationStatus.OPTIMAL and not slack
     return OffloadClaim(
         schedule=program.decode(outcome),
         makespan=found,
@@ -223,26 +245,33 @@ def claim(
     )
 
 
-def _compute_in_order(of: OffloadProgram) -> None:
-    """One computation at a time, in their order."""
-    profile, ticks = of.problem.profile, of.problem.link.ticks
-    of.times = [
-        of.steps(u * ticks) for u in (*profile.forward_times, *reversed(profile.backward_times))
+def _compute_in_order(program: OffloadProgram) -> None:
+    """Let one computation run at a time, in their order."""
+    profile, ticks = program.problem.profile, program.problem.link.ticks
+    program.times = [
+        program.steps(u * ticks)
+        for u in (*profile.forward_times, *reversed(profile.backward_times))
     ]
-    of.starts = [of.model.new_int_var(0, of.horizon, f"start {k}") for k in range(len(of.times))]
-    for number in range(len(of.times) - 1):
-        of.model.add(of.starts[number + 1] >= of.end(number))
-    of.model.add(of.end(len(of.times) - 1) <= of.horizon)
+    program.starts = [
+        program.model.new_int_var(0, program.horizon, f"start {k}")
+        for k in range(len(program.times))
+    ]
+    for number in range(len(program.times) - 1):
+        program.model.add(program.starts[number + 1] >= program.end(number))
+    program.model.add(program.end(len(program.times) - 1) <= program.horizon)
 
 
-def _move_one_at_a_time(of: OffloadProgram, movable: list[int]) -> None:
-    """Made, offloaded, released when read by its forward too, prefetched, read by its backward."""
-    model, links = of.model, ([], [])  # type: tuple[Any, tuple[list[Any], list[Any]]]
-    last, on_host = len(of.times) - 1, []
+def _move_one_at_a_time(program: OffloadProgram, movable: list[int]) -> None:
+    """Let activations move: made, offloaded, released, prefetched, and then read again.
+
+    An activation is released when it has left and its forward has read it.
+    """
+    model, links = program.model, ([], [])  # type: tuple[Any, tuple[list[Any], list[Any]]]
+    last, on_host = len(program.times) - 1, []
     for j in movable:
-        steps, moves = of.transfer_steps(j), model.new_bool_var(f"moves {j}")
+        steps, moves = program.transfer_steps(j), model.new_bool_var(f"moves {j}")
         offload, released, prefetch = (
-            model.new_int_var(0, of.horizon, f"{name} {j}")
+            model.new_int_var(0, program.horizon, f"{name} {j}")
             for name in ("offload", "released", "prefetch")
         )
         for link, start in zip(links, (offload, prefetch), strict=True):
@@ -250,71 +279,75 @@ def _move_one_at_a_time(of: OffloadProgram, movable: list[int]) -> None:
                 model.new_optional_interval_var(start, steps, start + steps, moves, f"link {j}")
             )
         if j:
-            model.add(offload >= of.end(j - 1)).only_enforce_if(moves)
+            model.add(offload >= program.end(j - 1)).only_enforce_if(moves)
         model.add(released >= offload + steps).only_enforce_if(moves)
-        model.add(released >= of.end(j)).only_enforce_if(moves)
+        model.add(released >= program.end(j)).only_enforce_if(moves)
         model.add(prefetch >= released).only_enforce_if(moves)
-        model.add(prefetch + steps <= of.starts[last - j]).only_enforce_if(moves)
+        model.add(prefetch + steps <= program.starts[last - j]).only_enforce_if(moves)
         for time in (offload, prefetch):
             model.add(time == 0).only_enforce_if(~moves)
-        of.moving[j] = _Moving(moves, offload, released, prefetch)
-        length, back = model.new_int_var(0, of.horizon, ""), prefetch + steps
+        program.moving[j] = _MovableActivation(moves, offload, released, prefetch)
+        length, back = model.new_int_var(0, program.horizon, ""), prefetch + steps
         on_host.append(model.new_optional_interval_var(offload, length, back, moves, f"host {j}"))
-    if of.problem.link.is_full_duplex:
+    if program.problem.link.is_full_duplex:
         for link in links:
             model.add_no_overlap(link)
     else:
         model.add_no_overlap([*links[0], *links[1]])
-    if (capacity := of.problem.link.capacity) is not None:
-        sizes = [of.problem.profile.activations[j] for j in movable]
+    if (capacity := program.problem.link.capacity) is not None:
+        sizes = [program.problem.profile.activations[j] for j in movable]
         model.add_cumulative(on_host, sizes, capacity)
 
 
-def _store_activations(of: OffloadProgram) -> None:
-    """Each from when it is made to the end of the backward that frees it, but while it is away."""
-    last = len(of.times) - 1
-    for j, size in enumerate(of.problem.profile.activations):
-        made = of.starts[j - 1] if j else 0
-        freed = of.end(last - j + 1) if j else of.end(last)
-        if j not in of.moving:
-            of.store(made, freed, size)
+def _store_activations(program: OffloadProgram) -> None:
+    """Take memory for activations from their making to the backward that frees them.
+
+    An activation takes none while it is away.
+    """
+    last = len(program.times) - 1
+    for j, size in enumerate(program.problem.profile.activations):
+        made = program.starts[j - 1] if j else 0
+        freed = program.end(last - j + 1) if j else program.end(last)
+        if j not in program.moving:
+            program.store(made, freed, size)
             continue
-        moving = of.moving[j]
-        of.model.add(moving.released == freed).only_enforce_if(~moving.moves)
-        of.store(made, moving.released, size)
-        of.store(moving.prefetch, freed, size, moving.moves)
+        moving = program.moving[j]
+        program.model.add(moving.released == freed).only_enforce_if(~moving.moves)
+        program.store(made, moving.released, size)
+        program.store(moving.prefetch, freed, size, moving.moves)
 
 
-def _store_the_rest(of: OffloadProgram) -> None:
-    """Gradients between the backwards that make and use them; overheads."""
-    profile, last = of.problem.profile, len(of.times) - 1
+def _store_the_rest(program: OffloadProgram) -> None:
+    """Take memory for overheads, and for gradients between the backwards that make and use them."""
+    profile, last = program.problem.profile, len(program.times) - 1
     for j, size in enumerate(profile.gradients):
-        made = of.starts[last - min(j, len(profile) - 1)]
-        of.store(made, of.end(last - j + 1) if j else of.end(last), size)
+        made = program.starts[last - min(j, len(profile) - 1)]
+        program.store(made, program.end(last - j + 1) if j else program.end(last), size)
     overheads = (*profile.forward_overheads, *reversed(profile.backward_overheads))
     for number, size in enumerate(overheads):
-        of.store(of.starts[number], of.end(number), size)
+        program.store(program.starts[number], program.end(number), size)
 
 
-def _free_enough(of: OffloadProgram) -> None:
-    """What a computation has above the budget is away when it starts."""
-    profile, budget = of.problem.profile, of.problem.budget
+def _free_enough(program: OffloadProgram) -> None:
+    """Let the excess of a computation above the budget be away when it starts."""
+    profile, budget = program.problem.profile, program.problem.budget
     loads = (*profile.forward_loads, *reversed(profile.backward_loads))
     for number, load in enumerate(loads):
         stage = min(number, len(loads) - 1 - number)
-        older = {j: moving for j, moving in of.moving.items() if j < stage}
+        older = {j: moving for j, moving in program.moving.items() if j < stage}
         if load <= budget:
             continue
         terms = [
-            (profile.activations[j], _is_away(of, moving, number)) for j, moving in older.items()
+            (profile.activations[j], _is_away(program, moving, number))
+            for j, moving in older.items()
         ]
-        of.model.add(sum(size * literal for size, literal in terms) >= load - budget)
+        program.model.add(sum(size * literal for size, literal in terms) >= load - budget)
 
 
-def _is_away(of: OffloadProgram, moving: _Moving, number: int) -> Literal:
-    """Implies that an activation is on the host when computation `number` starts."""
-    away = of.model.new_bool_var("")
-    of.model.add_implication(away, moving.moves)
-    of.model.add(moving.released <= of.starts[number]).only_enforce_if(away)
-    of.model.add(moving.prefetch >= of.starts[number]).only_enforce_if(away)
+def _is_away(program: OffloadProgram, moving: _MovableActivation, number: int) -> Literal:
+    """Return a literal that implies that an activation is away when computation `number` starts."""
+    away = program.model.new_bool_var("")
+    program.model.add_implication(away, moving.moves)
+    program.model.add(moving.released <= program.starts[number]).only_enforce_if(away)
+    program.model.add(moving.prefetch >= program.starts[number]).only_enforce_if(away)
     return away

@@ -1,8 +1,8 @@
-"""Joins as integer programs: by phases, and, for homogeneous ones, by cuts.
+"""Integer programs for joins: by phases, and, for joins of equal steps, by assignment of cuts.
 
-`MIP` and `CPSAT` take joins, too (`chainstay.solve_join`); `AssignCuts` is a further method.
-`chainstay.formulations.join.claims.build` gives a program to read, extend or hand to any
-solver (`chainstay.formulations.join.by_highs.pyomo_model`).
+`integer_program` is the language in which `slot_formulation`, `byte_formulation` and
+`cut_assignment` are stated once; `highs_backend` and `cpsat_backend` solve it. `MIP` and `CPSAT`
+take joins, too (`chainstay.solve_join`); `AssignCuts` is a further method.
 """
 
 from chainstay.formulations.join.method import AssignCuts

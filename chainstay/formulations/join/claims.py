@@ -1,17 +1,17 @@
-"""From the programs for joins to claims, or to the errors that say why there is none."""
+"""Claims of the programs for joins, and the errors where there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from chainstay.errors import InfeasibleBudgetError, SolverLimitError
-from chainstay.formulations.join.assignment import CutAssignment
-from chainstay.formulations.join.program import Key, Program
-from chainstay.formulations.join.saved import SavedFormulation
-from chainstay.formulations.join.slots import SlotFormulation
-from chainstay.formulations.join.solving import Answer, Solve
-from chainstay.formulations.settings import Limits, Verdict
+from chainstay.formulations.join.byte_formulation import ByteFormulation
+from chainstay.formulations.join.cut_assignment import CutAssignment
+from chainstay.formulations.join.integer_program import IntegerProgram, Key
+from chainstay.formulations.join.slot_formulation import SlotFormulation
+from chainstay.formulations.join.solver_answer import SolverAnswer, SolverCall
+from chainstay.formulations.settings import TerminationStatus
 from chainstay.profiles import HomogeneousJoin, Join
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
@@ -20,48 +20,48 @@ __all__ = ["assign_cuts", "build", "claim_join"]
 
 
 class JoinFormulation(Protocol):
-    """A program and the meaning of its variables."""
+    """An integer program and the meaning of its variables."""
 
     @property
-    def program(self) -> Program:
-        """What is solved."""
+    def program(self) -> IntegerProgram:
+        """The program to solve."""
         ...
 
     @property
     def time_unit(self) -> int:
-        """Of the objective, in ns."""
+        """The ns in a unit of the objective."""
         ...
 
     @property
     def fixed_time(self) -> int:
-        """Time besides the objective, in ns."""
+        """The time besides the objective, in ns."""
         ...
 
     @property
     def size_unit(self) -> int:
-        """Of memory, in bytes."""
+        """The bytes in a unit of memory."""
         ...
 
     def decode(self, is_on: Callable[[Key], bool]) -> Schedule:
-        """The schedule in which these variables are 1."""
+        """Return the schedule in which these variables are 1."""
         ...
 
 
-Ask: TypeAlias = tuple[Solve, Limits]
-"""A solver, and what it may use."""
-
-
 def build(profile: Join, budget: int | None, keep: tuple[bool, ...]) -> JoinFormulation:
-    """The program by phases of a join; `budget` None to minimise it instead."""
+    """Return the program by phases of a join; a `budget` of None is minimised instead."""
     if isinstance(profile, HomogeneousJoin):
         return SlotFormulation(profile, keep, budget)
-    return SavedFormulation(profile, keep, budget)
+    return ByteFormulation(profile, keep, budget)
 
 
-def claim_join(
-    profile: Join, budget: int, *, keep: tuple[bool, ...], method: str, ask: Ask
-) -> Claim:
-    """The fastest schedule of the program by phases.
+def claim_join(profile: Join, budget: int, *, keep: tuple[bool, ...], call: SolverCall) -> Claim:
+    """Return the fastest schedule of the program by phases.
+
+    Args:
+        profile: The join.
+        budget: Bytes, or slots of a homogeneous join.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        call: The solver.
 
     Raises:
         InfeasibleBudgetError: None fits.
@@ -70,33 +70,45 @@ def claim_join(
         BackendError: The solver is missing, or failed.
     """
     formulation = build(profile, budget, keep)
-    solve, limits = ask
-    answer = solve(formulation.program, limits)
-    if answer.verdict is Verdict.INFEASIBLE:
-        raise _nothing_fits(profile, budget, keep, ask)
-    return _claim(profile, formulation, answer, method, _family(profile))
+    answer = call.solve(formulation.program, call.limits)
+    if answer.status is TerminationStatus.INFEASIBLE:
+        raise _nothing_fits(profile, budget, keep, call)
+    return _claim(profile, formulation, answer, call.method, _family(profile))
 
 
 def assign_cuts(
-    profile: HomogeneousJoin, budget: int, *, keep: tuple[bool, ...], method: str, ask: Ask
+    profile: HomogeneousJoin, budget: int, *, keep: tuple[bool, ...], call: SolverCall
 ) -> Claim:
-    """The same by the assignment of cuts.
+    """Return the fastest schedule of the program by assignment of cuts.
+
+    Args:
+        profile: The join.
+        budget: Slots.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        call: The solver.
 
     Raises:
         InvalidProfileError: The join has a tail.
-        InfeasibleBudgetError: As `claim_join`; likewise the others.
+        InfeasibleBudgetError: No schedule fits.
+        SolverLimitError: Time ran out with nothing to show, or, after proving that nothing
+            fits, before the least budget was known.
+        BackendError: The solver is missing, or failed.
     """
     formulation = CutAssignment(profile, keep, budget)
-    solve, limits = ask
-    answer = solve(formulation.program, limits)
-    if answer.verdict is Verdict.INFEASIBLE:
-        raise _nothing_fits(profile, budget, keep, ask)
-    return _claim(profile, formulation, answer, method, Family.SINGLE_TURN)
+    answer = call.solve(formulation.program, call.limits)
+    if answer.status is TerminationStatus.INFEASIBLE:
+        raise _nothing_fits(profile, budget, keep, call)
+    return _claim(profile, formulation, answer, call.method, Family.SINGLE_TURN)
 
 
 def _claim(
-    profile: Join, formulation: JoinFormulation, answer: Answer, method: str, family: Family
+    profile: Join, formulation: JoinFormulation, answer: SolverAnswer, method: str, family: Family
 ) -> Claim:
+    """Return the claim of a solver's answer.
+
+    Raises:
+        SolverLimitError: It has no schedule.
+    """
     bound = formulation.time_unit * answer.bound + formulation.fixed_time
     bound = max(bound, profile.least_time)
     if answer.on is None:
@@ -106,7 +118,7 @@ def _claim(
             best_bound=bound,
         )
     makespan = formulation.time_unit * answer.objective + formulation.fixed_time
-    is_proved = answer.verdict is Verdict.OPTIMAL
+    is_proved = answer.status is TerminationStatus.OPTIMAL
     return Claim(
         schedule=formulation.decode(answer.on.__contains__),
         makespan=makespan,
@@ -117,20 +129,25 @@ def _claim(
 
 
 def _family(profile: Join) -> Family:
-    """What the programs by phases contain: all that turn once, where there is no tail."""
+    """Return the schedules that the programs by phases contain.
+
+    Without a tail these are all that turn once.
+    """
     is_complete = isinstance(profile, HomogeneousJoin) and not profile.tail_length
     return Family.SINGLE_TURN if is_complete else Family.SINGLE_SWEEP
 
 
-def _nothing_fits(profile: Join, budget: int, keep: tuple[bool, ...], ask: Ask) -> Exception:
+def _nothing_fits(
+    profile: Join, budget: int, keep: tuple[bool, ...], call: SolverCall
+) -> Exception:
+    """Return the error that names the least budget, or says that it was not found in time."""
     formulation = build(profile, None, keep)
-    solve, limits = ask
-    answer = solve(formulation.program, limits)
-    if answer.verdict is not Verdict.OPTIMAL:
+    answer = call.solve(formulation.program, call.limits)
+    if answer.status is not TerminationStatus.OPTIMAL:
         return SolverLimitError(
             f"nothing fits in {budget}, and the least feasible budget of this {profile.stages}-"
-            f"stage join is not known after {limits.time_s:g} s. Raise time_limit_s, or use the "
-            "dynamic program."
+            f"stage join is not known after {call.limits.time_s:g} s. Raise time_limit_s, or use "
+            "the dynamic program."
         )
     is_homogeneous = isinstance(profile, HomogeneousJoin)
     return InfeasibleBudgetError(

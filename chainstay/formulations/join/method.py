@@ -1,16 +1,16 @@
-"""Which solver gets a join's program; importing it needs none of them."""
+"""The methods for joins: `AssignCuts`, and `MIP` and `CPSAT` by the program by phases."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chainstay.errors import BackendError, InvalidProfileError, UnknownMethodError
+from chainstay.errors import InvalidProfileError, UnknownMethodError
 from chainstay.formulations.cpsat.method import CPSAT
-from chainstay.formulations.join.by_cpsat import solve_by_cpsat
 from chainstay.formulations.join.claims import assign_cuts, claim_join
-from chainstay.formulations.join.solving import Solve
+from chainstay.formulations.join.cpsat_backend import solve_by_cpsat
+from chainstay.formulations.join.highs_backend import solve_by_highs
+from chainstay.formulations.join.solver_answer import SolverCall
 from chainstay.formulations.mip import MIP
-from chainstay.formulations.settings import Limits
 from chainstay.profiles import HomogeneousJoin, Join
 from chainstay.solution import Claim
 
@@ -32,7 +32,7 @@ class AssignCuts:
         'cuts by mip (highs, 10 s, table1)'
     """
 
-    solver: MIP | CPSAT = MIP()  # noqa: RUF009 - immutable
+    solver: MIP | CPSAT = MIP()  # noqa: RUF009  # immutable
 
     def __post_init__(self) -> None:
         if not isinstance(self.solver, MIP | CPSAT):
@@ -42,7 +42,12 @@ class AssignCuts:
         return f"cuts by {self.solver}"
 
     def __call__(self, profile: Join, budget: int, *, keep: tuple[bool, ...]) -> Claim:
-        """Claim the fastest schedule of `profile` with `budget` slots.
+        """Return the fastest schedule of `profile` with `budget` slots, as far as time allows.
+
+        Args:
+            profile: The join.
+            budget: Slots.
+            keep: For each branch, whether the gradient of its input stays until the end.
 
         Raises:
             InvalidProfileError: Not a homogeneous join without a tail.
@@ -54,39 +59,31 @@ class AssignCuts:
             raise InvalidProfileError(
                 f"{self} takes homogeneous joins; MIP() and CPSAT() take any join"
             )
-        ask = (_solve(self.solver), _limits(self.solver))
-        return assign_cuts(profile, budget, keep=keep, method=str(self), ask=ask)
+        call = _solver_call(self.solver, method=str(self))
+        return assign_cuts(profile, budget, keep=keep, call=call)
 
 
 def claim_by_phases(
     method: MIP | CPSAT, profile: Join, budget: int, *, keep: tuple[bool, ...]
 ) -> Claim:
-    """What a solver claims by the program in phases.
+    """Return what a solver claims by the program by phases.
+
+    Args:
+        method: The solver and its settings.
+        profile: The join.
+        budget: Bytes, or slots of a homogeneous join.
+        keep: For each branch, whether the gradient of its input stays until the end.
 
     Raises:
         InfeasibleBudgetError: No schedule of the program fits.
         SolverLimitError: Time ran out with nothing to show.
         BackendError: The solver is missing, or failed.
     """
-    ask = (_solve(method), _limits(method))
-    return claim_join(profile, budget, keep=keep, method=str(method), ask=ask)
+    call = _solver_call(method, method=str(method))
+    return claim_join(profile, budget, keep=keep, call=call)
 
 
-def _limits(method: MIP | CPSAT) -> Limits:
-    threads = method.workers if isinstance(method, CPSAT) else method.threads
-    return Limits(time_s=method.time_limit_s, threads=threads, seed=method.seed)
-
-
-def _solve(method: MIP | CPSAT) -> Solve:
-    """The solver's function, loaded only now."""
-    if isinstance(method, CPSAT):
-        return solve_by_cpsat
-    try:
-        # Pyomo takes a second to import, and only those who solve with it need it.
-        from chainstay.formulations.join.by_highs import solve_by_highs  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise BackendError(
-            f"method {str(method)!r} needs {error.name}, which is not installed; "
-            "install it with: pip install pyomo"
-        ) from error
-    return solve_by_highs
+def _solver_call(solver: MIP | CPSAT, *, method: str) -> SolverCall:
+    """Return the solver's function with its limits."""
+    solve = solve_by_cpsat if isinstance(solver, CPSAT) else solve_by_highs
+    return SolverCall(solve, solver.solver_settings.limits, method)

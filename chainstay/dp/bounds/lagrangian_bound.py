@@ -1,0 +1,235 @@
+"""A Lagrangian lower bound on the overhead around a sub-chain: memory at so many ns per byte.
+
+A schedule pays with reruns for the memory it does not have. So a lower bound on overhead
+needs no table over memory: for each multiplier ``0, step, 2 step …`` it is enough to know the
+least ``overhead + multiplier * memory``, and these numbers obey short recursions: `_after` for the
+first sweep from a stage to the loss, `_before` for what happens before a stage is reached,
+`_outside` for all that is outside of a sub-chain. The proof is in
+``docs/derivations/outside-bound.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay.dp.chain.recursion_arrays import RecursionArrays
+from chainstay.dp.jit import kernel
+from chainstay.dp.recursion import Array
+
+__all__ = ["LagrangianBound"]
+
+_Floats = NDArray[np.float64]
+
+_MULTIPLIER_COUNT: Final = 17
+_ROOT_MULTIPLIER: Final = 12  # the price of memory at the root; deeper down it may be higher
+_MULTIPLIER_RANGE: Final = 8.0
+_SEARCH_STEPS: Final = 12
+
+
+class LagrangianBound:
+    """Lower bounds on the overhead of a whole schedule that contains a given sub-chain.
+
+    Args:
+        chain: Sizes in bytes, times in ns.
+        memory: M, the bytes besides the network's input.
+        least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
+        moves_checkpoints: Whether a checkpoint may move on while a later part runs, as in weakly
+            persistent schedules.
+
+    Attributes:
+        memory: M, the bytes besides the network's input.
+        least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
+        rerun_time: Every forward once, in ns.
+        root: Lower bound on the overhead of any schedule, in ns.
+        step: Ns per byte between two multipliers.
+        restarted: Shape (n + 1, multipliers): at [k, i], at most the least, over m, of what stages
+            k..n-1 cost after a restart at k with m bytes, plus ``i * step * m``, in ns.
+        outside: Shape (n, n, multipliers): at [s, t, i], what a schedule spends outside of
+            ``O(s, t, m)`` is at least ``outside[s, t, i] + i * step * m`` ns.
+
+    Complexity:
+        O(n^2) time and memory for each pair of multipliers.
+    """
+
+    def __init__(
+        self, chain: RecursionArrays, memory: int, least: Array, *, moves_checkpoints: bool = False
+    ) -> None:
+        self.memory, self.least = memory, least
+        self.rerun_time = int(chain.elapsed[-1])
+
+        def relaxed(step: float, count: int) -> _RelaxedChain:
+            multipliers: _Floats = step * np.arange(count, dtype=np.float64)
+            stored = _stored(chain, multipliers, moves_checkpoints=moves_checkpoints)
+            return _RelaxedChain(step, memory, least, stored, _spared(chain, multipliers))
+
+        def root(step: float) -> float:
+            total = _after(chain, relaxed(step, _ROOT_MULTIPLIER + 1))
+            return float(total[0, -1]) - _ROOT_MULTIPLIER * step * memory
+
+        # All memory at the usual price is worth less than all forwards: no sum below loses
+        # more to rounding than `PruningLimit` covers.
+        usual = max(1, self.rerun_time) / max(1, memory, int(chain.saved.sum())) / _ROOT_MULTIPLIER
+        self.step = _maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE)
+        relaxed_chain = relaxed(self.step, _MULTIPLIER_COUNT)
+        after = _after(chain, relaxed_chain)
+        self.root = float(np.max(after[0] - np.arange(_MULTIPLIER_COUNT) * self.step * memory))
+        self.restarted: _Floats = after + relaxed_chain.stored
+        self.outside: _Floats = _outside(
+            chain, relaxed_chain, _before(chain, relaxed_chain), self.restarted
+        )
+
+
+class _RelaxedChain(NamedTuple):
+    """A chain whose memory costs a multiplier per byte, for all multipliers.
+
+    Attributes:
+        step: Ns per byte between two multipliers.
+        memory: M, the bytes besides the network's input.
+        least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
+        stored: Shape (n + 1, multipliers), ns: at [k, i], least cost of what a restart at k stores.
+        spared: Shape (n + 1, multipliers), ns: at [k, i], the sum over stages before k of what each
+            costs at least in a sub-chain: its saved data, or its forward a second time.
+    """
+
+    step: float
+    memory: int
+    least: Array
+    stored: _Floats
+    spared: _Floats
+
+
+def _stored(chain: RecursionArrays, multipliers: _Floats, *, moves_checkpoints: bool) -> _Floats:
+    stored = chain.activation[:, None] * multipliers
+    if moves_checkpoints:  # an earlier activation may stand in, and then has to come here again
+        for k, time in enumerate(np.diff(chain.elapsed), start=1):
+            stored[k] = np.minimum(stored[k], stored[k - 1] + time)
+    return stored
+
+
+def _spared(chain: RecursionArrays, multipliers: _Floats) -> _Floats:
+    cheaper = np.minimum(np.diff(chain.elapsed)[:, None], chain.saved[:, None] * multipliers)
+    return np.concatenate([np.zeros((1, len(multipliers))), np.cumsum(cheaper, axis=0)])
+
+
+@kernel
+def _inside(relaxed: _RelaxedChain, s: int, t: int, i: int) -> float:
+    """Return a bound, in ns, below ``O(s, t, m) + multiplier * m`` for every m."""
+    knapsack = relaxed.spared[t + 1, i] - relaxed.spared[s, i]
+    return float(max(knapsack, i * relaxed.step * relaxed.least[s, t]))
+
+
+@kernel
+def _after(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
+    """Return at [s, i] a bound, in ns, below ``O(s, n-1, m) + multiplier * m`` for every m.
+
+    The shape is (n + 1, multipliers).
+    """
+    n, count, step, stored = len(chain.saved), relaxed.stored.shape[1], relaxed.step, relaxed.stored
+    cost = np.zeros((n + 1, count))
+    for s in range(n - 1, -1, -1):
+        for i in range(count):
+            if s == n - 1:
+                best = i * step * chain.keep_floor[s, s]
+            else:
+                best = cost[s + 1, i] + i * step * chain.saved[s]
+            for k in range(s + 1, n):
+                rerun = float(chain.elapsed[k] - chain.elapsed[s])
+                rest = best - rerun
+                if rest <= 0:
+                    break
+                # the price is shared by the two sub-chains, in the least favourable way
+                value = max(cost[k, i] + stored[k, i], cost[k, 0] + _inside(relaxed, s, k - 1, i))
+                for j in range(1, i):
+                    if value >= rest:
+                        break
+                    later = cost[k, j] + stored[k, j]
+                    value = max(value, later + _inside(relaxed, s, k - 1, i - j))
+                best = min(best, rerun + value)
+            cost[s, i] = best
+        for i in range(1, count):  # no less memory than this: a bound on the slope
+            cost[s, i] = max(cost[s, i], cost[s, i - 1] + step * relaxed.least[s, n - 1])
+    return cost
+
+
+@kernel
+def _before(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
+    """Return at [k, i] a bound below the overhead of stages before k + multiplier * what they hold.
+
+    They hold ``M - m`` bytes when m are left besides the input of stage k. In ns; the shape is
+    (n, multipliers).
+    """
+    n, count, stored = len(chain.saved), relaxed.stored.shape[1], relaxed.stored
+    memory_cost = relaxed.step * relaxed.memory
+    cost = np.zeros((n, count))
+    for k in range(1, n):
+        for i in range(count):
+            best = cost[k - 1, i] + i * relaxed.step * chain.saved[k - 1]
+            for s in range(k - 1, -1, -1):
+                fixed = float(chain.elapsed[k] - chain.elapsed[s]) + stored[k, i]
+                value = cost[s, i]
+                if fixed >= best:
+                    break
+                for j in range(1, count - i):
+                    if fixed + value >= best:
+                        break
+                    value = max(
+                        value, cost[s, i + j] + _inside(relaxed, s, k - 1, j) - j * memory_cost
+                    )
+                best = min(best, fixed + value)
+            cost[k, i] = best
+    return cost
+
+
+@kernel
+def _outside(
+    chain: RecursionArrays, relaxed: _RelaxedChain, before: _Floats, restarted: _Floats
+) -> _Floats:
+    """Return the table `LagrangianBound.outside`."""
+    n, count, step, stored = len(chain.saved), relaxed.stored.shape[1], relaxed.step, relaxed.stored
+    cost = np.zeros((n, n, count))
+    passing = np.full((n, count), np.inf)  # at [t]: on the way to s, nothing kept since a restart
+    for s in range(n):
+        for i in range(count):
+            cost[s, n - 1, i] = before[s, i] - i * step * relaxed.memory
+        again = np.full(count, np.inf)  # least of s..T for T > t
+        for t in range(n - 2, s - 1, -1):
+            rerun = float(chain.elapsed[t + 1] - chain.elapsed[s])
+            for i in range(count):
+                best = -np.inf
+                for j in range(count - i):
+                    best = max(best, cost[s, n - 1, i + j] + restarted[t + 1, j])
+                best += rerun
+                if s > 0:
+                    time = float(chain.elapsed[s] - chain.elapsed[s - 1])
+                    passing[t, i] = min(passing[t, i], cost[s - 1, t, i]) + time
+                    best = min(best, cost[s - 1, t, i] + i * step * chain.saved[s - 1])
+                    best = min(best, passing[t, i] + stored[s, i])
+                cost[s, t, i] = min(best, again[i] + rerun)
+                again[i] = min(again[i], best)
+    return cost
+
+
+def _maximiser(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where `function` is largest between two positive numbers.
+
+    By golden sections of logarithms: exact for functions with one peak; others give some point.
+    """
+    golden = (math.sqrt(5) - 1) / 2
+    low, high = math.log(low), math.log(high)
+    points = [high - golden * (high - low), low + golden * (high - low)]
+    values = [function(math.exp(point)) for point in points]
+    for _ in range(_SEARCH_STEPS):
+        if values[0] > values[1]:
+            high, points[1], values[1] = points[1], points[0], values[0]
+            points[0] = high - golden * (high - low)
+            values[0] = function(math.exp(points[0]))
+        else:
+            low, points[0], values[0] = points[0], points[1], values[1]
+            points[1] = low + golden * (high - low)
+            values[1] = function(math.exp(points[1]))
+    return math.exp(points[int(values[1] > values[0])])

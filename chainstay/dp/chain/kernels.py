@@ -1,0 +1,250 @@
+"""The persistent recursion on step functions, in compiled code: the same as `fronts`."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
+from chainstay.dp.bucketed_envelope import (
+    bucketed_envelope,
+    insert_sum,
+    with_entries,
+    write_envelope,
+)
+from chainstay.dp.chain.recursion_arrays import RecursionArrays, input_bytes, stored_at
+from chainstay.dp.jit import kernel
+from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.step_functions import (
+    Cutoff,
+    RunningMinimum,
+    StepFunction,
+    StepSum,
+    merge_shifted,
+    merge_sum,
+    new_buffer,
+    new_pool,
+    value_at,
+)
+
+__all__ = ["ChainFrontPool", "choose", "fill"]
+
+_FIRST_CAPACITY: Final = 1024
+_INFINITE: Final = 2**61
+_LONG: Final = 16
+"""Breakpoints from which on making a bucketed envelope is worth its time."""
+_CROWD: Final = 16
+"""Breakpoints in one bucket with which a bucketed envelope would be slow."""
+
+
+class ChainFrontPool(NamedTuple):
+    """Fronts of all sub-chains, in one pool of breakpoints.
+
+    Attributes:
+        memory: Bytes of all breakpoints of all fronts.
+        overhead: Ns of all breakpoints of all fronts.
+        first: Shape (n, n), at [s, t]: index of the first breakpoint of the front of s..t.
+        last: Shape (n, n), at [s, t]: index of its last breakpoint; ``first - 1`` when none is
+            kept.
+    """
+
+    memory: Array
+    overhead: Array
+    first: Array
+    last: Array
+
+
+class FrontEnds(NamedTuple):
+    """The first memory (`_INFINITE` without breakpoints) and the last overhead of fronts.
+
+    Attributes:
+        least: Shape (n, n), at [s, t]: bytes.
+        best: Shape (n, n), at [s, t]: ns.
+        stored_least: Shape (n,), at [k]: bytes of k..t and, at least, of a restart at k
+            together, for the t that is being computed.
+        stored_best: Shape (n,), at [k]: ns of k..t.
+    """
+
+    least: Array
+    best: Array
+    stored_least: Array
+    stored_best: Array
+
+
+class SubChainTask(NamedTuple):
+    """A sub-chain whose front is being computed.
+
+    Attributes:
+        s: First stage.
+        t: Last stage.
+        cutoff: Breakpoints outside of it are of no use.
+        limit: The limit on whole schedules.
+    """
+
+    s: int
+    t: int
+    cutoff: Cutoff
+    limit: PruningLimit
+
+
+@kernel
+def _front(fronts: ChainFrontPool, s: int, t: int, shift: int) -> StepFunction:
+    """Return the front of stages s..t, moved right by `shift` bytes."""
+    return StepFunction(
+        fronts.memory, fronts.overhead, fronts.first[s, t], fronts.last[s, t], shift
+    )
+
+
+@kernel
+def _restarts(
+    chain: RecursionArrays,
+    fronts: ChainFrontPool,
+    ends: FrontEnds,
+    task: SubChainTask,
+    minimum: RunningMinimum,
+) -> RunningMinimum:
+    """Return the minimum of `minimum` and all restarts of a sub-chain.
+
+    Args:
+        chain: The chain.
+        fronts: Has the fronts of all parts of the sub-chain.
+        ends: The ends of these fronts.
+        task: The sub-chain.
+        minimum: The front of the sub-chain without restarts.
+    """
+    s, t, cutoff = task.s, task.t, task.cutoff
+    lowest, spare = minimum.lowest, minimum.spare
+    least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
+    gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
+    for k in range(s + 1, t + 1):
+        rerun = chain.elapsed[k] - elapsed
+        if rerun >= cutoff.overhead:
+            break
+        # cheap: nowhere does the sum exist and lie below all of `lowest`
+        floor = rerun + best[k - 1] + ends.stored_best[k]
+        start = max(gradient + transit[k - 1], least[k - 1], ends.stored_least[k])
+        if start > cutoff.memory or floor >= cutoff.overhead:
+            continue
+        if floor >= value_at(lowest, start, cutoff.overhead):
+            continue
+        stored = stored_at(chain, s, k)
+        total = StepSum(_front(fronts, s, k - 1, 0), _front(fronts, k, t, stored), rerun)
+        start = max(start, ends.stored_least[k] - chain.activation[k] + stored)
+        lowest, spare = merge_sum(RunningMinimum(lowest, spare), total, start, cutoff)
+    return RunningMinimum(lowest, spare)
+
+
+@kernel
+def _bucketed_restarts(
+    chain: RecursionArrays,
+    fronts: ChainFrontPool,
+    ends: FrontEnds,
+    task: SubChainTask,
+    minimum: RunningMinimum,
+) -> RunningMinimum:
+    """Return what `_restarts` returns, by a bucketed envelope.
+
+    It is quicker for long fronts whose memories do not lie close together.
+    """
+    s, t, cutoff, limit = task
+    lowest, spare = minimum.lowest, minimum.spare
+    envelope = bucketed_envelope(limit, limit.outside[s, t], lowest, cutoff, limit.least[s, t])
+    used = lowest.last + 1
+    if envelope.fullest > _CROWD:
+        return _restarts(chain, fronts, ends, task, minimum)
+    least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
+    gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
+    for k in range(s + 1, t + 1):
+        rerun = chain.elapsed[k] - elapsed
+        if rerun >= cutoff.overhead:
+            break
+        floor = rerun + best[k - 1] + ends.stored_best[k]
+        start = max(gradient + transit[k - 1], least[k - 1], ends.stored_least[k], envelope.start)
+        if start > cutoff.memory:
+            continue
+        if floor >= envelope.ceiling[(start - envelope.start) >> envelope.bits]:
+            continue
+        stored = stored_at(chain, s, k)
+        earlier, later = _front(fronts, s, k - 1, 0), _front(fronts, k, t, stored)
+        start = max(start, ends.stored_least[k] - chain.activation[k] + stored)
+        more = later.last - later.first + earlier.last - earlier.first + 3
+        envelope = with_entries(envelope, used, more)
+        total = StepSum(earlier, later, rerun)
+        used = insert_sum(envelope, used, total, start, cutoff.memory)
+    if used > len(spare[0]):
+        spare = new_buffer(2 * used)
+    size = write_envelope(envelope, spare)
+    merged = StepFunction(spare[0], spare[1], 0, size - 1, 0)
+    return RunningMinimum(merged, (lowest.memory, lowest.overhead))
+
+
+@kernel
+def fill(chain: RecursionArrays, limit: PruningLimit) -> ChainFrontPool:
+    """Return the fronts of all sub-chains within the limit.
+
+    Last stages ascend; for each of them, first stages descend.
+    """
+    n = len(chain.saved)
+    pool = new_pool(_FIRST_CAPACITY)
+    here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
+    first, last = np.zeros((n, n), dtype=np.int64), np.full((n, n), -1, dtype=np.int64)
+    least, best = np.full((n, n), _INFINITE, dtype=np.int64), np.zeros((n, n), dtype=np.int64)
+    for t in range(n):
+        stored_least = np.full(n, _INFINITE, dtype=np.int64)
+        ends = FrontEnds(least, best, stored_least, np.zeros(n, dtype=np.int64))
+        for s in range(t, -1, -1):
+            # what can be part of a good schedule
+            lines, needed = limit.outside[s, t], limit.least[s, t]
+            cutoff = cutoff_within(limit, lines, input_bytes(chain, s), needed)
+            if cutoff.memory < needed or cutoff.overhead <= 0:
+                continue
+            # keep stage s, or restart it
+            fronts = ChainFrontPool(pool.memory, pool.overhead, first, last)
+            if s == t:
+                here[0][0], here[1][0] = chain.keep_floor[s, t], 0
+                lowest = StepFunction(here[0], here[1], 0, 0, 0)
+            else:
+                after = _front(fronts, s + 1, t, chain.saved[s])
+                if after.last - after.first >= len(here[0]):
+                    here = new_buffer(2 * (after.last - after.first + 1))
+                nothing = StepFunction(here[0], here[1], 0, -1, 0)
+                size = merge_shifted(nothing, after, chain.keep_floor[s, t], cutoff, here)
+                kept = RunningMinimum(StepFunction(here[0], here[1], 0, size - 1, 0), spare)
+                task = SubChainTask(s, t, cutoff, limit)
+                if size > _LONG:
+                    lowest, spare = _bucketed_restarts(chain, fronts, ends, task, kept)
+                else:
+                    lowest, spare = _restarts(chain, fronts, ends, task, kept)
+            # store what can be part of a whole schedule
+            pool, size = store_useful(limit, lines, lowest, pool)
+            first[s, t], last[s, t] = pool.used - size, pool.used - 1
+            if size:
+                least[s, t], best[s, t] = pool.memory[first[s, t]], pool.overhead[last[s, t]]
+                ends.stored_least[s] = least[s, t] + chain.activation[s]
+                ends.stored_best[s] = best[s, t]
+            here = (lowest.memory, lowest.overhead)
+    used = pool.used
+    return ChainFrontPool(pool.memory[:used], pool.overhead[:used], first, last)
+
+
+@kernel
+def choose(chain: RecursionArrays, fronts: ChainFrontPool, s: int, t: int, m: int) -> int:
+    """Return the optimal decision for stages s..t with `m` bytes, or -2 where there is none."""
+    target = value_at(_front(fronts, s, t, 0), m, -1)
+    if m >= chain.keep_floor[s, t] and (
+        s == t or value_at(_front(fronts, s + 1, t, chain.saved[s]), m, -1) == target
+    ):
+        return KEEP
+    for k in range(s + 1, t + 1):
+        rest = target - (chain.elapsed[k] - chain.elapsed[s])
+        if rest < 0:
+            break
+        if m < chain.gradient[t + 1] + chain.transit[s, k - 1]:
+            continue
+        earlier = value_at(_front(fronts, s, k - 1, 0), m, target + 1)
+        if earlier <= rest:
+            later = value_at(_front(fronts, k, t, stored_at(chain, s, k)), m, target + 1)
+            if earlier + later == rest:
+                return k
+    return -2

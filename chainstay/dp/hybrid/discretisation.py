@@ -1,0 +1,244 @@
+"""A chain in slots, with all bounds and fronts that a search for plans or for a bound needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay.dp.hybrid.completion_bounds import (
+    BoundGrid,
+    BoundTables,
+    Weights,
+    fill_compute_costs,
+    fill_cost_caps,
+    fill_costs_so_far,
+    fill_costs_to_go,
+)
+from chainstay.dp.hybrid.label_setting import CompletionBounds, Labels, SearchLimits, search
+from chainstay.dp.hybrid.recompute_fronts import (
+    FINITE,
+    INFINITE,
+    RecomputeFronts,
+    SlotChain,
+    fill_column,
+)
+
+__all__ = ["DiscretisedChain", "Effort", "least_time"]
+
+_Floats: TypeAlias = NDArray[np.float64]
+
+_FIRST_PLANS: Final = 1 << 16
+_BESIDE: Final = 1 / 16
+"""How far the other pairs of weights are from the best pair."""
+
+
+class Effort(NamedTuple):
+    """The effort that a search may take.
+
+    Attributes:
+        cells: Cells of the labels' grid along every dimension, all slots together.
+        labels: The most labels.
+        width: The most labels of every stage and kind that go on, unless it is 0.
+    """
+
+    cells: int
+    labels: int
+    width: int = 0
+
+
+def least_time(chain: SlotChain) -> float:
+    """Return the time of all forwards and backwards, once each."""
+    return float(chain.forward.sum() + chain.backward.sum())
+
+
+@dataclass(slots=True)
+class DiscretisedChain:
+    """A chain in slots with completion bounds and fronts, whose rooms are rounded one way.
+
+    Attributes:
+        chain: The chain in slots.
+        finer: Steps of `kept` per slot.
+        limit: Plans that take longer are of no use.
+        compute_costs: As filled by `fill_compute_costs`.
+        weights: Pairs of weights for which there are bounds, the best first.
+    """
+
+    chain: SlotChain
+    finer: float
+    limit: float
+    compute_costs: _Floats = field(init=False)
+    weights: list[Weights] = field(init=False, default_factory=list)
+    _to_go: _Floats = field(init=False)
+    _fronts: RecomputeFronts | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        stages = len(self.chain.forward)
+        shape = stages * (stages + 1) // 2, self.chain.rooms.slots + 1
+        self.compute_costs = np.full(shape, INFINITE)
+        fill_compute_costs(self.chain, self.slack, self.compute_costs)
+
+    @property
+    def slack(self) -> float:
+        """The most time for running forwards again that is of use."""
+        return min(self.limit, INFINITE) - least_time(self.chain)
+
+    @property
+    def root(self) -> float:
+        """A lower bound on the time of every plan."""
+        return float(self._to_go[:, 0, 0, 0].max())
+
+    def costs_to_go(self, weights: Weights, finer: float) -> _Floats:
+        """Return the table that `fill_costs_to_go` fills."""
+        levels = round(self.chain.rooms.slots * finer)
+        to_go = np.empty((len(self.chain.forward), 2, levels + 1))
+        fill_costs_to_go(self.chain, self._grid(finer), weights, to_go)
+        return to_go
+
+    def best_weights(self, finer: float, start: Weights, step: float, least: float) -> Weights:
+        """Return the weights with the best lower bound, by pattern search.
+
+        Args:
+            finer: Steps of `kept` per slot.
+            start: Where to start.
+            step: First step.
+            least: Last step.
+        """
+        known: dict[Weights, float] = {}
+
+        def value(weights: Weights) -> float:
+            if weights not in known:
+                known[weights] = float(self.costs_to_go(weights, finer)[0, 0, 0])
+            return known[weights]
+
+        best = start
+        while step >= least:
+            found = max(_neighbours(best, step), key=value)
+            if value(found) > value(best):
+                best = found
+            else:
+                step /= 2
+        return best
+
+    def with_bounds(self, best: Weights) -> Self:
+        """Compute bounds for these weights and some beside them; return this chain."""
+        self.weights = list(dict.fromkeys((best, *_neighbours(best, _BESIDE))))
+        self._to_go = np.stack([self.costs_to_go(weights, self.finer) for weights in self.weights])
+        return self
+
+    def completion_bounds(self, *, relaxed: bool = False) -> CompletionBounds:
+        """Return the bounds for labels; `relaxed` pays what comes back at the best weight."""
+        best = self.weights[0].back
+        chosen = [at for at, (_, v) in enumerate(self.weights) if not relaxed or v == best]
+        to_go = _pairs_last(self._to_go[chosen])
+        weights = np.array([self.weights[at] for at in chosen])
+        return CompletionBounds(best if relaxed else -1.0, self.finer, weights, to_go)
+
+    def pessimistic_fronts(self) -> RecomputeFronts:
+        """Return fronts by which whatever has to come back is waited for: for a first limit."""
+        table = self.compute_costs
+        room = np.arange(table.size, dtype=np.int32).reshape(table.shape)
+        demand = np.broadcast_to(np.arange(self.chain.rooms.slots + 1.0), table.shape)
+        none = np.empty(0, dtype=np.int32)
+        count = (table < FINITE).astype(np.int32)
+        return RecomputeFronts(room, count, table.ravel(), demand.ravel(), none, none, none)
+
+    @property
+    def fronts(self) -> RecomputeFronts:
+        """The fronts that `fill_column` fills."""
+        if self._fronts is None:
+            self._fronts = self._filled(self._cost_caps())
+        return self._fronts
+
+    def search(
+        self, fronts: RecomputeFronts, bounds: CompletionBounds, limit: float, effort: Effort
+    ) -> tuple[float, int, Labels]:
+        """Return the least cost of labels that get through, the last of them, and all labels."""
+        labels = _no_labels(len(self.chain.forward), effort.labels)
+        limits = SearchLimits(effort.cells / self.chain.rooms.slots, limit, effort.width)
+        cost, last = search(self.chain, fronts, bounds, limits, labels)
+        return float(cost), int(last), labels
+
+    def _grid(self, finer: float) -> BoundGrid:
+        return BoundGrid(finer, self.limit, self.slack, self.compute_costs)
+
+    def _cost_caps(self) -> _Floats:
+        """Return the table that `fill_cost_caps` fills."""
+        so_fars = np.full_like(self._to_go, INFINITE)
+        grid = self._grid(self.finer)
+        for weights, to_go, so_far in zip(self.weights, self._to_go, so_fars, strict=True):
+            fill_costs_so_far(self.chain, grid, weights, to_go, so_far)
+        caps = np.full_like(self.compute_costs, -INFINITE)
+        weights_array = np.array(self.weights)
+        tables = BoundTables(weights_array, _pairs_last(self._to_go), _pairs_last(so_fars))
+        fill_cost_caps(self.chain, grid, tables, caps)
+        return caps
+
+    def _filled(self, caps: _Floats) -> RecomputeFronts:
+        """Return the fronts of all stages but the loss; `caps` are those of `fill_column`."""
+        shape = self.compute_costs.shape
+        fronts = RecomputeFronts(
+            start=np.zeros(shape, np.int32),
+            plan_count=np.zeros(shape, np.int32),
+            base=np.empty(_FIRST_PLANS),
+            demand=np.empty(_FIRST_PLANS),
+            choice=np.empty(_FIRST_PLANS, np.int32),
+            later=np.empty(_FIRST_PLANS, np.int32),
+            sooner=np.empty(_FIRST_PLANS, np.int32),
+        )
+        made = 0
+        for j in range(len(self.chain.forward) - 1):
+            while (end := fill_column(self.chain, caps, j, fronts, made)) < 0:
+                fronts = _doubled(fronts)
+            made = end
+        return fronts
+
+
+def _neighbours(weights: Weights, step: float) -> Iterator[Weights]:
+    """Yield the weights beside others, one of the two changed by `step`."""
+    w, v = weights
+    for near in ((w - step, v), (w + step, v), (w, v - step), (w, v + step)):
+        clipped = Weights(min(1.0, max(0.0, near[0])), min(1.0, max(0.0, near[1])))
+        if clipped != weights:
+            yield clipped
+
+
+def _pairs_last(tables: _Floats) -> _Floats:
+    """Return tables of pairs of weights as one whose last axis is the pair, contiguously."""
+    return np.ascontiguousarray(np.moveaxis(tables, 0, -1))
+
+
+def _doubled(fronts: RecomputeFronts) -> RecomputeFronts:
+    """Return `fronts` with room for twice as many plans."""
+    return fronts._replace(
+        base=np.concatenate([fronts.base, fronts.base]),
+        demand=np.concatenate([fronts.demand, fronts.demand]),
+        choice=np.concatenate([fronts.choice, fronts.choice]),
+        later=np.concatenate([fronts.later, fronts.later]),
+        sooner=np.concatenate([fronts.sooner, fronts.sooner]),
+    )
+
+
+def _no_labels(stages: int, most: int) -> Labels:
+    """Return room for so many labels; the system gives memory as they come."""
+    table = 2 << math.ceil(math.log2(most + 1))
+    return Labels(
+        cost=np.empty(most),
+        kept=np.empty(most),
+        leaving=np.empty(most),
+        returning=np.empty(most),
+        total=np.empty(most),
+        parent=np.empty(most, dtype=np.int32),
+        stage=np.empty(most, dtype=np.int16),
+        is_saved=np.empty(most, dtype=np.bool_),
+        moved=np.empty(most, dtype=np.bool_),
+        following=np.empty(most, dtype=np.int32),
+        first=np.full((stages, 2), -1, dtype=np.int32),
+        made=np.zeros(1, dtype=np.int64),
+        key=np.zeros(table, dtype=np.int64),
+        label=np.empty(table, dtype=np.int32),
+    )

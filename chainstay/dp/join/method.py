@@ -1,0 +1,185 @@
+"""The choice of a program for a join, of its units, and of what its claim may promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+from typing import Final
+
+from chainstay.dp.join.canonical import LeastMemoryProgram, OverheadProgram
+from chainstay.dp.join.sizes import in_units, states_of
+from chainstay.dp.join.slots import SlotProgram
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
+from chainstay.profiles import HomogeneousJoin, Join, JoinProfile
+from chainstay.schedule import Discards, OpKind, Schedule
+from chainstay.solution import Claim, Family
+
+__all__ = ["claim_join"]
+
+_MOST_BRANCHES: Final = 4
+"""Branches of unequal stages that are solved without rounding that was asked for."""
+_USUAL_SLOTS: Final = 500
+_FEWEST_SLOTS: Final = 20
+_EXACT_ENTRIES: Final = 2**26
+"""Table entries up to which sizes are not rounded unless asked: some seconds."""
+_LARGEST_TABLE: Final = 2**28
+"""Table entries that fit in memory: 1 GiB of them, or 2 GiB where times are long."""
+_LARGE_TABLE: Final = 2**24
+"""Entries from which a coarser table comes first, to learn how large overheads may be."""
+_COARSER: Final = 4
+
+
+def claim_join(
+    profile: Join, budget: int, *, keep: tuple[bool, ...], slots: int | None = None
+) -> Claim:
+    """Return the optimum of the dynamic program for a join.
+
+    Args:
+        profile: A `HomogeneousJoin` is solved exactly among all schedules that turn once; a
+            `JoinProfile` among canonical persistent ones (`canonical`).
+        budget: Slots of a `HomogeneousJoin`, bytes of a `JoinProfile`.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        slots: How many memory slots the sizes of a `JoinProfile` are rounded to, both ways. None:
+            exact in bytes where that takes seconds, else as many as that allows, 500 at most.
+
+    Raises:
+        InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
+        InvalidProfileError: The tables would not fit in memory, or more than four branches
+            without `slots`.
+    """
+    if isinstance(profile, HomogeneousJoin):
+        return _homogeneous(profile, budget, keep)
+    if slots is None and len(profile.branches) > _MOST_BRANCHES:
+        raise InvalidProfileError(
+            f"this join has {len(profile.branches)} branches; its table has one axis for each, so "
+            f"beyond {_MOST_BRANCHES} say how coarse it may be, as in DP(slots=50)"
+        )
+    _require_room(profile, slots or _FEWEST_SLOTS)
+    least = LeastMemoryProgram(profile, keep)
+    required = max(1, least.root + least.inputs)
+    if budget < required:
+        raise InfeasibleBudgetError(
+            budget=budget,
+            required=required,
+            stages=profile.stages,
+            family=Family.CANONICAL_PERSISTENT,
+            network="join",
+        )
+    budget = min(budget, _plenty(profile))
+    unit = _unit(profile, budget, slots)
+    schedule, makespan, bound = _both_ways(profile, keep, least, budget, unit)
+    return Claim(
+        schedule=schedule,
+        makespan=makespan,
+        lower_bound=bound,
+        family=Family.ALL if makespan == profile.least_time else Family.CANONICAL_PERSISTENT,
+        discards=Discards.TAPE,
+    )
+
+
+def _homogeneous(profile: HomogeneousJoin, budget: int, keep: tuple[bool, ...]) -> Claim:
+    """Return the optimum of a homogeneous join within `budget` slots."""
+    program = SlotProgram(profile, keep)
+    slots = min(budget, profile.enough_slots)
+    if not program.is_feasible(slots):
+        raise program.infeasible(budget, program.least_slots())
+    makespan = program.makespan(slots)
+    return Claim(
+        schedule=program.schedule(slots),
+        makespan=makespan,
+        lower_bound=makespan,
+        family=Family.ALL if makespan == profile.least_time else Family.SINGLE_TURN,
+        discards=Discards.TAPE,
+    )
+
+
+def _both_ways(
+    profile: JoinProfile, keep: tuple[bool, ...], least: LeastMemoryProgram, budget: int, unit: int
+) -> tuple[Schedule, int, int]:
+    """Return schedule, makespan and lower bound in ns, with sizes rounded up and then down."""
+    attained = None
+    if _entries_per_slot(profile) * (budget // unit) > _LARGE_TABLE:
+        coarse = in_units(profile, _COARSER * unit, up=True)
+        first = OverheadProgram(coarse, keep, budget // unit // _COARSER)
+        attained = first.overhead(budget // unit // _COARSER - first.inputs)
+        del first
+    rounded = in_units(profile, unit, up=True)
+    program = OverheadProgram(rounded, keep, budget // unit, attained=attained)
+    overhead = program.overhead(budget // unit - program.inputs)
+    if overhead is not None:
+        schedule = program.schedule(budget // unit - program.inputs)
+    else:  # only rounding made it infeasible: fall back on what is known to fit
+        schedule = least.schedule(budget - least.inputs)
+        overhead = _time(profile, schedule) - profile.least_time
+    makespan = overhead + profile.least_time
+    if all(size % unit == 0 for size in _sizes(profile)):
+        return schedule, makespan, makespan
+    del program  # half of the memory in use
+    room = -(-budget // unit)
+    rounded = in_units(profile, unit, up=False)
+    optimist = OverheadProgram(rounded, keep, room, attained=overhead)
+    bound = optimist.overhead(room - optimist.inputs)
+    assert bound is not None, "what fits with sizes rounded up fits with sizes rounded down"
+    return schedule, makespan, min(makespan, bound + profile.least_time)
+
+
+def _unit(profile: JoinProfile, budget: int, slots: int | None) -> int:
+    """Return the bytes per slot; every size is a whole number of them where nothing is lost."""
+    divisor = gcd(*_sizes(profile)) or 1
+    entries = _entries_per_slot(profile)
+    exact = budget // divisor
+    if slots is None:
+        slots = min(_USUAL_SLOTS, _EXACT_ENTRIES // entries)
+        if exact * entries <= _EXACT_ENTRIES:
+            slots = exact
+    return divisor if exact <= slots else max(1, -(-budget // max(slots, _FEWEST_SLOTS)))
+
+
+def _require_room(profile: JoinProfile, slots: int) -> None:
+    """Refuse a table that would not fit in memory.
+
+    Raises:
+        InvalidProfileError: It would not; the text names the entries and the limit.
+    """
+    if (needed := _entries_per_slot(profile) * (slots + 1)) > _LARGEST_TABLE:
+        lengths = ", ".join(str(len(branch)) for branch in profile.branches)
+        raise InvalidProfileError(
+            f"branches of {lengths} stages and {slots} slots need a table of {needed:.2g} entries, "
+            f"at most {_LARGEST_TABLE:.2g} fit; cut the model into coarser stages, or ask for "
+            "fewer slots as in DP(slots=50)"
+        )
+
+
+def _entries_per_slot(profile: JoinProfile) -> int:
+    """Return the table entries for each slot of memory."""
+    return states_of(profile) * len(profile.closing)
+
+
+def _plenty(profile: JoinProfile) -> int:
+    """Return bytes that are enough for anything: more are of no use."""
+    return sum(_sizes(profile))
+
+
+def _sizes(profile: JoinProfile) -> Iterator[int]:
+    """Yield every size there is, in bytes; the tail's input is the branches' outputs."""
+    for chain in (*profile.branches, profile.closing):
+        yield from (chain.input_bytes, chain.input_gradient_bytes)
+        for stage in chain.stages:
+            yield from (
+                stage.output_bytes,
+                stage.saved_bytes,
+                stage.gradient_bytes,
+                stage.forward_overhead_bytes,
+                stage.backward_overhead_bytes,
+            )
+
+
+def _time(profile: JoinProfile, schedule: Schedule) -> int:
+    """Return the time of all operations, in ns."""
+    total = 0
+    for op in schedule:
+        chain = profile.closing if op.branch is None else profile.branches[op.branch]
+        stage = chain.stages[min(op.stage, len(chain) - 1)]
+        total += stage.forward_time * op.kind.is_forward
+        total += stage.backward_time * (op.kind is OpKind.BACKWARD)
+    return total

@@ -1,0 +1,458 @@
+"""The weakly persistent program's inner loops, compiled where numba is installed.
+
+The recurrence stands in `solver`. Fronts of ``W(s, t, l, ·)`` for all s <= t <= l stand in one
+pool; ``row[s, t] + l`` is the number of the front. In the code, l is called `end`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
+from chainstay.dp.chain.recursion_arrays import RecursionArrays, input_bytes
+from chainstay.dp.jit import kernel
+from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.step_functions import (
+    Buffer,
+    Cutoff,
+    Pool,
+    RunningMinimum,
+    StepFunction,
+    StepSum,
+    gain_within,
+    merge_shifted,
+    merge_sum,
+    new_buffer,
+    new_pool,
+    restricted,
+    value_at,
+)
+from chainstay.dp.weak.moving_checkpoint import (
+    MovingFronts,
+    front_of,
+    merge_position,
+    no_fronts,
+)
+
+__all__ = [
+    "MOVE",
+    "MoveBound",
+    "WeakFrontPool",
+    "choose_weak",
+    "fill_weak",
+    "least_weak_memory",
+    "move_bound",
+]
+
+_INFINITE: Final = 2**61
+MOVE: Final = -3
+"""The decision to run stage s and drop its input."""
+
+_FIRST_CAPACITY: Final = 1024
+
+
+class WeakFrontPool(NamedTuple):
+    """Fronts of all W(s, t, l, ·), in one pool of breakpoints.
+
+    Attributes:
+        memory: Bytes of all breakpoints of all fronts.
+        overhead: Ns of all breakpoints of all fronts.
+        row: Shape (n, n): the number of the front of (s, t, l) is ``row[s, t] + l``.
+        first: Shape (fronts,): index of the first breakpoint of a front.
+        size: Shape (fronts,): how many breakpoints it has.
+        origin: Shape (fronts,): the front of (s, t, l) is that of (origin, t, l), as the moving
+            checkpoint has nothing better to do than to move on to there.
+        least: Shape (fronts,): bytes of the first breakpoint, `_INFINITE` without breakpoints.
+        best: Shape (fronts,): ns of the last breakpoint.
+    """
+
+    memory: Array
+    overhead: Array
+    row: Array
+    first: Array
+    size: Array
+    origin: Array
+    least: Array
+    best: Array
+
+
+class WeakState(NamedTuple):
+    """The s, t and l of W(s, t, l, ·)."""
+
+    s: int
+    t: int
+    end: int
+
+
+class WeakTask(NamedTuple):
+    """A state whose front is being computed, and the limits outside of which it is of no use."""
+
+    state: WeakState
+    cutoff: Cutoff
+
+
+class WeakDraft(NamedTuple):
+    """A front while it is being made.
+
+    Attributes:
+        lowest: The front; not shifted and from index 0, unless it is that of another state.
+        origin: The stage s of the state among whose breakpoints it stands.
+        here: The buffer it stands in if it is not that of another state; to write to if it is.
+        spare: A buffer to write to.
+    """
+
+    lowest: StepFunction
+    origin: int
+    here: Buffer
+    spare: Buffer
+
+
+@kernel
+def _rows(n: int) -> Array:
+    """Return `WeakFrontPool.row`."""
+    row, count = np.zeros((n, n), dtype=np.int64), 0
+    for s in range(n):
+        for t in range(s, n):
+            row[s, t] = count - t
+            count += n - t
+    return row
+
+
+@kernel
+def _front(
+    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, shift: int
+) -> StepFunction:
+    """Return the front of a state, moved right by `shift` bytes."""
+    number = fronts.row[state.s, state.t] + state.end
+    first = fronts.first[number]
+    last = first + fronts.size[number] - 1
+    shift += chain.activation[fronts.origin[number]] - chain.activation[state.s]
+    return StepFunction(fronts.memory, fronts.overhead, first, last, shift)
+
+
+@kernel
+def least_weak_memory(chain: RecursionArrays) -> int:
+    """Return the least bytes, besides its input, for a weakly persistent schedule of the chain."""
+    n = len(chain.saved)
+    row = _rows(n)
+    least = np.full(row[n - 1, n - 1] + n, _INFINITE, dtype=np.int64)
+    for end in range(n):
+        gradient = chain.gradient[end + 1]
+        rest = np.full(n, _INFINITE, dtype=np.int64)
+        for s in range(end, -1, -1):
+            first_step = gradient + chain.transit[s, s]
+            for t in range(s, end + 1):
+                best = _INFINITE
+                if s == t:
+                    best = chain.keep_floor[s, end]
+                    if s < end:
+                        best = max(best, least[row[s + 1, s + 1] + end] + chain.saved[s])
+                else:
+                    after = least[row[s + 1, t] + end]
+                    moved = after + chain.activation[s + 1] - chain.activation[s]
+                    best = max(first_step, moved)
+                earlier = least[row[s, t] + t : row[s, t] + end]
+                for k in range(t + 1, end + 1):
+                    best = min(best, max(first_step, rest[k], earlier[k - 1 - t]))
+                least[row[s, t] + end] = best
+            moving = first_step + chain.activation[s]
+            for t in range(s, end + 1):
+                stored = least[row[s, t] + end] + chain.activation[s]
+                rest[t] = min(stored, max(rest[t], moving))
+    return int(least[row[0, 0] + n - 1])
+
+
+@kernel
+def _merge_positions(
+    chain: RecursionArrays,
+    fronts: WeakFrontPool,
+    position: tuple[int, int, int],
+    moving: MovingFronts,
+    spare: Buffer,
+) -> tuple[MovingFronts, Buffer]:
+    """Compute R(j, ·, end, ·) from R(j+1, ·, end, ·): the checkpoint stays at j or moves on.
+
+    Args:
+        chain: The chain.
+        fronts: Has the fronts of all (j, t, end).
+        position: The position j, the end, and the largest useful number of bytes.
+        moving: The fronts of position j + 1.
+        spare: A buffer to write to.
+    """
+    j, end, memory = position
+    floor = chain.gradient[end + 1] + chain.transit[j, j] + chain.activation[j]
+    for t in range(j, end + 1):
+        moving.least[t] = max(moving.least[t], floor)
+        here = _front(chain, fronts, WeakState(j, t, end), chain.activation[j])
+        # what moves on at once is known from where it goes
+        if here.last >= here.first and fronts.origin[fronts.row[j, t] + end] == j:
+            moving, spare = merge_position(moving, t, here, memory, spare)
+    return moving, spare
+
+
+@kernel
+def _first_case(
+    chain: RecursionArrays, fronts: WeakFrontPool, task: WeakTask, here: Buffer, spare: Buffer
+) -> WeakDraft:
+    """Return the front of keeping stage s (s = t), or of moving the checkpoint on (s < t).
+
+    `here` and `spare` are buffers to write to.
+    """
+    (s, t, end), cutoff = task
+    if s == end:
+        here[0][0], here[1][0] = chain.keep_floor[s, s], 0
+        return WeakDraft(StepFunction(here[0], here[1], 0, 0, 0), s, here, spare)
+    if s == t:
+        after = _front(chain, fronts, WeakState(s + 1, s + 1, end), chain.saved[s])
+        floor = chain.keep_floor[s, end]
+    else:
+        shift = chain.activation[s + 1] - chain.activation[s]
+        after = _front(chain, fronts, WeakState(s + 1, t, end), shift)
+        floor = chain.gradient[end + 1] + chain.transit[s, s]
+        after = restricted(after, cutoff)
+        if after.first <= after.last and after.memory[after.first] + after.shift >= floor:
+            origin = int(fronts.origin[fronts.row[s + 1, t] + end])
+            return WeakDraft(after, origin, here, spare)
+    here = _with_size(here, after.last - after.first + 1)
+    nothing = StepFunction(here[0], here[1], 0, -1, 0)
+    size = merge_shifted(nothing, after, floor, cutoff, here)
+    return WeakDraft(StepFunction(here[0], here[1], 0, size - 1, 0), s, here, spare)
+
+
+@kernel
+def _with_size(buffer: Buffer, size: int) -> Buffer:
+    """Return `buffer`, or a larger one, with room for so many breakpoints."""
+    return buffer if size <= len(buffer[0]) else new_buffer(2 * size)
+
+
+@kernel
+def _own_copy(lowest: StepFunction, here: Buffer) -> StepFunction:
+    """Return a copy of a front, not shifted, in `here` or a larger buffer."""
+    size = lowest.last - lowest.first + 1
+    here = _with_size(here, size)
+    here[0][:size] = lowest.memory[lowest.first : lowest.last + 1] + lowest.shift
+    here[1][:size] = lowest.overhead[lowest.first : lowest.last + 1]
+    return StepFunction(here[0], here[1], 0, size - 1, 0)
+
+
+@kernel
+def _restarts(
+    chain: RecursionArrays,
+    fronts: WeakFrontPool,
+    task: WeakTask,
+    moving: MovingFronts,
+    draft: WeakDraft,
+) -> WeakDraft:
+    """Return the minimum of `draft` and ``R(s+1, k, l, ·) + W(s, t, k-1, ·)`` for all k.
+
+    Args:
+        chain: The chain.
+        fronts: Has all fronts of parts of this state.
+        task: The s, t and l, and the cutoff.
+        moving: The fronts R.
+        draft: The front of the state without restarts.
+    """
+    (s, t, end), cutoff = task
+    lowest, origin, here, spare = draft
+    floor = chain.gradient[end + 1] + chain.transit[s, s]
+    least, best = fronts.least[fronts.row[s, t] :], fronts.best[fronts.row[s, t] :]
+    for k in range(t + 1, end + 1):
+        rerun = chain.elapsed[k] - chain.elapsed[s]
+        if rerun >= cutoff.overhead:
+            break
+        # cheap: nowhere does the sum exist and lie below all of `lowest`
+        start = max(floor, least[k - 1], moving.least[k])
+        lower = rerun + best[k - 1] + moving.best[k]
+        if start > cutoff.memory or lower >= cutoff.overhead:
+            continue
+        if lower >= value_at(lowest, start, cutoff.overhead):
+            continue
+        earlier = _front(chain, fronts, WeakState(s, t, k - 1), 0)
+        total = StepSum(earlier, front_of(moving, k), rerun)
+        if origin > s:
+            start = gain_within(lowest, total, start, cutoff)[0]
+            if start < 0:
+                continue
+            lowest, origin = _own_copy(lowest, here), s
+        lowest, spare = merge_sum(RunningMinimum(lowest, spare), total, start, cutoff)
+        here = (lowest.memory, lowest.overhead)
+    return WeakDraft(lowest, origin, here, spare)
+
+
+class MoveBound(NamedTuple):
+    """A lower bound on what is spent outside of W(s, t, l, m) with s < t: a^s may move on.
+
+    With i the index of a multiplier, the bound in ns is ``min(as_later, elapsed[l+1] - elapsed[s]
+    + as_earlier) + i * step * (m + a[s])``.
+
+    Attributes:
+        as_later: Shape (n, n, multipliers), at [t, l, i], ns: when (·, t, l) is the later part of
+            a restart.
+        as_earlier: Shape (n, n, multipliers), at [t, l, i], ns: when it is the earlier part.
+    """
+
+    as_later: NDArray[np.float64]
+    as_earlier: NDArray[np.float64]
+
+
+@kernel
+def move_bound(
+    chain: RecursionArrays, outside: NDArray[np.float64], restarted: NDArray[np.float64]
+) -> MoveBound:
+    """Return the bound for moving checkpoints, from two tables of `LagrangianBound`."""
+    n, _, count = outside.shape
+    as_later, as_earlier = np.full((n, n, count), np.inf), np.full((n, n, count), np.inf)
+    for t in range(1, n):
+        time = chain.elapsed[t] - chain.elapsed[t - 1]
+        as_later[t] = np.minimum(as_later[t - 1], outside[t - 1]) + time
+        again = np.full(count, np.inf)
+        for end in range(n - 2, t - 1, -1):
+            rerun = chain.elapsed[end + 1] - chain.elapsed[t]
+            for i in range(count):
+                best = -np.inf
+                for j in range(count - i):
+                    best = max(best, as_later[t, n - 1, i + j] + restarted[end + 1, j])
+                as_earlier[t, end, i] = min(best, again[i])
+                again[i] = min(again[i], as_later[t, end, i], rerun + best)
+    return MoveBound(as_later, as_earlier)
+
+
+@kernel
+def _write_move_lines(
+    chain: RecursionArrays,
+    limit: PruningLimit,
+    bound: MoveBound,
+    state: WeakState,
+    lines: NDArray[np.float64],
+) -> bool:
+    """Write the bound outside of a state with s < t to `lines`, one entry for each multiplier.
+
+    Returns:
+        Whether the limit leaves room for its first step; if not, `lines` is not complete.
+    """
+    s, t, end = state
+    needed = chain.gradient[end + 1] + chain.transit[s, s]
+    rerun = chain.elapsed[end + 1] - chain.elapsed[s]
+    for i in range(len(lines) - 1, -1, -1):
+        spent = min(bound.as_later[t, end, i], rerun + bound.as_earlier[t, end, i])
+        lines[i] = spent + i * limit.step * chain.activation[s]
+        if lines[i] + i * limit.step * needed > limit.overhead:
+            return False
+    return True
+
+
+@kernel
+def _store(
+    limit: PruningLimit, lines: NDArray[np.float64], draft: WeakDraft, s: int, pool: Pool
+) -> tuple[Pool, int, int]:
+    """Return the pool, where `draft` of stage s stands in it, and how many breakpoints it has."""
+    if draft.origin > s:  # among the breakpoints of another state
+        lowest = draft.lowest
+        return pool, lowest.first, lowest.last - lowest.first + 1
+    pool, size = store_useful(limit, lines, draft.lowest, pool)
+    return pool, pool.used - size, size
+
+
+@kernel
+def fill_weak(chain: RecursionArrays, limit: PruningLimit, bound: MoveBound) -> WeakFrontPool:
+    """Return the fronts of all W(s, t, l, ·) within the limit: l ascending, s descending."""
+    n = len(chain.saved)
+    row = _rows(n)
+    count = row[n - 1, n - 1] + n
+    first, sizes = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32)
+    origin = np.zeros(count, dtype=np.int64)
+    least, best = np.full(count, _INFINITE, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    pool = new_pool(_FIRST_CAPACITY)
+    here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
+    rows = np.empty((n, 16), dtype=np.int64), np.empty((n, 16), dtype=np.int64)
+    move_lines = np.zeros(limit.outside.shape[2])
+    for end in range(n):
+        moving = no_fronts(rows)
+        for s in range(end, -1, -1):
+            if end < n - 1 and chain.elapsed[end + 1] - chain.elapsed[s] > limit.overhead:
+                break
+            fronts = WeakFrontPool(
+                pool.memory, pool.overhead, row, first, sizes, origin, least, best
+            )
+            if s < end:
+                position = (s + 1, end, limit.memory)
+                moving, spare = _merge_positions(chain, fronts, position, moving, spare)
+            for t in range(s, end + 1):
+                state = WeakState(s, t, end)
+                needed = chain.gradient[end + 1] + chain.transit[s, s]
+                if s == t:
+                    needed, lines = min(needed, chain.keep_floor[s, end]), limit.outside[s, end]
+                elif _write_move_lines(chain, limit, bound, state, move_lines):
+                    lines = move_lines
+                else:
+                    continue
+                cutoff = cutoff_within(limit, lines, input_bytes(chain, s), needed)
+                if cutoff.memory < needed or cutoff.overhead <= 0:
+                    continue
+                fronts = WeakFrontPool(
+                    pool.memory, pool.overhead, row, first, sizes, origin, least, best
+                )
+                task = WeakTask(state, cutoff)
+                draft = _first_case(chain, fronts, task, here, spare)
+                draft = _restarts(chain, fronts, task, moving, draft)
+                pool, start, size = _store(limit, lines, draft, s, pool)
+                here, spare, number = draft.here, draft.spare, row[s, t] + end
+                first[number], sizes[number], origin[number] = start, size, draft.origin
+                if size:
+                    least[number] = pool.memory[start] + draft.lowest.shift
+                    best[number] = pool.overhead[start + size - 1]
+        rows = (moving.memory, moving.overhead)
+    pool = Pool(pool.memory[: pool.used], pool.overhead[: pool.used], pool.used)
+    return WeakFrontPool(pool.memory, pool.overhead, row, first, sizes, origin, least, best)
+
+
+@kernel
+def _choose_restart(
+    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
+) -> tuple[int, int]:
+    """Return the k and j of a restart that attains `target` ns, or -2 and 0."""
+    s, t, end = state
+    gradient = chain.gradient[end + 1]
+    for k in range(t + 1, end + 1):
+        rest = target - (chain.elapsed[k] - chain.elapsed[s])
+        if rest < 0:
+            break
+        rest -= value_at(_front(chain, fronts, WeakState(s, t, k - 1), 0), m, target + 1)
+        if rest < 0:
+            continue
+        for j in range(k, s, -1):
+            if m >= gradient + chain.transit[s, j - 1]:
+                later = _front(chain, fronts, WeakState(j, k, end), chain.activation[j])
+                if value_at(later, m, -1) == rest:
+                    return k, j
+    return -2, 0
+
+
+@kernel
+def choose_weak(
+    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, m: int
+) -> tuple[int, int]:
+    """Return the optimal decision for a state with `m` bytes.
+
+    Returns:
+        ``(k, j)`` for restarting at k with the moving checkpoint staying at j; or
+        `KEEP` or `MOVE` and 0; or (-2, 0) where there is none.
+    """
+    s, t, end = state
+    target = value_at(_front(chain, fronts, state, 0), m, -1)
+    if s == t and m >= chain.keep_floor[s, end]:
+        after = 0
+        if s < end:
+            later = _front(chain, fronts, WeakState(s + 1, s + 1, end), chain.saved[s])
+            after = value_at(later, m, -1)
+        if after == target:
+            return KEEP, 0
+    gradient = chain.gradient[end + 1]
+    if s < t and m >= gradient + chain.transit[s, s]:
+        shift = chain.activation[s + 1] - chain.activation[s]
+        if value_at(_front(chain, fronts, WeakState(s + 1, t, end), shift), m, -1) == target:
+            return MOVE, 0
+    return _choose_restart(chain, fronts, state, m, target)

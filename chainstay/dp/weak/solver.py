@@ -1,0 +1,182 @@
+"""The weakly persistent dynamic program, corrected: exact in bytes.
+
+A schedule is *weakly persistent* when saved data stay until their backward, but a checkpoint
+may move on before ([BEHJS24], Definition 4.3). ``W(s, t, l, m)`` is the least time to go from
+memory ``{a^s, δ^{l+1}}`` to ``{δ^t}``, s <= t <= l, with `m` bytes besides ``a^s``; the whole
+chain is ``W(0, 0, n-1, m)``::
+
+    W(s, t, l, m) = min(
+        u_f[s] + W(s+1, s+1, l, m - ā[s]) + u_b[s]     keep all of s      s = t < l
+        u_f[s] + W(s+1, t, l, m + a[s] - a[s+1])       move a^s on        s < t
+        u_f[s] + .. + u_f[j-1] + W(j, k, l, m - a[j])  keep a^s, move a copy on to j, take
+            + W(s, t, k-1, m) )                        the backwards l..k, then t..k-1
+                                                       s < j <= k, t < k <= l
+
+Theorem 4.7 as printed is wrong; ``docs/derivations/weakly-persistent.md`` shows where, and
+why this one costs O(n^4) instead of O(n^6): which j is best does not depend on s. Overheads
+are counted above ``Σ u_f[s..l] + Σ u_b[t..l]``, so that moving costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from chainstay.dp.bounds.bound_pruning import pruning_limit
+from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
+from chainstay.dp.bounds.overhead_limits import growing_limits
+from chainstay.dp.chain.engines import exact_engine, least_memory
+from chainstay.dp.chain.recursion_arrays import recursion_arrays
+from chainstay.dp.recursion import KEEP, Recursion, require_no_skips
+from chainstay.dp.weak.kernels import (
+    MOVE,
+    WeakState,
+    choose_weak,
+    fill_weak,
+    least_weak_memory,
+    move_bound,
+)
+from chainstay.errors import InfeasibleBudgetError
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.solution import Claim, Family
+
+__all__ = ["solve_weak", "weak_least_budget"]
+
+_Step: TypeAlias = Op | tuple[WeakState, int]
+"""An operation, or a state and the bytes to solve it with."""
+
+_SETTING: Final = "persistence='weak'"
+
+
+def solve_weak(profile: ChainProfile, budget: int) -> Claim:
+    """Return the fastest weakly persistent schedule within `budget` bytes; `DP` documents it.
+
+    Raises:
+        InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
+        InvalidProfileError: The chain has skips.
+
+    Complexity:
+        O(n^4 p) time and O(n^3 p) memory for fronts of p breakpoints, before pruning.
+    """
+    require_no_skips(profile, _SETTING)
+    recursion = Recursion.from_profile(profile)
+    memory = min(budget - profile.input_bytes, recursion.keep_all_need)
+    weak = _WeakProgram(recursion, memory)
+    if weak.overhead is None:
+        raise InfeasibleBudgetError(
+            budget=budget,
+            required=weak_least_budget(profile),
+            stages=len(profile),
+            family=Family.WEAKLY_PERSISTENT,
+        )
+    makespan = profile.least_time + weak.overhead
+    family, discards = _claim(profile, weak.overhead)
+    return Claim(
+        schedule=weak.schedule(),
+        makespan=makespan,
+        lower_bound=makespan,
+        family=family,
+        discards=discards,
+    )
+
+
+def weak_least_budget(profile: ChainProfile) -> int:
+    """Return the least budget, in bytes, for which there is a weakly persistent schedule.
+
+    Complexity:
+        O(n^4) time, O(n^3) memory.
+    """
+    require_no_skips(profile, _SETTING)
+    return (
+        int(least_weak_memory(recursion_arrays(Recursion.from_profile(profile))))
+        + profile.input_bytes
+    )
+
+
+class _WeakProgram:
+    """The recurrence of one profile, solved for one memory.
+
+    Attributes:
+        overhead: Least overhead, in ns; ``None`` if nothing fits.
+    """
+
+    overhead: int | None = None
+
+    def __init__(self, recursion: Recursion, memory: int) -> None:
+        self._recursion, self._memory = recursion, memory
+        self._chain = recursion_arrays(recursion)
+        # the least memory of persistent schedules says nothing about these: none is assumed
+        nothing = np.zeros((recursion.stages, recursion.stages), dtype=np.int64)
+        bound = LagrangianBound(self._chain, memory, nothing, moves_checkpoints=True)
+        self._bound = bound
+        self._move_bound = move_bound(self._chain, bound.outside, bound.restarted)
+        least = least_memory(recursion, for_numbers=True)
+        if memory >= least.root:  # the persistent optimum is a schedule of this class
+            engine = exact_engine(recursion.stages, for_numbers=True)
+            self._fill(int(engine.solve(recursion, memory, least).root.overhead[-1]))
+        elif memory >= least_weak_memory(self._chain):
+            for limit in growing_limits(self._bound.root, recursion.rerun_time):
+                self._fill(limit)
+                if self.overhead is not None:
+                    break
+
+    def schedule(self) -> Schedule:
+        """Return the optimal schedule."""
+        ops: list[Op] = []
+        whole = WeakState(0, 0, self._recursion.stages - 1)
+        pending: list[_Step] = [(whole, self._memory)]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, Op):
+                ops.append(item)
+            else:
+                pending.extend(reversed(self._expand(*item)))
+        return Schedule(tuple(ops))
+
+    def _expand(self, state: WeakState, m: int) -> list[_Step]:
+        """Return what to do for a state with `m` bytes, in order."""
+        recursion = self._recursion
+        activation = recursion.activation
+        s, t, end = state
+        k, j = choose_weak(self._chain, self._fronts, state, m)
+        if k == KEEP:
+            inner = WeakState(s + 1, s + 1, end)
+            rest = [(inner, m - int(recursion.saved[s]))] if s < end else []
+            return [Op(OpKind.FORWARD_KEEP_ALL, s), *rest, Op(OpKind.BACKWARD, s)]
+        if k == MOVE:
+            more = int(activation[s] - activation[s + 1])
+            return [Op(OpKind.FORWARD_DROP, s), (WeakState(s + 1, t, end), m + more)]
+        if k < 0:
+            raise AssertionError(f"no decision reaches W({s}, {t}, {end}, {m})")
+        return [
+            Op(OpKind.FORWARD_KEEP_INPUT, s),
+            *(Op(OpKind.FORWARD_DROP, i) for i in range(s + 1, j)),
+            (WeakState(j, k, end), m - int(activation[j])),
+            (WeakState(s, t, k - 1), m),
+        ]
+
+    def _fill(self, limit: int) -> None:
+        """Compute the fronts below a limit in ns; set `overhead` if an optimum lies below it."""
+        self._fronts = fill_weak(self._chain, pruning_limit(self._bound, limit), self._move_bound)
+        whole = self._recursion.stages - 1  # its number among the fronts
+        if self._fronts.size[whole] and self._fronts.best[whole] <= limit:
+            self.overhead = int(self._fronts.best[whole])
+
+
+def _claim(profile: ChainProfile, overhead: int) -> tuple[Family, Discards]:
+    """Return the schedules among which a weakly persistent optimum is the optimum.
+
+    THEORY, domain A: when no gradient exceeds its activation and saved data contain the
+    output, it is the optimum of an autograd tape; when moreover a forward never needs more
+    than its backward (domain B), that of Table 1.
+    """
+    p = profile.arrays()
+    in_domain_a = bool((p.gradient <= p.activation).all() and (p.saved >= p.activation[1:]).all())
+    in_domain_b = bool((p.forward_overhead <= p.backward_overhead + p.gradient[:-1]).all())
+    if overhead == 0 or (in_domain_a and in_domain_b):
+        return Family.ALL, Discards.TABLE1
+    if in_domain_a:
+        return Family.ALL, Discards.TAPE
+    return Family.WEAKLY_PERSISTENT, Discards.TABLE1

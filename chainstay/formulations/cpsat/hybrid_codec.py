@@ -1,0 +1,165 @@
+"""Between schedules and the variables of the hybrid constraint program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from chainstay.formulations.cpsat.hybrid_variables import (
+    ComputationInterval,
+    HybridProgram,
+    ItemTransfers,
+    LifetimeInterval,
+)
+from chainstay.formulations.cpsat.ortools_backend import CpSatResult
+from chainstay.formulations.hybrid.schedule_builder import (
+    OFFLOAD_KINDS,
+    PREFETCH_KINDS,
+    ScheduleBuilder,
+)
+from chainstay.formulations.hybrid.truncation import Item
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.timetable import Time, Timetable
+
+__all__ = ["decode", "start_from"]
+
+
+def decode(program: HybridProgram, outcome: CpSatResult) -> Schedule:
+    """Return the schedule of an answer: operations by their starts, data dropped after use.
+
+    Of operations that start together offloads come first, since they take no memory, and
+    prefetches last.
+    """
+    answer = _Decoder(program, outcome)
+    for position, p in enumerate(program.computations):
+        answer.add_computation(position, p)
+    for item, transfers in program.transfers.items():
+        answer.add_transfers(item, transfers)
+    return answer.builder.schedule()
+
+
+@dataclass(slots=True)
+class _Decoder:
+    """An answer, and the operations that make, read or send each lifetime.
+
+    Attributes:
+        program: The program.
+        outcome: The answer.
+        builder: The operations so far.
+        makers: The lifetimes that each computation makes, by its position.
+    """
+
+    program: HybridProgram
+    outcome: CpSatResult
+    builder: ScheduleBuilder = field(default_factory=ScheduleBuilder)
+    makers: dict[int, list[LifetimeInterval]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for item, lifetimes in self.program.lifetimes.items():
+            for lifetime in lifetimes:
+                self.builder.items[lifetime.number] = item
+                self.makers.setdefault(lifetime.maker, []).append(lifetime)
+
+    def add_computation(self, position: int, p: ComputationInterval) -> None:
+        """Add a computation, if it runs."""
+        kind = OpKind.BACKWARD if p.is_backward else None
+        if p.plain is not None and self.outcome.is_on(p.plain):
+            kind = OpKind.FORWARD_KEEP_INPUT
+        if p.saves is not None and self.outcome.is_on(p.saves):
+            kind = OpKind.FORWARD_KEEP_ALL
+        if kind is None:
+            return
+        made = [
+            lifetime
+            for lifetime in self.makers.get(position, [])
+            if self.outcome.is_on(lifetime.exists)
+        ]
+        read = [
+            lifetime
+            for _, lifetime, reads in self.program.reads[position]
+            if self.outcome.is_on(reads)
+        ]
+        self.builder.add((self._value(p.start), 1), Op(kind, p.stage), _numbers([*made, *read]))
+
+    def add_transfers(self, item: Item, transfers: ItemTransfers) -> None:
+        """Add the transfers of an item."""
+        kind, i = item
+        lifetimes = self.program.lifetimes[item]
+        for level, sent in enumerate(transfers.sent):
+            if self.outcome.is_on(sent):
+                sending = zip(lifetimes, transfers.senders, strict=False)
+                sender = [lifetime for lifetime, sends in sending if self.outcome.is_on(sends)]
+                self.builder.add(
+                    (self._value(transfers.start), 0),
+                    Op(OFFLOAD_KINDS[level][kind], i),
+                    _numbers(sender),
+                )
+        returned = lifetimes[len(transfers.senders) :]
+        for lifetime, (comes, start) in zip(returned, transfers.prefetches, strict=True):
+            if self.outcome.is_on(comes):
+                self.builder.add(
+                    (self._value(start), 2), Op(PREFETCH_KINDS[kind], i), [lifetime.number]
+                )
+
+    def _value(self, time: object) -> int:
+        """Return the value of a time in the answer."""
+        assert self.outcome.values is not None, "there is nothing to decode"
+        return self.outcome.values[time.index]  # type: ignore[attr-defined]  # of CP-SAT
+
+
+def _numbers(lifetimes: list[LifetimeInterval]) -> list[int]:
+    """Return the numbers of lifetimes."""
+    return [lifetime.number for lifetime in lifetimes]
+
+
+def start_from(program: HybridProgram, schedule: Schedule, timetable: Timetable) -> None:
+    """Hint a known schedule and its times, as far as the model has variables for it."""
+    scale = Fraction(program.problem.link.ticks * program.units_per_tick, program.ticks_per_unit)
+    hint = program.model.add_hint
+
+    def in_units(time: Time) -> int:
+        return math.ceil(time * scale)
+
+    computations = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
+    places = {(p.phase, p.sweep, p.stage, p.is_backward): p for p in program.computations}
+    used: dict[tuple[int, int, int, bool], tuple[Op, Time]] = {}
+    phase, sweep, before = len(program.problem.profile) - 1, 0, -1
+    for op, start in zip(computations, timetable.starts, strict=True):
+        if op.kind is OpKind.BACKWARD:
+            used[phase, 0, phase, True] = op, start
+            phase, sweep, before = phase - 1, 0, -1
+            continue
+        sweep, before = sweep + (op.stage <= before), op.stage
+        used[phase, sweep, op.stage, False] = op, start
+    for key, p in places.items():
+        kind = None
+        if key in used:
+            kind = used[key][0].kind
+            hint(p.start, in_units(used[key][1]))
+        if p.saves is not None:
+            hint(p.saves, kind is OpKind.FORWARD_KEEP_ALL)
+        if p.plain is not None:
+            hint(p.plain, kind not in (None, OpKind.FORWARD_KEEP_ALL))
+    _hint_transfers(program, timetable, in_units)
+
+
+def _hint_transfers(
+    program: HybridProgram, timetable: Timetable, in_units: Callable[[Time], int]
+) -> None:
+    """Hint the transfers of a known timetable."""
+    found: dict[Op, list[Time]] = {}
+    for move in timetable.moves:
+        found.setdefault(move.op, []).append(move.start)
+    for (kind, i), transfers in program.transfers.items():
+        for level, sent in enumerate(transfers.sent):
+            times = found.get(Op(OFFLOAD_KINDS[level][kind], i), [])
+            program.model.add_hint(sent, bool(times))
+            for time in times:
+                program.model.add_hint(transfers.start, in_units(time))
+        back = found.get(Op(PREFETCH_KINDS[kind], i), [])
+        for number, (comes, start) in enumerate(transfers.prefetches):
+            program.model.add_hint(comes, number < len(back))
+            if number < len(back):
+                program.model.add_hint(start, in_units(back[number]))

@@ -1,0 +1,126 @@
+"""Models of growing size, and what they find and prove together about a hybrid problem."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from chainstay.errors import SolverLimitError
+from chainstay.formulations.hybrid.truncation import ModelSize
+from chainstay.formulations.settings import SolverSettings
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
+from chainstay.schedule import Schedule
+from chainstay.solution import Family
+from chainstay.timetable import Time, Timetable
+from chainstay.units import format_bytes
+
+__all__ = ["Incumbent", "WarmStart", "solve_incrementally"]
+
+_LEAST_SECONDS: Final = 0.05
+"""Seconds left of the time limit with which another model is not started."""
+_TWICE: Final = ModelSize(sweeps=2, prefetches=2)
+
+
+class WarmStart(NamedTuple):
+    """A schedule to start from, its times and its makespan."""
+
+    schedule: Schedule
+    timetable: Timetable
+    makespan: Time
+
+
+@dataclass(slots=True)
+class Incumbent:
+    """The best schedule so far, and bounds.
+
+    Attributes:
+        problem: The problem that is solved.
+        schedule: The fastest schedule known, if any.
+        makespan: Its makespan, in the profile's time units.
+        bound: A time that no schedule at all is below.
+        bound_twice: A time that no schedule of `Family.TWICE` is below.
+    """
+
+    problem: HybridProblem
+    schedule: Schedule | None
+    makespan: Time | None
+    bound: Time
+    bound_twice: Time = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing is left to find."""
+        return self.makespan is not None and self.bound >= self.makespan
+
+    def add_schedule(self, schedule: Schedule, makespan: Time) -> None:
+        """Take a schedule, if it is the fastest so far."""
+        if self.makespan is None or makespan < self.makespan:
+            self.schedule, self.makespan = schedule, makespan
+
+    def add_bound(self, model_size: ModelSize, bound: Time | None) -> None:
+        """Take a time that no schedule in a model is below; with ``None``, there is none in it."""
+        for within in (None, _TWICE):
+            bound_outside = model_size.bound_outside(self.problem, within)
+            known = bound_outside if bound is None else min(bound, bound_outside)
+            if within is None:
+                self.bound = max(self.bound, known)
+            else:
+                self.bound_twice = max(self.bound_twice, known)
+
+    def claim(self) -> HybridClaim | None:
+        """Return the claim, ``None`` without a schedule."""
+        if self.schedule is None or self.makespan is None:
+            return None
+        bound = min(self.bound, self.makespan)
+        twice = min(self.bound_twice, self.makespan)
+        family, lower = (Family.TWICE, twice) if twice > bound else (Family.ALL, bound)
+        return HybridClaim(
+            schedule=self.schedule,
+            makespan=self.makespan,
+            lower_bound=lower,
+            family=family,
+            unrestricted_bound=bound,
+        )
+
+
+def solve_incrementally(
+    problem: HybridProblem,
+    settings: SolverSettings,
+    solve: Callable[[Incumbent, ModelSize, float], bool],
+    *,
+    known: WarmStart | None,
+    least: Time,
+) -> HybridClaim:
+    """Solve models of growing size, until nothing is left to find or time runs out.
+
+    Args:
+        problem: The problem to solve.
+        settings: The settings; their time limit is for all models together.
+        solve: Solves a model in so many seconds and adds what it finds to the incumbent; returns
+            whether it came to an end.
+        known: A schedule to start from.
+        least: A makespan that no answer is below.
+
+    Raises:
+        SolverLimitError: Nothing was found in time, or within the largest model.
+    """
+    incumbent = Incumbent(problem, None, None, least)
+    if known is not None:
+        incumbent.add_schedule(known.schedule, known.makespan)
+    deadline = time.monotonic() + settings.limits.time_s
+    model_size: ModelSize | None = ModelSize()
+    while model_size is not None and not incumbent.is_complete:
+        left = deadline - time.monotonic()
+        if left < _LEAST_SECONDS or not solve(incumbent, model_size, left):
+            break
+        model_size = model_size.enlarged(problem, incumbent.makespan)
+    if (found := incumbent.claim()) is None:
+        raise SolverLimitError(
+            f"{settings} found no schedule of this {len(problem.profile)}-stage chain in "
+            f"{format_bytes(problem.budget)} in time; raise time_limit_s, or use method='auto'",
+            best_bound=math.ceil(incumbent.bound),
+        )
+    return found

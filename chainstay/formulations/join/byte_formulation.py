@@ -1,0 +1,286 @@
+"""The join of stages with saved data as an integer program by phases.
+
+A phase is one sweep of forwards, branch by branch in their order and then the tail, and then
+one backward, which *closes* it. It knows nothing of checkpoints or canonical orders; what it
+leaves out are schedules that run a stage twice in a phase or branches in turns, and discards
+of saved data within a phase: `Family.SINGLE_SWEEP`.
+
+=================  ========================================================
+variable           meaning, in phase t
+=================  ========================================================
+stored[t, v]       activation v is in memory when the phase starts
+saved[t, u]        saved data of stage u is in memory when the phase starts
+keeps_input[t, u]  stage u runs as ``Fc``
+keeps_all[t, u]    stage u runs as ``Fa``
+left[t, v]         activation v is in memory when the phase closes
+closes[t, u]       the backward of stage u closes the phase
+=================  ========================================================
+
+Stages and activations are (chain, index), the tail being the last chain: stage (j, i) reads
+(j, i) and makes (j, i + 1); stage 0 of the tail reads the outputs of all branches. A plain
+activation that is not left is dropped right after the turn of the stage that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import gcd
+from typing import TypeAlias
+
+from chainstay.formulations.join.integer_program import IntegerProgram, Key, LinearExpression
+from chainstay.profiles import ChainProfile, JoinProfile, Stage
+from chainstay.schedule import Op, OpKind, Schedule
+
+__all__ = ["ByteFormulation"]
+
+_Index: TypeAlias = tuple[int, int]
+
+
+class ByteFormulation:
+    """The program of a join of any stages, and the meaning of its variables.
+
+    Args:
+        profile: The join.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        budget: Bytes; None to make it the objective.
+
+    Attributes:
+        program: About 7 n variables a phase, for n stages, in n phases.
+        size_unit: The bytes in a unit of memory: the greatest common divisor of all sizes.
+        time_unit: The ns in a unit of the objective.
+    """
+
+    def __init__(self, profile: JoinProfile, keep: tuple[bool, ...], budget: int | None) -> None:
+        self.profile, self.keep = profile, keep
+        self.chains: tuple[ChainProfile, ...] = (*profile.branches, profile.closing)
+        self.k = len(profile.branches)
+        self.stages = [(c, i) for c, chain in enumerate(self.chains) for i in range(len(chain))]
+        self.inputs = [(j, 0) for j in range(self.k)]
+        output = (self.k, len(self.chains[-1]))
+        self.values = [v for v in self.inputs + [(c, i + 1) for c, i in self.stages] if v != output]
+        self.phases = range(len(self.stages))
+        self.size_unit = gcd(*_sizes(self.chains)) or 1
+        self.program = IntegerProgram(None if budget is None else budget // self.size_unit)
+        self.time_unit = gcd(*(self._stage(u).forward_time for u in self.stages)) or 1
+        self._declare()
+        for t in self.phases:
+            self._sweep(t)
+            self._closing(t)
+            self._carry(t)
+            self._memory(t)
+        for u in self.stages:
+            once = sum((self._is("closes", t, u) for t in self.phases), LinearExpression())
+            self.program.equal("each_closes_once", once, 1)
+            recorded = sum((self._is("keeps_all", t, u) for t in self.phases), LinearExpression())
+            self.program.at_most("each_is_recorded", 1, recorded)
+        for t, u in ((t, u) for t in self.phases for u in self.stages):
+            cost = self._stage(u).forward_time // self.time_unit
+            self.program.objective += cost * self._runs(t, u)
+
+    @property
+    def fixed_time(self) -> int:
+        """The time of all that does not depend on the schedule, in ns."""
+        return sum(self._stage(u).backward_time for u in self.stages)
+
+    def decode(self, is_on: Callable[[Key], bool]) -> Schedule:
+        """Return the schedule in which these variables are 1."""
+        ops: list[Op] = []
+        stored, saved = set(self.inputs), set[_Index]()
+        for t in self.phases:
+            for u in sorted(saved, reverse=True):
+                if not is_on(("saved", t, *u)):
+                    ops += self._ops(OpKind.DISCARD_SAVED, u)
+                    saved.discard(u)
+            for v in sorted(stored):
+                if not is_on(("stored", t, *v)):
+                    ops += self._ops(OpKind.DISCARD_ACTIVATION, v)
+                    stored.discard(v)
+            for u in self.stages:
+                ops += self._run(t, u, stored, saved, is_on)
+            closing = next(u for u in self.stages if is_on(("closes", t, *u)))
+            ops += self._ops(OpKind.BACKWARD, closing)
+            saved.discard(closing)
+            stored.difference_update(self._read(closing))
+        return Schedule(tuple(ops))
+
+    def _run(
+        self,
+        t: int,
+        u: _Index,
+        stored: set[_Index],
+        saved: set[_Index],
+        is_on: Callable[[Key], bool],
+    ) -> Iterator[Op]:
+        """Yield the operations of stage u's turn in a sweep; update what is stored."""
+        if is_on(("keeps_input", t, *u)):
+            yield from self._ops(OpKind.FORWARD_KEEP_INPUT, u)
+            stored.add((u[0], u[1] + 1))
+        if is_on(("keeps_all", t, *u)):
+            yield from self._ops(OpKind.FORWARD_KEEP_ALL, u)
+            saved.add(u)
+        for v in self._read(u):
+            if v in stored and not is_on(("left", t, *v)):
+                yield from self._ops(OpKind.DISCARD_ACTIVATION, v)
+                stored.discard(v)
+
+    def _declare(self) -> None:
+        for t in self.phases:
+            for v in self.values:
+                if t > 0 or v in self.inputs:
+                    self.program.binary("stored", t, *v)
+                self.program.binary("left", t, *v)
+            for u in self.stages:
+                if t > 0:
+                    self.program.binary("saved", t, *u)
+                if (u[0], u[1] + 1) in self.values:
+                    self.program.binary("keeps_input", t, *u)
+                self.program.binary("keeps_all", t, *u)
+                self.program.binary("closes", t, *u)
+
+    def _sweep(self, t: int) -> None:
+        """State that what runs has its inputs, nothing is made twice, a tape keeps its inputs."""
+        program = self.program
+        for u in self.stages:
+            recorded = self._recorded(t, u)
+            program.at_most("saved_once", recorded, 1)
+            program.at_most("runs_once", self._runs(t, u), 1)
+            for v in self._read(u):
+                program.at_most("stage_has_its_input", self._runs(t, u), self._has(t, v))
+                program.at_most("tape_keeps_inputs", recorded, self._leaves(t, v))
+        for v in self.values:
+            program.at_most("stored_once", self._available(t, v), 1)
+            program.at_most("left_was_there", self._is("left", t, v), self._available(t, v))
+
+    def _closing(self, t: int) -> None:
+        """State that one backward closes a phase, when all that it reads is there."""
+        program = self.program
+        program.equal(
+            "one_closes",
+            sum((self._is("closes", t, u) for u in self.stages), LinearExpression()),
+            1,
+        )
+        for u in self.stages:
+            closes = self._is("closes", t, u)
+            program.at_most("backward_has_its_saved_data", closes, self._recorded(t, u))
+            program.at_most("backward_has_its_gradient", closes, self._gradient_is_there(t, u))
+            program.at_most("stage_is_not_over", self._runs(t, u) + self._done(t, u), 1)
+            for v in self._read(u):
+                program.at_most("backward_has_its_input", closes, self._leaves(t, v))
+
+    def _carry(self, t: int) -> None:
+        """State that a phase starts with what the one before left, or less."""
+        if t == 0:
+            return
+        program = self.program
+        for u in self.stages:
+            closed = self._is("closes", t - 1, u)
+            saved = self._is("saved", t, u)
+            program.at_most("saved_was_left", saved, self._recorded(t - 1, u) - closed)
+            for v in self._read(u):
+                stored = self._is("stored", t, v)
+                program.at_most("stored_was_left", stored, self._is("left", t - 1, v))
+                program.at_most("backward_takes_its_input", stored + closed, 1)
+                kept = stored + self._is("saved", t, (v[0], v[1] - 1))
+                program.at_most("tape_keeps_inputs_between_phases", saved, kept)
+
+    def _memory(self, t: int) -> None:
+        """Limit the memory at every stage's turn, and while the phase closes."""
+        gradients = self._gradients(t)
+        for position, u in enumerate(self.stages):
+            total = gradients + self._units(self._stage(u).forward_overhead_bytes) * self._runs(
+                t, u
+            )
+            for v in self.values:
+                total += self._size(v) * self._there(t, v, position)
+            for w in self.stages[: position + 1]:
+                total += self._units(self._stage(w).saved_bytes) * self._recorded(t, w)
+            for w in self.stages[position + 1 :]:
+                total += self._units(self._stage(w).saved_bytes) * self._is("saved", t, w)
+            self.program.fits("memory_of_forwards", total)
+        total = gradients
+        for v in self.values:
+            total += self._size(v) * self._is("left", t, v)
+        for u in self.stages:
+            need = self._stage(u).backward_overhead_bytes
+            need += self.chains[u[0]].gradient_bytes(u[1])
+            total += self._units(self._stage(u).saved_bytes) * self._recorded(t, u)
+            total += self._units(need) * self._is("closes", t, u)
+        self.program.fits("memory_of_backwards", total)
+
+    def _there(self, t: int, v: _Index, position: int) -> LinearExpression:
+        """Return whether v is in memory during the turn of the stage at `position`."""
+        readers = [n for n, u in enumerate(self.stages) if v in self._read(u)]
+        if position > readers[0]:
+            return self._is("left", t, v)
+        maker = (v[0], v[1] - 1)
+        is_made = v[1] > 0 and self.stages.index(maker) <= position
+        return self._available(t, v) if is_made else self._is("stored", t, v)
+
+    def _gradients(self, t: int) -> LinearExpression:
+        """Return the units of the gradients that are held when phase t starts."""
+        total = LinearExpression()
+        for c, chain in enumerate(self.chains):
+            for i in range(len(chain)):
+                held = self._gradient_is_there(t, (c, i)) - self._done(t, (c, i))
+                total += self._units(chain.gradient_bytes(i + 1)) * held
+            if c < self.k and self.keep[c]:
+                total += self._units(chain.gradient_bytes(0)) * self._done(t, (c, 0))
+        return total
+
+    def _gradient_is_there(self, t: int, u: _Index) -> LinearExpression:
+        """Return whether what makes the gradient of stage u's output closed a phase before t."""
+        c, i = u
+        if i + 1 < len(self.chains[c]):
+            return self._done(t, (c, i + 1))
+        return self._done(t, (self.k, 0)) if c < self.k else LinearExpression({}, 1)
+
+    def _done(self, t: int, u: _Index) -> LinearExpression:
+        return sum((self._is("closes", earlier, u) for earlier in range(t)), LinearExpression())
+
+    def _runs(self, t: int, u: _Index) -> LinearExpression:
+        return self._is("keeps_input", t, u) + self._is("keeps_all", t, u)
+
+    def _recorded(self, t: int, u: _Index) -> LinearExpression:
+        return self._is("saved", t, u) + self._is("keeps_all", t, u)
+
+    def _available(self, t: int, v: _Index) -> LinearExpression:
+        return self._is("stored", t, v) + self._is("keeps_input", t, (v[0], v[1] - 1))
+
+    def _has(self, t: int, v: _Index) -> LinearExpression:
+        return self._available(t, v) + self._recorded(t, (v[0], v[1] - 1))
+
+    def _leaves(self, t: int, v: _Index) -> LinearExpression:
+        return self._is("left", t, v) + self._recorded(t, (v[0], v[1] - 1))
+
+    def _read(self, u: _Index) -> list[_Index]:
+        outputs = [(j, len(branch)) for j, branch in enumerate(self.profile.branches)]
+        return outputs if u == (self.k, 0) else [u]
+
+    def _size(self, v: _Index) -> int:
+        return self._units(self.chains[v[0]].activation_bytes(v[1]))
+
+    def _units(self, size: int) -> int:
+        return size // self.size_unit
+
+    def _stage(self, u: _Index) -> Stage:
+        return self.chains[u[0]].stages[u[1]]
+
+    def _is(self, name: str, t: int, v: _Index) -> LinearExpression:
+        return self.program.value(name, t, *v)
+
+    def _ops(self, kind: OpKind, at: _Index) -> Iterator[Op]:
+        """Yield the operation; without a tail, the turn stands for its stage."""
+        c, i = at
+        if c < self.k or self.profile.tail is not None:
+            yield Op(kind, i, c if c < self.k else None)
+        elif kind is OpKind.BACKWARD:
+            yield Op(OpKind.TURN)
+
+
+def _sizes(chains: tuple[ChainProfile, ...]) -> Iterator[int]:
+    """Yield all sizes of all chains, in bytes."""
+    for chain in chains:
+        yield from (chain.input_bytes, chain.input_gradient_bytes)
+        for stage in chain.stages:
+            yield from (stage.output_bytes, stage.saved_bytes, stage.gradient_bytes)
+            yield from (stage.forward_overhead_bytes, stage.backward_overhead_bytes)

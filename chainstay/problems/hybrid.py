@@ -1,0 +1,217 @@
+"""The problem of recomputing and offloading together: problem, claim, method and solution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, Self
+
+from chainstay import documents
+from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, InvalidSolutionError
+from chainstay.problems.offload import OffloadClaim, OffloadSolution
+from chainstay.profiles import ChainProfile, Link
+from chainstay.schedule import Discards
+from chainstay.solution import Solution
+from chainstay.timetable import Time, Transfers, exact
+from chainstay.units import format_time
+
+__all__ = ["HybridClaim", "HybridMethod", "HybridProblem", "HybridSolution"]
+
+_KIND: Final = "hybrid-solution"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HybridProblem:
+    """A chain on a device of limited memory beside a host; all of it may be recomputed or moved.
+
+    Attributes:
+        profile: Costs of n stages, without skips.
+        budget: Bytes on the device.
+        link: The link to the host; its capacity and what is beyond it count.
+        transfers: ``"integral"`` or ``"fractional"``.
+
+    Raises:
+        InvalidProfileError: Skips, other transfers, or fractional ones over a link with
+            latency, two directions or two levels, or to a memory with a limit.
+    """
+
+    profile: ChainProfile
+    budget: int
+    link: Link
+    transfers: Transfers = Transfers.INTEGRAL
+
+    def __post_init__(self) -> None:
+        if self.transfers not in (Transfers.INTEGRAL, Transfers.FRACTIONAL):
+            raise InvalidProfileError(
+                f"transfers is {self.transfers!r}, must be 'integral' or 'fractional' where "
+                "stages may be recomputed"
+            )
+        object.__setattr__(self, "transfers", Transfers(self.transfers))
+        if self.profile.skips:
+            raise InvalidProfileError(
+                f"this chain has {len(self.profile.skips)} skips, which transfers do not support; "
+                "extract the model with granularity='blocks' or a smaller number of stages"
+            )
+        if self.transfers is Transfers.FRACTIONAL and not self.link.is_plain:
+            raise InvalidProfileError(
+                "fractional transfers are defined for a half-duplex link without latency to one "
+                f"memory without limit, not for {self.link}; use transfers='integral'"
+            )
+
+    @property
+    def required_bytes(self) -> int:
+        """The least feasible budget in bytes, with everything on the host that can be spared.
+
+        It assumes no limit on host memory; with one, something more may be needed.
+
+        A stage's input is its predecessor's output, plain or in what that saved; both are made
+        once, with a larger gradient held the earlier, and read from the host ever after.
+        """
+        profile, stages = self.profile, self.profile.stages
+        count = len(profile)
+        first = profile.input_bytes + profile.gradient_bytes(count)
+        # by the gradient held: least memory to have made the stage's input, in either form
+        plain, saved = [first] * (count + 1), [_NEVER] * (count + 1)
+        required = first
+        for i, stage in enumerate(stages):
+            forms = [(plain, profile.activation_bytes(i))]
+            if i:
+                forms.append((saved, stages[i - 1].saved_bytes))
+            plain, saved = (
+                _made(profile, forms, made + stage.forward_overhead_bytes)
+                for made in (stage.output_bytes, stage.saved_bytes)
+            )
+            gradients = profile.gradient_bytes(i) + stage.gradient_bytes
+            own = stage.saved_bytes + gradients + stage.backward_overhead_bytes
+            backward = min(max(known[i + 1], size + own) for known, size in forms)
+            required = max(required, saved[i + 1], backward)
+        return required
+
+    def require_feasible(self) -> None:
+        """Refuse a budget in which nothing fits, whatever is recomputed or moved.
+
+        Raises:
+            InfeasibleBudgetError: ``error.required`` is the least feasible budget.
+        """
+        if self.budget < (required := self.required_bytes):
+            raise InfeasibleBudgetError(
+                budget=self.budget, required=required, stages=len(self.profile), family="all"
+            )
+
+
+_NEVER: Final = 1 << 62
+
+
+def _made(profile: ChainProfile, forms: list[tuple[list[int], int]], beside: int) -> list[int]:
+    """Return, by the gradient held, the least memory to have made something now or before."""
+    least = [_NEVER] * (len(profile) + 1)
+    for held in range(len(profile), 0, -1):
+        need = beside + profile.gradient_bytes(held)
+        now = min(max(known[held], size + need) for known, size in forms)
+        earlier = least[held + 1] if held < len(profile) else _NEVER
+        least[held] = min(now, earlier)
+    return least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridClaim(OffloadClaim):
+    """A solver's claim: the fields of `OffloadClaim`, and more bounds.
+
+    Attributes:
+        unrestricted_bound: Time in ns that no schedule of the problem's transfers goes below.
+        fractional_makespan: Makespan in ns of the best plan known when parts of items may
+            move; None if not computed.
+        fractional_bound: Lower bound in ns on all such plans: persistent, and nothing leaves
+            after the loss or comes back before it. No bound on other schedules.
+        alternatives: Makespan in ns of each strategy that was tried, by name; ``None`` where it
+            does not fit.
+    """
+
+    unrestricted_bound: Time = 0
+    fractional_makespan: Time | None = None
+    fractional_bound: Time = 0
+    alternatives: tuple[tuple[str, Time | None], ...] = ()
+
+
+class HybridMethod(Protocol):
+    """A method that solves hybrid problems: one of ours, or your own, checked like ours."""
+
+    def __call__(self, problem: HybridProblem) -> HybridClaim:
+        """Return a schedule of `problem` with its makespan and a lower bound."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridSolution(OffloadSolution):
+    """An `OffloadSolution` whose schedule may recompute, too.
+
+    The makespan is that of whole transfers where `transfers` are integral; lower bounds speak
+    about the same transfers.
+
+    Attributes:
+        fractional_makespan: Makespan in ns of the best plan known when parts of items may
+            move; None if not computed.
+        fractional_bound: Lower bound in ns on all such plans. With integral transfers it is
+            shown for what it is and is no part of `lower_bound`.
+        alternatives: Makespan in ns of each strategy that was tried, by name; ``None`` where it
+            does not fit.
+    """
+
+    fractional_makespan: Time | None = None
+    fractional_bound: Time = 0
+    alternatives: tuple[tuple[str, Time | None], ...] = ()
+
+    def describe(self) -> str:
+        """Return one sentence for people: `Solution.describe`, what moves and what runs again."""
+        offloads = sum(op.kind in ("Oa", "Ob") for op in self.schedule)
+        again = sum(op.kind.is_forward for op in self.schedule) - sum(
+            op.kind == "B" for op in self.schedule
+        )
+        text = f"{Solution.describe(self)}; {offloads} offloads, {again} recomputed forwards"
+        if self.transfers is Transfers.INTEGRAL and self.fractional_bound:
+            text += (
+                f"; moving parts of tensors, persistent plans take at least "
+                f"{format_time(int(self.fractional_bound))}"
+            )
+        return text
+
+    def to_json(self) -> str:
+        """Return the solution as a JSON document; `from_json` gives an equal solution back."""
+        value = self.fractional_makespan
+        body = {
+            "solution": OffloadSolution.to_json(self),
+            "discards": self.discards,
+            "fractional_makespan": "" if value is None else str(value),
+            "fractional_bound": str(self.fractional_bound),
+            "alternatives": [
+                {"name": name, "makespan": "" if time is None else str(time)}
+                for name, time in self.alternatives
+            ],
+        }
+        return documents.dump(_KIND, _VERSION, body)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read the document that `to_json` writes. Nothing in it is believed: replay it before use.
+
+        Raises:
+            InvalidSolutionError: Malformed, of another kind or version, or contradictory.
+            InvalidScheduleError: Its schedule does not parse.
+            InvalidProfileError: Its link is none.
+        """
+        document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
+        solution = super(HybridSolution, cls).from_json(document.string("solution"))
+        return replace(
+            solution,
+            discards=Discards(document.choice("discards", Discards)),
+            fractional_makespan=_time(document, "fractional_makespan"),
+            fractional_bound=exact(document.rational("fractional_bound")),
+            alternatives=tuple(
+                (strategy.string("name"), _time(strategy, "makespan"))
+                for strategy in document.children("alternatives")
+            ),
+        )
+
+
+def _time(fields: documents.Fields, name: str) -> Time | None:
+    return exact(fields.rational(name)) if fields.string(name) else None

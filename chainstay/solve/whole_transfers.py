@@ -1,0 +1,403 @@
+"""Local search for a schedule of whole transfers, from computations and what they offload.
+
+Each half of the schedule, the way back in reversed time, runs by itself: transfers first in,
+first out, computations as soon as enough has left. Glued together and sorted by time that is
+a schedule, which the simulator times. Local search then changes what is moved, item by item,
+and when transfers are issued, position by position.
+
+All that moves is away at the turn, so what is behind each link must have room there together.
+Where it has not, the fast link takes what is away for the shortest time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from chainstay.errors import InvalidScheduleError
+from chainstay.problems.hybrid import HybridProblem
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.timetable import Time
+from chainstay.validation.hybrid.data_items import Item, freed_items, output_item, read_items
+from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.simulate import simulate
+
+__all__ = ["TimedSchedule", "WholeTransferSearch"]
+
+_OFFLOAD: Final = (
+    {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED},
+    {"a": OpKind.SPILL_ACTIVATION, "b": OpKind.SPILL_SAVED},
+)
+_PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
+
+
+class TimedSchedule(NamedTuple):
+    """A schedule and its makespan in the simulator."""
+
+    makespan: Time
+    schedule: Schedule
+
+
+_Choice: TypeAlias = frozenset[tuple[Item, int]]
+"""The items that move, each with the link that it moves over."""
+
+
+class _ItemLifetime(NamedTuple):
+    """An item that may be away at the turn.
+
+    Attributes:
+        item: The item.
+        made: Position of the computation that makes it; -1 for the network's input.
+        last_forward: Position of the last computation before the turn that reads it.
+        first_backward: Position of the first computation after the turn that reads it.
+        size: Bytes.
+        ticks: Transfer time over each link, in ticks.
+    """
+
+    item: Item
+    made: int
+    last_forward: int
+    first_backward: int
+    size: int
+    ticks: tuple[int, ...]
+
+
+class _PlannedTransfer(NamedTuple):
+    """An item that moves, and the link that it moves over."""
+
+    lifetime: _ItemLifetime
+    level: int
+
+    @property
+    def ticks(self) -> int:
+        return self.lifetime.ticks[self.level]
+
+
+@dataclass(slots=True)
+class WholeTransferSearch:
+    """Local search over the schedules of one sequence of computations.
+
+    Attributes:
+        problem: The problem to solve; its transfers are integral.
+        ops: Computations, valid without a budget.
+        tries: Number of schedules that may still be simulated.
+        overheads: Bytes that each computation needs besides what is stored, in place of its
+            stage's in the profile.
+        can_run: Function that tells whether a schedule that fits can be run.
+        profile_of: Function from a schedule to the costs of the chain, where times depend on
+            what moves.
+    """
+
+    problem: HybridProblem
+    ops: tuple[Op, ...]
+    tries: int = 300
+    overheads: Sequence[int] | None = None
+    can_run: Callable[[Schedule], bool] = lambda _: True
+    profile_of: Callable[[Schedule], ChainProfile] | None = None
+    _turn: int = 0
+    _excess: list[int] = field(default_factory=list)
+    _times: list[int] = field(default_factory=list)
+    _lifetimes: dict[Item, _ItemLifetime] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        profile = self.problem.profile
+        replay = simulate(profile, Schedule(self.ops), discards="free", overheads=self.overheads)
+        self._turn = self.ops.index(Op(OpKind.BACKWARD, len(profile) - 1))
+        for snapshot in replay.timeline:
+            self._excess.append(snapshot.during_bytes - self.problem.budget)
+            self._times.append((snapshot.end - snapshot.start) * self.problem.link.ticks)
+        self._find_lifetimes()
+
+    def best(self, moved: Collection[Item]) -> TimedSchedule | None:
+        """Return the best schedule found from moving `moved`, or ``None`` if nothing fits."""
+        first = next(filter(None, map(self._first, self._more_and_more(moved))), None)
+        if first is None:  # not even with all that can leave, the way to run in least memory
+            return None
+        timed, chosen = first
+        least = self.problem.profile.least_time
+        is_better = True
+        while is_better and self.tries > 0 and timed.makespan > least:
+            is_better = False
+            for other in self._neighbours(chosen):
+                found = self._glued_halves(other, timed.makespan)
+                if found is not None:
+                    timed, chosen, is_better = found, other, True
+                    break
+                if self.tries <= 0:
+                    break
+        return self._retimed(timed)
+
+    def _more_and_more(self, moved: Collection[Item]) -> Iterator[Collection[Item]]:
+        """Yield `moved`, then larger sets, first with items that can be away long; last all."""
+        others = [life for life in self._lifetimes.values() if life.item not in set(moved)]
+        others.sort(key=lambda life: life.last_forward - life.first_backward)
+        count = 0
+        while count < len(others):
+            yield {*moved, *(life.item for life in others[:count])}
+            count = 2 * count or 1
+        yield self._lifetimes
+
+    def _find_lifetimes(self) -> None:
+        """Find the items that are made before the turn and read on both sides of it or after it."""
+        stored: set[Item] = {("a", 0)}
+        made: dict[Item, int] = {("a", 0): -1}
+        served: dict[Item, int] = {}
+        for position, op in enumerate(self.ops):
+            for item in read_items(op, stored):
+                if position < self._turn:
+                    served[item] = position
+                elif item in made:
+                    last = served.get(item, made[item])
+                    self._lifetimes.setdefault(
+                        item, self._lifetime_of(item, made[item], last, position)
+                    )
+            for item in freed_items(op):
+                stored.discard(item)
+                if position < self._turn:
+                    made.pop(item, None)
+            if op.kind is not OpKind.BACKWARD:
+                stored.add(output_item(op))
+                if position < self._turn:
+                    made[output_item(op)] = position
+                else:
+                    made.pop(output_item(op), None)
+
+        ends = ("b", len(self.problem.profile) - 1)
+        self._lifetimes = {
+            item: lifetime
+            for item, lifetime in self._lifetimes.items()
+            if lifetime.size and item != ends
+        }
+
+    def _first(self, moved: Collection[Item]) -> tuple[TimedSchedule, _Choice] | None:
+        """Return the best schedule that moves `moved` over all links, or over the first only."""
+        levels = len(self.problem.link.levels)
+        choices = dict.fromkeys(self._assigned(moved, count) for count in range(1, levels + 1))
+        candidates = [
+            (timed, chosen) for chosen in choices if (timed := self._glued_halves(chosen))
+        ]
+        return min(candidates, default=None, key=lambda pair: pair[0].makespan)
+
+    def _assigned(self, moved: Collection[Item], levels: int) -> _Choice:
+        """Choose for each item one of the first `levels` links that has room, if there is one."""
+        room = [
+            math.inf if link.capacity is None else link.capacity
+            for link in self.problem.link.levels[:levels]
+        ]
+        chosen: set[tuple[Item, int]] = set()
+        lifetimes = [self._lifetimes[item] for item in moved if item in self._lifetimes]
+        for lifetime in sorted(
+            lifetimes, key=lambda lifetime: (lifetime.made, lifetime.item), reverse=True
+        ):
+            level = next((k for k, left in enumerate(room) if lifetime.size <= left), None)
+            if level is not None:
+                room[level] -= lifetime.size
+                chosen.add((lifetime.item, level))
+        return frozenset(chosen)
+
+    def _has_room(self, chosen: _Choice) -> bool:
+        held = [0] * len(self.problem.link.levels)
+        for item, level in chosen:
+            held[level] += self._lifetimes[item].size
+        limits = [link.capacity for link in self.problem.link.levels]
+        return all(limit is None or size <= limit for size, limit in zip(held, limits, strict=True))
+
+    def _lifetime_of(
+        self, item: Item, made: int, last_forward: int, first_backward: int
+    ) -> _ItemLifetime:
+        profile, (kind, i) = self.problem.profile, item
+        size = profile.activation_bytes(i) if kind == "a" else profile.stages[i].saved_bytes
+        link = self.problem.link
+        ticks = tuple(link.transfer_ticks(size, level) for level in range(len(link.levels)))
+        return _ItemLifetime(item, made, last_forward, first_backward, size, ticks)
+
+    def _neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
+        """Yield choices with one item less, one more, over another link, or exchanged."""
+        return filter(self._has_room, self._all_neighbours(chosen))
+
+    def _all_neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
+        levels = range(len(self.problem.link.levels))
+        moved = {item for item, _ in chosen}
+        others = [item for item in sorted(self._lifetimes) if item not in moved]
+        for pair in sorted(chosen):
+            yield chosen - {pair}
+        for item in others:
+            for level in levels:
+                yield chosen | {(item, level)}
+        for item, level in sorted(chosen):
+            for other in levels:
+                if other != level:
+                    yield chosen - {(item, level)} | {(item, other)}
+            for near in sorted(others, key=lambda other: abs(other[1] - item[1]))[:3]:
+                yield chosen - {(item, level)} | {(near, level)}
+
+    def _glued_halves(self, chosen: _Choice, limit: Time | None = None) -> TimedSchedule | None:
+        """Glue the halves in two ways; return the faster if it fits and takes less than `limit`."""
+        moving = [_PlannedTransfer(self._lifetimes[item], level) for item, level in sorted(chosen)]
+        moving.sort(key=lambda t: t.lifetime.made)
+        mirrored = sorted(moving, key=lambda t: -t.lifetime.first_backward)
+        turn, last = self._turn, len(self.ops) - 1
+        forward = _half(
+            self._excess[:turn],
+            self._times[:turn],
+            [(t.lifetime.made, t.lifetime.last_forward, t) for t in moving],
+        )
+        backward = _half(
+            self._excess[turn:][::-1],
+            self._times[turn:][::-1],
+            [(last - t.lifetime.first_backward,) * 2 + (t,) for t in mirrored],
+        )
+        if forward is None or backward is None:
+            return None
+        together = map(sum, zip(forward.moved, backward.moved, strict=True))
+        tight = max(forward.end + backward.end, *together)
+        loose = max(forward.end, *forward.moved) + max(backward.end, *backward.moved)
+        best: TimedSchedule | None = None
+        for end in dict.fromkeys((tight, loose)):
+            schedule = self._glued((forward, backward), (moving, mirrored), end)
+            best = self._simulated(schedule, limit if best is None else best.makespan) or best
+        return best
+
+    def _glued(
+        self,
+        halves: tuple[_HalfTimes, _HalfTimes],
+        transfers: tuple[Sequence[_PlannedTransfer], Sequence[_PlannedTransfer]],
+        end: int,
+    ) -> Schedule:
+        """Sort all operations by their starts; offloads first, prefetches last among equals."""
+        turn, last, (forward, backward) = self._turn, len(self.ops) - 1, halves
+        timed: list[tuple[int, int, int, Op]] = []
+        for position, op in enumerate(self.ops):
+            if position < turn:
+                start = forward.starts[position]
+            else:
+                start = end - backward.starts[last - position] - self._times[position]
+            timed.append((start, 1, position, op))
+        sent: list[tuple[Op, int]] = []
+        for index, (transfer, start) in enumerate(
+            zip(transfers[0], forward.move_starts, strict=True)
+        ):
+            kind, i = transfer.lifetime.item
+            sent.append((Op(_OFFLOAD[transfer.level][kind], i), transfer.lifetime.made))
+            timed.append((start, 0, index, sent[-1][0]))
+        for index, (transfer, start) in enumerate(
+            zip(transfers[1], backward.move_starts, strict=True)
+        ):
+            kind, i = transfer.lifetime.item
+            begin = end - start - transfer.ticks
+            timed.append((begin, 2, -index, Op(_PREFETCH[kind], i)))
+        ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
+        for op, made in sent:  # makers that take no time come before what they make leaves
+            if made >= 0:
+                index, before = ordered.index(op), ordered.index(self.ops[made])
+                if index < before:
+                    ordered.insert(before, ordered.pop(index))
+        return Schedule(tuple(ordered))
+
+    def _simulated(self, schedule: Schedule, limit: Time | None) -> TimedSchedule | None:
+        """Simulate `schedule`; None unless it fits, takes less than `limit` and can be run."""
+        self.tries -= 1
+        problem = self.problem
+        try:
+            replay = simulate_hybrid(
+                problem.profile if self.profile_of is None else self.profile_of(schedule),
+                schedule,
+                budget=problem.budget,
+                link=problem.link,
+                overheads=self._overheads_of(schedule),
+            )
+        except InvalidScheduleError:
+            return None
+        is_better = limit is None or replay.makespan < limit
+        return (
+            TimedSchedule(replay.makespan, schedule)
+            if is_better and self.can_run(schedule)
+            else None
+        )
+
+    def _overheads_of(self, schedule: Schedule) -> list[int] | None:
+        if self.overheads is None:
+            return None
+        following = iter(self.overheads)
+        return [0 if op.kind.is_transfer else next(following) for op in schedule]
+
+    def _retimed(self, timed: TimedSchedule) -> TimedSchedule:
+        """Issue transfers earlier or later, one at a time, as long as that helps."""
+        least = self.problem.profile.least_time
+        is_better = True
+        while is_better and self.tries > 0 and timed.makespan > least:
+            is_better = False
+            for other in _moved_by_one(timed.schedule):
+                found = self._simulated(other, timed.makespan)
+                if found is not None:
+                    timed, is_better = found, True
+                    break
+                if self.tries <= 0:
+                    break
+        return timed
+
+
+def _moved_by_one(schedule: Schedule) -> Iterator[Schedule]:
+    """Yield schedules in which one transfer has changed places with an operation beside it."""
+    ops = schedule.ops
+    for index in range(len(ops) - 1):
+        if ops[index].kind.is_transfer or ops[index + 1].kind.is_transfer:
+            yield Schedule((*ops[:index], ops[index + 1], ops[index], *ops[index + 2 :]))
+
+
+class _HalfTimes(NamedTuple):
+    """All computations before the turn, or after it in reversed time; in ticks."""
+
+    starts: list[int]
+    end: int
+    move_starts: list[int]
+    moved: tuple[int, int]
+
+
+def _half(
+    excess: Sequence[int], times: Sequence[int], items: Sequence[tuple[int, int, _PlannedTransfer]]
+) -> _HalfTimes | None:
+    """Run everything as early as it can; ``None`` if memory is too small with all items away.
+
+    Args:
+        excess: By computation, bytes that it needs above the budget with nothing offloaded.
+        times: By computation, its time in ticks.
+        items: For each item, the computation after which it may move, the one after which its
+            memory may be free, and its transfer.
+    """
+    starts: list[int] = []
+    ends: list[int] = []
+    move_starts: list[int] = []
+    gone: list[tuple[int, int, int]] = []
+    free = [0, 0]
+    clock = index = 0
+    for position, (over, time) in enumerate(zip(excess, times, strict=True)):
+        while index < len(items) and items[index][0] < position:
+            move_starts.append(_moved(items[index], ends, free))
+            _, served, transfer = items[index]
+            gone.append((free[transfer.level], served, transfer.lifetime.size))
+            index += 1
+        away = 0
+        for end, served, size in sorted(gone):
+            if away >= over:
+                break
+            if served < position:
+                clock, away = max(clock, end), away + size
+        if away < over:
+            return None
+        starts.append(clock)
+        clock += time
+        ends.append(clock)
+    move_starts += [_moved(item, ends, free) for item in items[index:]]
+    return _HalfTimes(starts, clock, move_starts, (free[0], free[1]))
+
+
+def _moved(item: tuple[int, int, _PlannedTransfer], ends: Sequence[int], free: list[int]) -> int:
+    """Return when a transfer starts; its link is `free` when it ends."""
+    made, _, transfer = item
+    start = max(free[transfer.level], ends[made] if made >= 0 else 0)
+    free[transfer.level] = start + transfer.ticks
+    return start

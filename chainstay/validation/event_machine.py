@@ -1,0 +1,255 @@
+"""A device, its links and a host that issues operations: the base of both simulators of transfers.
+
+The host issues one operation after the other and waits until the one at hand can start.
+Offloads are queued; each link serves its own first in, first out, one transfer at a time (or
+one per direction). An offload takes its bytes behind the link when it starts, and holds them
+until the last prefetch of the item has ended. Everything starts as early as that allows.
+
+Subclasses say what computations and prefetches need, make and free.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from typing import Final, Self
+
+from chainstay.profiles import ChainProfile, Link, OffloadProfile
+from chainstay.schedule import Op
+from chainstay.timetable import Move, Time, Timetable, exact
+from chainstay.validation.simulate import InvalidOperationError
+
+__all__ = ["EventMachine", "TransferReplay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferReplay:
+    """The result of simulating a schedule with transfers.
+
+    Attributes:
+        makespan: Time at which the last backward ends, in ns.
+        peak_bytes: The most bytes in use on the device at any time.
+        timetable: Start of every computation, and start and end of every transfer, in ns.
+        held_bytes: The most bytes behind each link at any time, the host's first.
+    """
+
+    makespan: Time
+    peak_bytes: int
+    timetable: Timetable
+    held_bytes: tuple[int, ...] = (0,)
+
+
+_COMPUTES: Final = 0
+"""Rank among events at one time; no two of equal rank run at once. Transfers come after."""
+
+
+@dataclass(slots=True)
+class EventMachine(ABC):
+    """The state of a simulation of a device, its links and the host that issues operations.
+
+    Attributes:
+        profile: Costs of the chain.
+        budget: Bytes on the device.
+        link: The link to the host, and the one beyond it if there is one.
+        now: Current time, in ticks of the link.
+        memory: Bytes in use on the device.
+        peak: The most bytes in use on the device so far.
+        computing: The computation that is running.
+        events: A heap of running operations: end in ticks, rank at equal ends, operation.
+        queues: Offloads issued and not yet started, by link.
+        busy: Links, or directions of links, that are in use.
+        held: Bytes behind each link.
+        most_held: The most bytes behind each link so far.
+        starts: Starts of the computations issued so far, in ticks.
+        moves: Transfers started so far: operation, start and end in ticks.
+    """
+
+    profile: ChainProfile | OffloadProfile
+    budget: int
+    link: Link
+    now: int = 0
+    memory: int = 0
+    peak: int = 0
+    computing: Op | None = None
+    events: list[tuple[int, int, Op]] = field(default_factory=list)
+    queues: list[tuple[Op, ...]] = field(default_factory=list)
+    busy: set[tuple[int, bool]] = field(default_factory=set)
+    held: list[int] = field(default_factory=list)
+    most_held: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    moves: list[tuple[Op, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        levels = len(self.link.levels)
+        self.queues, self.held, self.most_held = [()] * levels, [0] * levels, [0] * levels
+
+    def copy(self) -> Self:
+        """Return another machine in the same state."""
+        twin = copy.copy(self)
+        for state in fields(self):
+            if isinstance(value := getattr(self, state.name), list | set | dict):
+                setattr(twin, state.name, value.copy())
+        return twin
+
+    def finish(self) -> None:
+        """Wait until everything issued has ended.
+
+        Raises:
+            InvalidOperationError: The schedule is not complete, or a transfer never starts.
+        """
+        if missing := self._missing_end():
+            raise InvalidOperationError(missing)
+        while self.events:
+            self._advance()
+        for queue in self.queues:
+            if queue:
+                raise InvalidOperationError(self._no_room_behind_the_link(queue[0]))
+
+    def replay(self) -> TransferReplay:
+        """Return what happened, once `finish` has returned."""
+        ticks = self.link.ticks
+        moves = sorted(self.moves, key=lambda move: move[1:])
+        return TransferReplay(
+            makespan=exact(Fraction(self._end(), ticks)),
+            peak_bytes=self.peak,
+            timetable=Timetable(
+                starts=tuple(exact(Fraction(start, ticks)) for start in self.starts),
+                moves=tuple(
+                    Move(op, exact(Fraction(start, ticks)), exact(Fraction(end, ticks)))
+                    for op, start, end in moves
+                ),
+            ),
+            held_bytes=tuple(self.most_held),
+        )
+
+    @abstractmethod
+    def issue(self, op: Op) -> None:
+        """Wait until `op` can start, and start it; queue an offload and note a discard instead."""
+
+    @abstractmethod
+    def moved_bytes(self, op: Op) -> int:
+        """Return the bytes that the transfer `op` moves."""
+
+    @abstractmethod
+    def level(self, op: Op) -> int:
+        """Return the link that the transfer `op` uses: 0 to the host, 1 beyond it."""
+
+    @abstractmethod
+    def _missing_end(self) -> str:
+        """Return why a schedule cannot end here, or an empty text if it can."""
+
+    @abstractmethod
+    def _end(self) -> int:
+        """Return when the last computation ends, in ticks."""
+
+    @abstractmethod
+    def _can_leave(self, op: Op) -> bool:
+        """Return whether the data of the offload `op` has been computed."""
+
+    @abstractmethod
+    def _moved(self, op: Op) -> None:
+        """Update the state after a transfer has ended."""
+
+    @abstractmethod
+    def _computed(self, op: Op) -> None:
+        """Update the state after a computation has ended."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free the memory of items that nothing needs any more."""
+
+    def _wait(self, op: Op, need: int, is_ready: Callable[[], bool]) -> None:
+        """Let time pass until `op` can start with `need` bytes more."""
+        self._settle()
+        while not (is_ready() and self.memory + need <= self.budget):
+            if not self.events:
+                raise InvalidOperationError(self._deadlock(op, need))
+            self._advance()
+
+    def _deadlock(self, op: Op, need: int) -> str:
+        for queue in self.queues:
+            if queue and self._can_leave(queue[0]):
+                return self._no_room_behind_the_link(queue[0])
+        if (total := self.memory + need) > self.budget:
+            return (
+                f"{op} waits for ever: it needs {need} bytes beside the {self.memory} in use, "
+                f"{total - self.budget} more than the budget of {self.budget}"
+            )
+        return f"{op} waits for ever: what it needs comes later in the schedule"
+
+    def _no_room_behind_the_link(self, op: Op) -> str:
+        level, size = self.level(op), self.moved_bytes(op)
+        capacity = self.link.levels[level].capacity
+        return (
+            f"{op} waits for ever: it needs {size} bytes beside the {self.held[level]} that are "
+            f"{'beyond' if level else 'on'} the host, where {capacity} are allowed"
+        )
+
+    def _advance(self) -> None:
+        """Let time pass until the next event, and see what it changes."""
+        self.now = self.events[0][0]
+        self._settle()
+
+    def _settle(self) -> None:
+        """End everything that ends by now, and start the offloads that the links can serve."""
+        while True:
+            self._free()
+            if self.events and self.events[0][0] <= self.now:
+                _, _, op = heapq.heappop(self.events)
+                if op.kind.is_transfer:
+                    self.busy.discard(self._channel(op))
+                    self._moved(op)
+                else:
+                    self._computed(op)
+            elif (level := next(filter(self._can_start, range(len(self.queues))), -1)) >= 0:
+                op, *rest = self.queues[level]
+                self.queues[level] = tuple(rest)
+                self.held[level] += self.moved_bytes(op)
+                self.most_held[level] = max(self.most_held[level], self.held[level])
+                self._start_move(op)
+            else:
+                return
+
+    def _can_start(self, level: int) -> bool:
+        """Return whether the oldest queued offload of a link can start."""
+        if not (queue := self.queues[level]):
+            return False
+        op, capacity = queue[0], self.link.levels[level].capacity
+        has_room = capacity is None or self.held[level] + self.moved_bytes(op) <= capacity
+        return has_room and self._channel(op) not in self.busy and self._can_leave(op)
+
+    def _queue(self, op: Op) -> None:
+        """Queue an offload; it starts when its link has served those before it."""
+        self.queues[self.level(op)] += (op,)
+        self._settle()
+
+    def _is_link_free(self, op: Op) -> bool:
+        """Return whether the link of the prefetch `op` is free; offloads queued on it go first."""
+        level = self.level(op)
+        is_shared = not self.link.levels[level].is_full_duplex
+        return self._channel(op) not in self.busy and not (is_shared and self.queues[level])
+
+    def _compute(self, op: Op, ticks: int) -> None:
+        """Start the computation `op`, which takes `ticks`."""
+        self.computing = op
+        self.starts.append(self.now)
+        heapq.heappush(self.events, (self.now + ticks, _COMPUTES, op))
+
+    def _start_move(self, op: Op) -> None:
+        level = self.level(op)
+        end = self.now + self.link.transfer_ticks(self.moved_bytes(op), level)
+        self.busy.add(self._channel(op))
+        self.moves.append((op, self.now, end))
+        heapq.heappush(self.events, (end, 1 + 2 * level + op.kind.is_prefetch, op))
+
+    def _channel(self, op: Op) -> tuple[int, bool]:
+        level = self.level(op)
+        return level, self.link.levels[level].is_full_duplex and op.kind.is_prefetch
+
+    def _acquire(self, need: int) -> None:
+        self.memory += need
+        self.peak = max(self.peak, self.memory)

@@ -1,0 +1,118 @@
+"""The items that operations read, make and free, and the last uses of copies that move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+from chainstay.schedule import Op, OpKind, Schedule
+
+__all__ = [
+    "Item",
+    "freed_items",
+    "input_item",
+    "item_of",
+    "last_transfers",
+    "last_uses",
+    "output_item",
+    "read_items",
+]
+
+Item: TypeAlias = tuple[str, int]
+"""``("a", i)``: activation ``a^i``; ``("b", i)``: what ``Fa`` of stage i saved."""
+
+
+_SAVED: Final = (
+    OpKind.OFFLOAD_SAVED,
+    OpKind.SPILL_SAVED,
+    OpKind.PREFETCH_SAVED,
+    OpKind.DISCARD_SAVED,
+)
+
+
+def item_of(op: Op) -> Item:
+    """Return the item that a transfer moves or a discard drops."""
+    is_saved = op.kind in _SAVED
+    return ("b" if is_saved else "a", op.stage)
+
+
+def output_item(op: Op) -> Item:
+    """Return the item that a forward makes."""
+    if op.kind is OpKind.FORWARD_KEEP_ALL:
+        return ("b", op.stage)
+    return ("a", op.stage + 1)
+
+
+def input_item(stage: int, stored: Iterable[Item]) -> Item:
+    """Return where a stage finds its input: in ``a^i``, else in what the stage before saved."""
+    return ("a", stage) if ("a", stage) in stored else ("b", stage - 1)
+
+
+def read_items(op: Op, stored: Iterable[Item]) -> tuple[Item, ...]:
+    """Return the items that a computation reads."""
+    source = input_item(op.stage, stored)
+    return (source, ("b", op.stage)) if op.kind is OpKind.BACKWARD else (source,)
+
+
+def freed_items(op: Op) -> tuple[Item, ...]:
+    """Return the items that a computation removes where they are stored."""
+    if op.kind is OpKind.BACKWARD:
+        return (("a", op.stage), ("b", op.stage))
+    return (("a", op.stage),) if op.kind is OpKind.FORWARD_DROP else ()
+
+
+def last_uses(schedule: Schedule) -> dict[int, list[Item]]:
+    """Return, by operation, the offloaded items whose copy on the device is used there last."""
+    stored: set[Item] = {("a", 0)}
+    leaving: dict[Item, int] = {}
+    released: dict[int, list[Item]] = {}
+    for index, op in enumerate(schedule):
+        match op.kind:
+            case _ if op.kind.is_offload:
+                leaving[item_of(op)] = index
+            case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
+                leaving.pop(item_of(op), None)
+                stored.discard(item_of(op))
+            case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
+                _returns(item_of(op), stored, leaving, released)
+            case OpKind.TURN:
+                pass  # the machine refuses it, and says where it is
+            case _:
+                _computes(op, index, stored, leaving, released)
+    for item, index in leaving.items():
+        released.setdefault(index, []).append(item)
+    return released
+
+
+def last_transfers(schedule: Schedule) -> set[int]:
+    """Return the positions of the transfers after which the copy off the device is not needed."""
+    last: dict[Item, int] = {}
+    for index, op in enumerate(schedule):
+        if op.kind.is_transfer:
+            last[item_of(op)] = index
+    return set(last.values())
+
+
+def _returns(
+    item: Item, stored: set[Item], leaving: dict[Item, int], released: dict[int, list[Item]]
+) -> None:
+    if item in leaving:
+        released.setdefault(leaving.pop(item), []).append(item)
+    stored.add(item)
+
+
+def _computes(
+    op: Op,
+    index: int,
+    stored: set[Item],
+    leaving: dict[Item, int],
+    released: dict[int, list[Item]],
+) -> None:
+    for item in read_items(op, stored):
+        if item in leaving:
+            leaving[item] = index
+    for item in freed_items(op):
+        stored.discard(item)
+        leaving.pop(item, None)
+    if op.kind is not OpKind.BACKWARD:
+        _returns(output_item(op), stored, leaving, released)

@@ -1,0 +1,173 @@
+"""The optimum of a tiny problem with recomputation and offloading, by exhaustive search.
+
+A* over the states of the simulator (`simulate.HybridMachine`): a state is what is where and what
+is running, a step issues one more operation. Nothing is assumed about optimal schedules, but
+that nothing is dropped later than right after the operation that read or sent it last, and
+that neither what has no bytes nor what the next backward runs on leaves.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import chain, count
+from typing import Final, TypeAlias
+
+from chainstay.errors import InvalidProfileError, InvalidScheduleError
+from chainstay.profiles import ChainProfile, Link
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.timetable import exact
+from chainstay.validation.hybrid.data_items import Item, item_of
+from chainstay.validation.hybrid.simulate import HybridMachine
+from chainstay.validation.offload.search import Optimum, is_new
+from chainstay.validation.simulate import InvalidOperationError
+
+__all__ = ["LARGEST_HYBRID", "hybrid_optimum"]
+
+LARGEST_HYBRID: Final = 4
+"""Stages of the longest chain accepted."""
+
+_Key: TypeAlias = tuple[object, ...]
+_OFFLOAD: Final = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
+_PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
+_SPILL: Final = {"a": OpKind.SPILL_ACTIVATION, "b": OpKind.SPILL_SAVED}
+_DISCARD: Final = {"a": OpKind.DISCARD_ACTIVATION, "b": OpKind.DISCARD_SAVED}
+
+
+def hybrid_optimum(profile: ChainProfile, *, budget: int, link: Link) -> Optimum | None:
+    """Return a fastest schedule, or ``None`` if none fits in `budget` bytes.
+
+    Raises:
+        InvalidProfileError: The chain has skips or is too long to search.
+    """
+    if len(profile) > LARGEST_HYBRID:
+        raise InvalidProfileError(
+            f"exhaustive search with transfers takes chains of at most {LARGEST_HYBRID} stages, "
+            f"this one has {len(profile)}; use a solver"
+        )
+    try:
+        start = HybridMachine(profile, budget, link)
+    except InvalidOperationError:
+        return None
+    order = count()
+    open_states: list[tuple[int, int, HybridMachine, tuple[Op, ...]]] = [
+        (_bound(start), next(order), start, ())
+    ]
+    seen: dict[_Key, list[tuple[int, ...]]] = {}
+    while open_states:
+        bound, _, machine, ops = heapq.heappop(open_states)
+        if machine.gradient == 0 and _ends(machine):
+            return Optimum(Schedule(ops), exact(Fraction(bound, link.ticks)))
+        for op, is_last in _steps(machine, ops):
+            following = machine.copy()
+            try:
+                following.issue(op)
+            except (InvalidOperationError, InvalidScheduleError):
+                continue
+            if is_last:
+                following.forget(item_of(op))
+            if _is_new(seen, following, (*ops, op)):
+                state = (_bound(following), next(order), following, (*ops, op))
+                heapq.heappush(open_states, state)
+    return None
+
+
+def _ends(machine: HybridMachine) -> bool:
+    """Return whether every transfer issued so far will end."""
+    try:
+        machine.copy().finish()
+    except InvalidOperationError:
+        return False
+    return True
+
+
+def _bound(machine: HybridMachine) -> int:
+    """Return ticks that no continuation is faster than: all backwards left, and their forwards."""
+    stages, ticks = machine.profile.stages, machine.link.ticks
+    waiting = 0
+    for i in range(machine.gradient):
+        waiting += stages[i].backward_time
+        if ("b", i) not in machine.here and ("b", i) not in machine.sent:
+            waiting += stages[i].forward_time
+    return max(machine.now, machine.ends) + ticks * waiting
+
+
+def _steps(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[tuple[Op, bool]]:
+    """Yield the operations that may come next, each with whether its item moves no more."""
+    for op in chain(_drops(machine, ops), _computations(machine), _offloads(machine)):
+        yield op, False
+    here, is_limited = machine.here, any(link.capacity is not None for link in machine.link.levels)
+    for item in sorted(machine.sent - machine.forgotten - here):
+        if item[1] < machine.gradient:
+            op = Op(_PREFETCH[item[0]], item[1])
+            yield op, False
+            if is_limited:
+                yield op, True
+
+
+def _drops(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[Op]:
+    """Yield the discards that may follow the last operation, in one fixed order."""
+    for item in sorted(_droppable(ops) & machine.here):
+        yield Op(_DISCARD[item[0]], item[1])
+
+
+def _computations(machine: HybridMachine) -> Iterator[Op]:
+    here = machine.here
+    for i in range(machine.gradient):
+        if ("a", i) in here or ("b", i - 1) in here:
+            if ("b", i) not in here:
+                yield Op(OpKind.FORWARD_KEEP_ALL, i)
+            if ("a", i + 1) not in here and i + 1 < machine.gradient:
+                yield Op(OpKind.FORWARD_KEEP_INPUT, i)
+    if machine.gradient:
+        yield Op(OpKind.BACKWARD, machine.gradient - 1)
+
+
+def _offloads(machine: HybridMachine) -> Iterator[Op]:
+    for item in sorted(machine.here - machine.sent):
+        if machine.size(item) and item != ("b", machine.gradient - 1):
+            for kinds in (_OFFLOAD, _SPILL)[: len(machine.link.levels)]:
+                yield Op(kinds[item[0]], item[1])
+
+
+def _droppable(ops: tuple[Op, ...]) -> set[Item]:
+    """Return the items that the last operations issued may have used for the last time."""
+    *before, last = ops or (None,)
+    if last is None or last.kind.is_prefetch:
+        return set()
+    if last.kind.is_offload:
+        return {item_of(last)}
+    if last.kind not in _DISCARD.values():
+        return _touched(last)
+    while before and before[-1].kind in _DISCARD.values():
+        before.pop()
+    if not before or before[-1].kind.is_transfer:
+        return set()
+    return {item for item in _touched(before[-1]) if item > item_of(last)}
+
+
+def _touched(op: Op) -> set[Item]:
+    i = op.stage
+    return {("a", i), ("b", i - 1)}
+
+
+def _is_new(
+    seen: dict[_Key, list[tuple[int, ...]]], machine: HybridMachine, ops: tuple[Op, ...]
+) -> bool:
+    """Record a state; return False if a known one is as far with everything at least as early."""
+    pending = sorted(machine.events, key=lambda event: (event[1], event[2].kind, event[2].stage))
+    key: _Key = (
+        machine.gradient,
+        frozenset(machine.stored),
+        frozenset(machine.ready),
+        frozenset(machine.released),
+        frozenset(machine.sent),
+        frozenset(machine.host),
+        frozenset(machine.forgotten),
+        frozenset(machine.levels.items()),
+        tuple(machine.queues),
+        tuple(op for *_, op in pending),
+        frozenset(_droppable(ops) & machine.here),
+    )
+    return is_new(seen, key, (machine.now, *(time for time, *_ in pending)))

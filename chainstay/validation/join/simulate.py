@@ -1,0 +1,323 @@
+"""The meaning of a schedule of a join: validity, makespan, peak and memory over time.
+
+For a `JoinProfile`, the memory model of `chainstay.validation.simulate` on every branch and
+on the tail, with a tape's discards: plain activations may be dropped, but never the input
+of saved data that is stored. It starts with the branches' inputs and the gradient of the
+loss.
+
+- Stage 0 of the tail reads the outputs of all branches: ``a^{L_j}`` of branch j, itself or
+  inside the saved data of the last stage. ``Fn0`` needs and drops all of them themselves;
+  ``0:Da3`` drops the output of a branch of three stages.
+- Its backward gives the gradients of all those outputs, and from then on each branch has a
+  gradient of its own. That of a branch's input is gone at once unless it is kept.
+- Without a tail, ``T`` is all of this at once, for nothing.
+
+For a `HomogeneousJoin`, see `chainstay.validation.join.slot_memory`. This module shares no code
+with any solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from chainstay.errors import InvalidScheduleError
+from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile, kept_gradients
+from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.validation.join.slot_memory import SlotMemory
+from chainstay.validation.simulate import InvalidOperationError, Replay, Snapshot
+
+__all__ = ["simulate_join"]
+
+_Value: TypeAlias = tuple[int | None, int]
+"""Branch (None for the tail) and index of an activation, or of the stage that saved data."""
+
+
+def simulate_join(
+    profile: Join,
+    schedule: Schedule,
+    *,
+    keep: Sequence[bool] | None = None,
+    overheads: Sequence[int] | None = None,
+) -> Replay:
+    """Replay `schedule` on a join.
+
+    Args:
+        profile: The join; sizes and the peak of a `HomogeneousJoin` are in slots.
+        schedule: The schedule to replay.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        overheads: Bytes that each operation needs while it runs besides what is stored, in
+            place of its stage's in the profile, where more is known of this schedule; not of
+            a `HomogeneousJoin`. Less than zero for a backward that frees what it has read
+            before it has made all that it gives; what is stored before and behind it counts.
+
+    Returns:
+        The replay; comparing its peak with a budget is the caller's business.
+
+    Raises:
+        InvalidScheduleError: An operation lacks what it needs (``error.index`` says which),
+            or the schedule ends before the gradients of all inputs are there.
+        InvalidProfileError: `keep` has not one flag for each branch.
+        ValueError: Not one of `overheads` per operation, or overheads of a `HomogeneousJoin`.
+
+    Example:
+        >>> join = JoinProfile.homogeneous((1, 0), forward_time=1, backward_time=2, turn_time=3)
+        >>> replay = simulate_join(join, Schedule.parse("0:Fc0 T 0:B0"))
+        >>> replay.makespan, replay.peak_bytes
+        (6, 3)
+    """
+    flags = kept_gradients(profile, keep)
+    memory: _JoinMemory
+    if isinstance(profile, HomogeneousJoin):
+        memory = SlotMemory(profile, flags)
+    else:
+        memory = _ByteMemory(profile, flags)
+    _require_each(profile, schedule, overheads)
+    peak_bytes = sum(memory.stored())
+    timeline: list[Snapshot] = []
+    clock = 0
+    for index, op in enumerate(schedule):
+        start, before = clock, sum(memory.stored())
+        try:
+            during_bytes, duration = memory.apply(op)
+            during_bytes += memory.overhead(op) if overheads is None else overheads[index]
+        except InvalidOperationError as refusal:
+            raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
+        clock += duration
+        activation_bytes, saved_bytes, gradient_bytes = memory.stored()
+        if overheads is not None:
+            behind = activation_bytes + saved_bytes + gradient_bytes
+            during_bytes = max(during_bytes, before, behind)
+        snapshot = Snapshot(
+            op=op,
+            start=start,
+            end=clock,
+            during_bytes=during_bytes,
+            activation_bytes=activation_bytes,
+            saved_bytes=saved_bytes,
+            gradient_bytes=gradient_bytes,
+        )
+        timeline.append(snapshot)
+    if missing := memory.missing():
+        raise InvalidScheduleError(
+            f"the schedule ends before {missing}; every stage needs its backward"
+        )
+    peak_bytes = max([peak_bytes, *memory.during(timeline)])
+    return Replay(makespan=clock, peak_bytes=peak_bytes, timeline=tuple(timeline))
+
+
+def _require_each(profile: Join, schedule: Schedule, overheads: Sequence[int] | None) -> None:
+    if overheads is None:
+        return
+    if isinstance(profile, HomogeneousJoin):
+        problem = "overheads are bytes, and a homogeneous join has slots; leave them out"
+        raise ValueError(problem)  # noqa: TRY004  # either is right without the other
+    if len(overheads) != len(schedule):
+        raise ValueError(
+            f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"
+        )
+
+
+class _JoinMemory(Protocol):
+    """The memory of a join while a schedule runs, in either memory model."""
+
+    def apply(self, op: Op) -> tuple[int, int]:
+        """Run `op` and return the bytes stored while it runs, and its time."""
+        ...
+
+    def overhead(self, op: Op) -> int:
+        """Return the overhead bytes that the profile gives for the stage of `op`."""
+        ...
+
+    def stored(self) -> tuple[int, int, int]:
+        """Return the bytes of activations, of saved data and of gradients."""
+        ...
+
+    def missing(self) -> str:
+        """Return the next backward that has not run, or an empty text when all have."""
+        ...
+
+    def during(self, timeline: Sequence[Snapshot]) -> Iterator[int]:
+        """Yield the bytes in use at each time where they count towards the peak."""
+        ...
+
+
+@dataclass(slots=True)
+class _ByteMemory:
+    """The stored data: activations and saved data by branch and index, and the gradients.
+
+    Attributes:
+        profile: The join.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        activations: The stored activations.
+        saved: The stages whose saved data is stored.
+        gradients: By branch (None for the tail), the index of the activation whose gradient
+            is held; -1 for none.
+    """
+
+    profile: JoinProfile
+    keep: tuple[bool, ...]
+    activations: set[_Value] = field(default_factory=set)
+    saved: set[_Value] = field(default_factory=set)
+    gradients: dict[int | None, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.activations = {(j, 0) for j in range(len(self.profile.branches))}
+        self.gradients = dict.fromkeys(range(len(self.profile.branches)), -1)
+        self.gradients[None] = len(self.profile.closing)
+
+    def apply(self, op: Op) -> tuple[int, int]:
+        if op.kind is OpKind.TURN:
+            return self._turn(op)
+        chain = self._chain(op)
+        if op.kind.is_forward:
+            return self._forward(op), chain.stages[op.stage].forward_time
+        match op.kind:
+            case OpKind.BACKWARD:
+                return self._backward(op), chain.stages[op.stage].backward_time
+            case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
+                return self._discard(op), 0
+        raise InvalidOperationError(f"{op} moves data over a link, and here there is none")
+
+    def overhead(self, op: Op) -> int:
+        if op.kind.is_forward:
+            return self._chain_of(op.branch).stages[op.stage].forward_overhead_bytes
+        if op.kind is OpKind.BACKWARD:
+            return self._chain_of(op.branch).stages[op.stage].backward_overhead_bytes
+        return 0
+
+    def stored(self) -> tuple[int, int, int]:
+        return (
+            sum(self._chain_of(j).activation_bytes(i) for j, i in self.activations),
+            sum(self._chain_of(j).stages[i].saved_bytes for j, i in self.saved),
+            sum(self._chain_of(j).gradient_bytes(i) for j, i in self.gradients.items() if i >= 0),
+        )
+
+    def missing(self) -> str:
+        if self.gradients[None] > 0:
+            return "the turn" if self.profile.tail is None else f"B{self.gradients[None] - 1}"
+        left = ((j, i) for j, i in self.gradients.items() if i > 0)
+        return next((f"{j}:B{i - 1}" for j, i in left), "")
+
+    def during(self, timeline: Sequence[Snapshot]) -> Iterator[int]:
+        return (snapshot.during_bytes for snapshot in timeline)
+
+    def _turn(self, op: Op) -> tuple[int, int]:
+        if self.profile.tail is not None:
+            raise InvalidOperationError(
+                f"{op} stands for a free loss, and this join has a tail; run that"
+            )
+        if self.gradients[None] <= 0:
+            raise InvalidOperationError(f"{op} has run; it runs once")
+        self._require_inputs(op, None, 0)
+        return sum(self.stored()) + self._turn_around(), 0
+
+    def _turn_around(self) -> int:
+        """Replace all outputs by their gradients, one a branch; return the gradients' bytes."""
+        self.gradients[None] = -1
+        added = 0
+        for j, branch in enumerate(self.profile.branches):
+            self.activations.discard((j, len(branch)))
+            self.gradients[j] = len(branch)
+            added += branch.gradient_bytes(len(branch))
+        return added
+
+    def _forward(self, op: Op) -> int:
+        j, stage = op.branch, op.stage
+        self._require_inputs(op, j, stage)
+        inputs = self._inputs(j, stage)
+        if op.kind is OpKind.FORWARD_DROP and not self.activations.issuperset(inputs):
+            raise InvalidOperationError(
+                f"{op} needs its input itself to drop it, and it is not stored"
+            )
+        if op.kind is OpKind.FORWARD_KEEP_ALL:
+            self.saved.add((j, stage))
+        else:
+            self.activations.add((j, stage + 1))
+        during_bytes = sum(self.stored())
+        if op.kind is OpKind.FORWARD_DROP:
+            self.activations.difference_update(inputs)
+            self._require_tape(op)
+        return during_bytes
+
+    def _backward(self, op: Op) -> int:
+        j, stage = op.branch, op.stage
+        if self.gradients[j] != stage + 1:
+            held = f"that of a{self.gradients[j]}" if self.gradients[j] >= 0 else "none"
+            raise InvalidOperationError(
+                f"{op} needs the gradient of a{stage + 1}, but {held} is held"
+            )
+        if (j, stage) not in self.saved:
+            raise InvalidOperationError(f"{op} needs what Fa{stage} saves, and it is not stored")
+        self._require_inputs(op, j, stage)
+        before = sum(self.stored())
+        self.saved.remove((j, stage))
+        if j is None and stage == 0:
+            added = self._turn_around()
+        else:
+            added = self._chain_of(j).gradient_bytes(stage)
+            self.activations.discard((j, stage))
+            is_gone = stage == 0 and j is not None and not self.keep[j]
+            self.gradients[j] = -1 if is_gone else stage
+        self._require_tape(op)
+        return before + added
+
+    def _discard(self, op: Op) -> int:
+        stored = self.saved if op.kind is OpKind.DISCARD_SAVED else self.activations
+        if op.kind is OpKind.DISCARD_ACTIVATION and op.stage == 0 and op.branch is not None:
+            raise InvalidOperationError(
+                f"{op} would drop a branch's input, which nothing can recompute"
+            )
+        if (op.branch, op.stage) not in stored:
+            raise InvalidOperationError(f"{op} drops what is not stored")
+        during_bytes = sum(self.stored())
+        stored.remove((op.branch, op.stage))
+        self._require_tape(op)
+        return during_bytes
+
+    def _require_inputs(self, op: Op, j: int | None, stage: int) -> None:
+        for branch, i in self._inputs(j, stage):
+            if not self._has(branch, i):
+                where = "" if branch is None else f" of branch {branch}"
+                raise InvalidOperationError(
+                    f"{op} needs a{i}{where}, and it is not stored in any form"
+                )
+
+    def _require_tape(self, op: Op) -> None:
+        for j, stage in self.saved:
+            if not all(self._has(*value) for value in self._inputs(j, stage)):
+                where = "the tail" if j is None else f"branch {j}"
+                raise InvalidOperationError(
+                    f"{op} removes the input of stage {stage} of {where}, whose saved data stays"
+                )
+
+    def _inputs(self, j: int | None, stage: int) -> tuple[_Value, ...]:
+        if j is None and stage == 0:
+            return tuple((b, len(branch)) for b, branch in enumerate(self.profile.branches))
+        return ((j, stage),)
+
+    def _has(self, j: int | None, i: int) -> bool:
+        return (j, i) in self.activations or (j, i - 1) in self.saved
+
+    def _chain(self, op: Op) -> ChainProfile:
+        """Return the chain that `op` names, which has such a stage."""
+        branches = self.profile.branches
+        if op.branch is None and self.profile.tail is None:
+            raise InvalidOperationError(
+                f"{op} names a stage of the tail, and there is none; write T"
+            )
+        if op.branch is not None and op.branch >= len(branches):
+            raise InvalidOperationError(
+                f"{op} names branch {op.branch}, the last one is {len(branches) - 1}"
+            )
+        chain = self._chain_of(op.branch)
+        is_output = op.kind is OpKind.DISCARD_ACTIVATION and op.branch is not None
+        if op.stage >= len(chain) + is_output:
+            raise InvalidOperationError(
+                f"{op} names stage {op.stage}, the last one is {len(chain) - 1}"
+            )
+        return chain
+
+    def _chain_of(self, j: int | None) -> ChainProfile:
+        return self.profile.closing if j is None else self.profile.branches[j]
