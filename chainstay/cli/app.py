@@ -1,4 +1,4 @@
-"""The commands under one name, and how whatever goes wrong ends."""
+"""The commands in one group, with exit codes and messages for errors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import typer
 from typer.core import TyperGroup
 
 import chainstay
-from chainstay.cli import bench, plan, profile, report, run, verify
-from chainstay.cli.endings import Ending, ending_of
-from chainstay.cli.terminal import survive_any_encoding, tell
+from chainstay.cli.commands import bench, plan, profile, report, run, verify
+from chainstay.cli.exit_codes import ExitCode, exit_code_for
+from chainstay.cli.terminal import print_note, use_nearest_characters
 from chainstay.errors import CertificateError, ChainstayError
 
 __all__ = ["app"]
 
-_ENDINGS: Final = """\b
-Exit status:
+_EPILOG: Final = """\b
+Exit codes:
   0    done
   1    a check failed: wrong numbers, more memory than planned, a contradiction
   2    an option, a file or a name is wrong; nothing was done
-  3    nothing fits in the budget; the least one that would do is named
+  3    nothing fits in the budget; the least budget that would do is named
   4    the model cannot be built, cut into stages or run
   5    the plan is for another model, input or machine
   6    a solver is missing, or ran out of time with nothing to show
@@ -37,26 +37,26 @@ Your own model: a file with a function that returns it, as path/to/file.py:funct
 
 
 class _Commands(TyperGroup):
-    """Errors end with a sentence and a status, Ctrl-C with a word."""
+    """A group whose errors end with a sentence and an exit code."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as it was inherited
-        survive_any_encoding()
+    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # inherited
+        use_nearest_characters()
         return super().main(*args, **kwargs)
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  # of typer's own click, or of click's
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  # a context of typer's own click, or of click
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            tell("Interrupted.")
-            raise typer.Exit(Ending.INTERRUPTED) from None
+            print_note("Interrupted.")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
         except CertificateError as error:
             path = Path("chainstay-contradiction.json")
             path.write_text(error.report, encoding="utf-8")
-            tell(f"{type(error).__name__}: {error}\nAll that is needed to report it: {path}")
-            raise typer.Exit(Ending.FAILED) from None
+            print_note(f"{type(error).__name__}: {error}\nThe file to report it with: {path}")
+            raise typer.Exit(ExitCode.FAILED) from None
         except ChainstayError as error:
-            tell(f"{type(error).__name__}: {error}")
-            raise typer.Exit(ending_of(error)) from None
+            print_note(f"{type(error).__name__}: {error}")
+            raise typer.Exit(exit_code_for(error)) from None
 
 
 app = typer.Typer(
@@ -64,7 +64,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog=_ENDINGS,
+    epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -78,8 +78,9 @@ def _show_version(value: bool) -> None:  # noqa: FBT001  # called by typer
 @app.callback()
 def root(
     *,
-    version: Annotated[  # looked at by its callback
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+    version: Annotated[  # used by its callback
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Train neural networks inside a memory budget, provably optimally."""

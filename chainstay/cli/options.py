@@ -1,45 +1,42 @@
-"""Options that several commands have."""
+"""Options that several commands have, and dataclasses of options that travel together."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from chainstay.cli.exit_codes import CommandLineError
+
 __all__ = [
-    "By",
-    "Cache",
-    "Device",
-    "Discard",
-    "Discards",
-    "Dtype",
-    "Granularity",
-    "HostBudget",
-    "Inputs",
-    "Json",
-    "Limit",
-    "Link",
-    "Method",
-    "Methods",
-    "Model",
-    "Offload",
-    "Repeats",
-    "Types",
-    "Ways",
+    "CutMethod",
+    "DataType",
+    "DiscardRules",
+    "JsonOutput",
+    "ModelOptions",
+    "PlanOptions",
+    "SolveOptions",
+    "SolverName",
+    "flatten_options",
 ]
 
 
-class Ways(StrEnum):
-    """How a model is cut into stages; see `chainstay.fit`."""
+class CutMethod(StrEnum):
+    """Methods that cut a model into stages; see `chainstay.fit`."""
 
     AUTO = "auto"
-    EXPORT = "export"
+    GRAPH = "graph"
     BLOCKS = "blocks"
+    EXPORT = "export"
 
 
-class Methods(StrEnum):
+class SolverName(StrEnum):
     """Solvers by name."""
 
     AUTO = "auto"
@@ -49,7 +46,7 @@ class Methods(StrEnum):
     CPSAT = "cpsat"
 
 
-class Discards(StrEnum):
+class DiscardRules(StrEnum):
     """Rules for discards by name; see `chainstay.Discards`."""
 
     FREE = "free"
@@ -57,67 +54,186 @@ class Discards(StrEnum):
     TABLE1 = "table1"
 
 
-class Types(StrEnum):
-    """Of a model's parameters and inputs."""
+class DataType(StrEnum):
+    """Data types of a model's parameters and inputs."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="torchvision:resnet50, timm:convnext_tiny, hf:gpt2?n_layer=24 (each with random "
-        "weights, nothing is downloaded) or path/to/file.py:function.",
-    ),
-]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        "-i",
-        metavar="SHAPE",
-        help="Of a batch, as in 32x3x224x224; tokens as in 4x512 or 4x512:int64. Once for each "
-        "argument of the model's forward.",
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="cpu, cuda, cuda:1; or a data sheet such as A100-80GB, for which costs are "
-        "estimated and nothing is run. By default CUDA if there is any, else the CPU.",
-    ),
-]
-Dtype = Annotated[Types, typer.Option(help="Of parameters and inputs.")]
-By = Annotated[Ways, typer.Option(help="How the model is cut into stages.")]
-Granularity = Annotated[
-    str, typer.Option(metavar="TEXT", help="Of an export: fine, blocks, or the most stages.")
-]
-Repeats = Annotated[int, typer.Option(min=1, help="Timed runs of each stage, at least.")]
-Cache = Annotated[Path | None, typer.Option(help="Folder for what was measured, to be used again.")]
-Method = Annotated[Methods, typer.Option(help="The solver; weak: checkpoints may move on.")]
-Limit = Annotated[
-    float, typer.Option(min=0.1, metavar="SECONDS", help="For --method mip and cpsat.")
-]
-Discard = Annotated[
-    Discards,
-    typer.Option(help="Of a profile file: what a plan may drop; what runs here can do free."),
-]
-Offload = Annotated[bool, typer.Option("--offload", help="Also try to use the host's memory.")]
-Link = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SPEED",
-        help="To the host, as in 12GB/s; by default it is measured. 12GB/s,10us,full: with a "
-        "latency, and both directions at once.",
-    ),
-]
-HostBudget = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Of host memory, as in 64GiB; by default all.")
-]
-Json = Annotated[
+JsonOutput = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """A model, its batch and device, and how its stages are measured.
+
+    Attributes:
+        model: Name of the model, as on the command line.
+        inputs: Shapes of the arguments of its forward; None for the usual ones.
+        device: Name of a device or of a data sheet; None for the default.
+        dtype: Data type of parameters and inputs.
+        by: Method that cuts the model into stages.
+        granularity: ``"fine"``, ``"blocks"`` or the most stages, for a graph.
+        repeats: Least number of timed runs of each stage.
+        cache: Folder for measured costs; None for none.
+    """
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="torchvision:resnet50, timm:convnext_tiny, hf:gpt2?n_layer=24 (each with random "
+            "weights, nothing is downloaded) or path/to/file.py:function.",
+        ),
+    ]
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="SHAPE",
+            help="Shape of a batch, as in 32x3x224x224; of tokens, as in 4x512 or 4x512:int64. "
+            "Repeat it for each argument of the model's forward.",
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="cpu, cuda, cuda:1; or a data sheet such as A100-80GB, for which costs are "
+            "estimated and nothing is run. By default CUDA if there is any, else the CPU.",
+        ),
+    ] = None
+    dtype: Annotated[DataType, typer.Option(help="Data type of parameters and inputs.")] = (
+        DataType.FLOAT32
+    )
+    by: Annotated[
+        CutMethod,
+        typer.Option(help="How the model is cut into stages; export is the old name of graph."),
+    ] = CutMethod.AUTO
+    granularity: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", help="Stages of a model's graph: fine, blocks, or the most stages."
+        ),
+    ] = "fine"
+    repeats: Annotated[int, typer.Option(min=1, help="Least number of timed runs of a stage.")] = 5
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder in which measured costs are kept for later runs.")
+    ] = None
+
+    def require_runnable_device(self) -> None:
+        """Refuse a device that is only a data sheet.
+
+        Raises:
+            CommandLineError: Nothing can run on the device.
+        """
+        if self.device not in (None, "cpu") and not str(self.device).startswith("cuda"):
+            raise CommandLineError(
+                f"--device {self.device} is a data sheet, on which nothing runs; use cpu or cuda"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveOptions:
+    """The techniques that a plan may use, and the solver.
+
+    Attributes:
+        offload: Whether host memory may be used.
+        link: Speed of the link to the host, as text; None to measure it.
+        host_budget: Host memory that may be used, as text; None for all.
+        method: Name of the solver.
+        time_limit: Time limit of an exact solver, in seconds.
+        discards: Rules for discards; for profile files only.
+    """
+
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Also try plans that use host memory.")
+    ] = False
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEED",
+            help="Speed of the link to the host, as in 12GB/s; measured by default. Add a latency "
+            "and full for both directions at once: 12GB/s,10us,full.",
+        ),
+    ] = None
+    host_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Host memory that may be used, as in 64GiB; all by default."
+        ),
+    ] = None
+    method: Annotated[
+        SolverName,
+        typer.Option(help="The solver; weak: dynamic program in which checkpoints may move."),
+    ] = SolverName.AUTO
+    time_limit: Annotated[
+        float,
+        typer.Option(min=0.1, metavar="SECONDS", help="Time limit of --method mip and cpsat."),
+    ] = 60.0
+    discards: Annotated[
+        DiscardRules,
+        typer.Option(
+            help="For a profile file: the data that a plan may drop; free is what runs here."
+        ),
+    ] = DiscardRules.FREE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """A budget as text, and how to solve within it."""
+
+    budget: str
+    solving: SolveOptions = SolveOptions()
+
+
+def flatten_options(
+    *, omit: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that shows typer the fields of dataclass parameters as options.
+
+    Args:
+        omit: Names of fields that the command does not have; they keep their defaults.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if not is_dataclass(group := parameter.annotation):
+                parameters.append(parameter)
+                continue
+            options = _option_parameters(group, omit)
+            groups[parameter.name] = (group, [option.name for option in options])
+            parameters += options
+
+        @functools.wraps(command)
+        def flat(**values: Any) -> None:  # noqa: ANN401  # options of any type
+            for name, (group, options) in groups.items():
+                values[name] = group(**{option: values.pop(option) for option in options})
+            command(**values)
+
+        flat.__dict__["__signature__"] = inspect.Signature(parameters)
+        flat.__annotations__ = {option.name: option.annotation for option in parameters}
+        return flat
+
+    return decorate
+
+
+def _option_parameters(group: Any, omit: Collection[str]) -> list[inspect.Parameter]:  # noqa: ANN401  # any dataclass
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+        if field.name not in omit
+    ]

@@ -1,6 +1,6 @@
-"""What is printed: results on stdout, all else on stderr; on any terminal, in any encoding.
+"""Printing: results on stdout, all else on stderr; on any terminal, in any encoding.
 
-Bars and spinners are for people who look: they are drawn on stderr, if that is a terminal.
+Progress bars and spinners are drawn on stderr, if that is a terminal.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from chainstay.units import format_bytes
+
 __all__ = [
-    "bar",
-    "busy",
-    "notes",
-    "plain",
-    "plain_table",
-    "results",
-    "say",
-    "show",
-    "survive_any_encoding",
-    "tell",
+    "error_console",
+    "new_table",
+    "output_console",
+    "print_note",
+    "print_result",
+    "print_table",
+    "printable",
+    "progress_bar",
+    "short_bytes",
+    "spinner",
+    "use_nearest_characters",
 ]
 
 _NEAREST: Final = {
@@ -51,14 +54,14 @@ _NEAREST: Final = {
     "•": "*",
     "·": ".",
 }
-"""What to print where a terminal does not know the character."""
+"""Replacements for characters that a terminal does not have."""
 
 _LEAST_COLUMNS: Final = 80
-"""In less, tables would leave out what they are for."""
+"""Least width of a table: in less, columns would be cut."""
 
 
-def survive_any_encoding() -> None:
-    """Let stdout and stderr print what comes nearest to characters that they do not have."""
+def use_nearest_characters() -> None:
+    """Let stdout and stderr replace characters that they do not have by similar ones."""
     codecs.register_error("chainstay-nearest", _nearest)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -69,45 +72,55 @@ def _nearest(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     found = error.object[error.start : error.end]
-    return "".join(_NEAREST.get(each, "?") for each in found), error.end
+    return "".join(_NEAREST.get(char, "?") for char in found), error.end
 
 
-def results() -> Console:
-    """For what was asked for."""
+def output_console() -> Console:
+    """Return the console for results: stdout."""
     return Console(highlight=False, soft_wrap=False)
 
 
-def notes() -> Console:
-    """For what is said beside that."""
+def error_console() -> Console:
+    """Return the console for messages: stderr."""
     return Console(stderr=True, highlight=False)
 
 
-def show(table: Table) -> None:
+def print_table(table: Table) -> None:
     """Print a table; where the terminal is too narrow for it, that breaks its lines."""
-    console = results()
+    console = output_console()
     console.print(table, width=max(console.width, _LEAST_COLUMNS))
 
 
-def say(text: str, *, style: str = "", wrap: bool = True) -> None:
+def print_result(text: str, *, style: str = "", wrap: bool = True) -> None:
     """Print `text` on stdout as it is; wrapped to the terminal, unless it is to be copied."""
-    results().print(Text(plain(text), style=style), soft_wrap=not wrap)
+    output_console().print(Text(printable(text), style=style), soft_wrap=not wrap)
 
 
-def tell(text: str, *, style: str = "") -> None:
-    """Print `text` on stderr; lines are left whole where nobody looks."""
-    console = notes()
-    console.print(Text(plain(text), style=style), soft_wrap=not console.is_terminal)
+def print_note(text: str, *, style: str = "") -> None:
+    """Print `text` on stderr; lines are not wrapped if that is no terminal."""
+    console = error_console()
+    console.print(Text(printable(text), style=style), soft_wrap=not console.is_terminal)
 
 
-def plain(text: str) -> str:
-    """`text` without what would steer a terminal: names come from files that anybody wrote."""
-    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+def printable(text: str) -> str:
+    """Return `text` without control characters: names come from files that anybody wrote."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
-def plain_table(title: str = "") -> Table:
-    """An empty table in the house style."""
+def short_bytes(size: int) -> str:
+    """Return `size` with three digits, for tables in which sizes are compared."""
+    text, _, unit = format_bytes(size).partition(" ")
+    if unit == "bytes":
+        return f"{text} B"
+    number = float(text)
+    digits = 2 if number < 10 else 1 if number < 100 else 0
+    return f"{number:.{digits}f} {unit}"
+
+
+def new_table(title: str = "") -> Table:
+    """Return an empty table."""
     return Table(
-        title=Text(plain(title), style="bold") if title else None,
+        title=Text(printable(title), style="bold") if title else None,
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 0, 0, 1),
@@ -116,20 +129,20 @@ def plain_table(title: str = "") -> Table:
 
 
 @contextmanager
-def busy(doing: str) -> Iterator[Callable[[], None]]:
-    """A spinner while something of unknown length is done; what is given ends it earlier."""
-    console = notes()
+def spinner(activity: str) -> Iterator[Callable[[], None]]:
+    """Show a spinner while something of unknown length is done; the result stops it early."""
+    console = error_console()
     if not console.is_terminal:
         yield lambda: None
         return
-    with console.status(Text(plain(doing)), spinner=_spinner(console)) as status:
+    with console.status(Text(printable(activity)), spinner=_spinner(console)) as status:
         yield status.stop
 
 
 @contextmanager
-def bar(doing: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar; what is given is called after each of `total` steps, with what comes next."""
-    console = notes()
+def progress_bar(activity: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar; call the result after each of `total` steps, naming the next."""
+    console = error_console()
     if not console.is_terminal:
         yield lambda _: None
         return
@@ -141,10 +154,10 @@ def bar(doing: str, total: int) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(plain(doing), total=total)
+        task = progress.add_task(printable(activity), total=total)
 
         def step(following: str) -> None:
-            progress.update(task, advance=1, description=plain(following))
+            progress.update(task, advance=1, description=printable(following))
 
         yield step
 

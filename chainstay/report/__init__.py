@@ -1,6 +1,7 @@
-"""What people see: tables, pictures, pages and traces of profiles, plans and measurements.
+"""Tables, images, pages and traces of profiles, plans and measurements.
 
-Public names are loaded on first use, since pictures need matplotlib and trade-offs solvers.
+Read `timeline` (a plan in time) and `memory_profile` (memory over time), which all drawings use;
+`html/` makes pages. Public names are loaded on first use: images need matplotlib, pages Bokeh.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from chainstay.report.chrome_trace import trace
     from chainstay.report.frontier import Frontier, FrontierPoint, frontier_of
-    from chainstay.report.pages import page
-    from chainstay.report.pictures import picture
-    from chainstay.report.tracing import trace
+    from chainstay.report.html.page import page
+    from chainstay.report.plan_image import picture
 
 _HOME: Final = MappingProxyType(
     {
         "Frontier": "chainstay.report.frontier",
         "FrontierPoint": "chainstay.report.frontier",
         "frontier_of": "chainstay.report.frontier",
-        "page": "chainstay.report.pages",
-        "picture": "chainstay.report.pictures",
-        "trace": "chainstay.report.tracing",
+        "page": "chainstay.report.html.page",
+        "picture": "chainstay.report.plan_image",
+        "trace": "chainstay.report.chrome_trace",
     }
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BUDGET_COLOUR", "CATEGORY_COLOURS", "LOOK_COLOURS"]
+__all__ = ["BUDGET_COLOUR", "CATEGORY_COLOURS", "STYLE_COLOURS"]
 
 CATEGORY_COLOURS: Final = {
     "activation": "#4477aa",
@@ -12,7 +12,7 @@ CATEGORY_COLOURS: Final = {
     "gradient": "#ccbb44",
     "temporary": "#aaaaaa",
 }
-LOOK_COLOURS: Final = {
+STYLE_COLOURS: Final = {
     "forward": "#4477aa",
     "again": "#ee7733",
     "backward": "#228833",

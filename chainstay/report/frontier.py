@@ -1,4 +1,4 @@
-"""The trade-off between budget and time around a plan, as far as a few seconds show it."""
+"""The trade-off between budget and time around a plan, computed within a few seconds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chainstay.dp.chain import DP
+from chainstay.dp.method import DP
 from chainstay.errors import ChainstayError, InfeasibleBudgetError
-from chainstay.hybrid import HybridSolution
-from chainstay.offloading import OffloadSolution
-from chainstay.profiles import ChainProfile, HomogeneousJoin, JoinProfile, OffloadProfile
-from chainstay.report.course import Reported
+from chainstay.problems.hybrid import HybridSolution
+from chainstay.problems.offload import OffloadSolution
+from chainstay.profiles import (
+    AnyProfile,
+    ChainProfile,
+    HomogeneousJoin,
+    JoinProfile,
+    OffloadProfile,
+)
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Solution
 from chainstay.solve import solve_chain, solve_join
@@ -26,26 +31,26 @@ __all__ = ["Frontier", "FrontierPoint", "frontier_of"]
 _log = logging.getLogger(__name__)
 
 _CURVED_STAGES: Final = 80
-"""Longest chain whose whole curve takes about a second."""
+"""Number of stages of the longest chain whose whole curve takes about a second."""
 _STEPS: Final = 16
-"""Budgets looked at between the least feasible one and that of keeping everything."""
+"""Number of steps between the least feasible budget and that of keeping everything."""
 
 _HYBRID: Final = Pofo(slots=40, tries=20)
-"""For recomputing and offloading together: coarse, and several times faster than ``auto``."""
+"""Method for recomputing and offloading together: coarse, several times faster than ``auto``."""
 _LIMITED_BY_TIME: Final = ("mip", "cpsat")
-"""Methods that take as long as they are given, and are not asked here."""
+"""Methods that take as long as their time limit, and are not used here."""
 
 _Solve = Callable[[int | str], Solution]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class FrontierPoint:
-    """What one budget gives.
+    """The best plan found at one budget.
 
     Attributes:
         budget: Bytes (slots for a `HomogeneousJoin`).
-        makespan: Of the best plan found, in ns.
-        lower_bound: No schedule of the solution's family within `budget` is faster, in ns.
+        makespan: Makespan of the best plan found, in ns.
+        lower_bound: Time in ns that no schedule of the solution's family within `budget` beats.
     """
 
     budget: int
@@ -54,7 +59,7 @@ class FrontierPoint:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the makespan is proved to be the least."""
+        """True if the makespan is proved to be the least."""
         return self.makespan == self.lower_bound
 
 
@@ -63,9 +68,9 @@ class Frontier:
     """Least makespans by budget.
 
     Attributes:
-        points: By ascending budget; what fits in a budget fits in a larger one, too.
-        method: How they were found.
-        is_complete: Whether between neighbouring points nothing changes: a whole curve.
+        points: Points by ascending budget; what fits in a budget fits in a larger one, too.
+        method: The method that found them, for people.
+        is_complete: True if nothing changes between neighbouring points: a whole curve.
     """
 
     points: tuple[FrontierPoint, ...]
@@ -75,7 +80,7 @@ class Frontier:
 
 def frontier_of(
     solution: Solution,
-    profile: Reported,
+    profile: AnyProfile,
     *,
     seconds: float = 10.0,
     keep: Sequence[bool] | None = None,
@@ -84,9 +89,9 @@ def frontier_of(
 
     Args:
         solution: The plan around which to look.
-        profile: What it is a plan of.
-        seconds: No solve starts that is likely to end later.
-        keep: Of a join, as given to `solve_join`.
+        profile: The costs that it is a plan of.
+        seconds: Time limit; no solve starts that is likely to end later.
+        keep: The flags that were given to `solve_join`, for a join.
 
     Returns:
         The whole curve for chains of up to 80 stages whose plan is persistent; else the least
@@ -105,7 +110,7 @@ def frontier_of(
 
 
 def _rules(solution: Solution) -> DP:
-    """The dynamic program of the plan's own family, or of a wide one where there is none."""
+    """Return the dynamic program of the plan's own family, or of a wide one where there is none."""
     discards = Discards.FREE if solution.discards is Discards.FREE else Discards.TABLE1
     weak = solution.family is Family.WEAKLY_PERSISTENT and discards is not Discards.FREE
     return DP(persistence="weak" if weak else "strong", discards=discards)
@@ -122,7 +127,7 @@ def _whole_curve(profile: ChainProfile) -> Frontier:
 
 
 def _solver(
-    solution: Solution, profile: Reported, rules: DP, keep: Sequence[bool] | None
+    solution: Solution, profile: AnyProfile, rules: DP, keep: Sequence[bool] | None
 ) -> _Solve:
     if isinstance(solution, HybridSolution) and isinstance(profile, ChainProfile):
         link, transfers = solution.link, solution.transfers
@@ -142,7 +147,7 @@ def _solver(
     return lambda budget: solve_chain(profile, budget, method=rules)
 
 
-def _text(solution: Solution, profile: Reported, rules: DP) -> str:
+def _text(solution: Solution, profile: AnyProfile, rules: DP) -> str:
     if isinstance(solution, HybridSolution):
         return str(_HYBRID)
     if isinstance(solution, OffloadSolution):
@@ -151,7 +156,7 @@ def _text(solution: Solution, profile: Reported, rules: DP) -> str:
 
 
 def _expected(solution: Solution) -> float:
-    """Seconds that a solve by our methods is likely to take, as far as the plan's own tells."""
+    """Return the seconds that a solve by our methods is likely to take, given the plan's own."""
     is_pure_offloading = isinstance(solution, OffloadSolution) and not isinstance(
         solution, HybridSolution
     )
@@ -162,8 +167,8 @@ def _expected(solution: Solution) -> float:
 
 
 def _solved(solve: _Solve, seconds: float, expected: float) -> Iterator[FrontierPoint]:
-    """Of keeping all, of the least budget, then of ever finer steps between, until time is up."""
-    attempt = _Attempts(solve, time.monotonic() + seconds, expected)
+    """Yield points: keeping all, the least budget, then ever finer steps, until time is up."""
+    attempt = _TimedSolver(solve, time.monotonic() + seconds, expected)
     most = attempt("100%")
     least = attempt.least_budget()
     found = [most]
@@ -182,8 +187,8 @@ def _between(least: int, most: int) -> Iterator[int]:
 
 
 @dataclass(slots=True)
-class _Attempts:
-    """Solves, none of which starts if one as long as the last would end after `deadline`.
+class _TimedSolver:
+    """A solver that does not start if a solve as long as the last would end after `deadline`.
 
     The last, not the longest: the first one pays for what is loaded and compiled.
     """
@@ -193,21 +198,21 @@ class _Attempts:
     last: float
 
     def __call__(self, budget: int | str) -> FrontierPoint | None:
-        """What `budget` gives; None where nothing is found, or in time."""
+        """Return the point of `budget`; None where nothing is found, or in time."""
         start = time.monotonic()
         if start + self.last > self.deadline:
             return None
         try:
             found = self.solve(budget)
         except ChainstayError as reason:
-            _log.info("nothing at a budget of %s: %s", budget, reason)
+            _log.info("no plan at a budget of %s: %s", budget, reason)
             return None
         finally:
             self.last = time.monotonic() - start
         return FrontierPoint(found.budget, found.makespan, found.lower_bound)
 
     def least_budget(self) -> int | None:
-        """The least feasible budget, as the error for a budget of 1 names it."""
+        """Return the least feasible budget, as the error for a budget of 1 names it."""
         if time.monotonic() + self.last > self.deadline:
             return None
         try:

@@ -1,17 +1,17 @@
-"""What is proved about a plan, in plain words."""
+"""The proof of a plan, in plain words."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from chainstay.hybrid import HybridSolution
-from chainstay.offloading import OffloadSolution
+from chainstay.problems.hybrid import HybridSolution
+from chainstay.problems.offload import OffloadSolution
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Solution
-from chainstay.timetable import Transfers
+from chainstay.timetable import Time, Transfers
 from chainstay.units import format_time
 
-__all__ = ["Proof", "proof_of"]
+__all__ = ["ProofText", "proof_text"]
 
 _FAMILIES: Final = {
     Family.PERSISTENT: "Persistent: a value that is kept stays in memory until its backward has "
@@ -45,14 +45,14 @@ _TRANSFERS: Final = {
 }
 
 
-class Proof(NamedTuple):
-    """What to say about how good a plan is.
+class ProofText(NamedTuple):
+    """The text that says how good a plan is.
 
     Attributes:
-        verdict: In three words.
-        sentence: What is proved.
+        verdict: Two or three words.
+        sentence: One sentence that says what is proved.
         facts: Names and values.
-        notes: What the names mean.
+        notes: Explanations of the names.
     """
 
     verdict: str
@@ -61,8 +61,8 @@ class Proof(NamedTuple):
     notes: tuple[str, ...]
 
 
-def proof_of(solution: Solution) -> Proof:
-    """The proof that comes with `solution`."""
+def proof_text(solution: Solution) -> ProofText:
+    """Return the text of the proof that comes with `solution`."""
     kind = "schedule" if solution.family is Family.ALL else f"{solution.family} schedule"
     if solution.is_optimal:
         verdict = "proved optimal"
@@ -82,7 +82,7 @@ def proof_of(solution: Solution) -> Proof:
             f" No schedule at all, of whatever family, saves more than "
             f"{solution.unrestricted_gap:.2%} of its time."
         )
-    return Proof(verdict, sentence, _facts(solution), _notes(solution))
+    return ProofText(verdict, sentence, _facts(solution), _notes(solution))
 
 
 def _facts(solution: Solution) -> tuple[tuple[str, str], ...]:
@@ -104,8 +104,8 @@ def _facts(solution: Solution) -> tuple[tuple[str, str], ...]:
     return tuple(facts)
 
 
-def _both(time: object) -> str:
-    number = float(time)  # type: ignore[arg-type]
+def _both(time: Time | float) -> str:
+    number = float(time)
     return f"{format_time(number)} ({number:,.0f} ns)" if number >= 1000 else format_time(number)
 
 

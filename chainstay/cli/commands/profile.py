@@ -1,0 +1,80 @@
+"""``chainstay profile``: the costs of the stages of a model."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from chainstay.cli.options import JsonOutput, ModelOptions, flatten_options
+from chainstay.cli.output_files import output_path, write_output
+from chainstay.cli.terminal import print_note, print_result, print_table, spinner
+from chainstay.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from chainstay.cli.models.model_costs import ModelCosts
+
+__all__ = ["EXAMPLES", "profile"]
+
+EXAMPLES: Final = """\b
+Examples:
+  chainstay profile torchvision:resnet50 --input 8x3x224x224
+  chainstay profile "hf:gpt2?n_layer=24" --input 1x512 -o gpt2.json
+  chainstay profile timm:convnext_tiny --device A100-80GB
+  chainstay profile models/mine.py:build --input 32x128 --json
+"""
+
+
+@flatten_options()
+def profile(
+    *,
+    options: ModelOptions,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; profile.json by default.")
+    ] = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Measure the costs of every stage of a model, or estimate them for a device.
+
+    Writes a profile file, from which chainstay plan makes plans quickly.
+    """
+    with spinner("loading PyTorch"):
+        # Needs torch, which --help must not load.
+        from chainstay.cli.models.model_costs import measure_costs
+
+    target = output_path(output, "profile.json", as_json=as_json)
+    costs = measure_costs(options)
+    text = costs.profile.to_json()
+    if as_json:
+        sys.stdout.write(text + "\n")
+    else:
+        _print_stages(costs)
+    if target is not None:
+        write_output(target, text)
+        if not as_json:
+            following = shlex.join(["chainstay", "plan", str(target), "--budget", "50%"])
+            print_result(f"\nwrote {target}; next: {following}", wrap=False)
+
+
+def _print_stages(costs: ModelCosts) -> None:
+    # Needs numpy, which --help must not load.
+    from chainstay.cli.stage_tables import stage_tables
+
+    print_result(costs.workload.title, style="bold")
+    model = costs.model
+    if model is not None and model.origin:
+        print_note(f"cut {model.origin.rstrip()}")
+    if model is not None and model.attempt is not None:
+        print_note("its branches meet: chainstay plan also tries to plan each branch apart")
+    for table in stage_tables(costs.profile):
+        print_table(table)
+    size = sum(parameter.nbytes for parameter in costs.workload.model.parameters())
+    plain = costs.plain
+    print_result(
+        f"\nplain training: {format_time(plain.makespan)} a step at a peak of "
+        f"{format_bytes(plain.peak_bytes)}, besides {format_bytes(size)} of parameters and their "
+        "gradients"
+    )

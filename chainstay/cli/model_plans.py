@@ -1,0 +1,132 @@
+"""Plans for a model: measured here, or estimated for another device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from chainstay.applying import planned_as_plan
+from chainstay.cli.models.model_costs import ModelCosts, parse_granularity
+from chainstay.cli.options import ModelOptions, PlanOptions, SolveOptions
+from chainstay.cli.profile_plans import plan_chain
+from chainstay.cli.solver_methods import chain_method
+from chainstay.cli.strategies import (
+    PlanResult,
+    Strategy,
+    best_checkpointing,
+    fastest_strategy,
+    plain_training,
+    solve_strategy,
+)
+from chainstay.cli.terminal import spinner
+from chainstay.fitting.means import Means
+from chainstay.fitting.measured import MeasuredModel
+from chainstay.fitting.planner import AnyPlanned
+from chainstay.fitting.ways import WAYS, Ways
+from chainstay.plans import Plan
+from chainstay.profiles import Link
+from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.schedule import Schedule
+from chainstay.solution import Method, Solution
+from chainstay.solve.budgets import parse_budget
+
+__all__ = ["measured_method", "plan_model"]
+
+_NAMES: Final[Mapping[str, str]] = {
+    "keep all": "keep everything, as planned",
+    "join": "branches apart",
+    "combined": "both",
+}
+
+
+def plan_model(
+    costs: ModelCosts, model_options: ModelOptions, options: PlanOptions, link: Link | None
+) -> PlanResult:
+    """Return the fastest plan for a model, with all other strategies."""
+    if costs.model is None:
+        result = plan_chain(costs.profile, model_options.model, options, link)
+        return replace(result, title=_title(costs))
+    plain = costs.plain
+    budget = parse_budget(options.budget, lambda: plain.peak_bytes)
+
+    def simulate_costs(schedule: Schedule) -> tuple[int, int]:
+        replay = costs.replay(schedule)
+        return replay.makespan, replay.peak_bytes
+
+    device = costs.model.costs.chain.device
+    means = Means.of(
+        recompute=True,
+        offload=options.solving.offload,
+        link=link,
+        host_budget=options.solving.host_budget,
+        device=device,
+    )
+    found, join = _solved(costs.model, budget, options.solving, means)
+    strategies = [
+        plain_training(plain.makespan, plain.peak_bytes, budget),
+        best_checkpointing(len(costs.profile), simulate_costs, budget),
+        *found,
+    ]
+    chosen = fastest_strategy(strategies, plain.makespan)
+    assert chosen.solution is not None, "chosen from those that were solved"
+    if join is not None and chosen.solution is join.solution:
+        planned: AnyPlanned = join
+    else:
+        engine = means.engine_for(chosen.solution, device)
+        planned = costs.model.planned(chosen.solution, engine)
+    return PlanResult(
+        title=_title(costs),
+        strategies=strategies,
+        chosen=chosen,
+        plan=_make_plan(costs.model, planned, model_options),
+        plain_time=plain.makespan,
+        plain_bytes=plain.peak_bytes,
+    )
+
+
+def _solved(
+    model: MeasuredModel, budget: int, options: SolveOptions, means: Means
+) -> tuple[list[Strategy], PlannedJoin | None]:
+    """Return the strategies that `chainstay.fit` would try, and a plan of branches, if any."""
+    method = measured_method(options)
+    if model.staged is None:
+        return [solve_strategy("recompute", lambda: model.solve(budget, method))], None
+    search = Ways(model.costs, budget, method, means, model.attempt)
+    with spinner("solving"):
+        search.try_all()
+    found = []
+    for name in WAYS:
+        if name in search.found or name in search.refused:
+            strategy = solve_strategy(_NAMES.get(name, name), partial(_solution, search, name))
+            own = search.plain_time(name) if name == "join" else None
+            found.append(replace(strategy, plain_time=own))
+    return found, search.join
+
+
+def _solution(search: Ways, name: str) -> Solution:
+    """Return the solution of a strategy.
+
+    Raises:
+        ChainstayError: The strategy found none; the text says why.
+    """
+    if name in search.refused:
+        raise search.refused[name]
+    return search.found[name]
+
+
+def measured_method(options: SolveOptions) -> Method | str:
+    """Return the solver of measured chains, for which ``"auto"`` has another meaning."""
+    return "auto" if options.method == "auto" else chain_method(options)
+
+
+def _make_plan(model: MeasuredModel, planned: AnyPlanned, options: ModelOptions) -> Plan:
+    """Return a plan with all that is needed to apply it to the same model again."""
+    granularity = parse_granularity(options.granularity)
+    planned.close()
+    return planned_as_plan(planned, options.model, granularity, model.fingerprint(planned))
+
+
+def _title(costs: ModelCosts) -> str:
+    return f"{costs.workload.title}: {len(costs.profile)} stages"

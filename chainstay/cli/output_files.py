@@ -1,0 +1,53 @@
+"""Files that commands write: where they go, and errors for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chainstay.cli.exit_codes import CommandLineError
+from chainstay.files import write_bytes, write_text
+
+__all__ = ["output_path", "write_binary_output", "write_output"]
+
+
+def output_path(output: Path | None, default: str, *, as_json: bool) -> Path | None:
+    """Return the file to write; `default` only if nothing else is printed.
+
+    Raises:
+        CommandLineError: There is no such folder, or the file is a folder.
+    """
+    target = output or (None if as_json else Path(default))
+    if target is not None and not target.absolute().parent.is_dir():
+        raise CommandLineError(
+            f"there is no folder {target.absolute().parent} for {target.name}; make it, or choose "
+            "another --output"
+        )
+    if target is not None and target.is_dir():
+        raise CommandLineError(f"--output {target} is a folder, must be a file")
+    return target
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all.
+
+    Raises:
+        CommandLineError: It cannot be written.
+    """
+    try:
+        write_text(path, text)
+    except OSError as cause:
+        raise CommandLineError(
+            f"{path} cannot be written: {cause.strerror}; choose another --output"
+        ) from cause
+
+
+def write_binary_output(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        CommandLineError: It cannot be written.
+    """
+    try:
+        write_bytes(path, content)
+    except OSError as cause:
+        raise CommandLineError(f"{path} cannot be written: {cause.strerror}") from cause

@@ -1,0 +1,197 @@
+"""Strategies to train within a budget, compared with each other at the same costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rich.table import Table
+from rich.text import Text
+
+from chainstay.baselines import checkpoint_sequential
+from chainstay.cli.terminal import new_table, short_bytes, spinner
+from chainstay.errors import (
+    BackendError,
+    InfeasibleBudgetError,
+    InvalidProfileError,
+    SolverLimitError,
+    UnsupportedModelError,
+)
+from chainstay.plans import Plan
+from chainstay.profiles import HomogeneousJoin
+from chainstay.schedule import Schedule
+from chainstay.solution import Solution
+from chainstay.timetable import Time
+from chainstay.units import format_time
+
+__all__ = [
+    "PlanResult",
+    "Strategy",
+    "best_checkpointing",
+    "fastest_strategy",
+    "plain_training",
+    "solve_strategy",
+    "strategy_table",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One strategy to train within a budget.
+
+    Attributes:
+        name: Name of the strategy.
+        makespan: Time of a step in ns; ``None`` if there is no schedule.
+        peak_bytes: Peak of a step in bytes; ``None`` if there is no schedule.
+        solution: The solution, if the strategy was solved for.
+        remark: The proof in a few words, or the reason why there is no schedule.
+        refusal: The error of a solver for which the budget is too small.
+        plain_time: Time of a step without a budget in ns, if it was measured for this
+            strategy anew; ``None`` for that of the table.
+    """
+
+    name: str
+    makespan: Time | None = None
+    peak_bytes: int | None = None
+    solution: Solution | None = None
+    remark: str = ""
+    refusal: InfeasibleBudgetError | None = None
+    plain_time: Time | None = None
+
+    def slowdown(self, plain_time: Time) -> Fraction:
+        """Return the time of a step as a multiple of that without a budget."""
+        return Fraction(self.makespan or 0) / ((self.plain_time or plain_time) or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """A plan, and the strategies that it was chosen from.
+
+    Attributes:
+        title: The model or profile, for people.
+        strategies: All strategies.
+        chosen: The plan's strategy.
+        plan: The plan.
+        plain_time: Time of a step without a budget, in ns.
+        plain_bytes: Peak of a step without a budget, in bytes.
+    """
+
+    title: str
+    strategies: Sequence[Strategy]
+    chosen: Strategy
+    plan: Plan
+    plain_time: Time
+    plain_bytes: int
+
+    @property
+    def is_in_slots(self) -> bool:
+        """True if sizes are slots, not bytes."""
+        return isinstance(self.plan.profile, HomogeneousJoin)
+
+
+def solve_strategy(name: str, solve: Callable[[], Solution]) -> Strategy:
+    """Run a solver and return its solution, or the reason why there is none."""
+    try:
+        with spinner(f"solving: {name}"):
+            solution = solve()
+    except InfeasibleBudgetError as refusal:
+        needs = short_bytes(refusal.required)
+        return Strategy(name=name, remark=f"needs {needs}", refusal=refusal)
+    except SolverLimitError:
+        return Strategy(name=name, remark="time limit reached")
+    except InvalidProfileError as refusal:
+        has_skips = "skips" in str(refusal)
+        return Strategy(name=name, remark="no skips allowed" if has_skips else "not applicable")
+    except UnsupportedModelError:
+        return Strategy(name=name, remark="not applicable")
+    except BackendError:
+        return Strategy(name=name, remark="solver not installed")
+    proof = "optimal" if solution.is_optimal else f"at most {solution.gap:.1%} above"
+    if not solution.lower_bound:
+        proof = "no bound"
+    return Strategy(
+        name=name,
+        makespan=solution.makespan,
+        peak_bytes=solution.peak_bytes,
+        solution=solution,
+        remark=proof,
+    )
+
+
+def plain_training(makespan: Time, peak_bytes: int, budget: int) -> Strategy:
+    """Return plain training, whether it fits or not."""
+    remark = "fits" if peak_bytes <= budget else "does not fit"
+    return Strategy(name="keep everything", makespan=makespan, peak_bytes=peak_bytes, remark=remark)
+
+
+def best_checkpointing(
+    stages: int, simulate_costs: Callable[[Schedule], tuple[int, int]], budget: int
+) -> Strategy:
+    """Return the best segment count of torch's ``checkpoint_sequential``.
+
+    Args:
+        stages: Number of stages.
+        simulate_costs: Function from a schedule to its makespan and peak.
+        budget: Bytes.
+    """
+    counts = range(1, max(2, stages))
+    simulated = [(*simulate_costs(checkpoint_sequential(stages, n)), n) for n in counts]
+    fitting = [(makespan, peak, count) for makespan, peak, count in simulated if peak <= budget]
+    if not fitting:
+        needs = short_bytes(min(peak for _, peak, _ in simulated))
+        return Strategy(name="torch checkpoint", remark=f"needs {needs}")
+    makespan, peak, count = min(fitting)
+    return Strategy(name=f"torch checkpoint ({count})", makespan=makespan, peak_bytes=peak)
+
+
+def fastest_strategy(strategies: Sequence[Strategy], plain_time: Time = 1) -> Strategy:
+    """Return the fastest strategy that was solved for; of equals the first.
+
+    Args:
+        strategies: The strategies to choose from.
+        plain_time: Time of a step without a budget, in ns.
+
+    Raises:
+        InfeasibleBudgetError: None fits; it names the least budget in which one does.
+        SolverLimitError: Time ran out before any was found.
+    """
+    found = [s for s in strategies if s.solution is not None and s.makespan is not None]
+    if found:
+        return min(found, key=lambda strategy: strategy.slowdown(plain_time))
+    refusals = [strategy.refusal for strategy in strategies if strategy.refusal is not None]
+    if refusals:
+        raise min(refusals, key=lambda refusal: refusal.required)
+    raise SolverLimitError(
+        "no plan was found within the time limit; raise --time-limit, or use --method auto"
+    )
+
+
+def strategy_table(strategies: Sequence[Strategy], chosen: Strategy, plain_time: Time) -> Table:
+    """Return a table of all strategies with the chosen one marked."""
+    table = new_table()
+    table.add_column("", no_wrap=True)
+    table.add_column("strategy", overflow="fold")
+    for heading in ("peak", "step", "slower"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("proof", overflow="fold")
+    for strategy in strategies:
+        is_chosen = strategy is chosen
+        style = "bold" if is_chosen else "" if strategy.makespan is not None else "dim"
+        mark = ">" if is_chosen else ""
+        cells = (mark, *_cells(strategy, plain_time))
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    return table
+
+
+def _cells(strategy: Strategy, plain_time: Time) -> Iterator[str]:
+    yield strategy.name
+    yield "" if strategy.peak_bytes is None else short_bytes(strategy.peak_bytes)
+    yield "" if strategy.makespan is None else format_time(strategy.makespan)
+    has_times = strategy.makespan and plain_time
+    slower = float(strategy.slowdown(plain_time)) - 1 if has_times else 0.0
+    yield "" if strategy.makespan is None else f"{slower:.1%}"
+    if strategy.plain_time is None or strategy.makespan is None:
+        yield strategy.remark
+    else:
+        yield f"{strategy.remark}; plain {format_time(strategy.plain_time)}"

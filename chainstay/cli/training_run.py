@@ -1,0 +1,143 @@
+"""Training by a plan, measured and compared with plain PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chainstay.applying import apply_plan
+from chainstay.baselines.join import keep_all_join
+from chainstay.cli.models.workload import Workload
+from chainstay.cli.terminal import progress_bar, spinner
+from chainstay.cli.training_steps import (
+    TrainingRecord,
+    fits_here,
+    measure_peak,
+    measure_step_times,
+)
+from chainstay.fitting import unfit
+from chainstay.plans import Plan
+from chainstay.profiles import JoinProfile
+from chainstay.schedule import Schedule
+from chainstay.units import format_bytes
+from chainstay.validation.join.simulate import simulate_join
+from chainstay.validation.simulate import Replay, simulate
+
+__all__ = ["RunResult", "train_by_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Planned and measured costs of a few training steps.
+
+    Attributes:
+        title: The model, its batch and device, for people.
+        plan: The plan.
+        planned_plain: Simulation of plain training.
+        planned_peak: Peak of the plan, in bytes.
+        planned_time: Time of a step by the plan, in ns.
+        measured_peak: Measured peak, in bytes.
+        measured_time: Least measured time of a step, in ns.
+        plain: Measured peak in bytes and time in ns of plain PyTorch; ``None`` if not run.
+        differences: Names of what differs from plain PyTorch; ``None`` if not compared.
+        is_plain_steady: True if plain PyTorch gives the same bits when it is run twice.
+        reason_not_compared: Reason why plain PyTorch was not run; empty if it was.
+    """
+
+    title: str
+    plan: Plan
+    planned_plain: Replay
+    planned_peak: int
+    planned_time: float
+    measured_peak: int
+    measured_time: int
+    plain: tuple[int, int] | None = None
+    differences: tuple[str, ...] | None = None
+    is_plain_steady: bool = True
+    reason_not_compared: str = ""
+
+    @property
+    def stages(self) -> int:
+        """Number of stages of the model."""
+        profile = self.plan.profile
+        return profile.stages if isinstance(profile, JoinProfile) else len(self.plan.stages)
+
+    @property
+    def is_within_budget(self) -> bool:
+        """True if the measured peak is within the budget."""
+        return self.measured_peak <= self.plan.solution.budget
+
+    @property
+    def is_as_planned(self) -> bool:
+        """True if nothing that was compared is wrong, and memory is within the budget."""
+        is_wrong = bool(self.differences) and self.is_plain_steady
+        return self.is_within_budget and not is_wrong
+
+
+def train_by_plan(
+    workload: Workload, plan: Plan, *, steps: int, compare: bool, host_budget: str | None
+) -> RunResult:
+    """Train `steps` steps by `plan` and, if asked for and possible, by plain PyTorch.
+
+    Args:
+        workload: The model and a batch.
+        plan: A plan for it.
+        steps: Number of training steps.
+        compare: Whether to train by plain PyTorch, too.
+        host_budget: Host memory that may be used, as text; None for all.
+    """
+    planned_plain = _planned_plain(plan)
+    reason = _reason_not_to_compare(workload, planned_plain, compare=compare)
+    plain = differences = None
+    if not reason:
+        with progress_bar("plain steps", 2 * steps + 1) as step:
+            times = measure_step_times(workload, steps, lambda: step("plain steps"))
+            plain = (measure_peak(workload), min(times))
+            expected = TrainingRecord.from_steps(workload, steps, lambda: step("plain steps"))
+    with spinner("applying the plan"):
+        apply_plan(
+            workload.model, workload.args, workload.kwargs, plan=plan, host_budget=host_budget
+        )
+    try:
+        with progress_bar("planned steps", 2 * steps + 1) as step:
+            measured_times = measure_step_times(workload, steps, lambda: step("planned steps"))
+            measured_peak = measure_peak(workload)
+            found = TrainingRecord.from_steps(workload, steps, lambda: step("planned steps"))
+    finally:
+        unfit(workload.model)
+    is_steady = True
+    if not reason:
+        differences = tuple(expected.differences(found))
+        if differences:
+            again = TrainingRecord.from_steps(workload, steps, lambda: None)
+            is_steady = not any(expected.differences(again))
+    return RunResult(
+        title=workload.title,
+        plan=plan,
+        planned_plain=planned_plain,
+        planned_peak=plan.solution.peak_bytes,
+        planned_time=float(plan.solution.makespan),
+        measured_peak=measured_peak,
+        measured_time=min(measured_times),
+        plain=plain,
+        differences=differences,
+        is_plain_steady=is_steady,
+        reason_not_compared=reason,
+    )
+
+
+def _reason_not_to_compare(workload: Workload, planned_plain: Replay, *, compare: bool) -> str:
+    """Return why plain PyTorch is not run, or an empty text if it is."""
+    if not compare:
+        return "not asked for"
+    if not fits_here(planned_plain.peak_bytes, workload.target.device):
+        size = format_bytes(planned_plain.peak_bytes)
+        return f"plain training needs {size}, which is not free here"
+    return ""
+
+
+def _planned_plain(plan: Plan) -> Replay:
+    """Simulate plain training with the plan's costs."""
+    if isinstance(plan.profile, JoinProfile):
+        keep_all = keep_all_join(plan.profile)
+        return simulate_join(plan.profile, keep_all, keep=plan.keep or None)
+    return simulate(plan.stages, Schedule.keep_all(len(plan.stages)))

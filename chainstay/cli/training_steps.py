@@ -1,0 +1,183 @@
+"""Measured training steps: their time, their memory, and their results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from chainstay.cli.models.workload import SEED, Workload
+from chainstay.runtime.devices.memory import trace_memory
+
+__all__ = [
+    "TrainingRecord",
+    "fits_here",
+    "input_bytes",
+    "measure_peak",
+    "measure_step_times",
+    "zeroed_gradients",
+]
+
+_RATE: Final = 1e-3
+_SPARE: Final = 0.8
+"""Share of free memory that a step without a plan may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """The results of a few steps, to be compared to the last bit.
+
+    Attributes:
+        losses: One loss per step.
+        tensors: Gradients of the last step, parameters and buffers, random state, by name.
+    """
+
+    losses: tuple[torch.Tensor, ...]
+    tensors: dict[str, torch.Tensor]
+
+    @classmethod
+    def from_steps(
+        cls, workload: Workload, steps: int, after: Callable[[], None]
+    ) -> TrainingRecord:
+        """Train `steps` steps from the present state, by plain gradient descent.
+
+        The model is put back to that state afterwards.
+
+        Args:
+            workload: The model, fitted or not, and a batch.
+            steps: Number of steps.
+            after: Function that is called after each step.
+        """
+        model = workload.model
+        with _put_back(model):
+            torch.manual_seed(SEED)
+            losses = []
+            for _ in range(steps):
+                model.zero_grad(set_to_none=True)
+                loss = workload.step()
+                loss.backward()
+                losses.append(loss.detach().clone())
+                _descend(model)
+                after()
+            return cls(tuple(losses), dict(_state(model, workload.target.device)))
+
+    def differences(self, other: TrainingRecord) -> Iterator[str]:
+        """Yield the names of all that is not the same to the last bit."""
+        for step, (mine, theirs) in enumerate(zip(self.losses, other.losses, strict=True), start=1):
+            if not _same(mine, theirs):
+                yield f"loss of step {step}"
+        for name, tensor in self.tensors.items():
+            found = other.tensors.get(name)
+            if found is None or not _same(tensor, found):
+                yield name
+        yield from (name for name in other.tensors if name not in self.tensors)
+
+
+def measure_peak(workload: Workload) -> int:
+    """Return the peak of a step in bytes: inputs included, parameters and gradients not."""
+
+    def step() -> None:
+        output = workload.model(*workload.args, **workload.kwargs)  # held, as in training loops
+        workload.loss_of(output).backward()
+
+    with zeroed_gradients(workload.model):
+        step()
+        trace = trace_memory(step, workload.target.device)
+    return trace.peak_bytes + input_bytes(workload)
+
+
+def input_bytes(workload: Workload) -> int:
+    """Return the bytes of all tensors that the model is called with."""
+    leaves = tree_leaves((workload.args, dict(workload.kwargs)))
+    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    device = workload.target.device
+    return sum(tensor.nbytes for tensor in tensors.values() if tensor.device == device)
+
+
+def measure_step_times(
+    workload: Workload, repeats: int, after: Callable[[], None]
+) -> Sequence[int]:
+    """Return the times of steps in ns, after one that warms up."""
+    device = workload.target.device
+    times = []
+    with zeroed_gradients(workload.model):
+        for index in range(repeats + 1):
+            start = time.perf_counter_ns()
+            workload.step().backward()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if index:
+                times.append(time.perf_counter_ns() - start)
+            after()
+    return times
+
+
+@contextmanager
+def zeroed_gradients(model: nn.Module) -> Iterator[None]:
+    """Give parameters zero gradients, which no budget covers; restore the state afterwards."""
+    with _put_back(model):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        yield
+
+
+def fits_here(size: int, device: torch.device) -> bool:
+    """Return whether a step of so many bytes fits into the memory that is free."""
+    if device.type == "cuda":
+        return size < _SPARE * torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return True  # this system does not tell
+    free = next((line for line in lines if line.startswith("MemAvailable:")), "")
+    return not free or size < _SPARE * int(free.split()[1]) * 1024
+
+
+@contextmanager
+def _put_back(model: nn.Module) -> Iterator[None]:
+    """Restore parameters, buffers and gradients afterwards."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    values = [(tensor, tensor.detach().clone()) for _, tensor in named]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def _descend(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=_RATE)
+
+
+def _state(model: nn.Module, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in model.named_parameters():
+        yield f"parameter {name}", parameter.detach().clone()
+        if parameter.grad is not None:
+            yield f"gradient of {name}", parameter.grad.clone()
+    for name, buffer in model.named_buffers():
+        yield f"buffer {name}", buffer.detach().clone()
+    yield "random state", torch.get_rng_state()
+    if device.type == "cuda":
+        yield "random state of the device", torch.cuda.get_rng_state(device)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are equal to the last bit; NaN equals NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    same = (one == other) | (one.ne(one) & other.ne(other))
+    return bool(same.all())

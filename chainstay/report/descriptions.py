@@ -1,0 +1,51 @@
+"""Descriptions of operations as sentences for people."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from chainstay.profiles import AnyProfile, ChainProfile, JoinProfile
+from chainstay.report.timeline import Activity, Timeline
+from chainstay.schedule import OpKind
+
+__all__ = ["describe_activity", "stage_name"]
+
+_SENTENCES: Final = {
+    OpKind.FORWARD_DROP: "forward of {stage}; its input is dropped afterwards",
+    OpKind.FORWARD_KEEP_INPUT: "forward of {stage}; its input stays as a checkpoint",
+    OpKind.FORWARD_KEEP_ALL: "forward of {stage}; its input and all that its backward needs stay",
+    OpKind.BACKWARD: "backward of {stage}; what it has used is freed",
+    OpKind.DISCARD_ACTIVATION: "the input of {stage} is dropped",
+    OpKind.DISCARD_SAVED: "what {stage} saved for its backward is dropped",
+    OpKind.OFFLOAD_ACTIVATION: "the input of {stage} moves to host memory",
+    OpKind.OFFLOAD_SAVED: "what {stage} saved for its backward moves to host memory",
+    OpKind.SPILL_ACTIVATION: "the input of {stage} moves to the memory beyond the host",
+    OpKind.SPILL_SAVED: "what {stage} saved for its backward moves beyond the host",
+    OpKind.PREFETCH_ACTIVATION: "the input of {stage} comes back",
+    OpKind.PREFETCH_SAVED: "what {stage} saved for its backward comes back",
+    OpKind.TURN: "the turn: all branches meet, and forward becomes backward",
+}
+_AGAIN: Final = " (recomputed: it has run before)"
+
+
+def describe_activity(activity: Activity, timeline: Timeline, profile: AnyProfile) -> str:
+    """Return one sentence about an operation."""
+    op = activity.op
+    where = f"stage {op.stage}"
+    if name := stage_name(profile, op.branch, op.stage):
+        where += f" “{name}”"
+    if op.branch is not None:
+        where += f" of {timeline.lanes[activity.lane].name}"
+    elif isinstance(profile, JoinProfile):
+        where += " of the tail"
+    return _SENTENCES[op.kind].format(stage=where) + (_AGAIN if activity.is_again else "")
+
+
+def stage_name(profile: AnyProfile, branch: int | None, stage: int) -> str:
+    """Return the name of a stage; empty where it has none."""
+    chain: ChainProfile | None = None
+    if isinstance(profile, ChainProfile):
+        chain = profile
+    elif isinstance(profile, JoinProfile):
+        chain = profile.closing if branch is None else profile.branches[branch]
+    return chain.stages[stage].name if chain and stage < len(chain) else ""

@@ -1,0 +1,168 @@
+"""The table of stages: the costs of each, and its runs and transfers in the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from chainstay.profiles import (
+    AnyProfile,
+    ChainProfile,
+    HomogeneousJoin,
+    JoinProfile,
+    OffloadProfile,
+)
+from chainstay.schedule import Schedule
+from chainstay.units import format_bytes, format_time
+
+__all__ = ["StageTable", "TableCell", "stage_table"]
+
+
+class TableCell(NamedTuple):
+    """One entry: its text, and the key that it is sorted by."""
+
+    text: str
+    key: float | str
+
+    @property
+    def is_number(self) -> bool:
+        """True if it sorts as a number."""
+        return not isinstance(self.key, str)
+
+
+class StageTable(NamedTuple):
+    """Columns with their meanings, and a row for each stage."""
+
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
+
+
+_StageKey: TypeAlias = tuple[int | None, int]
+
+_STAGE: Final = ("Stage", "numbered from 0")
+_NAME: Final = ("Name", "of the stage")
+_FORWARD: Final = ("Forward", "time of one forward")
+_BACKWARD: Final = ("Backward", "time of its backward")
+_RUNS: Final = ("Runs", "how often its forward runs in this plan")
+_MOVES: Final = ("Moves", "what of it leaves the device and comes back")
+_SIZES: Final = (
+    ("Output", "bytes of its output activation"),
+    ("Saved", "bytes of all that its backward needs, its output included"),
+    ("Gradient", "bytes of the gradient of its output"),
+    ("Temp. fwd", "bytes needed during its forward only"),
+    ("Temp. bwd", "bytes needed during its backward only"),
+)
+_OFFLOADED_SIZES: Final = (
+    ("Input", "bytes of its input, which can move"),
+    ("Gradient", "bytes of the gradient of its output"),
+    *_SIZES[3:],
+)
+
+
+def stage_table(profile: AnyProfile, schedule: Schedule) -> StageTable:
+    """Return the table of all stages of `profile`, branches before the tail."""
+    runs = Counter((op.branch, op.stage) for op in schedule if op.kind.is_forward)
+    moved = _moved(schedule)
+    if isinstance(profile, OffloadProfile):
+        return StageTable(
+            (_STAGE, _FORWARD, _BACKWARD, *_OFFLOADED_SIZES, _MOVES),
+            tuple(_offload_rows(profile, moved)),
+        )
+    if isinstance(profile, HomogeneousJoin):
+        return StageTable((_STAGE, _FORWARD, _BACKWARD, _RUNS), tuple(_slot_rows(profile, runs)))
+    chains: list[tuple[int | None, ChainProfile]]
+    if isinstance(profile, JoinProfile):
+        chains = [*enumerate(profile.branches)]
+        chains += [(None, profile.tail)] if profile.tail else []
+    else:
+        chains = [(None, profile)]
+    columns: tuple[tuple[str, str], ...] = (_STAGE, _NAME, _FORWARD, _BACKWARD, *_SIZES, _RUNS)
+    if moved:
+        columns = (*columns, _MOVES)
+    rows = (
+        (*row, _text(moved.get((branch, i), ""))) if moved else row
+        for branch, chain in chains
+        for i, row in enumerate(_chain_rows(chain, branch, runs, is_join=len(chains) > 1))
+    )
+    return StageTable(columns, tuple(rows))
+
+
+def _moved(schedule: Schedule) -> dict[_StageKey, str]:
+    moved: dict[_StageKey, set[str]] = {}
+    for op in schedule:
+        if op.kind.is_transfer:
+            data = "input" if op.kind.value.endswith("a") else "saved"
+            moved.setdefault((op.branch, op.stage), set()).add(data)
+    return {stage: ", ".join(sorted(data)) for stage, data in moved.items()}
+
+
+def _chain_rows(
+    chain: ChainProfile, branch: int | None, runs: Counter[_StageKey], *, is_join: bool
+) -> Iterator[tuple[TableCell, ...]]:
+    for i, stage in enumerate(chain.stages):
+        sizes = (
+            stage.output_bytes,
+            stage.saved_bytes,
+            stage.gradient_bytes,
+            stage.forward_overhead_bytes,
+            stage.backward_overhead_bytes,
+        )
+        yield (
+            _stage_cell(branch, i, is_join=is_join),
+            _text(stage.name),
+            *_times(stage.forward_time, stage.backward_time),
+            *map(_size, sizes),
+            TableCell(str(runs[branch, i]), runs[branch, i]),
+        )
+
+
+def _offload_rows(
+    profile: OffloadProfile, moved: dict[_StageKey, str]
+) -> Iterator[tuple[TableCell, ...]]:
+    for i in range(len(profile)):
+        sizes = (
+            profile.activations[i],
+            profile.gradients[i + 1],
+            profile.forward_overheads[i],
+            profile.backward_overheads[i],
+        )
+        yield (
+            _stage_cell(None, i, is_join=False),
+            *_times(profile.forward_times[i], profile.backward_times[i]),
+            *map(_size, sizes),
+            _text(moved.get((None, i), "")),
+        )
+
+
+def _slot_rows(
+    profile: HomogeneousJoin, runs: Counter[_StageKey]
+) -> Iterator[tuple[TableCell, ...]]:
+    keys: Iterable[_StageKey] = [
+        *((j, i) for j, length in enumerate(profile.lengths) for i in range(length)),
+        *((None, i) for i in range(profile.tail_length)),
+    ]
+    for branch, i in keys:
+        yield (
+            _stage_cell(branch, i, is_join=True),
+            *_times(profile.forward_time, profile.backward_time),
+            TableCell(str(runs[branch, i]), runs[branch, i]),
+        )
+
+
+def _stage_cell(branch: int | None, stage: int, *, is_join: bool) -> TableCell:
+    rank = 10**9 if branch is None and is_join else branch or 0
+    text = str(stage) if branch is None else f"{branch}:{stage}"
+    return TableCell(f"tail {text}" if is_join and branch is None else text, rank * 1e9 + stage)
+
+
+def _text(text: str) -> TableCell:
+    return TableCell(text, text)
+
+
+def _size(size: int) -> TableCell:
+    return TableCell(format_bytes(size) if size else "–", size)
+
+
+def _times(*times: int) -> tuple[TableCell, ...]:
+    return tuple(TableCell(format_time(time) if time else "–", time) for time in times)
