@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from chainstay.fitting import fit, unfit
     from chainstay.formulations import CPSAT, MIP
     from chainstay.formulations.join import AssignCuts
-    from chainstay.hybrid import HybridClaim, HybridProblem, HybridSolution
-    from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution
     from chainstay.planning import solve_measured
     from chainstay.plans import Plan, load_plan
+    from chainstay.problems.hybrid import HybridClaim, HybridProblem, HybridSolution
+    from chainstay.problems.offload import OffloadClaim, OffloadProblem, OffloadSolution
     from chainstay.profiles import (
         ChainProfile,
         HomogeneousJoin,
@@ -54,20 +54,24 @@ if TYPE_CHECKING:
         Stage,
     )
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
-    from chainstay.runtime.estimating import DeviceModel, Estimated, estimate
-    from chainstay.runtime.extraction import ExtractedChain, extract
-    from chainstay.runtime.joining import ExtractedJoin, extract_join
-    from chainstay.runtime.transfers import measure_link
+    from chainstay.runtime.capture.extract import (
+        ExtractedChain,
+        ExtractedJoin,
+        extract,
+        extract_join,
+    )
+    from chainstay.runtime.estimate import DeviceModel, Estimated, estimate
+    from chainstay.runtime.transfer import measure_link
     from chainstay.schedule import Discards, Op, OpKind, Schedule
     from chainstay.solution import Claim, Family, Method, Solution, Status
     from chainstay.solve import solve_chain, solve_join
     from chainstay.solve.hybrid import solve_hybrid
     from chainstay.solve.offload import solve_offload
     from chainstay.timetable import Timetable, Transfers
-    from chainstay.validation.hybrid import simulate_hybrid
-    from chainstay.validation.join import simulate_join
+    from chainstay.validation.hybrid.simulate import simulate_hybrid
+    from chainstay.validation.join.simulate import simulate_join
+    from chainstay.validation.offload.simulate import simulate_offload
     from chainstay.validation.simulate import Replay, simulate
-    from chainstay.validation.transfers import simulate_offload
 
 __version__ = "0.1.0"
 
@@ -101,8 +105,8 @@ _HOME: Final = MappingProxyType(
             "chainstay.fitting": ("fit", "unfit"),
             "chainstay.formulations": ("CPSAT", "MIP"),
             "chainstay.formulations.join": ("AssignCuts",),
-            "chainstay.hybrid": ("HybridClaim", "HybridProblem", "HybridSolution"),
-            "chainstay.offloading": ("OffloadClaim", "OffloadProblem", "OffloadSolution"),
+            "chainstay.problems.hybrid": ("HybridClaim", "HybridProblem", "HybridSolution"),
+            "chainstay.problems.offload": ("OffloadClaim", "OffloadProblem", "OffloadSolution"),
             "chainstay.planning": ("solve_measured",),
             "chainstay.plans": ("Plan", "load_plan"),
             "chainstay.profiles": (
@@ -115,10 +119,14 @@ _HOME: Final = MappingProxyType(
                 "Stage",
             ),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
-            "chainstay.runtime.extraction": ("ExtractedChain", "extract"),
-            "chainstay.runtime.joining": ("ExtractedJoin", "extract_join"),
-            "chainstay.runtime.transfers": ("measure_link",),
-            "chainstay.runtime.estimating": ("DeviceModel", "Estimated", "estimate"),
+            "chainstay.runtime.capture.extract": (
+                "ExtractedChain",
+                "ExtractedJoin",
+                "extract",
+                "extract_join",
+            ),
+            "chainstay.runtime.transfer": ("measure_link",),
+            "chainstay.runtime.estimate": ("DeviceModel", "Estimated", "estimate"),
             "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
             "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
             "chainstay.solve": (
@@ -128,10 +136,10 @@ _HOME: Final = MappingProxyType(
             "chainstay.solve.hybrid": ("solve_hybrid",),
             "chainstay.solve.offload": ("solve_offload",),
             "chainstay.timetable": ("Timetable", "Transfers"),
-            "chainstay.validation.hybrid": ("simulate_hybrid",),
-            "chainstay.validation.join": ("simulate_join",),
+            "chainstay.validation.hybrid.simulate": ("simulate_hybrid",),
+            "chainstay.validation.join.simulate": ("simulate_join",),
             "chainstay.validation.simulate": ("Replay", "simulate"),
-            "chainstay.validation.transfers": ("simulate_offload",),
+            "chainstay.validation.offload.simulate": ("simulate_offload",),
         }.items()
         for name in names
     }

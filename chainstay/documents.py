@@ -17,16 +17,16 @@ from typing import Final
 
 from chainstay.errors import ChainstayError
 
-__all__ = ["Fields", "dump", "fields_of", "parse"]
+__all__ = ["Fields", "dump", "parse", "parse_fields"]
 
 _LARGEST_DOCUMENT: Final = 64 * 1024**2
 _MOST_VALUES: Final = 4_000_000
-"""In a document: Python takes some hundred bytes for an empty list that is written in three."""
+"""Limit on the values of a document: an empty list of three characters takes some hundred bytes."""
 _RATIONAL: Final = re.compile(r"-?[0-9]{1,40}(?:/[1-9][0-9]{0,39})?")
 
 
 def dump(kind: str, version: int, body: Mapping[str, object]) -> str:
-    """Text of a document of `kind` and `version` that holds the fields of `body`."""
+    """Return the text of a document of `kind` and `version` that holds the fields of `body`."""
     return json.dumps({"chainstay": kind, "version": version, **body}, indent=1)
 
 
@@ -38,13 +38,13 @@ def parse(
     *,
     oldest: int | None = None,
 ) -> Fields:
-    """The fields of a document.
+    """Read the fields of a document of one kind and version.
 
     Args:
         text: The document.
-        kind: What it must be, for example ``"chain-profile"``.
+        kind: Kind that it must be of, for example ``"chain-profile"``.
         version: The version understood.
-        error: The exception to raise, now and by the fields, with the field's name.
+        error: Class of the error to raise, now and by the fields, with the field's name.
         oldest: The first of several versions understood, `version` being the last.
     """
     value = _loaded(text, f"{kind} document", error)
@@ -61,8 +61,8 @@ def parse(
     return fields
 
 
-def fields_of(text: str, error: type[ChainstayError]) -> Fields:
-    """The fields of a document of any kind and version.
+def parse_fields(text: str, error: type[ChainstayError]) -> Fields:
+    """Read the fields of a document of any kind and version.
 
     Raises:
         ChainstayError: `error`: it is too large, or no JSON object.
@@ -93,7 +93,7 @@ class _DuplicateError(Exception):
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object by its fields, of which Python's reader would silently take the last of a name."""
+    """Return an object by its fields; refuse two of one name, of which Python keeps one."""
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -107,8 +107,8 @@ class Fields:
 
     Attributes:
         values: The object.
-        path: Where it stands in the document, for messages.
-        error: What to raise when a field is missing or of the wrong type.
+        path: Position in the document, for messages.
+        error: Class of the error to raise when a field is missing or of the wrong type.
     """
 
     values: Mapping[str, object]
@@ -116,14 +116,14 @@ class Fields:
     error: type[ChainstayError]
 
     def integer(self, name: str) -> int:
-        """Field `name`, a whole number."""
+        """Return field `name`, a whole number."""
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(name, value, "a whole number")
         return value
 
     def number(self, name: str) -> float:
-        """Field `name`, a finite number."""
+        """Return field `name`, a finite number."""
         value = self._value(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, value, "a number")
@@ -136,21 +136,21 @@ class Fields:
         return number
 
     def string(self, name: str) -> str:
-        """Field `name`, a string."""
+        """Return field `name`, a string."""
         value = self._value(name)
         if not isinstance(value, str):
             raise self._wrong(name, value, "a string")
         return value
 
     def choice(self, name: str, choices: Iterable[str]) -> str:
-        """Field `name`, one of `choices`."""
+        """Return field `name`, one of `choices`."""
         value, known = self.string(name), list(choices)
         if value not in known:
             raise self._wrong(name, value, f"one of {', '.join(known)}")
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """Field `name`, a list of whole numbers."""
+        """Return field `name`, a list of whole numbers."""
         value = self._value(name)
         if not isinstance(value, list):
             raise self._wrong(name, value, "a list of whole numbers")
@@ -160,7 +160,7 @@ class Fields:
         return tuple(value)
 
     def rational(self, name: str) -> Fraction:
-        """Field `name`, an exact rational: a whole number, or text such as ``"25/2"``."""
+        """Return field `name`, an exact rational: a whole number, or text such as ``"25/2"``."""
         value = self._value(name)
         if isinstance(value, int) and not isinstance(value, bool):
             return Fraction(value)
@@ -169,17 +169,17 @@ class Fields:
         raise self._wrong(name, value, "a whole number or a fraction such as '25/2'")
 
     def texts(self, name: str) -> dict[str, str]:
-        """Field `name`, an object whose values are strings."""
+        """Return field `name`, an object whose values are strings."""
         found = self.child(name)
         return {key: found.string(key) for key in found.values}
 
     def child(self, name: str) -> Fields:
-        """Field `name`, an object."""
+        """Return field `name`, an object."""
         path = f"{self.path}.{name}"
         return Fields(_mapping(self._value(name), path, self.error), path, self.error)
 
     def children(self, name: str) -> list[Fields]:
-        """Field `name`, a list of objects."""
+        """Return field `name`, a list of objects."""
         value = self._value(name)
         if not isinstance(value, list):
             raise self._wrong(name, value, "a list")

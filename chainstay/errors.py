@@ -51,7 +51,7 @@ class InvalidBudgetError(ChainstayError, ValueError):
 
 
 class UnknownDeviceError(ChainstayError, ValueError):
-    """A device whose speed chainstay does not know."""
+    """A device whose speed chainstay has no data of."""
 
 
 class UnknownMethodError(ChainstayError, ValueError):
@@ -72,7 +72,7 @@ class InvalidScheduleError(ChainstayError, ValueError):
     Attributes:
         index: Position of the offending operation in the schedule, counted from 0
             (``None`` when the schedule as a whole is at fault).
-        reason: What is wrong, without the listing.
+        reason: Text of the error without the excerpt of the schedule.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class InfeasibleBudgetError(ChainstayError):
         budget: As the attribute.
         required: As the attribute.
         stages: Length of the chain.
-        family: Which schedules were searched; ``"all"`` for every valid one.
-        network: What it is a schedule of.
+        family: The class of schedules that was searched; ``"all"`` for every valid one.
+        network: ``"chain"`` or ``"join"``.
         unit: ``"bytes"``, or what else budgets count, such as ``"slots"``.
     """
 
-    def __init__(  # noqa: PLR0913 - all by name, each a part of the message
+    def __init__(  # noqa: PLR0913  # all by name, each a part of the message
         self,
         *,
         budget: int,
@@ -127,12 +127,12 @@ class HostBudgetError(ChainstayError):
 
     Attributes:
         budget: The ``host_budget``, in bytes.
-        required: That the plan needs, in bytes; where `is_least` is false, at least so many.
+        required: Bytes that the plan needs; where `is_least` is false, at least so many.
 
     Args:
         budget: As the attribute.
         required: As the attribute.
-        is_least: Whether `required` is enough for sure.
+        is_least: True if `required` is enough for sure.
     """
 
     def __init__(self, *, budget: int, required: int, is_least: bool) -> None:
@@ -162,12 +162,12 @@ class BackendError(ChainstayError):
 
 
 class CertificateError(ChainstayError):
-    """The referee or another method contradicts a claim: a bug in chainstay, not in your input.
+    """The simulator or another method contradicts a claim: a bug in chainstay, not in your input.
 
     Attributes:
         profile: The `ChainProfile`.
         budget: Bytes.
-        statements: What was said about them, each a `chainstay.evidence.Statement`.
+        statements: Results of the methods, each a `chainstay.problems.consistency.MethodResult`.
         report: All of that as a JSON document, to be reported; also a note of the error.
     """
 
@@ -192,14 +192,14 @@ class UnsupportedModelError(ChainstayError):
 
 
 class NotAJoinError(UnsupportedModelError):
-    """The model is no join of branches that know nothing of each other; the text says why."""
+    """The model is no join of independent branches; the text says why."""
 
 
 class PlanMismatchError(ChainstayError):
     """A schedule was applied to a model or an input that it was not made for.
 
     Attributes:
-        differences: Of a plan from a file: each thing that is not as it was, for people.
+        differences: Each thing that differs from what a plan file says, for people.
     """
 
     def __init__(self, message: str, *, differences: tuple[str, ...] = ()) -> None:
@@ -208,17 +208,17 @@ class PlanMismatchError(ChainstayError):
 
 
 def _exact(size: int) -> str:
-    """`size` for people and, where that rounds, in bytes."""
+    """Return `size` for people and, where that rounds, in bytes."""
     return format_bytes(size) if size < 1024 else f"{format_bytes(size)} ({size} bytes)"
 
 
 def _restored(kind: type[ChainstayError], args: tuple[object, ...]) -> ChainstayError:
-    """An error as it was, without running its ``__init__`` again."""
+    """Return an error as it was, without running its ``__init__`` again."""
     return kind.__new__(kind, *args)
 
 
 def _point_at(reason: str, index: int, ops: Sequence[object]) -> str:
-    """Text of an error with an excerpt of the schedule and an arrow at the wrong step."""
+    """Return the text of an error with an excerpt of the schedule that marks the wrong step."""
     lines = [f"step {index + 1}: {reason}"]
     first, last = max(0, index - _LISTING_RADIUS), min(len(ops), index + _LISTING_RADIUS + 1)
     for position in range(first, last):

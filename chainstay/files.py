@@ -12,12 +12,12 @@ __all__ = ["read_text", "write_bytes", "write_text"]
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """As `write_bytes`, in UTF-8."""
+    """Write `text` in UTF-8, as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Replace what is at `path`, at once: whoever looks sees the old file or the new one.
+    """Replace what is at `path`, at once: readers see the old file or the new one.
 
     Raises:
         OSError: The folder does not exist or cannot be written to; nothing is left behind.
@@ -39,12 +39,12 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def read_text(path: str | os.PathLike[str], *, most: int, error: type[ChainstayError]) -> str:
-    """The text at `path`.
+    """Return the text at `path`.
 
     Args:
-        path: Of a file.
-        most: Bytes; a larger file is refused, and no more than that is ever read.
-        error: What to raise.
+        path: Path of a file.
+        most: Largest size in bytes; a larger file is refused, and no more is ever read.
+        error: Class of the error to raise.
 
     Raises:
         ChainstayError: `error`: there is no such file, it cannot be read, is too large, or is
@@ -64,7 +64,7 @@ def read_text(path: str | os.PathLike[str], *, most: int, error: type[ChainstayE
 
 
 def _mode_of(path: Path) -> int:
-    """Permissions of the file that is there, or those of any new file."""
+    """Return the permissions of the file that is there, or those of any new file."""
     try:
         return path.stat().st_mode & 0o777
     except FileNotFoundError:

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile, Skip, Stage
 
-__all__ = ["FAMILIES", "ChainInstance", "random_chain", "simpler", "with_skip"]
+__all__ = ["CHAIN_FAMILIES", "ChainInstance", "random_chain", "simpler_chains", "with_skip"]
 
-FAMILIES: Final = (
+CHAIN_FAMILIES: Final = (
     "plain",  # gradients like activations, saved data a few times the output
     "fat",  # saved data far larger than activations
     "wild",  # nothing holds: large gradients, saved data below the output
@@ -46,21 +46,21 @@ class ChainInstance:
 
 
 def random_chain(seed: int, number: int) -> ChainInstance:
-    """Instance `number` of `seed`: a chain of some family and a tight to ample budget.
+    """Return instance `number` of `seed`: a chain of some family and a tight to ample budget.
 
     Example:
         >>> random_chain(1, 7) == random_chain(1, 7), random_chain(1, 7) == random_chain(1, 8)
         (True, False)
     """
-    draw = random.Random(f"chainstay {seed} {number}")  # noqa: S311 - reproducible, no secret
-    profile = _chain(draw, draw.choice(FAMILIES))
+    draw = random.Random(f"chainstay {seed} {number}")  # noqa: S311  # reproducible, no secret
+    profile = _chain(draw, draw.choice(CHAIN_FAMILIES))
     least, most = _least_bytes(profile), _most_bytes(profile)
     budget = least + (most - least) * draw.randint(0, _SHARES) // _SHARES
     return ChainInstance(profile=profile, budget=max(1, budget))
 
 
-def simpler(instance: ChainInstance) -> Iterator[ChainInstance]:
-    """Instances a little simpler than this one, the simplest first.
+def simpler_chains(instance: ChainInstance) -> Iterator[ChainInstance]:
+    """Yield instances a little simpler than this one, the simplest first.
 
     One stage or skip less; all sizes and the budget, or all times, at a half; one number
     less by all, a half, a quarter, … of it.
@@ -81,13 +81,13 @@ def simpler(instance: ChainInstance) -> Iterator[ChainInstance]:
 def _if_valid(
     instance: ChainInstance, change: Callable[[], ChainProfile]
 ) -> Iterator[ChainInstance]:
-    """The instance on a changed chain, unless its skips no longer fit in its sizes."""
+    """Yield the instance on a changed chain, unless its skips no longer fit in its sizes."""
     with suppress(InvalidProfileError):
         yield replace(instance, profile=change())
 
 
 def _with_one_number_less(profile: ChainProfile) -> Iterator[Callable[[], ChainProfile]]:
-    """Makers of chains with one size, time or reach less."""
+    """Yield functions that make chains with one size, time or reach less."""
     for field in ("input_bytes", "input_gradient_bytes"):
         for value in _smaller(getattr(profile, field)):
             yield partial(_with, profile, field, value)
@@ -99,7 +99,7 @@ def _with_one_number_less(profile: ChainProfile) -> Iterator[Callable[[], ChainP
 
 
 def _without_stage(profile: ChainProfile, i: int) -> ChainProfile:
-    """Stage i and its output are gone; skips go on between what remains."""
+    """Return the chain without stage i and its output; skips go on between what remains."""
     last = len(profile) - 2
     ends = [(s.first - (s.first > i + 1), min(last, s.last - (s.last > i))) for s in profile.skips]
     skips = zip(profile.skips, ends, strict=True)
@@ -118,7 +118,7 @@ def _with(record: _Record, field: str, value: int) -> _Record:
 
 
 def _with_part(profile: ChainProfile, parts: str, i: int, field: str, value: int) -> ChainProfile:
-    """`profile` with one field of its stage or skip number i changed."""
+    """Return `profile` with one field of its stage or skip number i changed."""
     records = [*getattr(profile, parts)]
     records[i] = _with(records[i], field, value)
     changes: dict[str, Any] = {parts: tuple(records)}
@@ -126,7 +126,7 @@ def _with_part(profile: ChainProfile, parts: str, i: int, field: str, value: int
 
 
 def _halved(instance: ChainInstance) -> Iterator[ChainInstance]:
-    """All sizes and the budget at a half, and all times, where that is simpler."""
+    """Yield all sizes and the budget at a half, and all times, where that is simpler."""
     profile = instance.profile
     sizes = ChainProfile(
         input_bytes=profile.input_bytes // 2,
@@ -142,13 +142,13 @@ def _halved(instance: ChainInstance) -> Iterator[ChainInstance]:
 
 
 def _half(record: _Record, which: str) -> _Record:
-    """`record` with half of every quantity whose name ends in `which`."""
+    """Return `record` with half of every quantity whose name ends in `which`."""
     changes = {name: n // 2 for name, n in asdict(record).items() if name.endswith(which)}
     return replace(record, **changes)
 
 
 def _smaller(value: int) -> Iterator[int]:
-    """Numbers to try instead of `value`, ascending from 0 to one less."""
+    """Yield numbers to try instead of `value`, ascending from 0 to one less."""
     step = value
     while step:
         yield value - step
@@ -208,7 +208,7 @@ def _time(draw: _Random) -> int:
 
 
 def _measured(draw: _Random, profile: ChainProfile) -> ChainProfile:
-    """The same proportions in numbers of many digits that share no divisor."""
+    """Return the same proportions in numbers of many digits that share no divisor."""
 
     def stretch(stage: Stage) -> Stage:
         sizes = {
@@ -227,7 +227,7 @@ def _measured(draw: _Random, profile: ChainProfile) -> ChainProfile:
 
 
 def _with_skips(draw: _Random, profile: ChainProfile, largest: int) -> ChainProfile:
-    """The same chain with one to four tensors more, each part of several activations."""
+    """Return the chain with one to four tensors more, each part of several activations."""
     for _ in range(draw.randint(1, 4) * (len(profile) > 1)):
         first, last = sorted(draw.sample(range(len(profile)), 2))
         size = draw.randint(0, largest)
@@ -239,7 +239,7 @@ def _with_skips(draw: _Random, profile: ChainProfile, largest: int) -> ChainProf
 
 
 def with_skip(profile: ChainProfile, skip: Skip) -> ChainProfile:
-    """`profile` with a tensor more; all sizes that count it grow by it.
+    """Return `profile` with a tensor more; all sizes that count it grow by it.
 
     Example:
         >>> chain = ChainProfile(input_bytes=5, input_gradient_bytes=0, stages=(Stage(),) * 3)
@@ -267,7 +267,7 @@ def with_skip(profile: ChainProfile, skip: Skip) -> ChainProfile:
 
 
 def _least_bytes(profile: ChainProfile) -> int:
-    """What the neediest stage needs, its input included: about the least budget."""
+    """Return the bytes that the largest stage needs with its input: about the least budget."""
     return profile.input_bytes + max(
         max(
             profile.gradient_bytes(i) + stage.gradient_bytes + stage.backward_overhead_bytes,
@@ -280,6 +280,6 @@ def _least_bytes(profile: ChainProfile) -> int:
 
 
 def _most_bytes(profile: ChainProfile) -> int:
-    """About what plain training needs."""
+    """Return about the bytes that plain training needs."""
     kept = sum(stage.saved_bytes for stage in profile.stages)
     return max(_least_bytes(profile), profile.input_bytes + kept)

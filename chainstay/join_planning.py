@@ -24,17 +24,17 @@ from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, JoinProfile
-from chainstay.runtime.joining.execution import plan_join
-from chainstay.runtime.joining.executor import shape_of
-from chainstay.runtime.joining.measuring import MeasuredJoin
-from chainstay.runtime.joining.order import can_change_order
-from chainstay.runtime.joining.ordering import same_sum
-from chainstay.runtime.joining.staging import StagedJoin
+from chainstay.runtime.joins.backward_order import can_change_order
+from chainstay.runtime.joins.execution import plan_join
+from chainstay.runtime.joins.executor import shape_of
+from chainstay.runtime.joins.measured_join import MeasuredJoin
+from chainstay.runtime.joins.part_order import same_sum
+from chainstay.runtime.joins.staged_join import StagedJoin
 from chainstay.schedule import Op, Schedule
 from chainstay.solution import Family, Solution
-from chainstay.solve.budgets import size_of
+from chainstay.solve.budgets import parse_budget
 from chainstay.solve.join import solve_join
-from chainstay.validation.join import simulate_join
+from chainstay.validation.join.simulate import simulate_join
 
 __all__ = ["can_run", "peak_of_join", "runnable_orders", "solve_measured_join"]
 
@@ -50,7 +50,7 @@ def solve_measured_join(
     Plain training, if that fits.
 
     Args:
-        measured: What the join costs, see `chainstay.runtime.joining.measuring`.
+        measured: What the join costs, see `chainstay.runtime.joins.measured_join`.
         budget: Bytes as for `chainstay.solve_join`; a percentage is of what plain training
             needs.
         method: Settings of the dynamic program.
@@ -70,7 +70,9 @@ def solve_measured_join(
     """
     start = time.perf_counter()
     plain_peak = peak_of_join(measured, keep_all_join(measured.account.bare()))
-    search = _Search(measured, size_of(budget, lambda: plain_peak), method or DP(), plain_peak)
+    search = _JoinSearch(
+        measured, parse_budget(budget, lambda: plain_peak), method or DP(), plain_peak
+    )
     solution = search.plain() or search.fastest()
     return replace(solution, solve_seconds=time.perf_counter() - start)
 
@@ -84,14 +86,14 @@ def peak_of_join(measured: MeasuredJoin, schedule: Schedule) -> int:
 
 
 @dataclass(slots=True)
-class _Search:
-    """What was found so far.
+class _JoinSearch:
+    """The state of a search for a plan of a join.
 
     Attributes:
         measured: The join.
         budget: The real one, in bytes.
-        method: Of solving.
-        plain_peak: Of plain training, which can always be run.
+        method: The method of solving.
+        plain_peak: The peak of plain training in bytes; that can always be run.
         best: The fastest plan so far that fits.
         bound: The optimum of the optimistic problem, once that is known.
         least: The smallest peak of a schedule that can be run.
@@ -129,7 +131,7 @@ class _Search:
         )
 
     def fastest(self) -> Solution:
-        """By all that the module's text says."""
+        """Return the fastest plan that fits, found as the module's text says."""
         relief = self.measured.account.relief
         self.bound = self._ask(self.optimistic, self.budget + relief)[0]
         self._correct()
@@ -186,7 +188,7 @@ class _Search:
         return self.best.makespan <= self.bound.lower_bound
 
     def _correct(self) -> None:
-        """From the optimistic problem on, add what it says too little of its own optimum."""
+        """Add to the optimistic problem what its own optimum needs in truth, and solve again."""
         profile = self.optimistic
         for _ in range(_ROUNDS):
             solution, fits = self._ask(profile, self.budget)

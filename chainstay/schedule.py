@@ -47,7 +47,7 @@ _WORD: Final = re.compile(
 
 
 class OpKind(StrEnum):
-    """What an operation does; the value is its spelling in the text form."""
+    """The kinds of operations; each value is the spelling in the text form."""
 
     FORWARD_DROP = "Fn"
     FORWARD_KEEP_INPUT = "Fc"
@@ -65,22 +65,22 @@ class OpKind(StrEnum):
 
     @property
     def is_forward(self) -> bool:
-        """Whether the operation runs a stage forward."""
+        """True if the operation runs a stage forward."""
         return self in _FORWARDS
 
     @property
     def is_transfer(self) -> bool:
-        """Whether the operation moves data away from the device, or back."""
+        """True if the operation moves data away from the device, or back."""
         return self in _AWAY or self in _BACK
 
     @property
     def is_offload(self) -> bool:
-        """Whether the operation moves data away from the device."""
+        """True if the operation moves data away from the device."""
         return self in _AWAY
 
     @property
     def is_prefetch(self) -> bool:
-        """Whether the operation moves data back to the device."""
+        """True if the operation moves data back to the device."""
         return self in _BACK
 
 
@@ -103,7 +103,7 @@ _NUMBERS: Final = range(10**9)
 
 
 class Discards(StrEnum):
-    """Which operations may remove data: three readings of the paper, three optima.
+    """The operations that may remove data: three readings of the paper, three optima.
 
     Attributes:
         TABLE1: Only ``Fn`` and ``B``, literally Table 1 of [BEHJS24].
@@ -123,7 +123,7 @@ class Op:
     """One operation on one stage (``Da``, ``Oa``, ``Pa``: on the input of that stage).
 
     Attributes:
-        kind: What it does.
+        kind: The kind of operation.
         stage: Counted from 0 in its branch; 0 for the turn, which has none.
         branch: In a join, the branch, counted from 0; None for the tail and the turn, and
             wherever there are no branches.
@@ -209,7 +209,7 @@ class Schedule:
 
     @classmethod
     def keep_all(cls, stages: int) -> Self:
-        """Plain training of `stages` stages: every forward once, everything kept.
+        """Return plain training of `stages` stages: every forward once, everything kept.
 
         Example:
             >>> str(Schedule.keep_all(2))
@@ -236,12 +236,12 @@ class Schedule:
         return self.ops[index]
 
     def to_json(self) -> str:
-        """The schedule as a JSON document; `from_json` gives an equal schedule back."""
+        """Return the schedule as a JSON document; `from_json` gives an equal schedule back."""
         return documents.dump(_KIND, _VERSION, {"ops": str(self)})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s document.
+        """Read the document that `to_json` writes.
 
         Raises:
             InvalidScheduleError: Malformed, of another kind or version, or not a schedule.

@@ -1,4 +1,4 @@
-"""What we know about a schedule: the solver's claim, and what the referee made of it."""
+"""A solver's claim about a schedule, and the solution that the simulator makes of it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Family(StrEnum):
 
     Attributes:
         PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1).
-        WEAKLY_PERSISTENT: Saved data stay until their backward, plain activations may float.
+        WEAKLY_PERSISTENT: Saved data stay until their backward; a checkpoint may move forward.
         SINGLE_SWEEP: Between two backwards, forwards run in increasing stage order.
-        CANONICAL_PERSISTENT: Of a join: persistent on every branch and the tail, and the
+        CANONICAL_PERSISTENT: Joins only: persistent on every branch and the tail, and the
             branches' backwards in the reverse order of their last checkpoints.
-        SINGLE_TURN: Of a homogeneous join: every schedule that runs the turn once.
-        OFFLOAD_FIRST: Of offloading: all offloads, by increasing index, end before the first
+        SINGLE_TURN: Homogeneous joins only: every schedule that runs the turn once.
+        OFFLOAD_FIRST: Offloading only: all offloads, by increasing index, end before the first
             prefetch starts; prefetches by decreasing index.
-        TWICE: Of recomputing with transfers: between two backwards at most two sweeps of
+        TWICE: Recomputing with transfers only: between two backwards at most two sweeps of
             forwards in increasing stage order, and at most two prefetches of each item.
         ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
@@ -56,7 +56,7 @@ _BREADTH: Final = (
     Family.TWICE,
     Family.ALL,
 )
-"""Families, each within the next, as far as they speak about the same networks."""
+"""Families in ascending order: each lies within the next, where both are of the same networks."""
 _PERSISTENT: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT)
 """Families in which what is kept lasts until its backward, or moves on by ``Fn``.
 
@@ -73,7 +73,7 @@ class Scope:
     discards: Discards
 
     def includes(self, other: Scope) -> bool:
-        """Whether every schedule of `other` is known to be one of these."""
+        """Return whether every schedule of `other` is known to be one of these."""
         if self == Scope(Family.ALL, Discards.FREE):
             return True  # free discards allow whatever others do
         if other.family is Family.CANONICAL_PERSISTENT and self.family is not other.family:
@@ -86,7 +86,7 @@ class Scope:
 
 
 class Status(StrEnum):
-    """How sure the answer is."""
+    """The proof state of a solution: optimal, or feasible."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -94,12 +94,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A solver's word: a schedule, its makespan, and a bound nobody in `family` can beat.
+    """A solver's claim: a schedule, its makespan, and a lower bound on schedules of `family`.
 
     Attributes:
-        schedule: What to run.
+        schedule: The schedule.
         makespan: Its total time in ns, as the solver counted it.
-        lower_bound: No schedule of `family` within the budget is faster, in ns.
+        lower_bound: Time in ns that no schedule of `family` within the budget goes below.
         family: The schedules that `lower_bound` covers.
         discards: The rules under which the schedule is valid and the bound holds.
     """
@@ -118,20 +118,20 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The referee's word: every number but the bound was recomputed by the simulator.
+    """A certified claim: every number but the bound was recomputed by the simulator.
 
     Attributes:
-        schedule: What to run.
+        schedule: The schedule.
         makespan: Its total time, in ns.
         peak_bytes: The most memory it needs, in bytes; at most `budget`.
         budget: The budget it was made for, in bytes.
-        lower_bound: No schedule of `family` within the budget is faster, in ns.
+        lower_bound: Time in ns that no schedule of `family` within the budget goes below.
         family: The schedules that `lower_bound` covers.
         discards: The rules under which the schedule is valid and the bound holds.
         method: The solver and its settings.
-        solve_seconds: Wall time of the solver.
-        unrestricted_bound: No schedule at all within the budget is faster, in ns, whatever
-            its family and the rules for discards.
+        solve_seconds: Wall time of the solver, in seconds.
+        unrestricted_bound: Time in ns that no schedule at all within the budget goes below,
+            whatever its family and the rules for discards.
 
     Raises:
         InvalidSolutionError: The peak exceeds the budget or a bound the makespan.
@@ -161,7 +161,7 @@ class Solution:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no schedule of `family` is faster: proved, not hoped."""
+        """True if it is proved that no schedule of `family` is faster."""
         return self.makespan == self.lower_bound
 
     @property
@@ -171,19 +171,19 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How far above the bound the makespan may be, as a share of the makespan."""
+        """The share of the makespan by which it may exceed the optimum of `family`."""
         return self._excess(self.lower_bound)
 
     @property
     def unrestricted_gap(self) -> float:
-        """How much time any schedule at all could save at most, as a share of the makespan."""
+        """The share of the makespan that any schedule at all could save at most."""
         return self._excess(self.unrestricted_bound)
 
     def _excess(self, bound: Time) -> float:
         return float((self.makespan - bound) / self.makespan) if self.makespan else 0.0
 
     def describe(self) -> str:
-        """One sentence for people: how good, how sure, among what.
+        """Return one sentence for people: makespan, peak, proof and family.
 
         Example:
             >>> Solution(schedule=Schedule.parse("Fa0 B0"), makespan=2_000_000, peak_bytes=2048,
@@ -208,7 +208,7 @@ class Solution:
         )
 
     def to_json(self) -> str:
-        """The solution as a JSON document; `from_json` gives an equal solution back."""
+        """Return the solution as a JSON document; `from_json` gives an equal solution back."""
         body = {
             "schedule": str(self.schedule),
             "makespan": self.makespan,
@@ -225,7 +225,7 @@ class Solution:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s document. Nothing in it is believed: replay it before use.
+        """Read the document that `to_json` writes. Nothing in it is believed: replay it before use.
 
         Raises:
             InvalidSolutionError: Malformed, of another kind or version, or contradictory.
@@ -247,7 +247,7 @@ class Solution:
 
 
 class Method(Protocol):
-    """A way to solve a chain: `DP`, `MIP`, or your own callable, judged like ours.
+    """A method that solves chains: `DP`, `MIP`, or your own callable, checked like ours.
 
     Raises:
         InfeasibleBudgetError: When called: no schedule of its family fits in the budget.
@@ -257,5 +257,5 @@ class Method(Protocol):
     def __call__(
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
-        """Claim a schedule of `profile` within `budget` bytes; `hint` is a known schedule."""
+        """Return a schedule of `profile` within `budget` bytes; `hint` is a known schedule."""
         ...

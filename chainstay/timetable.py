@@ -1,6 +1,6 @@
-"""When things happen: starts of computations, and what moves over the link from when to when.
+"""Times of computations and transfers: when each one starts and ends.
 
-A program list (`chainstay.schedule`) says in which order things are issued; under whole,
+A schedule (`chainstay.schedule`) says in which order operations are issued; under whole,
 uninterrupted transfers the times follow. Where transfers may be broken off and resumed, or
 move a part of an activation only, the times are part of the plan: a `Timetable`.
 """
@@ -22,7 +22,7 @@ Time: TypeAlias = int | Fraction
 
 
 class Transfers(StrEnum):
-    """How freely activations may move: three models, each containing the one before.
+    """The rules by which activations may move: three models, each containing the one before.
 
     Attributes:
         INTEGRAL: Whole activations, each in one uninterrupted transfer; memory is free when
@@ -43,8 +43,8 @@ class Move:
 
     Attributes:
         op: ``Oa`` or ``Pa`` of the activation.
-        start: When.
-        end: When.
+        start: Time at which it starts.
+        end: Time at which it ends.
     """
 
     op: Op
@@ -54,18 +54,18 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """A plan in time.
+    """The times of a schedule with transfers.
 
     Attributes:
-        starts: Shape (2n,), of forwards 0 .. n-1 and backwards n-1 .. 0.
-        moves: Over the link, ascending in time.
+        starts: Starts of forwards 0 .. n-1 and backwards n-1 .. 0, of shape (2n,).
+        moves: Transfers over the link, ascending in time.
     """
 
     starts: tuple[Time, ...]
     moves: tuple[Move, ...]
 
     def program(self) -> Schedule:
-        """The operations in the order in which they start, each transfer once.
+        """Return the operations in the order in which they start, each transfer once.
 
         Example:
             >>> offload = Move(Op(OpKind.OFFLOAD_ACTIVATION, 0), 0, 1)
@@ -76,16 +76,16 @@ class Timetable:
         first: dict[Op, Time] = {}
         for move in self.moves:
             first.setdefault(move.op, move.start)
-        return Schedule(in_order(self.starts, first))
+        return Schedule(sorted_by_start(self.starts, first))
 
 
 def computations(stages: int) -> tuple[Op, ...]:
-    """Forwards 0 .. n-1, then backwards n-1 .. 0."""
+    """Return forwards 0 .. n-1, then backwards n-1 .. 0."""
     return Schedule.keep_all(stages).ops
 
 
-def in_order(starts: tuple[Time, ...], transfers: Mapping[Op, Time]) -> tuple[Op, ...]:
-    """Computations and transfers by their starts.
+def sorted_by_start(starts: tuple[Time, ...], transfers: Mapping[Op, Time]) -> tuple[Op, ...]:
+    """Return computations and transfers in the order of their starts.
 
     Among equals offloads come first, since they take no memory, unless they move what the
     computation makes; then computations, then prefetches.
@@ -101,13 +101,13 @@ def in_order(starts: tuple[Time, ...], transfers: Mapping[Op, Time]) -> tuple[Op
     ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
     for op in [op for op in ordered if op.kind is OpKind.OFFLOAD_ACTIVATION and op.stage]:
         maker = ordered.index(Op(OpKind.FORWARD_KEEP_ALL, op.stage - 1))
-        if (place := ordered.index(op)) < maker:  # the maker takes no time
-            ordered.insert(maker, ordered.pop(place))
+        if (index := ordered.index(op)) < maker:  # the maker takes no time
+            ordered.insert(maker, ordered.pop(index))
     return tuple(ordered)
 
 
 def exact(value: Time) -> Time:
-    """`value`, as an int where it is whole.
+    """Return `value` as an int where it is whole.
 
     Example:
         >>> exact(Fraction(4, 2)), exact(Fraction(1, 2))

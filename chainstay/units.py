@@ -20,7 +20,7 @@ _LONGEST_TEXT: Final = 64
 
 
 def parse_bytes(text: str) -> int | None:
-    """Whole bytes meant by `text`, rounded down, or ``None`` if it is not a size.
+    """Return the whole bytes meant by `text`, rounded down, or ``None`` if it is not a size.
 
     Units are B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024),
     in any case.
@@ -36,7 +36,7 @@ def parse_bytes(text: str) -> int | None:
 
 
 def parse_percentage(text: str) -> Fraction | None:
-    """The share meant by `text`, exactly, or ``None`` if it is not a percentage.
+    """Return the share meant by `text`, exactly, or ``None`` if it is not a percentage.
 
     Example:
         >>> parse_percentage("50%"), parse_percentage("8GiB")
@@ -47,7 +47,7 @@ def parse_percentage(text: str) -> Fraction | None:
 
 
 def format_bytes(size: int) -> str:
-    """`size` in the largest binary unit that leaves at least 1 before the point.
+    """Return `size` in the largest binary unit that leaves at least 1 before the point.
 
     Example:
         >>> format_bytes(1965000000), format_bytes(14)
@@ -63,7 +63,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_time(time: float | Fraction) -> str:
-    """A duration for people, to three digits.
+    """Return a duration in ns as text for people, to three digits.
 
     Example:
         >>> format_time(47_420_000), format_time(950)

@@ -1,15 +1,12 @@
-"""Plans as files: what was decided, for what, and why it may be believed.
+"""Plans as files: a solution, what it is a solution of, and what it may be applied to.
 
-===============  ==================================================================
-`fingerprint`    what a model, its call and its machine are like, and what differs
-`replaying`      a solution of any kind, replayed by its referee
-`plan`           a solution with what it is a solution of
-`reading`        plan files that anybody may have written
-===============  ==================================================================
+Read `plan` (a solution with its profile), `replay` (simulates a solution of any kind), `parser`
+(reads plan files that anybody may have written) and `fingerprint` (describes a model, its call
+and its machine, and says what differs).
 """
 
 from chainstay.plans.fingerprint import Fingerprint
-from chainstay.plans.plan import Costs, Cut, Plan
-from chainstay.plans.reading import load_plan, parse_plan
+from chainstay.plans.parser import load_plan, parse_plan
+from chainstay.plans.plan import Cut, Plan
 
-__all__ = ["Costs", "Cut", "Fingerprint", "Plan", "load_plan", "parse_plan"]
+__all__ = ["Cut", "Fingerprint", "Plan", "load_plan", "parse_plan"]

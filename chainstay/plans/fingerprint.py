@@ -1,6 +1,6 @@
-"""What a plan is for: a model, a call of it and a machine, in words that can be compared.
+"""Descriptions of a model, a call of it and a machine, as text that can be compared.
 
-Nothing of a model's values is in it. Equal fingerprints mean that memory and graph of a
+Nothing of a model's values is in them. Equal fingerprints mean that memory and graph of a
 training step are the same.
 """
 
@@ -27,8 +27,8 @@ class Fingerprint:
     Attributes:
         modules: Class and settings of every module, by its path in the model.
         parameters: Shape, type, device and ``requires_grad``; of a tied one, whose it is.
-        buffers: Shape, type and device.
-        training: The model's own flag, and that of each module that differs from the one
+        buffers: Shape, type and device of every buffer.
+        training: Training flag of the model, and of each module that differs from the one
             around it.
         call: Every leaf of the arguments: of tensors shape, type, device, ``requires_grad``.
         stages: A digest of what each stage computes, by number and name.
@@ -44,7 +44,7 @@ class Fingerprint:
     setting: Mapping[str, str]
 
     def differences(self, present: Fingerprint) -> tuple[str, ...]:
-        """For people: each thing that is otherwise in `present`, the telling ones first.
+        """List each difference from `present`, for people, the most informative ones first.
 
         Where modules, parameters or the call differ, so do stages: these are left out then.
         """
@@ -55,18 +55,18 @@ class Fingerprint:
         return tuple(found)
 
     def to_fields(self) -> dict[str, dict[str, str]]:
-        """For a document; `from_fields` reads it."""
+        """Return the fields for a document; `from_fields` reads them."""
         return {section: dict(getattr(self, section)) for section in _ORDER}
 
     @classmethod
     def from_fields(cls, found: Fields) -> Self:
-        """Read `to_fields`; the error is that of `found`."""
+        """Read the fields that `to_fields` returns; `found` says which error to raise."""
         return cls(**{section: found.texts(section) for section in _ORDER})
 
     @staticmethod
     def listing(differences: tuple[str, ...]) -> str:
-        """`differences` as indented lines, long lists cut."""
-        lines = [f"  {each}" for each in differences[:_SHOWN]]
+        """Return `differences` as indented lines, long lists cut."""
+        lines = [f"  {difference}" for difference in differences[:_SHOWN]]
         if len(differences) > _SHOWN:
             lines.append(f"  and {len(differences) - _SHOWN} more")
         return "\n".join(lines)
@@ -85,16 +85,18 @@ _NOUNS: Final = {
 
 
 def _differences(section: str, planned: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
-    return list(_told(_NOUNS[section], planned, present))
+    return list(_described_differences(_NOUNS[section], planned, present))
 
 
-def _told(noun: str, planned: Mapping[str, str], present: Mapping[str, str]) -> Iterator[str]:
+def _described_differences(
+    noun: str, planned: Mapping[str, str], present: Mapping[str, str]
+) -> Iterator[str]:
     for name in dict.fromkeys((*planned, *present)):
         title = f"{noun} {name or 'the model itself'}".strip()
         if name not in present:
             yield f"{title}: is not there, in the plan it is {_cut(planned[name])}"
         elif name not in planned:
-            yield f"{title}: is {_cut(present[name])}, the plan does not know it"
+            yield f"{title}: is {_cut(present[name])}, the plan has none"
         elif planned[name] != present[name]:
             yield f"{title}: is {_cut(present[name])}, in the plan {_cut(planned[name])}"
 

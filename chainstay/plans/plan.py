@@ -1,4 +1,4 @@
-"""A plan: a solution, and what it is a solution of. It is replayed as soon as it exists."""
+"""A plan: a solution and its profile. It is replayed as soon as it exists."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Final
 from chainstay import documents
 from chainstay.errors import InvalidPlanError
 from chainstay.files import write_text
-from chainstay.offloading import OffloadSolution
 from chainstay.plans.fingerprint import Fingerprint
-from chainstay.plans.replaying import AnyReplay, Costs, replayed, require_sound
-from chainstay.profiles import ChainProfile, HomogeneousJoin
+from chainstay.plans.replay import AnyReplay, replay_solution, require_sound
+from chainstay.problems.offload import OffloadSolution
+from chainstay.profiles import AnyProfile, ChainProfile, HomogeneousJoin
 from chainstay.solution import Solution
 
-__all__ = ["KIND", "VERSION", "Costs", "Cut", "Plan"]
+__all__ = ["KIND", "VERSION", "Cut", "Plan"]
 
 KIND: Final = "plan"
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How a model was cut into the stages that the schedule speaks about.
+    """The way in which a model was cut into the stages of a schedule.
 
     Attributes:
-        by: ``"chain"`` (a `torch.nn.Sequential` between its own stages), ``"export"`` or
-            ``"blocks"``, see `chainstay.fit`; ``"join"`` (an export whose branches are cut apart).
-        granularity: Of an export or a join: ``"fine"``, ``"blocks"`` or the most stages.
+        by: ``"graph"`` or ``"blocks"``, see `chainstay.fit`; ``"join"`` (a graph whose branches
+            are cut apart).
+        granularity: ``"fine"``, ``"blocks"`` or the most stages, for a graph or a join.
     """
 
     by: str
     granularity: str | int = "fine"
 
 
-CUTS: Final = ("chain", "export", "blocks", "join")
+CUTS: Final = ("graph", "blocks", "join")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +45,16 @@ class Plan:
 
     Attributes:
         solution: The schedule, its time, peak and proof. The bounds are the solver's word.
-        profile: What it was solved for and replayed on; of a measured model, for this schedule
-            alone.
-        overheads: Of a measured chain or join: bytes that each operation needs besides what is
+        profile: The costs that it was solved for and replayed on; for a measured model, those of
+            this schedule alone.
+        overheads: Bytes that each operation of a measured chain or join needs besides what is
             stored, in place of the profile's. With transfers only the runtime asks for them.
-        chain: Of offloading: the chain that `profile` was made of, which is what a model is cut
-            into; ``None`` where there is no model.
-        keep: Of a join: for each branch whether its input's gradient stays; empty for none.
+        chain: The chain that the profile of an offloading problem was made of, which is what a
+            model is cut into; ``None`` where there is no model.
+        keep: For each branch of a join, whether its input's gradient stays; empty for none.
         model: Name of the model, for people.
-        cut: How the model is cut into stages; ``None`` where there is no model.
-        fingerprint: What the plan may be applied to; ``None`` for nothing.
+        cut: The cut of the model into stages; ``None`` where there is no model.
+        fingerprint: Description of what the plan may be applied to; ``None`` for nothing.
 
     Raises:
         InvalidPlanError: The schedule takes another time than the solution says, needs more
@@ -63,7 +63,7 @@ class Plan:
     """
 
     solution: Solution
-    profile: Costs
+    profile: AnyProfile
     overheads: tuple[int, ...] | None = None
     chain: ChainProfile | None = None
     keep: tuple[bool, ...] = ()
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def stages(self) -> ChainProfile:
-        """What the stages of the model cost.
+        """Costs of the stages of the model.
 
         Raises:
             InvalidPlanError: It is a plan of something else than a chain.
@@ -96,11 +96,13 @@ class Plan:
         return found
 
     def replay(self) -> AnyReplay:
-        """What the referee says that the schedule does."""
-        return replayed(self.solution, self.profile, overheads=self.overheads, keep=self.keep)
+        """Simulate the schedule."""
+        return replay_solution(
+            self.solution, self.profile, overheads=self.overheads, keep=self.keep
+        )
 
     def to_json(self) -> str:
-        """The plan as a JSON document; `chainstay.plans.parse_plan` reads it."""
+        """Return the plan as a JSON document; `chainstay.plans.parse_plan` reads it."""
         cut = self.cut
         body = {
             "model": self.model,
@@ -115,7 +117,7 @@ class Plan:
         return documents.dump(KIND, VERSION, body)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, whole or not at all.
+        """Write the plan to a file, whole or not at all.
 
         Raises:
             OSError: The folder is not there, or cannot be written to.

@@ -1,4 +1,9 @@
-"""What networks cost: the nouns at the bottom, which know nothing about schedules."""
+"""Costs of networks, and nothing about schedules.
+
+Read `chain`, then `join`, `offload` and `link`.
+"""
+
+from typing import TypeAlias
 
 from chainstay.profiles.chain import ChainArrays, ChainProfile, Skip, Stage
 from chainstay.profiles.join import HomogeneousJoin, Join, JoinProfile, kept_gradients
@@ -6,6 +11,7 @@ from chainstay.profiles.link import Duplex, Link
 from chainstay.profiles.offload import OffloadProfile
 
 __all__ = [
+    "AnyProfile",
     "ChainArrays",
     "ChainProfile",
     "Duplex",
@@ -18,3 +24,6 @@ __all__ = [
     "Stage",
     "kept_gradients",
 ]
+
+AnyProfile: TypeAlias = ChainProfile | JoinProfile | HomogeneousJoin | OffloadProfile
+"""Costs of any kind of network."""

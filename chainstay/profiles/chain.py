@@ -1,4 +1,4 @@
-"""What a network costs: stages, chains of stages, and nothing about how to schedule them.
+"""Costs of stages and of chains of stages, and nothing about how to schedule them.
 
 Sizes are whole bytes, times whole nanoseconds, so that "optimal" can be tested with
 ``==``. Stages are numbered from 0; stage ``n - 1`` is the loss. Activation ``a^i`` is the
@@ -43,15 +43,15 @@ class Stage:
 
     Attributes:
         name: Free text, for people.
-        forward_time: Of one forward, in ns.
-        backward_time: Of one backward, in ns.
-        output_bytes: Of the stage's output activation.
-        saved_bytes: Of everything its backward needs besides its input: saved tensors
+        forward_time: Time of one forward, in ns.
+        backward_time: Time of one backward, in ns.
+        output_bytes: Bytes of the stage's output activation.
+        saved_bytes: Bytes of everything its backward needs besides its input: saved tensors
             and the output, without skips that pass through. A measured value may lie a
             little below ``output_bytes``.
-        gradient_bytes: Of the gradient with respect to the output.
-        forward_overhead_bytes: Needed during a forward only, besides input and result.
-        backward_overhead_bytes: Needed during the backward only, besides ``saved_bytes``
+        gradient_bytes: Bytes of the gradient with respect to the output.
+        forward_overhead_bytes: Bytes needed during a forward only, besides input and result.
+        backward_overhead_bytes: Bytes needed during the backward only, besides ``saved_bytes``
             and the gradients of output and input.
 
     Raises:
@@ -93,8 +93,8 @@ class Skip:
     Attributes:
         first: Index of the first activation that it is part of.
         last: Index of the last one, larger than `first`.
-        bytes: Of the tensor.
-        gradient_bytes: Of its gradient, part of ``δ^first`` to ``δ^last``.
+        bytes: Bytes of the tensor.
+        gradient_bytes: Bytes of its gradient, part of ``δ^first`` to ``δ^last``.
 
     Raises:
         InvalidProfileError: A field is not a whole number in its range.
@@ -159,9 +159,9 @@ class ChainProfile:
     """A chain of stages whose last one is the loss.
 
     Attributes:
-        input_bytes: Of the network's input ``a^0``, in memory from the start.
-        input_gradient_bytes: Of the gradient with respect to it (0 when not wanted).
-        stages: At least one.
+        input_bytes: Bytes of the network's input ``a^0``, in memory from the start.
+        input_gradient_bytes: Bytes of the gradient with respect to it (0 when not wanted).
+        stages: The stages, at least one.
         skips: Tensors that are part of several activations. Sizes of activations and
             gradients are those of all their tensors; ``saved_bytes`` counts the skips that
             its stage makes, not those that pass through.
@@ -190,20 +190,20 @@ class ChainProfile:
         return len(self.stages)
 
     def activation_bytes(self, index: int) -> int:
-        """Bytes of ``a^index``, the input of stage `index` (``0 <= index <= n``)."""
+        """Return the bytes of ``a^index``, the input of stage `index` (``0 <= index <= n``)."""
         return self.stages[index - 1].output_bytes if index else self.input_bytes
 
     def gradient_bytes(self, index: int) -> int:
-        """Bytes of ``δ^index``, the gradient with respect to ``a^index``."""
+        """Return the bytes of ``δ^index``, the gradient with respect to ``a^index``."""
         return self.stages[index - 1].gradient_bytes if index else self.input_gradient_bytes
 
     @property
     def least_time(self) -> int:
-        """Every forward and every backward once, in ns: no schedule is faster."""
+        """Time of every forward and every backward once, in ns: no schedule is faster."""
         return sum(stage.forward_time + stage.backward_time for stage in self.stages)
 
     def arrays(self) -> ChainArrays:
-        """The chain as int64 arrays, for kernels: a derived view, never the truth."""
+        """Return the chain as int64 arrays for kernels: a derived view of the profile."""
         activation = self._column("output_bytes", first=self.input_bytes)
         gradient = self._column("gradient_bytes", first=self.input_gradient_bytes)
         fresh = np.tile(activation, (len(self), 1))
@@ -230,7 +230,7 @@ class ChainProfile:
         return np.array(head + [getattr(stage, field) for stage in self.stages], dtype=np.int64)
 
     def to_json(self) -> str:
-        """The profile as a JSON document; `from_json` gives an equal profile back."""
+        """Return the profile as a JSON document; `from_json` gives an equal profile back."""
         body = {
             "input_bytes": self.input_bytes,
             "input_gradient_bytes": self.input_gradient_bytes,
@@ -241,7 +241,7 @@ class ChainProfile:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s document, or that of a version that knew no skips.
+        """Read the document that `to_json` writes, or that of a version without skips.
 
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not a chain;

@@ -1,4 +1,4 @@
-r"""What a join costs: several chains whose outputs meet, and what comes after they met.
+r"""Costs of a join: several chains whose outputs meet, and the chain after them.
 
 Two memory models, two data types:
 
@@ -50,8 +50,8 @@ class JoinProfile:
     solve is told to keep it.
 
     Attributes:
-        branches: At least one; none of them ends with a loss.
-        tail: From where the branches meet to the loss. Its input is all branch outputs
+        branches: The chains before the join, at least one; none of them ends with a loss.
+        tail: The chain from where the branches meet to the loss. Its input is all branch outputs
             together, so ``tail.input_bytes`` and ``tail.input_gradient_bytes`` are their sums.
             None: the loss is all there is, and free; a schedule writes it ``T``.
 
@@ -105,13 +105,13 @@ class JoinProfile:
         turn_time: int,
         tail_steps: int | None = None,
     ) -> HomogeneousJoin:
-        """A join in the model of [BHPS20]: unit slots, all steps alike.
+        """Return a join in the model of [BHPS20]: unit slots, all steps alike.
 
         Args:
             lengths: Forward steps of each branch; 0 for a branch that is its input alone.
-            forward_time: Of every forward step, in ns.
-            backward_time: Of every backward step, in ns.
-            turn_time: Of the turn, where forward becomes backward, in ns.
+            forward_time: Time of every forward step, in ns.
+            backward_time: Time of every backward step, in ns.
+            turn_time: Time of the turn, where forward becomes backward, in ns.
             tail_steps: Steps between the join step and the turn. None: there is no join step
                 and the turn itself reads all branch outputs, as in the paper.
 
@@ -128,12 +128,12 @@ class JoinProfile:
 
     @property
     def output_bytes(self) -> int:
-        """Of all branch outputs together."""
+        """Bytes of all branch outputs together."""
         return sum(branch.activation_bytes(len(branch)) for branch in self.branches)
 
     @property
     def output_gradient_bytes(self) -> int:
-        """Of the gradients of all branch outputs together."""
+        """Bytes of the gradients of all branch outputs together."""
         return sum(branch.gradient_bytes(len(branch)) for branch in self.branches)
 
     @property
@@ -149,7 +149,7 @@ class JoinProfile:
 
     @property
     def stages(self) -> int:
-        """How many stages there are in all branches and the tail."""
+        """The number of stages in all branches and the tail."""
         return sum(map(len, self.branches)) + (len(self.tail) if self.tail else 0)
 
     def __len__(self) -> int:
@@ -157,11 +157,11 @@ class JoinProfile:
 
     @property
     def least_time(self) -> int:
-        """Every forward and every backward once, in ns: no schedule is faster."""
+        """Time of every forward and every backward once, in ns: no schedule is faster."""
         return self.closing.least_time + sum(branch.least_time for branch in self.branches)
 
     def to_json(self) -> str:
-        """The profile as a JSON document; `from_json` gives an equal profile back."""
+        """Return the profile as a JSON document; `from_json` gives an equal profile back."""
         tails = [] if self.tail is None else [self.tail]
         body = {
             "branches": [json.loads(branch.to_json()) for branch in self.branches],
@@ -171,7 +171,7 @@ class JoinProfile:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s document.
+        """Read the document that `to_json` writes.
 
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not a join.
@@ -195,9 +195,9 @@ class HomogeneousJoin:
 
     Attributes:
         lengths: Forward steps of each branch.
-        forward_time: Of every forward step, in ns.
-        backward_time: Of every backward step, in ns.
-        turn_time: Of the turn, in ns.
+        forward_time: Time of every forward step, in ns.
+        backward_time: Time of every backward step, in ns.
+        turn_time: Time of the turn, in ns.
         tail_steps: Steps between the join step and the turn; None without a join step.
 
     Raises:
@@ -224,33 +224,33 @@ class HomogeneousJoin:
 
     @property
     def tail_length(self) -> int:
-        """Forward steps after the branches, the join step included."""
+        """The number of forward steps after the branches, the join step included."""
         return 0 if self.tail_steps is None else self.tail_steps + 1
 
     @property
     def stages(self) -> int:
-        """Forward steps of all branches and the tail."""
+        """The number of forward steps of all branches and the tail."""
         return sum(self.lengths) + self.tail_length
 
     @property
     def enough_slots(self) -> int:
-        """Slots with which nothing has to be recomputed: more are of no use."""
+        """The number of slots with which nothing has to be recomputed: more are of no use."""
         return self.stages + len(self.lengths) + (self.tail_length > 0)
 
     @property
     def least_time(self) -> int:
-        """Every forward and backward step once, and the turn, in ns: no schedule is faster."""
+        """Time of every forward, every backward and the turn once, in ns: none is faster."""
         return self.stages * (self.forward_time + self.backward_time) + self.turn_time
 
     def to_json(self) -> str:
-        """The join as a JSON document; `from_json` gives an equal one back."""
+        """Return the join as a JSON document; `from_json` gives an equal one back."""
         tail = [] if self.tail_steps is None else [self.tail_steps]
         body = {"lengths": self.lengths, **{time: getattr(self, time) for time in _TIMES}}
         return documents.dump(_HOMOGENEOUS_KIND, _VERSION, body | {"tail_steps": tail})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s document.
+        """Read the document that `to_json` writes.
 
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not such a join.
@@ -275,7 +275,7 @@ Join: TypeAlias = JoinProfile | HomogeneousJoin
 
 
 def kept_gradients(profile: Join, keep: Sequence[bool] | None) -> tuple[bool, ...]:
-    """For each branch, whether the gradient of its input stays in memory until the end.
+    """Return, for each branch, whether the gradient of its input stays in memory until the end.
 
     Args:
         profile: The join.

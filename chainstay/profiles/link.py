@@ -21,7 +21,7 @@ _LARGEST: Final = 2**64
 
 
 class Duplex(StrEnum):
-    """Whether the two directions share the link.
+    """The ways in which the two directions of a link may share it.
 
     Attributes:
         HALF: One transfer at a time, in either direction.
@@ -39,7 +39,7 @@ class Link:
     Attributes:
         bandwidth: Bytes per time unit of the profile (per ns for measured ones), an exact
             rational; a float is refused because it seldom is what was meant.
-        latency: Of every transfer, in time units, before its first byte; an exact rational.
+        latency: Time units before the first byte of every transfer; an exact rational.
         duplex: ``"half"`` or ``"full"``.
         capacity: Bytes that the memory behind the link may hold at any time, ``None`` for no
             limit.
@@ -79,8 +79,8 @@ class Link:
             raise InvalidProfileError(f"beyond is {self.beyond!r}, must be a Link or None")
         if self.beyond is not None and self.beyond.beyond is not None:
             raise InvalidProfileError(
-                f"beyond is {self.beyond!r}, which goes on beyond that; there are two levels at "
-                "most, so leave the last one out"
+                f"beyond is {self.beyond!r}, which has a link beyond it as well; "
+                "there are two levels at most, so leave the last one out"
             )
         object.__setattr__(self, "bandwidth", bandwidth)
         object.__setattr__(self, "latency", latency)
@@ -94,7 +94,7 @@ class Link:
         latency_ns: int = 0,
         duplex: Duplex | str = Duplex.HALF,
     ) -> Self:
-        """The link of a real machine, for profiles with times in ns.
+        """Return the link of a real machine, for profiles with times in ns.
 
         Example:
             >>> Link.from_bytes_per_second(12_500_000_000).bandwidth
@@ -105,7 +105,7 @@ class Link:
 
     @property
     def is_full_duplex(self) -> bool:
-        """Whether transfers in opposite directions run side by side."""
+        """True if transfers in opposite directions run side by side."""
         return self.duplex == Duplex.FULL
 
     @property
@@ -115,13 +115,13 @@ class Link:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is half-duplex, without latency, and to one memory without limit."""
+        """True if it is half-duplex, without latency, and to one memory without limit."""
         is_bare = self.capacity is None and self.beyond is None
         return is_bare and not self.latency and not self.is_full_duplex
 
     @property
     def ticks(self) -> int:
-        """How many ticks a time unit has: in ticks, every transfer takes a whole number."""
+        """The number of ticks in a time unit; in ticks, every transfer takes a whole number."""
         return math.lcm(
             *(
                 number
@@ -134,15 +134,15 @@ class Link:
         )
 
     def transfer_time(self, size: int) -> Fraction:
-        """Time units that moving `size` bytes takes, in either direction."""
+        """Return the time units that moving `size` bytes takes, in either direction."""
         return Fraction(self.latency) + Fraction(size) / self.bandwidth
 
     def transfer_ticks(self, size: int, level: int = 0) -> int:
-        """The same in `ticks`; over the link beyond where `level` is 1."""
+        """Return the `ticks` that moving `size` bytes takes; at `level` 1, over the link beyond."""
         return int(self.levels[level].transfer_time(size) * self.ticks)
 
     def to_json(self) -> str:
-        """The link as a JSON document; `from_json` gives an equal link back."""
+        """Return the link as a JSON document; `from_json` gives an equal link back."""
         body = {
             "bandwidth": str(self.bandwidth),
             "latency": str(self.latency),
@@ -154,7 +154,7 @@ class Link:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s document.
+        """Read the document that `to_json` writes.
 
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not a link.

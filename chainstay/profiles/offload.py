@@ -1,4 +1,4 @@
-"""What a chain costs when whole activations go to host memory and back: no recomputation.
+"""Costs of a chain whose whole activations may go to host memory and back: no recomputation.
 
 Forwards ``F_0 .. F_L`` run once in this order, then backwards ``B_L .. B_0``. ``F_i`` makes
 ``x_{i+1}`` from ``x_i``; ``B_i`` makes ``y_i`` from ``x_i``, ``x_{i+1}`` and ``y_{i+1}``.
@@ -43,7 +43,7 @@ class OffloadProfile:
         forward_overheads: Shape (n,), bytes needed during a forward only.
         backward_overheads: Shape (n,), bytes needed during a backward only.
         forward_times: Shape (n,), in ns (or any other unit of the link's bandwidth).
-        backward_times: Shape (n,), likewise.
+        backward_times: Shape (n,), in the same unit.
 
     Raises:
         InvalidProfileError: Lengths that do not fit together, or something that is not a
@@ -83,7 +83,7 @@ class OffloadProfile:
 
     @classmethod
     def from_chain(cls, profile: ChainProfile) -> Self:
-        """The same network, with what its stages save as the activations to offload.
+        """Return the same network, with what its stages save as the activations to offload.
 
         ``x_{i+1}`` is what stage i saves, its output included, and ``x_0`` the input. The
         gradient of the chain's output, which a `ChainProfile` holds from the start, adds to
@@ -91,13 +91,13 @@ class OffloadProfile:
 
         Raises:
             InvalidProfileError: The chain has skips: what a stage saves is then read by
-                later forwards, which this model does not know.
+                later forwards, which this model does not represent.
         """
         if profile.skips:
             raise InvalidProfileError(
                 f"this chain has {len(profile.skips)} skips, which offloading whole activations "
-                "does not know; extract the model with granularity='blocks' or a smaller number of "
-                "stages, so that it has none"
+                "does not support; extract the model with granularity='blocks' or a smaller number "
+                "of stages, so that it has none"
             )
         stages, last = profile.stages, profile.gradient_bytes(len(profile))
         return cls(
@@ -114,18 +114,18 @@ class OffloadProfile:
 
     @property
     def least_time(self) -> int:
-        """Every forward and every backward once: no schedule is faster."""
+        """Time of every forward and every backward once: no schedule is faster."""
         return sum(self.forward_times) + sum(self.backward_times)
 
     @property
     def forward_loads(self) -> tuple[int, ...]:
-        """Shape (n,), bytes in use during every forward when nothing is offloaded."""
+        """Bytes in use during every forward when nothing is offloaded, of shape (n,)."""
         stored = list(accumulate(self.activations))
         return tuple(stored[i + 1] + self.forward_overheads[i] for i in range(len(self)))
 
     @property
     def backward_loads(self) -> tuple[int, ...]:
-        """Shape (n,), bytes in use during the backward of every stage, likewise."""
+        """Bytes in use during every backward when nothing is offloaded, of shape (n,)."""
         stored, y = list(accumulate(self.activations)), self.gradients
         return tuple(
             stored[i + 1] + y[i] + y[i + 1] + self.backward_overheads[i] for i in range(len(self))
@@ -133,23 +133,23 @@ class OffloadProfile:
 
     @property
     def peak_bytes(self) -> int:
-        """What training without offloading needs."""
+        """Bytes that training without offloading needs."""
         return max(*self.forward_loads, *self.backward_loads)
 
     @property
     def required_bytes(self) -> int:
-        """The least feasible budget: every operation with all older activations away."""
+        """The least feasible budget in bytes: every operation with all older activations away."""
         older = [0, *accumulate(self.activations)]
         loads = zip(self.forward_loads, self.backward_loads, strict=True)
         return max(max(pair) - older[i] for i, pair in enumerate(loads))
 
     def to_json(self) -> str:
-        """The profile as a JSON document; `from_json` gives an equal profile back."""
+        """Return the profile as a JSON document; `from_json` gives an equal profile back."""
         return documents.dump(_KIND, _VERSION, asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read `to_json`'s document.
+        """Read the document that `to_json` writes.
 
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not a profile;

@@ -1,4 +1,4 @@
-"""What every profile checks: whole numbers in range, and tuples of one kind."""
+"""Checks that every profile makes: whole numbers in range, and tuples of one kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST: Final = 2**48
 
 
 def all_of(value: object, kind: type, what: str) -> tuple[object, ...]:
-    """`value` as a tuple, all of one kind."""
+    """Return `value` as a tuple whose items are all of one kind, or refuse it."""
     if not isinstance(value, tuple | list):
         raise InvalidProfileError(f"{what} is {value!r}, must be a tuple of {kind.__name__}")
     for position, item in enumerate(value):
@@ -24,7 +24,7 @@ def all_of(value: object, kind: type, what: str) -> tuple[object, ...]:
 
 
 def whole(value: SupportsIndex, what: str) -> int:
-    """`value` as an int (numpy integers are welcome, floats and bools are not)."""
+    """Return `value` as an int (numpy integers are accepted, floats and bools are not)."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

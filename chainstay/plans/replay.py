@@ -1,55 +1,58 @@
-"""A solution of any kind, replayed by the referee of its kind: what a plan really does."""
+"""Simulate the schedule of a solution of any kind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from chainstay.errors import InvalidPlanError
-from chainstay.hybrid import HybridClaim, HybridProblem, HybridSolution
-from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution
-from chainstay.profiles import ChainProfile, HomogeneousJoin, JoinProfile, OffloadProfile
+from chainstay.problems.hybrid import HybridClaim, HybridProblem, HybridSolution
+from chainstay.problems.offload import OffloadClaim, OffloadProblem, OffloadSolution
+from chainstay.profiles import (
+    AnyProfile,
+    ChainProfile,
+    HomogeneousJoin,
+    JoinProfile,
+    OffloadProfile,
+)
 from chainstay.solution import Solution
 from chainstay.timetable import Time
-from chainstay.validation.certify_hybrid import replay_hybrid
-from chainstay.validation.certify_offload import replay
-from chainstay.validation.join import simulate_join
+from chainstay.validation.hybrid.certify import replay_hybrid
+from chainstay.validation.join.simulate import simulate_join
+from chainstay.validation.offload.certify import replay_offload
 from chainstay.validation.simulate import simulate
 
-__all__ = ["AnyReplay", "Costs", "replayed", "require_sound"]
-
-Costs: TypeAlias = ChainProfile | JoinProfile | HomogeneousJoin | OffloadProfile
-"""What a solution may be a solution of."""
+__all__ = ["AnyProfile", "AnyReplay", "replay_solution", "require_sound"]
 
 
 class AnyReplay(Protocol):
-    """What a referee says, as far as all of them do."""
+    """The part of a simulation's result that all simulators return."""
 
     @property
     def makespan(self) -> Time:
-        """When the last operation ends."""
+        """Time at which the last operation ends, in ns."""
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory in use at any time."""
+        """The most bytes in use at any time."""
 
 
-def replayed(
+def replay_solution(
     solution: Solution,
-    profile: Costs,
+    profile: AnyProfile,
     *,
     overheads: Sequence[int] | None = None,
     keep: Sequence[bool] = (),
 ) -> AnyReplay:
-    """What the schedule of `solution` does on `profile`.
+    """Simulate the schedule of `solution` on `profile`.
 
     Args:
-        solution: Of a chain, of a join, of offloading, or of both at once.
-        profile: What it is a solution of.
+        solution: A solution of a chain, of a join, of offloading, or of both at once.
+        profile: The costs that it is a solution of.
         overheads: Bytes that each operation needs besides what is stored, where more is known
             than the profile says; of chains without transfers, and of joins in bytes.
-        keep: Of a join, for each branch whether its input's gradient stays; empty for none.
+        keep: For each branch of a join, whether its input's gradient stays; empty for none.
 
     Raises:
         InvalidPlanError: Solution and profile do not go together.
@@ -61,8 +64,8 @@ def replayed(
             problem = HybridProblem(profile, solution.budget, solution.link, solution.transfers)
             return replay_hybrid(problem, HybridClaim(**_claimed(solution)))
         case OffloadSolution(), OffloadProfile() if not isinstance(solution, HybridSolution):
-            asked = OffloadProblem(profile, solution.budget, solution.link, solution.transfers)
-            return replay(asked, OffloadClaim(**_claimed(solution)))
+            without = OffloadProblem(profile, solution.budget, solution.link, solution.transfers)
+            return replay_offload(without, OffloadClaim(**_claimed(solution)))
         case Solution(), ChainProfile() if not isinstance(solution, OffloadSolution):
             discards, schedule = solution.discards, solution.schedule
             return simulate(profile, schedule, discards=discards, overheads=overheads)
@@ -78,7 +81,7 @@ def replayed(
 
 
 def require_sound(solution: Solution, replay: AnyReplay) -> None:
-    """Refuse a solution that says of itself what its replay does not.
+    """Refuse a solution whose replay contradicts its own numbers.
 
     Its peak may be above the simulated one: a runtime makes some tensors twice.
 
@@ -98,5 +101,5 @@ def require_sound(solution: Solution, replay: AnyReplay) -> None:
 
 
 def _claimed(solution: OffloadSolution) -> dict[str, Any]:
-    """The fields of the claim that it was."""
+    """Return the fields of the claim that the solution was made from."""
     return {field.name: getattr(solution, field.name) for field in fields(OffloadClaim)}

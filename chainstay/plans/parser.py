@@ -1,8 +1,8 @@
-"""Plan files that anybody may have written: nothing in them runs, and none takes much memory.
+"""Reader of plan files that anybody may have written: nothing in them runs or takes much memory.
 
 A file is refused before it is parsed if it is too large, and while it is parsed if a list is
 too long or a number too large for any honest plan. Then the schedule is replayed by the
-referee, which finds out whether it does what the file says.
+simulator, which finds out whether it does what the file says.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from chainstay import documents
 from chainstay.documents import Fields
 from chainstay.errors import ChainstayError, InvalidPlanError
 from chainstay.files import read_text
-from chainstay.hybrid import HybridSolution
-from chainstay.offloading import OffloadSolution
 from chainstay.plans.fingerprint import Fingerprint
-from chainstay.plans.plan import CUTS, KIND, VERSION, Costs, Cut, Plan
-from chainstay.profiles import ChainProfile, HomogeneousJoin, JoinProfile, OffloadProfile
+from chainstay.plans.plan import CUTS, KIND, VERSION, Cut, Plan
+from chainstay.problems.hybrid import HybridSolution
+from chainstay.problems.offload import OffloadSolution
+from chainstay.profiles import (
+    AnyProfile,
+    ChainProfile,
+    HomogeneousJoin,
+    JoinProfile,
+    OffloadProfile,
+)
 from chainstay.solution import Solution
 
 __all__ = ["load_plan", "parse_plan", "parse_profile"]
@@ -31,12 +37,12 @@ _LARGEST_FILE: Final = 16 * 1024**2
 _MOST_STAGES: Final = 4096
 _MOST_OPS: Final = 400_000
 _MOST_SKIP_STEPS: Final = 4_000_000
-"""Skips times stages."""
+"""Limit on the number of skips times the number of stages."""
 _LARGEST_NUMBER: Final = 2**60
 _MOST_BITS: Final = 4096
-"""Of the common denominator of all times of a plan."""
+"""Limit on the bits of the common denominator of all times of a plan."""
 
-_PROFILES: Final[Mapping[str, Callable[[str], Costs]]] = {
+_PROFILES: Final[Mapping[str, Callable[[str], AnyProfile]]] = {
     "chain-profile": ChainProfile.from_json,
     "join-profile": JoinProfile.from_json,
     "homogeneous-join": HomogeneousJoin.from_json,
@@ -56,7 +62,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     megabytes. What is proved of the plan is not proved again: its bounds are the file's word.
 
     Args:
-        path: Of a file that `chainstay.save_plan` or ``chainstay plan`` wrote.
+        path: Path of a file that `chainstay.save_plan` or ``chainstay plan`` wrote.
 
     Raises:
         InvalidPlanError: There is no such file, it is no plan of a version that is known, or
@@ -73,7 +79,7 @@ def parse_plan(text: str) -> Plan:
     profile = _profile(document.child("profile"))
     solution = _solution(document.child("solution"), _stages_of(profile))
     overheads = document.integers("overheads")
-    if any(not 0 <= each <= _LARGEST_NUMBER for each in overheads):
+    if any(not 0 <= overhead <= _LARGEST_NUMBER for overhead in overheads):
         raise InvalidPlanError(f"{KIND}: field 'overheads' must hold numbers from 0 to 2**60")
     fingerprint = document.child("fingerprint")
     return Plan(
@@ -88,20 +94,20 @@ def parse_plan(text: str) -> Plan:
     )
 
 
-def parse_profile(text: str, error: type[ChainstayError]) -> Costs:
-    """A profile of any kind.
+def parse_profile(text: str, error: type[ChainstayError]) -> AnyProfile:
+    """Read the document of a profile of any kind.
 
     Raises:
         ChainstayError: `error`: it is no document, or of another kind; `InvalidProfileError`:
             it is malformed.
     """
-    kind = documents.fields_of(text, error).string("chainstay")
+    kind = documents.parse_fields(text, error).string("chainstay")
     if kind not in _PROFILES:
         raise error(f"the document is a {kind[:40]!r}, must be one of {', '.join(_PROFILES)}")
     return _PROFILES[kind](text)
 
 
-def _profile(fields: Fields) -> Costs:
+def _profile(fields: Fields) -> AnyProfile:
     kind = fields.choice("chainstay", _PROFILES)
     _require_lengths(fields)
     return _PROFILES[kind](json.dumps(dict(fields.values)))
@@ -130,7 +136,7 @@ def _require_lengths(fields: Fields) -> None:
         )
 
 
-def _stages_of(profile: Costs) -> int:
+def _stages_of(profile: AnyProfile) -> int:
     count = profile.stages if isinstance(profile, JoinProfile | HomogeneousJoin) else len(profile)
     if count > _MOST_STAGES:
         raise InvalidPlanError(f"the plan is for {count} stages, at most {_MOST_STAGES}")
@@ -141,7 +147,7 @@ def _solution(fields: Fields, stages: int) -> Solution:
     kind = fields.choice("chainstay", _SOLUTIONS)
     inner = fields
     if kind == "hybrid-solution":
-        inner = documents.fields_of(fields.string("solution"), InvalidPlanError)
+        inner = documents.parse_fields(fields.string("solution"), InvalidPlanError)
     most = min(_MOST_OPS, 4 * (stages + 2) ** 2)
     if (ops := len(inner.string("schedule").split(maxsplit=most))) > most:
         raise InvalidPlanError(
