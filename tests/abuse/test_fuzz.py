@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainstay.cli.links import parse_link
-from chainstay.cli.models import Spec
+from chainstay.cli.link_option import parse_link
+from chainstay.cli.models.named_models import ModelSpec
 from chainstay.errors import ChainstayError, InvalidPlanError
-from chainstay.hybrid import HybridSolution
-from chainstay.offloading import OffloadSolution
 from chainstay.plans import Cut, Fingerprint, Plan
-from chainstay.plans.reading import parse_plan, parse_profile
+from chainstay.plans.parser import parse_plan, parse_profile
+from chainstay.problems.hybrid import HybridSolution
+from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import (
     ChainProfile,
     HomogeneousJoin,
@@ -296,7 +296,7 @@ def test_links_on_the_command_line(text: str) -> None:
     | st.from_regex(r"(torchvision|hf|timm|a\.py):[a-z0-9_]*(\?[a-z]+=.{0,9}(&[a-z]+=.{0,9})?)?")
 )
 def test_models_on_the_command_line(text: str) -> None:
-    only_own_errors(lambda: Spec.parse(text))
+    only_own_errors(lambda: ModelSpec.parse(text))
 
 
 FIELDS: Final = ("forward_time", "backward_time", "output_bytes", "saved_bytes", "gradient_bytes")

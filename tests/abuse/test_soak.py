@@ -10,11 +10,13 @@ from fault_subjects import MAKERS, subject
 
 
 @pytest.mark.parametrize("name", ["dense", "two towers", "offloaded", "combined"])
+@pytest.mark.long
 def test_nothing_grows(name: str) -> None:
     assert name in MAKERS
     assert growth(soak(subject(name), 50)) == []
 
 
+@pytest.mark.long
 def test_what_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.Tensor] = []
     there = subject("combined")

@@ -1,0 +1,205 @@
+"""Calls that nobody has announced: what becomes of the budget, and what people are told."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from twins import (
+    SAMPLE,
+    Call,
+    Stack,
+    batch,
+    fit_to_least,
+    fitted_twins,
+    peak_of,
+    recomputes,
+    require_equal_steps,
+    shown,
+)
+from zoo import loss_of
+
+X = SAMPLE.args[0]
+
+
+class Wide(Stack):
+    """Has something to recompute."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)))
+
+
+def fit(model: nn.Module, **settings: Any) -> nn.Module:  # noqa: ANN401  # of `chainstay.fit`
+    return chainstay.fit(model, **{"loss": loss_of, "repeats": 1, "method": "dp", **settings})
+
+
+def epoch(model: nn.Module, sizes: tuple[int, ...] = (64, 64, 40)) -> torch.Tensor:
+    """The last batch is smaller."""
+    losses = []
+    for size in sizes:
+        losses.append(loss_of(model(batch(size, 16))))
+        losses[-1].backward()
+    return torch.stack(losses).detach()
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_epochs_with_a_smaller_last_batch(by: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A share is one of what the first call needs, once and for all; each shape is told once."""
+    plain, model = fitted_twins(Wide, SAMPLE, budget="60%", by=by)
+    fit(chainstay.unfit(model), budget="60%", by=by)
+    capsys.readouterr()
+    require_equal_steps(plain, model, lambda each, _: epoch(each))
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in told] == ["chainstay"] * 3
+    size = r"[\d.]+ KiB"
+    speed = r"(as fast as plain|[\d.]+% slower than plain)"
+    expected = [
+        rf"chainstay: planned for \(64, 16\): {size} of ({size}), {speed}",
+        r"chainstay: planning for a new shape \(40, 16\) \.\.\.",
+        rf"chainstay: planned for \(40, 16\): {size} of ({size}), {speed}",
+    ]
+    matches = [re.fullmatch(*pair) for pair in zip(expected, told, strict=True)]
+    assert all(matches), told
+    budgets = {match[1] for match in matches if match is not None and match.re.groups == 2}
+    assert len(budgets) == 1, "the share has become other bytes"
+    assert len(shown(model).plans) == 2
+    budget = shown(model).plans[0].solution.budget
+    assert peak_of(model, X) + X.nbytes <= budget < peak_of(plain, X) + X.nbytes
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_a_larger_batch_that_does_not_fit_is_refused_by_its_shape(by: str) -> None:
+    model = fit_to_least(Wide(), SAMPLE, by=by)
+    for _ in range(2):
+        with pytest.raises(InfeasibleBudgetError, match=r"^for a call with \(256, 16\): no ") as no:
+            model(batch(256, 16))
+    fit(model, budget=no.value.required, by=by, progress=False)
+    loss_of(model(batch(256, 16))).backward()
+    assert recomputes(model)
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_new_shapes_refused(by: str) -> None:
+    plain, model = fitted_twins(Wide, SAMPLE, budget="60%", on_new_shape="refuse", by=by)
+    random.seed(1)
+    state = random.getstate()
+    with pytest.raises(
+        PlanMismatchError,
+        match=r"no plan of this Wide is for a call with \(40, 16\); call it like the sample, fit "
+        r"with on_new_shape='plan', or run it under torch\.no_grad\(\)",
+    ):
+        model(batch(40, 16))
+    assert random.getstate() == state
+    with torch.no_grad():
+        assert torch.equal(model(batch(40, 16)), plain(batch(40, 16)))
+    require_equal_steps(plain, model, lambda each, _: epoch(each, (64, 64)))
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_new_shapes_run_plainly(by: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, model = fitted_twins(Wide, SAMPLE, budget="60%", on_new_shape="run plainly", by=by)
+    require_equal_steps(plain, model, lambda each, _: epoch(each))
+    assert len(shown(model).plans) == 1
+    assert peak_of(model, batch(256, 16)) == peak_of(plain, batch(256, 16))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_fit_again_with_another_budget(by: str) -> None:
+    plain, model = fitted_twins(Wide, SAMPLE, budget="100%", by=by)
+    step = lambda each, _: epoch(each, (64, 40))  # noqa: E731  # three times
+    require_equal_steps(plain, model, step, 1)
+    assert not recomputes(model)
+    fit_to_least(model, SAMPLE, by=by)
+    require_equal_steps(plain, model, lambda each, _: epoch(each, (64, 40)), 1)
+    assert recomputes(model)
+    assert peak_of(model, X) + X.nbytes <= shown(model).plans[0].solution.budget
+    fit(model, sample_args=SAMPLE.args, budget="100%", by=by, progress=False)
+    require_equal_steps(plain, model, step, 1)
+    assert not recomputes(model)
+
+
+def test_a_graph_that_differs_in_numbers_needs_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    class Scaled(Wide):
+        scale = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = nn.functional.dropout(super().forward(x), self.scale, training=True)
+            return y
+
+    model = fit(Scaled(), budget="60%")
+    for scale in (0.1, 0.2, 0.3):
+        model.scale = scale  # type: ignore[assignment]
+        loss_of(SAMPLE(model)).backward()
+    assert len(shown(model).plans) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_a_plan_that_needs_more_than_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told with the operator, never used, and a budget that is named as enough is enough."""
+    losses: list[torch.Tensor] = []
+
+    class Auxiliary(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+                losses.append(x.square().mean())
+            return x
+
+    with pytest.raises(InfeasibleBudgetError) as refusal:
+        fit(Auxiliary(), sample_args=SAMPLE.args, budget=1, progress=False)
+    required = refusal.value.required
+    with pytest.raises(InfeasibleBudgetError) as second:
+        fit(Auxiliary(), sample_args=SAMPLE.args, budget=required)
+    assert second.value.budget == required, "that is what was asked for"
+    assert required < second.value.required < 1.5 * required
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    size = r"[\d.]+ KiB"
+    assert re.fullmatch(
+        f"chainstay: a step by the plan needs {size}, {size} were predicted; the budget of {size} "
+        r"is exceeded first at aten::\w+; planning again",
+        told[0],
+    ), told
+    fit(Auxiliary(), sample_args=SAMPLE.args, budget=second.value.required, progress=False)
+    assert not losses
+
+
+@pytest.mark.parametrize("share", ["60%", 0.6])
+def test_without_a_sample_the_first_call_plans(share: object) -> None:
+    model, other = Wide(), Wide()
+    fit(model, budget=share, progress=False)
+    assert "not planned yet: its first training call does that" in str(shown(model))
+    with torch.no_grad():
+        SAMPLE(model)
+    assert not shown(model).plans
+    loss_of(SAMPLE(model)).backward()
+    fit(other, sample_args=SAMPLE.args, budget=share, progress=False)
+    budgets = [shown(each).plans[0].solution.budget for each in (model, other)]
+    assert budgets[0] == budgets[1]
+
+
+def test_half_of_the_calls_have_another_keyword() -> None:
+    """Shapes alone do not tell calls apart."""
+
+    class Masked(Wide):
+        def forward(self, x: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+            y: torch.Tensor = super().forward(x if mask is None else x * mask)
+            return y
+
+    def step(model: nn.Module, number: int) -> torch.Tensor:
+        loss = loss_of(model(X) if number % 2 else model(X, mask=torch.ones(16)))
+        loss.backward()
+        return loss
+
+    plain, model = fitted_twins(Masked, Call((X,)), budget="70%")
+    require_equal_steps(plain, model, step, 4)
+    assert len(shown(model).plans) == 2

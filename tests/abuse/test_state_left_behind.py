@@ -1,0 +1,355 @@
+"""What a forward keeps outside of parameters and buffers is, after `fit`, as it was before.
+
+Whether `fit` succeeds or refuses: the model, what it reaches, gradients, generators, globals and
+settings are the same, and training goes on like that of a plain twin.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.fitting.planner import StageSource
+from twins import (
+    SAMPLE,
+    Stack,
+    differences,
+    picture,
+    seed,
+)
+from zoo import loss_of
+
+LOG: list[float] = []
+FEATURES: dict[str, Any] = {"deep": {"seen": 0}, "items": []}
+EMA = torch.zeros(16)
+RNG = random.Random(3)
+NUMPY_RNG = np.random.default_rng(4)
+CALLS = 0
+
+
+class Registry:
+    """An object of the program, not of the model."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.losses: list[torch.Tensor] = []
+
+
+REGISTRY = Registry()
+
+
+class Keeping(Stack):
+    """Keeps things in many places; each subclass uses one of them in `keep`."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: torch.Tensor | None = None
+        self.states: list[torch.Tensor] = []
+        self.cache: dict[Any, Any] = {}
+        self.logs: list[Any] = []
+        self.steps = 0
+        self.counter = itertools.count()
+        self.generator = torch.Generator().manual_seed(7)
+        self.random = random.Random(8)
+        self.numpy = np.random.default_rng(9)
+        self.array = np.zeros(3)
+        self.hidden = [nn.BatchNorm1d(16)]
+        self.plain = torch.zeros(16)
+        self.registry = Registry()
+        self.seen: set[int] = set()
+        self.weak: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("queue", torch.zeros(64, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.keep(torch.tanh(layer(x)))
+        return x
+
+    def keep(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+Keep = Callable[[Any, torch.Tensor], torch.Tensor]
+WAYS: dict[str, Keep] = {}
+
+
+def way(keep: Keep) -> Keep:
+    WAYS[keep.__name__.replace("_", " ")] = keep
+    return keep
+
+
+@way
+def a_hidden_state(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # Keeping
+    y = x if model.state is None else x + 0.1 * model.state
+    model.state = y.detach()
+    return y
+
+
+@way
+def a_list_of_states(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.states.append(x.detach())
+    return x + sum(model.states) / 10
+
+
+@way
+def a_tensor_in_a_dict(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.cache["last"] = x.detach().mean(0) + model.cache.get("last", 0)
+    return x + model.cache["last"]
+
+
+@way
+def a_mask_by_shape(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    if x.shape not in model.cache:
+        model.cache[x.shape] = torch.ones(x.shape[-1]).cumsum(0) / 16
+    return x * model.cache[x.shape]
+
+
+@way
+def a_log_of_numbers(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.logs.append(len(model.logs))
+    return x * (1 + len(model.logs) / 100)
+
+
+@way
+def a_log_of_values(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.logs.append(x.detach().abs().max().item())
+    return x
+
+
+@way
+def a_branch_on_values(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    if x.mean().item() > 0:
+        model.steps += 1
+    return x * (1 + model.steps / 10)
+
+
+@way
+def a_counter_of_itertools(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    return x * (1 + next(model.counter) / 100)
+
+
+@way
+def a_torch_generator(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    return x * torch.rand(x.shape, generator=model.generator)
+
+
+@way
+def a_python_generator(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    return x * model.random.random()
+
+
+@way
+def a_choice_by_chance(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    return x.sin() if model.random.random() < 0.5 else x
+
+
+@way
+def a_numpy_generator(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    return x * float(model.numpy.random())
+
+
+@way
+def global_python_numbers(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    return x * random.random()
+
+
+@way
+def global_numpy_numbers(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    return x * float(np.random.rand())  # noqa: NPY002  # as users write it
+
+
+@way
+def generators_of_the_module(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    return x * (RNG.random() + float(NUMPY_RNG.random()))
+
+
+@way
+def a_numpy_array(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.array += 1
+    return x * (1 + float(model.array[0]) / 100)
+
+
+@way
+def a_hidden_batchnorm(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    y: torch.Tensor = model.hidden[0](x)
+    return y
+
+
+@way
+def a_plain_tensor_in_place(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.plain.add_(x.detach().mean(0))
+    return x + model.plain
+
+
+@way
+def an_object_of_its_own(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.registry.calls += 1
+    return x * (1 + model.registry.calls / 100)
+
+
+@way
+def a_set(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.seen.add(len(model.seen))
+    return x * (1 + len(model.seen) / 100)
+
+
+@way
+def a_weak_dictionary(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.weak[model.registry] = model.weak.get(model.registry, 0) + 1
+    return x
+
+
+@way
+def buffers_in_place(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    with torch.no_grad():
+        model.mean.lerp_(x.mean(0), 0.1)
+        model.count += 1
+    return x - model.mean
+
+
+@way
+def a_buffer_replaced(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    model.mean = model.mean * 0.9 + x.detach().mean(0) * 0.1
+    return x - model.mean
+
+
+@way
+def a_queue_with_a_pointer(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    start = int(model.count) % 64
+    model.queue[start : start + 8] = x[:8].detach()
+    model.count += 8
+    return x + model.queue.mean(0)
+
+
+@way
+def a_global_list(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    LOG.append(float(len(LOG)))
+    return x * (1 + len(LOG) / 100)
+
+
+@way
+def a_nested_global_dict(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    FEATURES["deep"]["seen"] += 1
+    FEATURES["items"].append(x.detach())
+    return x * (1 + FEATURES["deep"]["seen"] / 100)
+
+
+@way
+def a_global_number(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    global CALLS  # noqa: PLW0603  # as users write it
+    CALLS += 1
+    return x * (1 + CALLS / 100)
+
+
+@way
+def a_global_object(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    REGISTRY.calls += 1
+    return x * (1 + REGISTRY.calls / 100)
+
+
+@way
+def a_global_tensor_in_place(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    EMA.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+    return x - EMA
+
+
+@way
+def a_class_attribute(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    type(model).calls += 1
+    return x * (1 + type(model).calls / 100)
+
+
+@way
+def a_default_dtype(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    y = x + torch.ones(16).to(x.dtype)
+    torch.set_default_dtype(before)
+    return y
+
+
+@way
+def a_warning(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    warnings.warn("as libraries do", stacklevel=1)
+    return x
+
+
+def _closure() -> Keep:
+    calls = 0
+
+    def a_number_in_a_closure(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        nonlocal calls
+        calls += 1
+        WATCHED_CLOSURE[0] = calls
+        return x * (1 + calls / 100)
+
+    return a_number_in_a_closure
+
+
+WATCHED_CLOSURE = [0]
+WORLD = (LOG, FEATURES, EMA, RNG, NUMPY_RNG, REGISTRY, WATCHED_CLOSURE)
+
+
+@pytest.fixture(autouse=True)
+def _world() -> Iterator[None]:
+    _reset()
+    yield
+    _reset()
+
+
+def _reset() -> None:
+    global CALLS  # noqa: PLW0603  # as users write it
+    CALLS = 0
+    LOG.clear()
+    FEATURES.update(deep={"seen": 0}, items=[])
+    EMA.zero_()
+    RNG.seed(3)
+    NUMPY_RNG.bit_generator.state = np.random.default_rng(4).bit_generator.state
+    REGISTRY.calls = 0
+    REGISTRY.losses.clear()
+    WATCHED_CLOSURE[0] = 0
+
+
+def _picture(model: nn.Module) -> dict[str, object]:
+    settings = {"dtype": torch.get_default_dtype(), "calls": CALLS}
+    settings["class"] = getattr(type(model), "calls", None)
+    settings["draws"] = (torch.get_rng_state().sum().item(), random.getstate()[1][:3])
+    return picture(model, WORLD, SAMPLE, identities=True) | settings
+
+
+@pytest.mark.filterwarnings("ignore:as libraries do")
+@pytest.mark.filterwarnings("ignore:.*lru_cache.*:UserWarning")
+@pytest.mark.parametrize("by", ["auto", "blocks"])
+@pytest.mark.parametrize("name", WAYS)
+def test_after_fit(name: str, by: StageSource) -> None:
+    """One step is enough: it goes on from what is there."""
+    pictures = []
+    for is_fitted in (False, True):
+        _reset()
+        seed(1)
+        model = type("Model", (Keeping,), {"keep": WAYS[name]})()
+        seed(2)
+        before = _picture(model)
+        if is_fitted:
+            chainstay.fit(
+                model, SAMPLE.args, budget=10**6, loss=loss_of, repeats=1, by=by, progress=False
+            )
+            assert differences(before, _picture(model)) == []
+        for _ in range(2):
+            loss_of(SAMPLE(model)).backward()
+        pictures.append(picture(model, WORLD) | {"calls": CALLS, "class": type(model).calls})
+    assert differences(*pictures) == []
