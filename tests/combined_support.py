@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.items import TransferPlan
-from chainstay.runtime.transfers.planning import plan_transfers
+from chainstay.runtime.execute.items import TransferPlan
+from chainstay.runtime.transfer.transfer_plan import plan_transfers
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = ["least_plan", "with_random_transfers"]

@@ -1,9 +1,16 @@
-"""Settings for all tests: hypothesis draws the same examples at every run, without a clock."""
+"""Settings for all tests: two tiers, and hypothesis draws the same examples at every run.
+
+`make test` runs everything but what is marked ``long``, `make test-all` runs all. Tests that take
+many seconds each are marked by hand; of a test with many cases, all but a few are marked here.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # Where these are set, what the command line prints has colours, whoever reads it.
@@ -20,3 +27,21 @@ settings.register_profile(
 settings.load_profile("chainstay")
 # For `make mutants`: that a test fails is enough, its smallest example is not looked for.
 settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.generate))
+
+
+_CASES: Final = 4
+"""Of each test with more cases, `make test` runs so many, from the first to the last."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the other cases as long."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for group in cases.values():
+        if len(group) > _CASES:
+            places = {round(k * (len(group) - 1) / (_CASES - 1)) for k in range(_CASES)}
+            for place, item in enumerate(group):
+                if place not in places:
+                    item.add_marker(pytest.mark.long)

@@ -18,17 +18,17 @@ from torch import nn
 import chainstay
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError
+from chainstay.fitting.fitted import Fitted
+from chainstay.fitting.joins import planned_join
+from chainstay.fitting.measured import measure_model
+from chainstay.fitting.planner import PlannerSettings
 from chainstay.join_planning import peak_of_join, solve_measured_join
 from chainstay.profiles import Link
 from chainstay.runtime import PlannedChain, measure
-from chainstay.runtime.executor import Executor
-from chainstay.runtime.fitted import Fitted
-from chainstay.runtime.items import movable_chain
-from chainstay.runtime.joining.executor import JoinExecutor, PlannedJoin
-from chainstay.runtime.joining.extracting import extract_join
-from chainstay.runtime.joining.measuring import measure_join
-from chainstay.runtime.transfers import Transport
-from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.execute.items import movable_chain
+from chainstay.runtime.transfer import Transport
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine
 from combined_support import least_plan, with_random_transfers
 from join_models import Perceptrons
 from runtime_support import random_persistent
@@ -166,21 +166,18 @@ def _join() -> Subject:
 
 
 def _joined(model: nn.Module, sample: Sample) -> nn.Module:
-    def planner(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedJoin:
-        join = extract_join(model, args, kwargs)
-        measured = measure_join(join, args, kwargs, loss=loss_of, repeats=1)
-        budget = peak_of_join(measured, keep_all_join(measured.account.bare())) // 4
-        try:
-            plan = solve_measured_join(measured, budget)
-        except InfeasibleBudgetError as error:
-            plan = solve_measured_join(measured, error.required)
-        executor = JoinExecutor(measured, plan.schedule)
-        profile = measured.account.profile_for(plan.schedule)
-        return PlannedJoin(join, executor, plan, profile, "")
-
-    fitted = Fitted(model, planner, "plan")
-    fitted.plan_for(sample.args, sample.kwargs)
-    fitted.install()
+    settings = PlannerSettings(loss=loss_of, repeats=1, progress=False)
+    captured = measure_model(model, sample.args, sample.kwargs, settings)
+    assert captured.attempt is not None, "it has branches"
+    join, measured = captured.attempt.measured()
+    budget = peak_of_join(measured, keep_all_join(measured.account.bare())) // 4
+    try:
+        plan = solve_measured_join(measured, budget)
+    except InfeasibleBudgetError as error:
+        plan = solve_measured_join(measured, error.required)
+    profile = measured.account.profile_for(plan.schedule)
+    captured.fitted.use(planned_join(join, measured, plan, profile))
+    captured.fitted.install(model)
     return model
 
 
@@ -222,7 +219,7 @@ def _combined() -> Subject:
         _, transfers = least_plan(schedule, profile)
         assert transfers.moved, "it offloads"
         transport = Transport(schedule, transfers, CopyingEngine(_FAST, poison=True))
-        return PlannedChain(measured.chain, measured.children, measured.traits, schedule, transport)
+        return PlannedChain(measured, schedule, transport)
 
     return _of("combined", model, sample, plan)
 

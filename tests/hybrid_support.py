@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 
-from chainstay.hybrid import HybridProblem
+from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile, Link, Stage
 
 CHAIN = ChainProfile(

@@ -15,12 +15,13 @@ from torch.nn import functional
 
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError
+from chainstay.fitting.joins import planned_join
+from chainstay.fitting.measured import MeasuredModel, measure_model
+from chainstay.fitting.planner import PlannerSettings
 from chainstay.join_planning import peak_of_join, solve_measured_join
-from chainstay.runtime.fitted import Fitted
-from chainstay.runtime.joining.executor import JoinExecutor, PlannedJoin
-from chainstay.runtime.joining.extracted import ExtractedJoin
-from chainstay.runtime.joining.extracting import extract_join
-from chainstay.runtime.joining.measuring import MeasuredJoin, measure_join
+from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.joins.measured_join import MeasuredJoin
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 from sgd_steps import peak_of_step, three_steps
@@ -116,11 +117,12 @@ JOINS: Mapping[str, Callable[[], tuple[nn.Module, Call]]] = {
 
 @dataclass(frozen=True)
 class JoinCase:
-    """A model, extracted and measured as a join."""
+    """A model, captured and measured as a join."""
 
     model: nn.Module
     call: Call
-    join: ExtractedJoin
+    captured: MeasuredModel
+    join: GraphJoin
     measured: MeasuredJoin
     initial: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -146,20 +148,9 @@ class JoinCase:
     def planned(self, plan: Solution | Schedule) -> Iterator[None]:
         """The model trains by `plan` inside, as if `fit` had found it."""
         solution = plan if isinstance(plan, Solution) else replace(self.solved(1.0), schedule=plan)
-        planned = PlannedJoin(
-            join=self.join,
-            executor=JoinExecutor(self.measured, solution.schedule),
-            solution=solution,
-            profile=self.measured.account.profile_for(solution.schedule),
-            origin="",
-        )
-        fitted = Fitted(self.model, lambda _args, _kwargs: planned, "refuse")
-        fitted.plan_for(*self.call)
-        fitted.install()
-        try:
+        profile = self.measured.account.profile_for(solution.schedule)
+        with self.captured.running(planned_join(self.join, self.measured, solution, profile)):
             yield
-        finally:
-            fitted.remove()
 
     def __call__(self) -> Any:  # noqa: ANN401  # the model's own output
         args, kwargs = self.call
@@ -182,10 +173,13 @@ def case_of(name: str) -> JoinCase:
     model, call = JOINS[name]()
     model.train()
     # Three branches make many states for the solver: fewer stages keep the tests quick.
-    join = extract_join(model, *call, granularity=24 if len(call[0]) == 3 else "fine")
-    measured = measure_join(join, *call, loss=loss_of, repeats=1)
+    granularity: Granularity = 24 if len(call[0]) == 3 else "fine"
+    settings = PlannerSettings(loss=loss_of, granularity=granularity, repeats=1, progress=False)
+    captured = measure_model(model, *call, settings)
+    assert captured.attempt is not None, "it has branches"
+    join, measured = captured.attempt.measured()
     initial = {key: each.clone() for key, each in model.state_dict().items()}
-    return JoinCase(model, call, join, measured, initial)
+    return JoinCase(model, call, captured, join, measured, initial)
 
 
 def three_steps_of(case: JoinCase) -> dict[str, torch.Tensor]:

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from chainstay.offloading import OffloadSolution
+from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime import MeasuredChain, PlannedChain, measure
-from chainstay.runtime.transfers.copying import CopyingEngine, CopyTicket
-from chainstay.runtime.transfers.engine import Ticket, Transfer
-from chainstay.runtime.transfers.pool import Slot
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine, CopyTicket
+from chainstay.runtime.transfer.engine import Ticket, Transfer
+from chainstay.runtime.transfer.pool import Slot
 from chainstay.solve.offload import solve_offload
 from models import gpt2, resnet50
 from runtime_support import StepRecord, train

@@ -7,8 +7,15 @@ from functools import cache
 from typing import Final
 
 from chainstay.dp import DP
-from chainstay.profiles import ChainProfile, Join, JoinProfile, Link, OffloadProfile, Stage
-from chainstay.report.course import Reported
+from chainstay.profiles import (
+    AnyProfile,
+    ChainProfile,
+    Join,
+    JoinProfile,
+    Link,
+    OffloadProfile,
+    Stage,
+)
 from chainstay.solution import Solution
 from chainstay.solve import solve_chain, solve_join
 from chainstay.solve.hybrid import Pofo, solve_hybrid
@@ -23,7 +30,7 @@ class Plan:
     """A solution and what it is a solution of."""
 
     solution: Solution
-    profile: Reported
+    profile: AnyProfile
 
 
 def a_chain(stages: int, *, name: str = "block") -> ChainProfile:

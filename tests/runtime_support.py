@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = [
+    "FunctionPart",
     "StepRecord",
     "drop_everything",
     "random_free",
     "random_persistent",
     "segments",
     "some_schedules",
+    "stages_of",
     "train",
     "without_inputs",
 ]
@@ -176,6 +181,29 @@ def _skip(start: int, end: int) -> list[Op]:
         Op(OpKind.FORWARD_DROP if stage > start else OpKind.FORWARD_KEEP_INPUT, stage)
         for stage in range(start, end)
     ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionPart:
+    """A function from tensor to tensor; a `stages.Part`."""
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+    text: str = ""
+    reads: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    draws_random: bool = False
+    changes_input: bool = False
+    fills_what_it_saved: bool = False
+
+    def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # as `Part`
+        """As `Part`."""
+        (activation,) = state
+        return (self.function(activation),)
+
+
+def stages_of(*functions: Callable[[torch.Tensor], torch.Tensor]) -> list[ChainStage]:
+    """A stage for each function, named by its number."""
+    return [ChainStage(str(n), (FunctionPart(each),)) for n, each in enumerate(functions)]
 
 
 @dataclass(frozen=True)

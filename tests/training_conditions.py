@@ -19,8 +19,8 @@ from torch.nn import functional
 
 import chainstay
 from chainstay.dp import DP
+from chainstay.fitting.fitted import Fitted
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.fitted import Fitted
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim
 from zoo import loss_of
@@ -46,7 +46,7 @@ torch.set_num_threads(1)  # two threads on a shared machine wait longer than the
 
 SHARES: Final = {"all": Fraction(1), "60 %": Fraction(3, 5), "least": Fraction(0)}
 """Budgets as shares of plain training; what does not fit gets the least that does."""
-RECOMPUTING: Final = "99.9%"
+RECOMPUTING: Final = "90%"
 """The budget for plans of smaller shares: where plain training fits, no method is asked."""
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -175,14 +175,19 @@ class ShareOf:
         *,
         hint: Schedule | None = None,  # noqa: ARG002  # as the protocol has it
     ) -> Claim:
-        return DP()(profile, max(chainstay.least_budget(profile), int(self.share * budget)))
+        wanted = max(chainstay.least_budget(profile), int(self.share * budget))
+        return DP()(profile, min(budget, wanted))
 
 
-def fit_to(model: Module, sample: Sample, share: str) -> Module:
-    """`model`, fitted; plans for other situations will have the same share."""
+def fit_to(model: Module, sample: Sample | None, share: str) -> Module:
+    """`model`, fitted; plans for other situations will have the same share, if they need one.
+
+    Without a sample, budgets are shares of what the first training call needs.
+    """
     method = ShareOf(SHARES[share])
     budget = "100%" if share == "all" else RECOMPUTING
-    return chainstay.fit(model, sample.args, sample.kwargs, budget=budget, method=method, repeats=1)
+    call = () if sample is None else (sample.args, sample.kwargs)
+    return chainstay.fit(model, *call, budget=budget, method=method, repeats=1)
 
 
 @cache
@@ -266,13 +271,19 @@ def require_equal(
     step: Step = plain_step,
     make_optimizer: MakeOptimizer = _sgd,
     prepare: Prepare = nn.Module.train,
+    *,
+    plans_there: bool = False,
 ) -> nn.Module:
     """Train a plain and a fitted model under the same condition; all must be equal.
+
+    With `plans_there`, the first step under the condition plans: it needs less than others.
 
     Returns:
         The fitted one.
     """
     plain, planned, sample = pair(subject, share)
+    if plans_there:
+        fit_to(chainstay.unfit(planned), None, share)
     prepare(plain)
     prepare(planned)
     expected = trained(plain, sample, step, make_optimizer)

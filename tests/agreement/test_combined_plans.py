@@ -18,33 +18,30 @@ from chainstay.errors import (
     InvalidScheduleError,
     SolverLimitError,
 )
-from chainstay.fitting.combining import solve_combined
-from chainstay.fitting.offloading import solve_offloaded
-from chainstay.fitting.ways import plain_peak
+from chainstay.fitting.budgets import plain_peak
+from chainstay.fitting.combined import solve_combined
+from chainstay.fitting.offloaded import solve_offloaded
 from chainstay.planning import solve_measured
 from chainstay.profiles import ChainProfile, Link
-from chainstay.report.course import course_of
-from chainstay.runtime.extracted import measure_extracted
-from chainstay.runtime.extraction import extract
-from chainstay.runtime.items import bounding_chain, standing_bytes
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.transfers import program_of
+from chainstay.report.timeline import build_timeline
+from chainstay.runtime.execute.items import bounding_chain, standing_bytes
+from chainstay.runtime.measures.measured import Measurement
+from chainstay.runtime.transfer import program_of
 from chainstay.solution import Solution
 from chainstay.solve.offload import solve_offload
-from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
+from measured_models import measured_sample
 from offload_support import gpt_case
 from runtime_support import random_persistent
 from strategies import chains
-from zoo import build, loss_of
+from zoo import build
 
 
 @cache
 def extracted(family: str) -> Measurement:
     """A model of the zoo in few stages; tensors are shared between them."""
-    sample = build(family)
-    chain = extract(sample.model, sample.args, sample.kwargs, granularity=10)
-    return measure_extracted(chain, sample.args, sample.kwargs, loss=loss_of, repeats=1)
+    return measured_sample(build(family), granularity=10).costs
 
 
 MODELS: dict[str, Callable[[], Measurement]] = {
@@ -99,7 +96,7 @@ def test_offloading_alone_takes_what_moving_takes_the_computing_thread(model: st
     ]
     moving = sum(max(cost.hooks_time, cost.moving_time) for cost in measured.account.stages)
     assert bare.lower_bound <= solution.makespan <= bare.makespan + moving
-    course = course_of(
+    course = build_timeline(
         solution, moved_profile(solution, measured.profile_for(program_of(solution)))
     )
     assert course is not None

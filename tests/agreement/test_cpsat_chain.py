@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chainstay.dp import DP
 from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.cpsat.claims import minimum_budget
+from chainstay.formulations.cpsat.chain_claims import minimum_budget
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
@@ -59,6 +59,7 @@ def test_least_budget_of_small_chains_is_that_of_exhaustive_search(
 
 @settings(max_examples=60)
 @given(small_chains(max_stages=6), RULES, st.integers(-1, 8))
+@pytest.mark.long
 def test_the_two_models_agree_on_every_chain(
     profile: ChainProfile, discards: Discards, eighths: int
 ) -> None:

@@ -12,21 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainstay import DP, ChainProfile, simulate
-from chainstay.dp import engines, jit
-from chainstay.dp.feasibility import LeastMemory
-from chainstay.dp.fronts import Fronts
+from chainstay.dp import jit
+from chainstay.dp.chain import engines
+from chainstay.dp.chain.fronts import NumpyFronts
+from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.recursion import KEEP, Recursion, assemble
 from chainstay.dp.table import Table
 from strategies import chains
 from tensors import Tensors
 
 numba = pytest.importorskip("numba")
-from chainstay.dp.compiled import (  # noqa: E402  # needs numba
+from chainstay.dp.bounds.lagrangian_bound import LagrangianBound  # noqa: E402  # needs numba
+from chainstay.dp.chain.compiled_fronts import (  # noqa: E402  # needs numba
     CompiledFronts,
-    chain_of,
     compiled_least_memory,
 )
-from chainstay.dp.prices import PriceBound  # noqa: E402  # needs numba
+from chainstay.dp.chain.recursion_arrays import recursion_arrays  # noqa: E402  # needs numba
 
 MANY = settings(max_examples=500)
 
@@ -36,12 +37,12 @@ MANY = settings(max_examples=500)
 def test_compiled_optimum_equals_numpy_and_the_dense_table(
     profile: ChainProfile, extra: int
 ) -> None:
-    recursion = Recursion.of(profile)
+    recursion = Recursion.from_profile(profile)
     least = LeastMemory(recursion)
     memory = min(least.root + extra, recursion.keep_all_need)
     compiled = CompiledFronts.solve(recursion, memory, least)
     overhead = compiled.root.overhead[-1]
-    assert overhead == Fronts.solve(recursion, memory, least).root.overhead[-1]
+    assert overhead == NumpyFronts.solve(recursion, memory, least).root.overhead[-1]
     assert overhead == Table.fill(recursion, memory).overhead(0, len(profile) - 1, memory)
     replay = simulate(profile, assemble(recursion, memory, compiled.decide))
     assert replay.makespan == profile.least_time + overhead
@@ -53,9 +54,9 @@ def test_compiled_optimum_equals_numpy_and_the_dense_table(
 def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
     profile: ChainProfile,
 ) -> None:
-    recursion = Recursion.of(profile)
+    recursion = Recursion.from_profile(profile)
     least, memory = LeastMemory(recursion), recursion.keep_all_need
-    compiled, plain = (engine(recursion, memory, least) for engine in (CompiledFronts, Fronts))
+    compiled, plain = (engine(recursion, memory, least) for engine in (CompiledFronts, NumpyFronts))
     assert compiled.root.memory.tolist() == plain.root.memory.tolist()
     assert compiled.root.overhead.tolist() == plain.root.overhead.tolist()
 
@@ -63,12 +64,14 @@ def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
 @settings(max_examples=60, deadline=None)
 @given(chains(max_stages=6))
 def test_engines_decide_for_a_sub_chain_where_it_fits(profile: ChainProfile) -> None:
-    recursion = Recursion.of(profile)
+    recursion = Recursion.from_profile(profile)
     least = LeastMemory(recursion)
-    engines = [each(recursion, recursion.keep_all_need, least) for each in (CompiledFronts, Fronts)]
+    engines = [
+        each(recursion, recursion.keep_all_need, least) for each in (CompiledFronts, NumpyFronts)
+    ]
     for s in range(len(profile)):
         for t in range(s, len(profile)):
-            needed = int(least.of[s, t])
+            needed = int(least.table[s, t])
             one, other = (fronts.decide(s, t, needed) for fronts in engines)
             assert (one == KEEP) == (other == KEEP)
             too_little = needed - 1 if s == t else -1
@@ -80,8 +83,8 @@ def test_engines_decide_for_a_sub_chain_where_it_fits(profile: ChainProfile) -> 
 @MANY
 @given(chains(max_stages=12))
 def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
-    recursion = Recursion.of(profile)
-    assert (compiled_least_memory(recursion).of == LeastMemory(recursion).of).all()
+    recursion = Recursion.from_profile(profile)
+    assert (compiled_least_memory(recursion).table == LeastMemory(recursion).table).all()
 
 
 @settings(max_examples=300, deadline=None)
@@ -89,14 +92,14 @@ def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
 def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     profile: ChainProfile, extra: int
 ) -> None:
-    least = compiled_least_memory(Recursion.of(profile))
+    least = compiled_least_memory(Recursion.from_profile(profile))
     memory = least.root + extra
-    bound = PriceBound(chain_of(Recursion.of(profile)), memory, least.of)
-    rungs = np.arange(bound.around.shape[2])
+    bound = LagrangianBound(recursion_arrays(Recursion.from_profile(profile)), memory, least.table)
+    multipliers = np.arange(bound.outside.shape[2])
     for (s, t, m), spent in _least_spent_around(profile, memory).items():
         if s > t:
             continue
-        assert (bound.around[s, t] + rungs * bound.step * m).max() <= spent + 1e-6
+        assert (bound.outside[s, t] + multipliers * bound.step * m).max() <= spent + 1e-6
     optimum = DP()(profile, memory + profile.input_bytes).makespan - profile.least_time
     assert bound.root <= optimum + 1e-6
 
@@ -104,21 +107,21 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
 @settings(max_examples=20, deadline=None)
 @given(chains(max_stages=40, families=("plain", "fat", "wild")), st.floats(0.0, 1.0))
 def test_compiled_optimum_of_longer_chains(profile: ChainProfile, share: float) -> None:
-    recursion = Recursion.of(profile)
+    recursion = Recursion.from_profile(profile)
     least = LeastMemory(recursion)
     memory = least.root + int(share * (recursion.keep_all_need - least.root))
     compiled = CompiledFronts.solve(recursion, memory, least)
-    plain = Fronts.solve(recursion, memory, least)
+    plain = NumpyFronts.solve(recursion, memory, least)
     assert compiled.root.overhead[-1] == plain.root.overhead[-1]
 
 
 def test_long_chains_get_compiled_code_and_short_ones_or_lack_of_numba_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert engines.exact_engine(10) is Fronts
+    assert engines.exact_engine(10) is NumpyFronts
     assert engines.exact_engine(1000) is CompiledFronts
     monkeypatch.setattr(jit, "find_spec", lambda _: None)
-    assert engines.exact_engine(1000) is Fronts
+    assert engines.exact_engine(1000) is NumpyFronts
 
 
 @settings(max_examples=100)
@@ -126,7 +129,7 @@ def test_long_chains_get_compiled_code_and_short_ones_or_lack_of_numba_do_not(
 def test_the_front_door_gives_one_answer_by_either_engine(
     profile: ChainProfile, extra: int
 ) -> None:
-    recursion = Recursion.of(profile)
+    recursion = Recursion.from_profile(profile)
     budget = LeastMemory(recursion).root + profile.input_bytes + extra
     plain = DP()(profile, budget)
     with pytest.MonkeyPatch.context() as patch:

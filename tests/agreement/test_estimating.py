@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 import runtime_support  # noqa: F401  # one thread
 import zoo
-from chainstay import DeviceModel, Estimated, Schedule, estimate, simulate, solve_chain
+from chainstay import DeviceModel, Estimated, Schedule, estimate, fit, simulate, solve_chain
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.extracted import measure_extracted
-from chainstay.runtime.extraction import extract
 
 PROCESSOR = DeviceModel(
     name="CPU", memory_bytes=2**34, bandwidth=2e10, float32=5e10, fuses_attention=False
@@ -42,8 +41,19 @@ def estimated(family: str) -> Estimated:
 @cache
 def measured(family: str) -> ChainProfile:
     sample = zoo.build(family)
-    chain = extract(sample.model, sample.args, sample.kwargs)
-    return measure_extracted(chain, sample.args, sample.kwargs, loss=zoo.loss_of, repeats=1).profile
+    model: Any = fit(
+        sample.model,
+        sample.args,
+        sample.kwargs,
+        budget="100%",
+        loss=zoo.loss_of,
+        repeats=1,
+        progress=False,
+        offload=False,
+    )
+    (measured,) = model.chainstay.planner.maker.measured.values()
+    profile: ChainProfile = measured.costs.profile
+    return profile
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -123,6 +133,7 @@ def test_a_llama_of_four_wide_layers_is_planned() -> None:
     assert found.profile.least_time < plan.makespan < 1.34 * found.profile.least_time
 
 
+@pytest.mark.long
 def test_seven_billion_parameters_are_planned() -> None:
     pytest.importorskip("transformers")
     plan_7b = importlib.import_module("plan_7b")

@@ -25,6 +25,7 @@ def test_a_loop_of_plain_pytorch() -> None:
     not (distributed.is_available() and distributed.is_gloo_available()), reason="needs gloo"
 )
 @pytest.mark.parametrize("name", ["data_parallel", "fully_sharded"])
+@pytest.mark.long
 def test_two_processes(name: str) -> None:
     _require_less_memory(_printed(name))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -13,9 +13,11 @@ from torch.utils._pytree import tree_flatten
 
 import runtime_support  # noqa: F401  # one thread
 import zoo
-from chainstay.runtime.extraction import ExtractedChain, extract
-from chainstay.runtime.extraction.cutting import Granularity
-from chainstay.runtime.extraction.values import Value
+from captured_graphs import captured
+from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.capture.cuts.values import Value
+from chainstay.runtime.capture.extract import ExtractedChain, extract
+from chainstay.runtime.capture.trials.model_forward import unbound_forward
 
 
 @pytest.fixture(scope="module", params=zoo.FAMILIES)
@@ -115,7 +117,7 @@ def test_recomputation_on_detached_states_gives_the_same_gradients() -> None:
     expected = step_of(sample, sample.model)
     sample.model.zero_grad()
     with torch.no_grad():
-        _, shared = chain.begin(sample.args, sample.kwargs)
+        _, shared = chain.graph.begin(graph_inputs(sample))
         states = list(states_of(chain, sample))
     gradients: list[torch.Tensor | None] = []
     for index in reversed(range(len(chain.stages))):
@@ -125,7 +127,7 @@ def test_recomputation_on_detached_states_gives_the_same_gradients() -> None:
         )
         end = chain.stages[index](start, shared)
         if index == len(chain.stages) - 1:
-            zoo.loss_of(chain.finish(end, shared)).backward()
+            zoo.loss_of(chain.graph.finish(end, shared)).backward()
         else:
             wanted = [
                 (tensor, gradient)
@@ -187,13 +189,21 @@ def _equal(old: object, new: object) -> bool:
 
 
 def states_of(chain: ExtractedChain, sample: zoo.Sample) -> Iterator[tuple[torch.Tensor, ...]]:
+    inputs = graph_inputs(sample)
     with torch.random.fork_rng():
-        state, shared = chain.begin(sample.args, sample.kwargs)
+        state, shared = chain.graph.begin(inputs)
         yield state
         with torch.enable_grad():
             for stage in chain.stages:
                 state = stage(state, shared)
                 yield state
+
+
+def graph_inputs(sample: zoo.Sample) -> Sequence[Any]:
+    """What TorchDynamo calls the graph of the sample with; tracing again finds the same."""
+    function = unbound_forward(sample.model)
+    _, inputs = captured(function, sample.model, *sample.args, **sample.kwargs)
+    return inputs
 
 
 def crossings_of(chain: ExtractedChain) -> dict[str, dict[int, Value]]:

@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError
-from chainstay.fitting import cut_models
-from chainstay.runtime.calls import PlannedCall
-from chainstay.runtime.executor import Executor
-from chainstay.runtime.extracted import measure_extracted
-from chainstay.runtime.extraction import ExtractedChain, extract
-from chainstay.runtime.fitted import Fitted
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.remaking import remade_bytes
+from chainstay.runtime.execute.remade import remade_bytes
 from chainstay.solution import Solution
 from chainstay.validation.simulate import simulate
+from measured_models import measured_sample
 from runtime_support import random_free, random_persistent
 from sgd_steps import differences, peak_of_step, three_steps
+from training_conditions import shown
 from zoo import FAMILIES, Sample, build, loss_of
-
-
-@dataclass(frozen=True)
-class Case:
-    """A family, extracted and measured."""
-
-    sample: Sample
-    chain: ExtractedChain
-    measured: Measurement
-
-    def predicted_peak(self, plan: Solution) -> int:
-        """Of that plan alone."""
-        overheads = self.measured.overheads_for(plan.schedule)
-        profile = self.measured.profile
-        return simulate(profile, plan.schedule, discards="free", overheads=overheads).peak_bytes
-
-    @contextmanager
-    def fitted(self, plan: Solution) -> Iterator[None]:
-        """The sample's model trains by `plan` inside, as if `fit` had found it."""
-        executor = Executor(self.measured.chain, self.measured.traits, plan.schedule)
-        call = PlannedCall(self.chain, executor, plan, self.measured.profile)
-        fitted = Fitted(self.sample.model, lambda _args, _kwargs: call, "refuse")
-        fitted.plan_for(self.sample.args, self.sample.kwargs)
-        fitted.install()
-        try:
-            yield
-        finally:
-            fitted.remove()
 
 
 def peak(sample: Sample) -> int:
@@ -64,13 +26,6 @@ def peak(sample: Sample) -> int:
         loss_of(output).backward()
 
     return peak_of_step(sample.model, step, (sample.args, sample.kwargs))
-
-
-def case_of(family: str, granularity: int | str = "fine") -> Case:
-    sample = build(family)
-    chain = extract(sample.model, sample.args, sample.kwargs, granularity=granularity)  # type: ignore[arg-type]
-    measured = measure_extracted(chain, sample.args, sample.kwargs, loss=loss_of, repeats=1)
-    return Case(sample, chain, measured)
 
 
 def steps_of(
@@ -86,36 +41,15 @@ def perceptron() -> Sample:
     return Sample(nn.Sequential(*layers).train(), (torch.randn(32, 64),))
 
 
-@pytest.fixture
-def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever `fit` extracts and measures, it remembers: its other budgets take no time for it."""
-    for name in ("extract", "measure_extracted", "measure"):
-        monkeypatch.setattr(cut_models, name, remembered(getattr(cut_models, name)))
-
-
-def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, called once."""
-    results: list[Any] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # whatever it takes and gives
-        results[:] = results or [function(*args, **kwargs)]
-        return results[0]
-
-    return call
-
-
 def fitted_at(sample: Sample, budget: int | str) -> Solution:
-    """`fit` the sample's model, as users do."""
+    """`fit` the sample's model, as users do; what the plan before it measured is not measured."""
     chainstay.fit(sample.model, sample.args, sample.kwargs, budget=budget, loss=loss_of, repeats=1)
-    fitted = sample.model.chainstay
-    assert isinstance(fitted, Fitted)
-    return fitted.solution
+    return shown(sample.model).solution
 
 
 def budgets_of(sample: Sample) -> list[int]:
     """Plain training's, 70 % and 40 % of it, the least; where a share is too little, less of it."""
     plain = fitted_at(sample, "100%").budget
-    chainstay.unfit(sample.model)
     with pytest.raises(InfeasibleBudgetError) as error:
         fitted_at(sample, 1)
     least = error.value.required
@@ -127,7 +61,6 @@ def budgets_of(sample: Sample) -> list[int]:
     return budgets
 
 
-@pytest.mark.usefixtures("measured_once")
 @pytest.mark.parametrize("family", [*FAMILIES, "perceptron"])
 def test_three_steps_are_equal_and_within_the_promised_peak(family: str) -> None:
     sample = perceptron() if family == "perceptron" else build(family)
@@ -143,8 +76,9 @@ def test_three_steps_are_equal_and_within_the_promised_peak(family: str) -> None
         measured = peak(sample)
         assert measured <= plan.peak_bytes <= budget
         assert plan.peak_bytes <= 1.1 * measured, budget
-        chainstay.unfit(sample.model)
     assert len(schedules) == 4 or budgets[-1] > 0.9 * budgets[0], "there is nothing to choose"
+    chainstay.unfit(sample.model)
+    assert differences(steps_of(sample, initial), expected) == []
 
 
 def test_the_comparison_is_sharp() -> None:
@@ -159,10 +93,11 @@ def test_the_comparison_is_sharp() -> None:
 @pytest.mark.parametrize("family", ["U-Net", "DenseNet-121", "two towers", "T5"])
 def test_any_schedule_gives_equal_bits_within_its_peak(family: str) -> None:
     """Also schedules that make again what they hold: what that takes is known beforehand."""
-    case = case_of(family, granularity=14)
-    initial = {name: each.clone() for name, each in case.sample.model.state_dict().items()}
-    expected = steps_of(case.sample, initial)
-    profile = case.measured.profile
+    sample = build(family)
+    initial = {name: each.clone() for name, each in sample.model.state_dict().items()}
+    expected = steps_of(sample, initial)
+    measured = measured_sample(sample, granularity=14)
+    profile = measured.costs.profile
     schedules = [random_free(len(profile), seed, stray=0.2 * (seed % 4)) for seed in range(8)]
     schedules += [random_persistent(len(profile), seed, keep=0.2) for seed in range(4)]
     remade = []
@@ -179,9 +114,10 @@ def test_any_schedule_gives_equal_bits_within_its_peak(family: str) -> None:
             method="a walk",
             solve_seconds=0.0,
         )
-        with case.fitted(plan):
-            assert differences(steps_of(case.sample, initial), expected) == [], schedule
-            measured = peak(case.sample)
-            assert measured <= case.predicted_peak(plan) + remade[-1], schedule
-            assert case.predicted_peak(plan) <= replay.peak_bytes, schedule
+        overheads = measured.costs.overheads_for(schedule)
+        predicted = simulate(profile, schedule, discards="free", overheads=overheads).peak_bytes
+        with measured.running(measured.planned(plan)):
+            assert differences(steps_of(sample, initial), expected) == [], schedule
+            assert peak(sample) <= predicted + remade[-1], schedule
+        assert predicted <= replay.peak_bytes, schedule
     assert remade[-4:] == [0, 0, 0, 0], "persistent schedules make nothing again that they hold"

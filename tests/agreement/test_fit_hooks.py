@@ -1,7 +1,8 @@
-"""Hooks of the user's run as often and see the same as without a plan, or the plan is refused."""
+"""Hooks of the user's run as often and see the same as without a plan."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 import chainstay
-from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from training_conditions import (
     SHARES,
     SUBJECTS,
@@ -19,6 +19,7 @@ from training_conditions import (
     differences,
     fit_to,
     pair,
+    recomputes,
     require_equal,
     trained,
 )
@@ -175,33 +176,50 @@ def test_hooks_on_the_model_itself_are_there_before_fitting(subject: str) -> Non
     assert called == 3 * ["before", "after"]
 
 
-Register = Callable[[nn.Module], object]
+def _scale_forward(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
+    return output * 1.5
+
+
+def _scale_input(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return (args[0] * 0.5, *args[1:])
+
+
+def _scale_gradients(_module: nn.Module, gradients: Any, *_: object) -> Any:  # noqa: ANN401
+    return tuple(None if each is None else each * 0.5 for each in gradients)
+
+
+Register = Callable[[nn.Module], Any]
 KINDS: dict[str, Register] = {
-    "forward pre-hooks": lambda module: module.register_forward_pre_hook(lambda *_: None),
-    "forward hooks": lambda module: module.register_forward_hook(lambda *_: None),
-    "backward hooks": lambda module: module.register_full_backward_hook(lambda *_: None),
-    "backward pre-hooks": lambda module: module.register_full_backward_pre_hook(lambda *_: None),
+    "forward pre-hooks": lambda module: module.register_forward_pre_hook(_scale_input),
+    "forward hooks": lambda module: module.register_forward_hook(_scale_forward),
+    "backward hooks": lambda module: module.register_full_backward_hook(_scale_gradients),
+    "backward pre-hooks": lambda module: module.register_full_backward_pre_hook(_scale_gradients),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("subject", ["transformer", "convolutional"])
-def test_hooks_inside_an_exported_model_are_refused(subject: str, kind: str) -> None:
-    """Its stages would skip them; never silently. By its blocks it runs them."""
-    _, planned, sample = pair(subject, "60 %")
-    handle: Any = KINDS[kind](planned.get_submodule("blocks.1"))
-    with pytest.raises(PlanMismatchError, match=rf"blocks\.1 has {kind}, registered after"):
-        sample.loss(planned)
-    chainless = chainstay.unfit(planned)
-    with pytest.raises(UnsupportedModelError, match=rf"blocks\.1 .* has {kind}"):
-        chainstay.fit(chainless, sample.args, sample.kwargs, budget="60%", by="export")
-    fit_to(chainless, sample, "60 %")
-    assert f"has {kind}" in str(chainless.chainstay)
-    plain, _, _ = pair(subject, "60 %")
-    assert differences(trained(chainless, sample), trained(plain, sample)) == []
-    handle.remove()
-    _, planned, _ = pair(subject, "60 %")
-    chainless = chainstay.unfit(planned)
-    plain, _, _ = pair(subject, "60 %")
-    fit_to(chainless, sample, "60 %")
-    assert differences(trained(chainless, sample), trained(plain, sample)) == []
+def test_hooks_inside_a_model_count_whenever_they_come_and_go(subject: str, kind: str) -> None:
+    """Registered before fitting or after it, on a module that runs again."""
+    plain, planned, sample = pair(subject, "60 %")
+    expected = trained(copy.deepcopy(plain), sample)
+    plain_hook, hook = (KINDS[kind](each.get_submodule("blocks.1")) for each in (plain, planned))
+    hooked = trained(copy.deepcopy(plain), sample)
+    assert differences(hooked, expected), "the hook does something"
+    initial = copy.deepcopy(planned.state_dict())
+    assert differences(trained(planned, sample), hooked) == []
+    assert recomputes(planned)
+    _start_again(planned, initial)
+    fit_to(planned, sample, "60 %")
+    assert recomputes(planned)
+    assert differences(trained(planned, sample), hooked) == []
+    hook.remove()
+    plain_hook.remove()
+    _start_again(planned, initial)
+    assert differences(trained(planned, sample), expected) == []
+    assert recomputes(planned)
+
+
+def _start_again(model: nn.Module, initial: dict[str, torch.Tensor]) -> None:
+    model.load_state_dict(initial)
+    model.zero_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,39 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime import trace_memory
+from interrupting import Interrupting, InterruptionError
 from training_conditions import SHARES, SUBJECTS, Sample, differences, fit_to, pair, trained
 
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 each_share = pytest.mark.parametrize("share", SHARES)
 _PLACES = 10
-
-
-class InterruptionError(Exception):
-    """Nobody else raises or catches it."""
-
-
-class Interrupting(TorchDispatchMode):
-    """Raises instead of running the operator of some number; counts them all."""
-
-    def __init__(self, at: int | None, error: type[Exception] = InterruptionError) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self.at, self.error, self.count = at, error, 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],  # as torch calls it
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
-        if self.count == self.at:
-            raise self.error("on purpose")
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -89,7 +65,8 @@ def whole_step(model: nn.Module, sample: Sample) -> None:
 
 
 def operators_of(model: nn.Module, sample: Sample) -> tuple[int, int]:
-    """How many a forward has, and a whole step."""
+    """How many a forward has, and a whole step; a copy is captured before, by a call of its own."""
+    sample.loss(model)
     with Interrupting(None) as mode:
         loss = sample.loss(model)
         forward = mode.count
@@ -180,6 +157,7 @@ def gradients_of(loss: torch.Tensor, model: nn.Module) -> tuple[torch.Tensor, ..
 @each_subject
 def test_forwards_without_backward_leave_nothing(subject: str, share: str) -> None:
     _, planned, sample = pair(subject, share)
+    sample.loss(planned)  # which captures it
 
     def forwards() -> None:
         held = [sample.loss(planned), sample.loss(planned)]
@@ -220,25 +198,49 @@ def test_tokens_that_do_not_exist() -> None:
     assert differences(trained(planned, sample), trained(plain, sample)) == []
 
 
-class Failing(nn.Module):
-    """The user's own module, which fails when it is told to."""
+_calls_left = -1
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls_left = -1
+
+@torch.library.custom_op("chainstay_tests::tanh_until_told", mutates_args=())
+def tanh_until_told(x: torch.Tensor) -> torch.Tensor:
+    """The user's own operator, which fails when it is told to."""
+    global _calls_left  # noqa: PLW0603  # operators have no other state
+    _calls_left -= 1
+    if _calls_left == 0:
+        raise InterruptionError("on purpose")
+    return x.tanh()
+
+
+tanh_until_told.register_fake(torch.empty_like)
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:  # noqa: ANN401, ARG001
+    ctx.save_for_backward(output)
+
+
+def _slope(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    output: torch.Tensor
+    (output,) = ctx.saved_tensors
+    return gradient * (1 - output**2)
+
+
+tanh_until_told.register_autograd(_slope, setup_context=_save)
+
+
+class Failing(nn.Module):
+    """Runs that."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            raise InterruptionError("on purpose")
-        return x.tanh()
+        output: torch.Tensor = tanh_until_told(x)
+        return output
 
 
 @pytest.mark.parametrize("calls", [1, 2], ids=["first run", "recomputation"])
 def test_an_exception_of_the_users_own(calls: int) -> None:
     torch.manual_seed(0)
-    failing = Failing()
-    layers = [nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Dropout(), failing, nn.Linear(24, 24)]
+    layers: list[nn.Module] = [nn.Linear(12, 24)]
+    for activation in (nn.Tanh(), Failing(), nn.Tanh()):
+        layers += [activation, nn.Linear(24, 24), nn.BatchNorm1d(24), nn.Dropout()]
     plain = nn.Sequential(*layers, nn.Tanh(), nn.Linear(24, 4))
     sample = SUBJECTS["layered"][1]
     state = {name: each.clone() for name, each in plain.state_dict().items()}
@@ -249,7 +251,8 @@ def test_an_exception_of_the_users_own(calls: int) -> None:
     with_gradients(planned)
 
     def fails() -> None:
-        failing.calls_left = calls
+        global _calls_left  # noqa: PLW0603  # as above
+        _calls_left = calls
         with suppress(InterruptionError):
             whole_step(planned, sample)
             raise AssertionError("it did not run that often")

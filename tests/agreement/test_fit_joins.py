@@ -5,27 +5,27 @@ from __future__ import annotations
 import random
 import re
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import chainstay
 from chainstay.baselines.join import keep_all_join
-from chainstay.errors import InfeasibleBudgetError
+from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.fitting import joins
 from chainstay.join_planning import peak_of_join, runnable_orders
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.fitted import Fitted
-from chainstay.runtime.joining.executor import JoinExecutor, PlannedJoin
+from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin
 from chainstay.schedule import Schedule
 from chainstay.solve import solve_join
+from interrupting import Interrupting
 from join_models import JOINS, JoinCase, Perceptrons, Siamese, case_of, three_steps_of
 from sgd_steps import differences
+from training_conditions import shown
 from zoo import loss_of
 
 
@@ -109,12 +109,14 @@ def _block_of(case: JoinCase, word: str) -> int:
     branch, stage = word.split(":B")
     start = int(branch) * case.measured.lengths[0]
     stages = case.measured.chain.stages[start : start + int(stage) + 1]
-    linear = [m for stage in stages for m in stage.modules() if isinstance(m, nn.Linear)]
-    return len(linear)
+    names = case.measured.chain.names
+    return sum(names[position].endswith("weight") for each in stages for position in each.reads)
 
 
-def test_three_summands_are_added_in_the_order_of_plain_training() -> None:
-    """Another order gives other bits, so it is not offered; it is nothing that planning may do."""
+def test_three_summands_are_added_in_the_order_of_plain_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another order gives other bits, so it is neither offered nor taken."""
     case = case_of("triplet ResNet-18")
     expected = three_steps_of(case)
     words = str(keep_all_join(case.measured.account.bare())).split()
@@ -126,9 +128,14 @@ def test_three_summands_are_added_in_the_order_of_plain_training() -> None:
 
     for order, is_same in (((2, 1, 0), True), ((1, 2, 0), True), ((0, 1, 2), False)):
         schedule = ordered(*order)
+        assert (schedule in runnable_orders(case.measured, schedule)) is is_same, order
+        if not is_same:
+            refused = pytest.raises(PlanMismatchError, match="summed in another order than in")
+            with refused, case.planned(schedule):
+                pass
+            monkeypatch.setattr(joins, "can_run", lambda *_: True)
         with case.planned(schedule):
             assert (differences(three_steps_of(case), expected) == []) is is_same, order
-        assert (schedule in runnable_orders(case.measured, schedule)) is is_same, order
 
 
 def _accumulated(case: JoinCase) -> list[torch.Tensor]:
@@ -190,35 +197,18 @@ def test_other_ways_to_train(train: Callable[[JoinCase], list[torch.Tensor]]) ->
         assert all(map(torch.equal, plain, gradients))
 
 
-class _Interrupting(TorchDispatchMode):
-    """Raises instead of running the operator of some number; counts them all."""
-
-    def __init__(self, at: int = -1) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self.at, self.count = at, 0
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],  # as torch calls it
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
-        if self.count == self.at:
-            raise KeyboardInterrupt
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_steps_that_break_off_anywhere_leave_the_model_as_it_was() -> None:
     case = case_of("tail")
     expected = three_steps_of(case)
     with case.planned(case.solved(0.5)):
-        with _Interrupting() as counting:
+        with Interrupting() as counting:
             loss_of(case()).backward()
         for place in range(7):
             torch.manual_seed(place)
-            with pytest.raises(KeyboardInterrupt), _Interrupting(place * counting.count // 7):
+            with (
+                pytest.raises(KeyboardInterrupt),
+                Interrupting(place * counting.count // 7, KeyboardInterrupt),
+            ):
                 loss_of(case()).backward()
         assert differences(three_steps_of(case), expected) == []
 
@@ -230,8 +220,7 @@ def test_fit_takes_the_join_where_the_chain_needs_more() -> None:
     model, args = Siamese(nn.Sequential(*layers)), (torch.randn(64, 32), torch.randn(64, 32))
     plain = [each.clone() for each in _step(model, args)]
     chainstay.fit(model, args, budget="75%", loss=loss_of, progress=False, repeats=1)
-    assert isinstance(model.chainstay, Fitted)
-    assert isinstance(model.chainstay.plans[-1], PlannedJoin)
+    assert isinstance(shown(model).plans[-1], PlannedJoin)
     assert re.search(r"branches of \d+ and \d+ stages that meet, planned", str(model.chainstay))
     assert all(map(torch.equal, plain, _step(model, args)))
     chainstay.unfit(model)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
 
 import chainstay
 from training_conditions import (
@@ -64,12 +65,12 @@ def backward_under_autocast(model: nn.Module, sample: Sample, optimizer: Optimiz
 @each_subject
 @pytest.mark.parametrize("has_cache", [True, False], ids=["weights cached", "not cached"])
 def test_autocast(subject: str, share: str, *, has_cache: bool) -> None:
-    require_equal(subject, share, partial(under_autocast, has_cache=has_cache))
+    require_equal(subject, share, partial(under_autocast, has_cache=has_cache), plans_there=True)
 
 
 @each_subject
 def test_autocast_over_several_forwards_and_backwards(subject: str) -> None:
-    require_equal(subject, "least", backward_under_autocast)
+    require_equal(subject, "least", backward_under_autocast, plans_there=True)
 
 
 @each_subject
@@ -98,7 +99,7 @@ def test_frozen_first_stages(subject: str, share: str) -> None:
             if name.startswith(FIRST_STAGES[subject]):
                 parameter.requires_grad = False
 
-    require_equal(subject, share, prepare=freeze)
+    require_equal(subject, share, prepare=freeze, plans_there=True)
 
 
 @each_share
@@ -178,12 +179,12 @@ def test_a_forward_wrapped_after_fitting(subject: str) -> None:
 
         model.forward = in_low_precision
 
-    require_equal(subject, "least", prepare=wrap)
+    require_equal(subject, "least", prepare=wrap, plans_there=True)
 
 
 @each_subject
 def test_evaluation_mode_with_gradients_all_along(subject: str) -> None:
-    require_equal(subject, "least", prepare=nn.Module.eval)
+    require_equal(subject, "least", prepare=nn.Module.eval, plans_there=True)
 
 
 @each_subject
@@ -195,7 +196,7 @@ def test_parts_in_evaluation_mode(subject: str) -> None:
             if index % 2 and not list(module.children()):
                 module.eval()
 
-    require_equal(subject, "least", prepare=freeze_statistics)
+    require_equal(subject, "least", prepare=freeze_statistics, plans_there=True)
 
 
 @each_subject
@@ -208,5 +209,22 @@ def test_a_part_unfrozen_on_the_way(subject: str) -> None:
         calls["count"] += 1
         return plain_step(model, sample, optimizer)
 
-    planned = require_equal(subject, "least", unfreezing)
+    planned = require_equal(subject, "least", unfreezing, plans_there=True)
     assert len(shown(planned).plans) == 2
+
+
+@pytest.mark.parametrize("subject", ["convolutional", "layered"])
+def test_a_counter_of_operators_around_it(subject: str) -> None:
+    """The first call within it makes a plan, which it does not count; other calls go by that.
+
+    Its hooks on all modules cannot be traced, so this is for models that can go by blocks.
+    """
+    plain, planned, sample = pair(subject, "all")
+    chainstay.fit(chainstay.unfit(planned), budget="100%")
+    counts, records = [], []
+    for model in (plain, planned):
+        with FlopCounterMode(display=False) as counter:
+            records.append(trained(model, sample))
+        counts.append(counter.get_total_flops())
+    assert differences(*records) == []
+    assert counts[0] == counts[1] > 0

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from chainstay.dp.offload.fluid import FluidPlan, fluid_plan
 from chainstay.errors import InvalidScheduleError
-from chainstay.offloading import OffloadProblem
+from chainstay.problems.offload import OffloadProblem
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import OpKind
 from chainstay.timetable import Timetable, Transfers
-from chainstay.validation.fluid import simulate_timetable
+from chainstay.validation.offload.simulate_timetable import simulate_timetable
 
 NOTHING = st.just(0)
 SIZES = st.integers(0, 6)

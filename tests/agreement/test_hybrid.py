@@ -10,15 +10,15 @@ import pytest
 from chainstay import DP, InfeasibleBudgetError, solve_chain, solve_offload
 from chainstay.dp.hybrid import Amounts, ExactHybrid, bracket, hybrid_bound
 from chainstay.dp.jit import is_available
-from chainstay.hybrid import HybridProblem, HybridSolution
 from chainstay.instances import random_chain
+from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solve.hybrid import AutoHybrid, Pofo, solve_hybrid
 from chainstay.timetable import Time
-from chainstay.validation.hybrid import simulate_hybrid
-from chainstay.validation.hybrid_fluid import fractional_makespan
-from chainstay.validation.hybrid_search import optimal_hybrid
+from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
+from chainstay.validation.hybrid.search import hybrid_optimum
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 from golden_hybrids import GOLDEN_HYBRIDS, GoldenHybrid
 from hybrid_support import some_budget, tiny_chain
 
@@ -27,7 +27,7 @@ FEASIBLE = [golden for golden in GOLDEN_HYBRIDS if golden.fractional is not None
 
 
 def _exact(profile: ChainProfile, budget: int, link: Link) -> Time | None:
-    amounts = Amounts.of(profile, budget, link)
+    amounts = Amounts.from_chain(profile, budget, link)
     plan = ExactHybrid.solve(amounts)
     return None if plan is None else plan.cost * amounts.time_unit
 
@@ -39,7 +39,7 @@ def _schedule(ops: tuple[Op, ...], moved: frozenset[tuple[str, int]]) -> Schedul
 
 @pytest.mark.parametrize("golden", GOLDEN_HYBRIDS, ids=lambda golden: golden.name)
 def test_pofo_is_the_golden_optimum_and_the_referee_agrees(golden: GoldenHybrid) -> None:
-    amounts = Amounts.of(golden.profile, golden.budget, golden.link)
+    amounts = Amounts.from_chain(golden.profile, golden.budget, golden.link)
     plan = ExactHybrid.solve(amounts)
     if golden.fractional is None:
         assert plan is None
@@ -79,7 +79,7 @@ def test_an_infeasible_golden_budget_names_the_least_one() -> None:
 @pytest.mark.parametrize("name", ["ppub06", "ppub08"])
 def test_search_finds_the_golden_integral_optimum(name: str) -> None:
     golden = next(golden for golden in GOLDEN_HYBRIDS if golden.name == name)
-    found = optimal_hybrid(golden.profile, budget=golden.budget, link=golden.link)
+    found = hybrid_optimum(golden.profile, budget=golden.budget, link=golden.link)
     assert found is not None
     assert found.makespan == golden.integral
 
@@ -92,7 +92,7 @@ def _tiny(draw: random.Random, stages: int) -> tuple[ChainProfile, int, Link]:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_answer_is_below_the_searched_optimum(seed: int) -> None:
     profile, budget, link = _tiny(random.Random(seed), 2)
-    found = optimal_hybrid(profile, budget=budget, link=link)
+    found = hybrid_optimum(profile, budget=budget, link=link)
     assert found is not None
     solution = solve_hybrid(profile, budget, link=link, method=QUICK)
     assert hybrid_bound(profile, budget, link) <= found.makespan <= solution.makespan
@@ -102,7 +102,7 @@ def test_no_answer_is_below_the_searched_optimum(seed: int) -> None:
 def test_the_required_budget_is_the_least_that_search_fills(seed: int) -> None:
     profile, _, link = _tiny(random.Random(seed), 2)
     required = HybridProblem(profile, 1, link).required_bytes
-    found = optimal_hybrid(profile, budget=required, link=link)
+    found = hybrid_optimum(profile, budget=required, link=link)
     assert found is not None
     replay = simulate_hybrid(profile, found.schedule, budget=required, link=link)
     assert replay.makespan == found.makespan

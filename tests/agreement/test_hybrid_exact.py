@@ -9,49 +9,50 @@ import pytest
 
 from chainstay import CPSAT, MIP, InvalidScheduleError, UnknownMethodError, solve_hybrid
 from chainstay.errors import SolverLimitError
-from chainstay.formulations import backends, hybrid
-from chainstay.formulations.algebra import pyo
-from chainstay.formulations.cpsat import binding
+from chainstay.formulations import highs_backend as backends
+from chainstay.formulations.cpsat import ortools_backend
 from chainstay.formulations.cpsat.hybrid import build
-from chainstay.formulations.cpsat.programs import decoded, start_from
-from chainstay.formulations.extent import Extent
-from chainstay.formulations.hybrid_proof import Proof
-from chainstay.formulations.settings import Limits, Verdict
-from chainstay.hybrid import HybridClaim, HybridProblem
+from chainstay.formulations.cpsat.hybrid_codec import decode, start_from
+from chainstay.formulations.hybrid import formulation as hybrid
+from chainstay.formulations.hybrid.incremental import Incumbent
+from chainstay.formulations.hybrid.truncation import ModelSize
+from chainstay.formulations.pyomo_types import pyo
+from chainstay.formulations.settings import Limits, TerminationStatus
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.profiles import ChainProfile, Link, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
-from chainstay.solve.hybrid import ExactPrograms, Pofo
+from chainstay.solve.hybrid import IntegerProgramHybrid, Pofo
 from chainstay.timetable import Time, exact
-from chainstay.validation.hybrid import simulate_hybrid
-from chainstay.validation.hybrid_search import optimal_hybrid
+from chainstay.validation.hybrid.search import hybrid_optimum
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 from golden_hybrids import GOLDEN_HYBRIDS, GoldenHybrid
 from hybrid_support import tiny
 
 LIMITS = Limits(time_s=60)
-ONCE = Extent()
+ONCE = ModelSize()
 KNOWN = [golden for golden in GOLDEN_HYBRIDS if golden.integral_is_known]
 
 
-def by_cpsat(problem: HybridProblem, extent: Extent) -> tuple[Time, Schedule] | None:
-    of = build(problem, extent)
-    outcome = binding.solve(of.model, LIMITS)
-    if outcome.verdict is Verdict.INFEASIBLE:
+def by_cpsat(problem: HybridProblem, extent: ModelSize) -> tuple[Time, Schedule] | None:
+    program = build(problem, extent)
+    outcome = ortools_backend.solve(program.model, LIMITS)
+    if outcome.status is TerminationStatus.INFEASIBLE:
         return None
-    assert outcome.verdict is Verdict.OPTIMAL
-    makespan = exact(of.time(outcome.objective))
-    assert exact(of.bound(outcome.bound or 0)) == makespan
-    return makespan, decoded(of, outcome)
+    assert outcome.status is TerminationStatus.OPTIMAL
+    makespan = exact(program.to_time(outcome.objective))
+    assert exact(program.bound(outcome.bound or 0)) == makespan
+    return makespan, decode(program, outcome)
 
 
-def by_mip(problem: HybridProblem, extent: Extent) -> tuple[Time, Schedule] | None:
-    of = hybrid.build(problem, extent)
-    outcome = backends.solve(of.model, LIMITS, gap=0.5)
-    if outcome.verdict is Verdict.INFEASIBLE:
+def by_mip(problem: HybridProblem, extent: ModelSize) -> tuple[Time, Schedule] | None:
+    program = hybrid.build(problem, extent)
+    outcome = backends.solve(program.model, LIMITS, gap=0.5)
+    if outcome.status is TerminationStatus.INFEASIBLE:
         return None
-    assert outcome.verdict is Verdict.OPTIMAL
-    units = round(pyo.value(of.model.makespan))
-    return exact(Fraction(units * of.unit, problem.link.ticks)), of.decode()
+    assert outcome.status is TerminationStatus.OPTIMAL
+    units = round(pyo.value(program.model.makespan))
+    return exact(Fraction(units * program.time_unit, problem.link.ticks)), program.decode()
 
 
 def replayed(problem: HybridProblem, schedule: Schedule) -> Time:
@@ -91,14 +92,14 @@ def test_two_statements_of_the_same_extent_have_one_optimum(seed: int) -> None:
         return
     assert one[0] == other[0]
     assert replayed(problem, one[1]) == replayed(problem, other[1]) == one[0]
-    found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+    found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
     assert found is not None
     assert found.makespan <= one[0]
     if found.makespan < one[0]:  # then it is outside of this extent
-        assert ONCE.outside(problem) <= found.makespan
+        assert ONCE.bound_outside(problem) <= found.makespan
 
 
-def claimed(method: ExactPrograms, problem: HybridProblem) -> HybridClaim | None:
+def claimed(method: IntegerProgramHybrid, problem: HybridProblem) -> HybridClaim | None:
     try:
         return method(problem)
     except SolverLimitError:
@@ -108,8 +109,8 @@ def claimed(method: ExactPrograms, problem: HybridProblem) -> HybridClaim | None
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_growing_extents_end_at_the_searched_optimum(seed: int) -> None:
     problem = tiny(seed)
-    claim = claimed(ExactPrograms(CPSAT(time_limit_s=1), alone=True), problem)
-    found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+    claim = claimed(IntegerProgramHybrid(CPSAT(time_limit_s=1), alone=True), problem)
+    found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
     if claim is None:
         return
     assert found is not None
@@ -144,16 +145,16 @@ def test_a_second_pass_is_found_where_one_is_not_enough() -> None:
     link = Link(bandwidth=Fraction(1, 2), latency=Fraction(1, 2), duplex="full")
     problem = HybridProblem(profile, 14, link)
     assert by_cpsat(problem, ONCE) is None
-    found = optimal_hybrid(profile, budget=14, link=link)
+    found = hybrid_optimum(profile, budget=14, link=link)
     assert found is not None
     assert "Fa0" in str(found.schedule).split("B1", maxsplit=1)[0]
     assert "Fc0" in str(found.schedule).split("B1", maxsplit=1)[0]
     replay = simulate_hybrid(profile, found.schedule, budget=14, link=link)
-    of = build(problem, Extent(passes=2))
-    start_from(of, found.schedule, replay.timetable)
-    outcome = binding.solve(of.model, LIMITS)
-    assert replayed(problem, decoded(of, outcome)) == of.time(outcome.objective) == 42
-    twice = by_mip(problem, Extent(passes=2))
+    program = build(problem, ModelSize(sweeps=2))
+    start_from(program, found.schedule, replay.timetable)
+    outcome = ortools_backend.solve(program.model, LIMITS)
+    assert replayed(problem, decode(program, outcome)) == program.to_time(outcome.objective) == 42
+    twice = by_mip(problem, ModelSize(sweeps=2))
     assert twice is not None
     assert replayed(problem, twice[1]) == twice[0] == found.makespan == 42
 
@@ -173,24 +174,24 @@ def test_what_is_outside_of_an_extent_by_hand(count: int, outside: Fraction) -> 
     )
     profile = ChainProfile(input_bytes=10, input_gradient_bytes=0, stages=stages)
     problem = HybridProblem(profile, 100, Link(bandwidth=2))
-    assert Extent(passes=count, prefetches=count).outside(problem) == outside
-    grown = Extent(passes=count, prefetches=count).grown(problem, outside)
+    assert ModelSize(sweeps=count, prefetches=count).bound_outside(problem) == outside
+    grown = ModelSize(sweeps=count, prefetches=count).enlarged(problem, outside)
     assert grown is None  # nothing faster than that can be outside
-    assert Extent(passes=count, prefetches=count).grown(problem, 1000) is not None
+    assert ModelSize(sweeps=count, prefetches=count).enlarged(problem, 1000) is not None
 
 
 def test_bounds_say_what_they_are_about() -> None:
     """With nothing outside of a model that is faster, its bound is one on all schedules."""
     problem = tiny(0)
-    proof = Proof(problem, Schedule.keep_all(2), 100, 0)
-    proof.bounded(Extent(passes=2, prefetches=2), 90)
+    proof = Incumbent(problem, Schedule.keep_all(2), 100, 0)
+    proof.add_bound(ModelSize(sweeps=2, prefetches=2), 90)
     claim = proof.claim()
     assert claim is not None
-    outside = Extent(passes=2, prefetches=2).outside(problem)
+    outside = ModelSize(sweeps=2, prefetches=2).bound_outside(problem)
     assert (claim.lower_bound, claim.family) == (90, Family.TWICE)
     assert claim.unrestricted_bound == outside < 90
-    proof.bounded(Extent(), None)  # nothing is in it, so all is outside
-    assert proof.bound == max(outside, ONCE.outside(problem))
+    proof.add_bound(ModelSize(), None)  # nothing is in it, so all is outside
+    assert proof.bound == max(outside, ONCE.bound_outside(problem))
 
 
 def test_an_exact_method_starts_from_the_best_plan_and_keeps_it_when_time_runs_out() -> None:
@@ -212,7 +213,7 @@ def test_nothing_is_proved_by_highs_with_amounts_of_millions() -> None:
         ),
     )
     problem = HybridProblem(profile, 999_983 + 51, Link(bandwidth=1))
-    claim = ExactPrograms(MIP(time_limit_s=20), alone=True)(problem)
+    claim = IntegerProgramHybrid(MIP(time_limit_s=20), alone=True)(problem)
     assert replayed(problem, claim.schedule) == claim.makespan
     assert claim.lower_bound == profile.least_time < claim.makespan
 
@@ -231,13 +232,13 @@ def test_times_too_large_for_the_solver_are_rounded_and_the_bound_with_them() ->
     link = Link(bandwidth=Fraction(problem.link.bandwidth) / scale)
     large = HybridProblem(replace(problem.profile, stages=stages), problem.budget, link)
     small = by_cpsat(problem, ONCE)
-    of = build(large, ONCE)
-    outcome = binding.solve(of.model, LIMITS)
+    program = build(large, ONCE)
+    outcome = ortools_backend.solve(program.model, LIMITS)
     assert small is not None
-    assert not of.is_exact
+    assert not program.is_exact
     assert outcome.bound is not None
-    assert of.bound(outcome.bound) <= small[0] * scale <= of.time(outcome.objective)
-    assert replayed(large, decoded(of, outcome)) == small[0] * scale
+    assert program.bound(outcome.bound) <= small[0] * scale <= program.to_time(outcome.objective)
+    assert replayed(large, decode(program, outcome)) == small[0] * scale
 
 
 @pytest.mark.parametrize("method", ["cpsat", "mip", CPSAT(), MIP()])
@@ -259,7 +260,7 @@ def test_exact_methods_are_for_whole_transfers(method: str | CPSAT | MIP) -> Non
 
 def test_names_of_exact_methods_are_methods() -> None:
     problem = tiny(4)
-    found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+    found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
     assert found is not None
     for method in ("cpsat", "mip"):
         solution = solve_hybrid(problem.profile, problem.budget, link=problem.link, method=method)

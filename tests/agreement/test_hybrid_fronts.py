@@ -1,4 +1,4 @@
-"""Fronts, guides and labels against the memoised recurrences, where nothing is rounded."""
+"""Fronts, completion bounds and labels against the recurrences, where nothing is rounded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from chainstay.dp.hybrid import Amounts, ExactHybrid
-from chainstay.dp.hybrid.grids import Effort, Grid
-from chainstay.dp.hybrid.inner import FINITE, INFINITE, looked_up
+from chainstay.dp.hybrid.completion_bounds import Weights
+from chainstay.dp.hybrid.discretisation import DiscretisedChain, Effort
+from chainstay.dp.hybrid.recompute_fronts import FINITE, INFINITE, SlotChain, recompute_cost, row_of
 from chainstay.dp.hybrid.slots import _in_slots
 from chainstay.dp.jit import interpreted
-from chainstay.hybrid import HybridProblem
+from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile, Link, Stage
 
 LINK = Link(bandwidth=Fraction(1))
@@ -52,19 +53,24 @@ def _chain(draw: random.Random, stages: int) -> tuple[ChainProfile, int]:
     return profile, required + draw.randint(0, sum(sizes))
 
 
+def _rounding(chain: SlotChain, *, is_bound: bool) -> SlotChain:
+    return chain._replace(rooms=chain.rooms._replace(is_bound=is_bound))
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_fronts_are_the_recurrence(seed: int) -> None:
     draw = random.Random(seed)
     profile, budget = _chain(draw, draw.randint(2, 5))
-    exact = ExactHybrid(Amounts.of(profile, budget, LINK))
-    grid = Grid(_in_slots(profile, budget, LINK, budget), budget, 1.0, seed % 2 == 1, INFINITE)
-    fronts = grid._filled(np.full_like(grid.table, INFINITE))  # nothing is dropped
+    exact = ExactHybrid(Amounts.from_chain(profile, budget, LINK))
+    chain = _rounding(_in_slots(profile, budget, LINK, budget), is_bound=seed % 2 == 1)
+    grid = DiscretisedChain(chain, 1.0, INFINITE)
+    fronts = grid._filled(np.full_like(grid.compute_costs, INFINITE))  # nothing is dropped
     for j in range(len(profile) - 1):
         for i in range(j + 1):
-            row = j * (j + 1) // 2 + i
+            row = row_of(i, j)
             for kept in range(budget + 1):
                 for returning in range(budget - kept + 1):
-                    found = looked_up(fronts, row, budget, budget - kept, returning, grid.is_bound)
+                    found = recompute_cost(fronts, chain.rooms, row, budget - kept, returning)
                     expected = exact.inner(i, j, kept, returning)
                     if expected is None:
                         assert found > FINITE
@@ -85,10 +91,11 @@ def test_a_forward_passed_again_waits_for_its_own_need() -> None:
     second = Stage(output_bytes=6, saved_bytes=6, gradient_bytes=6)
     stages = (first, second, Stage(output_bytes=1, saved_bytes=1))
     profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=stages)
-    exact = ExactHybrid(Amounts.of(profile, 20, LINK)).inner(0, 1, 3, 17)
-    grid = Grid(_in_slots(profile, 20, LINK, 20), 20, 1.0, is_bound=False, limit=INFINITE)
-    fronts = grid._filled(np.full_like(grid.table, INFINITE))
-    found = looked_up(fronts, 1, 20, 17.0, 17.0, False)  # noqa: FBT003
+    exact = ExactHybrid(Amounts.from_chain(profile, 20, LINK)).inner(0, 1, 3, 17)
+    chain = _in_slots(profile, 20, LINK, 20)
+    grid = DiscretisedChain(chain, 1.0, INFINITE)
+    fronts = grid._filled(np.full_like(grid.compute_costs, INFINITE))
+    found = recompute_cost(fronts, chain.rooms, row_of(0, 1), 17.0, 17.0)
     assert exact is not None
     assert exact[0] == found == (1 + 1 + 1) + 15
 
@@ -97,19 +104,21 @@ def test_a_forward_passed_again_waits_for_its_own_need() -> None:
 def test_what_a_limit_drops_is_not_needed(seed: int) -> None:
     draw = random.Random(seed)
     profile, budget = _chain(draw, draw.randint(2, 6))
-    plan = ExactHybrid.solve(Amounts.of(profile, budget, LINK))
+    plan = ExactHybrid.solve(Amounts.from_chain(profile, budget, LINK))
     if plan is None:
         return
-    costs = _in_slots(profile, budget, LINK, budget)
+    chain = _in_slots(profile, budget, LINK, budget)
     limit = plan.cost + 1e-4
-    grid = Grid(costs, budget, 8.0, draw.random() < 0.5, limit)
-    grid.guided(draw.choice([(0.5, 0.5), (0.2, 0.0), (1.0, 1.0), (0.0, 0.6)]))
+    chain = _rounding(chain, is_bound=draw.random() < 0.5)
+    grid = DiscretisedChain(chain, 8.0, limit)
+    grid.with_bounds(Weights(*draw.choice([(0.5, 0.5), (0.2, 0.0), (1.0, 1.0), (0.0, 0.6)])))
     assert grid.root <= limit
-    cost, last, _ = grid.sweep(grid.fronts, grid.guides(), limit, FINE)
+    cost, last, _ = grid.search(grid.fronts, grid.completion_bounds(), limit, FINE)
     assert last >= 0
     assert cost == pytest.approx(plan.cost, abs=1e-4)
-    loose = Grid(costs, budget, 8.0, grid.is_bound, 1.2 * limit).guided(grid.weights[0])
-    relaxed, last, _ = loose.sweep(loose.fronts, loose.guides(relaxed=True), 1.2 * limit, FINE)
+    loose = DiscretisedChain(chain, 8.0, 1.2 * limit).with_bounds(grid.weights[0])
+    bounds = loose.completion_bounds(relaxed=True)
+    relaxed, last, _ = loose.search(loose.fronts, bounds, 1.2 * limit, FINE)
     assert last >= 0
     assert relaxed <= limit
 
@@ -124,9 +133,8 @@ def test_caps_drop_nothing_of_the_best_plan(seed: int) -> None:
     profile, _ = _chain(draw, draw.randint(4, 6))
     budget = HybridProblem(profile, 1, LINK).required_bytes + draw.randint(0, 6)
     slots, is_bound, finer = draw.choice([7, 11, 16]), seed % 2 == 1, draw.choice([1.0, 3.0])
-    _require_the_same_optimum(
-        Grid(_in_slots(profile, budget, LINK, slots), slots, finer, is_bound, INFINITE)
-    )
+    chain = _rounding(_in_slots(profile, budget, LINK, slots), is_bound=is_bound)
+    _require_the_same_optimum(DiscretisedChain(chain, finer, INFINITE))
 
 
 def test_caps_hold_for_all_that_is_kept_between_two_steps() -> None:
@@ -135,20 +143,21 @@ def test_caps_hold_for_all_that_is_kept_between_two_steps() -> None:
     profile, _ = _chain(draw, draw.randint(3, 6))
     budget = HybridProblem(profile, 1, LINK).required_bytes + draw.randint(0, 6)
     slots, finer = draw.choice([3, 4, 5, 7, 11, 16]), draw.choice([1.0, 2.0])
-    costs = _in_slots(profile, budget, LINK, slots)
-    _require_the_same_optimum(Grid(costs, slots, finer, is_bound=False, limit=INFINITE))
+    chain = _in_slots(profile, budget, LINK, slots)
+    _require_the_same_optimum(DiscretisedChain(chain, finer, INFINITE))
 
 
-def _require_the_same_optimum(free: Grid) -> None:
+def _require_the_same_optimum(free: DiscretisedChain) -> None:
     """With nothing dropped, and with a limit just above that."""
-    weights = free.climbed(1.0, (0.5, 0.5), 1 / 4, 1 / 8)
-    fronts = free._filled(np.full_like(free.table, INFINITE))
-    expected, last, _ = free.sweep(fronts, free.guided(weights).guides(), INFINITE, FINE)
+    weights = free.best_weights(1.0, Weights(0.5, 0.5), 1 / 4, 1 / 8)
+    fronts = free._filled(np.full_like(free.compute_costs, INFINITE))
+    bounds = free.with_bounds(weights).completion_bounds()
+    expected, last, _ = free.search(fronts, bounds, INFINITE, FINE)
     if last < 0:
         return
-    tight = Grid(free.costs, free.slots, free.finer, free.is_bound, expected + 1e-4)
-    tight.guided(weights)
-    found, last, _ = tight.sweep(tight.fronts, tight.guides(), expected + 1e-4, FINE)
+    tight = DiscretisedChain(free.chain, free.finer, expected + 1e-4)
+    tight.with_bounds(weights)
+    found, last, _ = tight.search(tight.fronts, tight.completion_bounds(), expected + 1e-4, FINE)
     assert last >= 0
     assert found == pytest.approx(expected, abs=1e-5)
 
@@ -158,23 +167,24 @@ def test_fronts_hold_what_their_caps_allow(seed: int) -> None:
     """Caps of one row may go up and down with room; its parts have none."""
     draw = random.Random(seed)
     profile, budget = _chain(draw, draw.randint(4, 6))
-    grid = Grid(_in_slots(profile, budget, LINK, budget), budget, 1.0, seed % 2 == 1, INFINITE)
-    caps = np.full_like(grid.table, INFINITE)
+    chain = _rounding(_in_slots(profile, budget, LINK, budget), is_bound=seed % 2 == 1)
+    grid = DiscretisedChain(chain, 1.0, INFINITE)
+    caps = np.full_like(grid.compute_costs, INFINITE)
     free, last = grid._filled(caps), len(profile) - 2
-    row = last * (last + 1) // 2
+    row = row_of(0, last)
     most = sum(stage.forward_time + stage.backward_time for stage in profile.stages[:-1])
     caps[row] = [draw.choice([INFINITE, most, most + draw.randint(0, 6)]) for _ in caps[row]]
     capped = grid._filled(caps)
     for room in range(budget + 1):
         first = free.start[row, room]
-        plans = range(first, first + free.plans[row, room])
+        plans = range(first, first + free.plan_count[row, room])
         for returning in range(room + 1):
             expected = [
                 free.base[plan] + max(0.0, returning + free.demand[plan] - room)
                 for plan in plans
                 if free.base[plan] <= caps[row, room]
             ]
-            found = looked_up(capped, row, budget, room, returning, grid.is_bound)
+            found = recompute_cost(capped, chain.rooms, row, room, returning)
             assert found == pytest.approx(min(expected, default=INFINITE), abs=1e-5)
 
 
@@ -183,17 +193,17 @@ def test_merged_labels_are_below_every_plan(seed: int) -> None:
     """However few the cells: a merged label keeps less and is quicker than any that it is for."""
     draw = random.Random(seed)
     profile, budget = _chain(draw, draw.randint(3, 6))
-    plan = ExactHybrid.solve(Amounts.of(profile, budget, LINK))
+    plan = ExactHybrid.solve(Amounts.from_chain(profile, budget, LINK))
     if plan is None:
         return
     limit = plan.cost * draw.choice([1.0, 1.01, 1.1, 1.5]) + 1e-3
     slots = draw.choice([budget, 7, 10])
-    costs = _in_slots(profile, budget, LINK, slots)
-    grid = Grid(costs, slots, 4.0, is_bound=True, limit=limit * slots / budget)
-    grid.guided((draw.randint(0, 8) / 8, draw.randint(0, 8) / 8))
+    chain = _rounding(_in_slots(profile, budget, LINK, slots), is_bound=True)
+    grid = DiscretisedChain(chain, 4.0, limit * slots / budget)
+    grid.with_bounds(Weights(draw.randint(0, 8) / 8, draw.randint(0, 8) / 8))
     for relaxed in (True, False):
         for cells in (1, 2, 3, 5, 8):
-            found, _, _ = grid.sweep(
-                grid.fronts, grid.guides(relaxed=relaxed), grid.limit, Effort(cells, 20_000)
-            )
+            bounds = grid.completion_bounds(relaxed=relaxed)
+            effort = Effort(cells, 20_000)
+            found, _, _ = grid.search(grid.fronts, bounds, grid.limit, effort)
             assert found * budget / slots <= plan.cost + 1e-5

@@ -13,9 +13,18 @@ from torch import nn
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
+from chainstay.fitting.fitted import Fitted
 from chainstay.integrations.first_call import FitSettings, fit_at_first_call, unfit_if_fitted
-from chainstay.runtime.fitted import Fitted
-from training_conditions import RECOMPUTING, SUBJECTS, ShareOf, differences, pair, trained
+from training_conditions import (
+    RECOMPUTING,
+    SUBJECTS,
+    Sample,
+    ShareOf,
+    differences,
+    pair,
+    recomputes,
+    trained,
+)
 from zoo import loss_of
 
 LEAST = FitSettings(budget=RECOMPUTING, method=ShareOf(Fraction(0)), repeats=1)
@@ -45,7 +54,7 @@ def test_the_first_call_with_gradients_fits(subject: str) -> None:
         torch.manual_seed(2)
         with torch.no_grad():
             sample.loss(each)
-    assert not hasattr(model, "chainstay")
+    assert model.chainstay.plans == (), "nothing is planned without gradients"  # type: ignore[union-attr]
     assert differences(trained(model, sample), trained(plain, sample)) == []
     assert isinstance(model.chainstay, Fitted)
     unfit_if_fitted(model)
@@ -56,7 +65,7 @@ def test_it_may_never_be_called() -> None:
     model = plain_of("layered")
     attributes = dict(vars(model))
     fit_at_first_call(model, LEAST)
-    with pytest.raises(UnsupportedModelError, match="waits for its first call"):
+    with pytest.raises(UnsupportedModelError, match="is fitted already"):
         fit_at_first_call(model, LEAST)
     unfit_if_fitted(model)
     unfit_if_fitted(model)
@@ -187,3 +196,26 @@ def test_accelerate_prepares_a_fitted_model(subject: str, accelerator: Any) -> N
     _, planned, sample = pair(subject, "least")
     planned, plain = accelerator.prepare(planned), accelerator.prepare(plain_of(subject))
     assert differences(trained(planned, sample), trained(plain, sample)) == []
+
+
+def test_adapters_of_peft() -> None:
+    """Most parameters are frozen; what is trained lies beside them, with dropout of its own."""
+    peft = pytest.importorskip("peft")
+    tokens = torch.arange(4 * 16).reshape(4, 16) * 7 % 50
+    sample = Sample((), {"input_ids": tokens, "labels": tokens})
+
+    def adapted() -> nn.Module:
+        settings = peft.LoraConfig(
+            r=4, target_modules=["c_attn"], lora_dropout=0.2, fan_in_fan_out=True
+        )
+        model: nn.Module = peft.get_peft_model(language_model(), settings)
+        return model.train()
+
+    plain, planned = adapted(), adapted()
+    chainstay.fit(planned, (), dict(sample.kwargs), budget=RECOMPUTING, repeats=1)
+    assert differences(trained(planned, sample), trained(plain, sample)) == []
+    assert recomputes(planned)
+    assert "by blocks" not in str(planned.chainstay)
+    trained_names = [name for name, each in planned.named_parameters() if each.grad is not None]
+    assert trained_names
+    assert all("lora_" in name for name in trained_names)

@@ -20,10 +20,10 @@ from chainstay import (
     waterfilling_bound,
 )
 from chainstay.dp.join import claim_join
-from chainstay.dp.join.canonical import LeastProgram, OverheadProgram
+from chainstay.dp.join.canonical import LeastMemoryProgram, OverheadProgram
 from chainstay.profiles import HomogeneousJoin
 from chainstay.solution import Family
-from chainstay.validation.join_search import join_optimum
+from chainstay.validation.join.search import join_optimum
 from chainstay.verify.join_instances import random_join
 from golden_joins import GoldenBytes, GoldenSlots
 
@@ -173,7 +173,7 @@ def test_least_budget_is_where_the_table_begins(seed: int) -> None:
         instance = random_join(seed, number)
         if isinstance(instance.profile, HomogeneousJoin):
             continue
-        least = LeastProgram(instance.profile, instance.keep)
+        least = LeastMemoryProgram(instance.profile, instance.keep)
         memory = least.root + least.inputs
         table = OverheadProgram(instance.profile, instance.keep, memory)
         assert table.overhead(least.root) is not None

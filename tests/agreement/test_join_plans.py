@@ -28,12 +28,14 @@ from chainstay import (
     unfit,
 )
 from chainstay.baselines.join import keep_all_join
-from chainstay.fitting.cut_joins import cut_join, measured_join
+from chainstay.fitting.joins import planned_join
+from chainstay.fitting.measured import measure_model
+from chainstay.fitting.planner import PlannerSettings
 from chainstay.join_planning import solve_measured_join
-from chainstay.runtime import clock
-from chainstay.runtime.fitted import Fitted
+from chainstay.runtime.measures import clock
 from join_models import Siamese
 from sgd_steps import peak_of_step, two_plain_steps
+from training_conditions import shown
 from zoo import loss_of
 
 WIDTH = 24
@@ -48,11 +50,6 @@ def towers(seed: int = 0, width: int = WIDTH) -> Siamese:
     for _ in range(3):
         layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(0.1)]
     return Siamese(nn.Sequential(*layers))
-
-
-def fitted_of(model: nn.Module) -> Fitted:
-    assert isinstance(model.chainstay, Fitted)
-    return model.chainstay
 
 
 def trained(model: nn.Module) -> list[torch.Tensor]:
@@ -78,7 +75,7 @@ def unmeasurable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forbid(*, solving: bool = True) -> None:
         for name in clock.__all__:
             monkeypatch.setattr(clock, name, refused)
-        monkeypatch.setattr("chainstay.runtime.costs.time_chain", refused)
+        monkeypatch.setattr("chainstay.runtime.measures.costs.time_chain", refused)
         if solving:
             monkeypatch.setattr(join_planning, "solve_join", refused)
 
@@ -89,7 +86,7 @@ def unmeasurable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def plan_text() -> str:
     """The plan of the towers in three quarters of their memory."""
     model = fit(towers(), PAIR, budget="75%", loss=loss_of, progress=False, repeats=1)
-    from_fit = fitted_of(model)
+    from_fit = shown(model)
     plan = chainstay.applying.plan_of(model)
     assert plan.solution == from_fit.solution
     chosen = {each.name: each for each in from_fit.alternatives}
@@ -157,9 +154,9 @@ def _otherwise() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     ("made", "message"),
     [
         (_wider, r"parameter tower.0.weight: is \(16, 16\) .*, in the plan \(24, 24\)"),
-        (_switched, "mode of tower.3: is evaluation, the plan does not know it"),
-        (lambda: (towers(), (PAIR[0], PAIR[1][:8])), r"argument args\[1\]: is \(8, 24\)"),
-        (lambda: (towers(), IMAGES), r"argument args\[2\]: is .*, the plan does not know it"),
+        (_switched, "mode of tower.3: is evaluation, the plan has none"),
+        (lambda: (towers(), tuple(each[:8] for each in PAIR)), r"argument args\[0\]: is \(8, 24\)"),
+        (lambda: (towers(), IMAGES), r"argument args\[2\]: is .*, the plan has none"),
         (_otherwise, r"stage \d+ \(.*\): is .*in the plan"),
     ],
 )
@@ -177,7 +174,7 @@ def test_another_join_is_refused_naming_what_differs(
 
 def test_files_that_mix_chains_and_joins_are_refused(plan_path: Path) -> None:
     document = json.loads(plan_path.read_text())
-    document["cut"]["by"] = "export"
+    document["cut"]["by"] = "graph"
     plan_path.write_text(json.dumps(document))
     with pytest.raises(InvalidPlanError, match="is of a JoinProfile, not of a chain"):
         apply_plan(towers(), PAIR, plan=plan_path)
@@ -195,24 +192,21 @@ def test_files_that_mix_chains_and_joins_are_refused(plan_path: Path) -> None:
 def test_schedules_that_this_join_cannot_run_bit_for_bit_are_refused() -> None:
     """Three uses of each weight are summed in the order of their backwards."""
     model = towers()
-    cut, measured = measured_join(
-        model, IMAGES, {}, loss=loss_of, granularity=9, repeats=1, progress=False
-    )
-    again = cut_join(model, IMAGES, {}, granularity=9)
-    assert again.stages.lengths == measured.lengths
-    assert again.stages.traits == measured.traits
-    assert [each.name for each in again.chain.stages] == [s.name for s in cut.chain.stages]
+    settings = PlannerSettings(loss=loss_of, granularity=9, repeats=1, progress=False)
+    attempt = measure_model(model, IMAGES, {}, settings).attempt
+    assert attempt is not None
+    join, measured = attempt.measured()
     solution = solve_measured_join(measured, "100%")
     profile = measured.account.profile_for(solution.schedule)
-    again.planned(solution, profile)
+    planned_join(join, measured, solution, profile)
     end = 1 + max(i for i, op in enumerate(solution.schedule) if op.branch is None)
     ops = tuple(solution.schedule)
     turned = Schedule((*ops[:end], *sorted(ops[end:], key=lambda op: op.branch or 0)))
     assert turned != keep_all_join(profile)
     with pytest.raises(PlanMismatchError, match="summed in another order than in plain training"):
-        again.planned(replace(solution, schedule=turned), profile)
+        planned_join(join, measured, replace(solution, schedule=turned), profile)
     with pytest.raises(PlanMismatchError, match=r"branches and a tail of .* the model has"):
-        again.planned(solution, JoinProfile(branches=profile.branches[:2]))
+        planned_join(join, measured, solution, JoinProfile(branches=profile.branches[:2]))
 
 
 def test_what_was_measured_of_a_join_is_kept(
@@ -222,7 +216,7 @@ def test_what_was_measured_of_a_join_is_kept(
         model = towers(seed)
         settings = {"progress": False, "repeats": 1, "cache": tmp_path}
         fit(model, PAIR, budget="75%", loss=loss_of, **settings)  # type: ignore[arg-type]
-        solution: Solution = fitted_of(model).solution
+        solution: Solution = shown(model).solution
         return replace(solution, solve_seconds=0.0)
 
     first = fitted(0)
@@ -261,10 +255,12 @@ def test_towers_that_share_weights_have_another_file_than_towers_that_do_not(
     for shared in (True, False):
         for _ in range(2):
             args = (torch.randn(4, 8), torch.randn(4, 8))
-            settings = {"loss": loss_of, "repeats": 1, "progress": False, "cache": tmp_path}
-            _, measured = measured_join(Two(shared=shared), args, {}, **settings)  # type: ignore[arg-type]
-            accounts.append(measured.account)
-    assert len(list(tmp_path.iterdir())) == 2
+            settings = PlannerSettings(loss=loss_of, repeats=1, progress=False, cache=tmp_path)
+            attempt = measure_model(Two(shared=shared), args, {}, settings).attempt
+            assert attempt is not None
+            accounts.append(attempt.measured()[1].account)
+    kinds = [json.loads(each.read_text())["chainstay"] for each in tmp_path.iterdir()]
+    assert kinds.count("join-account") == 2
     assert accounts[0] == accounts[1] != accounts[2] == accounts[3]
 
 
@@ -310,4 +306,5 @@ def test_the_command_line_plans_runs_and_shows_branches(
     assert isinstance(plan.profile, JoinProfile)
     assert f": kept; {plan.profile.stages} stages" in run.stdout
     profiled = command("profile", *model, "--repeats", "1", "--cache", "kept")
-    assert "its branches meet: chainstay plan looks at them apart" in profiled.stderr
+    told = "its branches meet: chainstay plan also tries to plan each branch apart"
+    assert told in profiled.stderr

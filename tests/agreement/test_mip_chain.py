@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chainstay.formulations import MIP
-from chainstay.formulations.claims import minimum_budget
+from chainstay.formulations.chain.claims import minimum_budget
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards
 from chainstay.validation import search

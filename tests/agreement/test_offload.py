@@ -15,17 +15,18 @@ from chainstay.baselines.offload import OFFLOAD_BASELINES, OrderedNoWait, best_o
 from chainstay.dp.offload import Algorithm1, fractional_optimum, greedy_set
 from chainstay.dp.offload.fluid import fluid_plan
 from chainstay.errors import InfeasibleBudgetError
-from chainstay.formulations import CPSAT, MIP, offload_claims
-from chainstay.offloading import OffloadProblem
+from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations.offload import claims as offload_claims
+from chainstay.problems.offload import OffloadProblem
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.solution import Family
-from chainstay.solve.offload import ExactOffload, solve_offload
+from chainstay.solve.offload import IntegerProgramOffload, solve_offload
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Transfers
-from chainstay.validation.certify_offload import certify_offload, replay
-from chainstay.validation.fluid import simulate_timetable
-from chainstay.validation.transfer_search import optimal_program, proposition3_bound
-from chainstay.validation.transfers import simulate_offload
+from chainstay.validation.offload.certify import certify_offload, replay_offload
+from chainstay.validation.offload.search import offload_optimum, proposition3_bound
+from chainstay.validation.offload.simulate import simulate_offload
+from chainstay.validation.offload.simulate_timetable import simulate_timetable
 from chainstay.verify.offload_instances import random_offload
 from golden_offloads import FEASIBLE, GOLDEN, GoldenOffload, require_solvers
 from offload_strategies import OffloadCase, offload_cases
@@ -76,7 +77,7 @@ def test_golden_witnesses_replay(golden: GoldenOffload) -> None:
 @pytest.mark.parametrize("golden", FEASIBLE, ids=name)
 def test_golden_optima_of_whole_transfers_by_cpsat(golden: GoldenOffload) -> None:
     asked = problem(golden)
-    claim = ExactOffload(CPSAT(time_limit_s=60), alone=True)(asked)
+    claim = IntegerProgramOffload(CPSAT(time_limit_s=60), alone=True)(asked)
     solution = certify_offload(asked, claim, method="cpsat", solve_seconds=0.0)
     assert solution.makespan == solution.lower_bound == golden.integral
 
@@ -84,14 +85,14 @@ def test_golden_optima_of_whole_transfers_by_cpsat(golden: GoldenOffload) -> Non
 @pytest.mark.parametrize("golden", SHORT, ids=name)
 def test_golden_optima_of_whole_transfers_by_mip(golden: GoldenOffload) -> None:
     asked = problem(golden)
-    claim = ExactOffload(MIP(time_limit_s=60), alone=True)(asked)
+    claim = IntegerProgramOffload(MIP(time_limit_s=60), alone=True)(asked)
     solution = certify_offload(asked, claim, method="mip", solve_seconds=0.0)
     assert solution.makespan == solution.lower_bound == golden.integral
 
 
 @pytest.mark.parametrize("golden", [g for g in FEASIBLE if g.last <= 4], ids=name)
 def test_golden_optima_of_whole_transfers_by_search(golden: GoldenOffload) -> None:
-    found = optimal_program(golden.profile, budget=golden.budget, link=golden.link)
+    found = offload_optimum(golden.profile, budget=golden.budget, link=golden.link)
     assert found.makespan == golden.integral
     again = simulate_offload(golden.profile, found.schedule, budget=golden.budget, link=golden.link)
     assert again.makespan == golden.integral
@@ -100,7 +101,7 @@ def test_golden_optima_of_whole_transfers_by_search(golden: GoldenOffload) -> No
 @pytest.mark.parametrize("golden", FEASIBLE, ids=name)
 def test_golden_optima_of_interruptible_transfers_by_mip(golden: GoldenOffload) -> None:
     asked = problem(golden, "interruptible")
-    claim = ExactOffload(MIP(time_limit_s=60), alone=True)(asked)
+    claim = IntegerProgramOffload(MIP(time_limit_s=60), alone=True)(asked)
     solution = certify_offload(asked, claim, method="mip", solve_seconds=0.0)
     assert solution.makespan == solution.lower_bound == golden.interruptible
 
@@ -111,7 +112,7 @@ def test_golden_optima_of_offload_first_plans_by_dp(golden: GoldenOffload) -> No
     for method in (Algorithm1(), Algorithm1(slots=500)):
         claim = method(asked)
         assert claim.makespan == golden.interruptible_ordered
-        assert replay(asked, claim).makespan == golden.interruptible_ordered
+        assert replay_offload(asked, claim).makespan == golden.interruptible_ordered
         if claim.family is Family.ALL:
             assert golden.interruptible is not None
             assert claim.lower_bound <= golden.interruptible
@@ -129,13 +130,15 @@ def test_golden_fractional_optima(golden: GoldenOffload) -> None:
         transfers="fractional",
     )
     assert solution.makespan == solution.lower_bound == golden.fractional
-    by_model = ExactOffload(MIP(time_limit_s=60), alone=True)(problem(golden, "fractional"))
+    by_model = IntegerProgramOffload(MIP(time_limit_s=60), alone=True)(
+        problem(golden, "fractional")
+    )
     assert by_model.makespan == golden.fractional
 
 
 @pytest.mark.parametrize("golden", FEASIBLE, ids=name)
 def test_golden_optima_of_ordered_no_wait(golden: GoldenOffload) -> None:
-    ordered = OrderedNoWait.of(problem(golden))
+    ordered = OrderedNoWait.from_problem(problem(golden))
     best = best_ordered(ordered, sets(golden.last))
     assert best is not None
     assert Fraction(best[0], golden.link.ticks) == golden.integral_ordered
@@ -168,10 +171,10 @@ def test_auto_proves_every_golden_optimum(golden: GoldenOffload) -> None:
 @settings(max_examples=80)
 @given(offload_cases(max_stages=4))
 def test_search_cpsat_and_mip_agree_on_any_link(case: OffloadCase) -> None:
-    optimum = optimal_program(case.profile, budget=case.budget, link=case.link).makespan
+    optimum = offload_optimum(case.profile, budget=case.budget, link=case.link).makespan
     for settings_of in (CPSAT(time_limit_s=30), MIP(time_limit_s=30)):
         asked = OffloadProblem(case.profile, case.budget, case.link)
-        claim = ExactOffload(settings_of, alone=True)(asked)
+        claim = IntegerProgramOffload(settings_of, alone=True)(asked)
         found = certify_offload(asked, claim, method=str(settings_of), solve_seconds=0.0)
         assert found.makespan == found.lower_bound == optimum
 
@@ -208,7 +211,7 @@ def test_algorithm_1_is_the_best_of_all_sets(case: OffloadCase) -> None:
 def test_every_set_by_ordered_no_wait_replays_no_slower(
     case: OffloadCase, data: st.DataObject
 ) -> None:
-    ordered = OrderedNoWait.of(OffloadProblem(case.profile, case.budget, case.link))
+    ordered = OrderedNoWait.from_problem(OffloadProblem(case.profile, case.budget, case.link))
     chosen = data.draw(st.sets(st.sampled_from([*range(max(1, len(case.profile) - 1))])))
     plan = ordered.plan(chosen)
     if plan is not None:
@@ -238,7 +241,7 @@ def test_heuristics_are_within_half_a_percent_on_average() -> None:
         if instance.budget < instance.profile.required_bytes:
             continue
         asked = OffloadProblem(instance.profile, instance.budget, instance.link)
-        claim = Heuristics(every_set_of=8 * (number % 2))(asked)
+        claim = Heuristics(exhaustive_up_to=8 * (number % 2))(asked)
         best = solve_offload(
             instance.profile, instance.budget, link=instance.link, method=CPSAT(time_limit_s=2)
         )
@@ -285,7 +288,7 @@ def test_the_mip_proves_nothing_with_amounts_of_millions() -> None:
     best = solve_offload(
         profile, problem.budget, link=problem.link, method="dp", transfers="interruptible"
     )
-    other = offload_claims.claim(problem, MIP())
+    other = offload_claims.claim(problem, MIP().solver_settings)
     assert best.makespan == Fraction(21538187, 1000)
     assert other.lower_bound <= best.makespan <= other.makespan
 
@@ -302,6 +305,6 @@ def test_nor_of_whole_transfers() -> None:
     )
     problem = OffloadProblem(profile, 27525128, Link(bandwidth=500, duplex="full"))
     best = solve_offload(profile, problem.budget, link=problem.link, method="auto")
-    other = offload_claims.claim(problem, MIP())
+    other = offload_claims.claim(problem, MIP().solver_settings)
     assert best.makespan == Fraction(15131589, 250)
     assert other.lower_bound <= best.makespan <= other.makespan

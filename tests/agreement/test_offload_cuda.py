@@ -13,10 +13,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import chainstay
-from chainstay.offloading import OffloadSolution
+from chainstay.problems.offload import OffloadSolution
 from chainstay.runtime import MeasuredChain, measure, trace_memory
-from chainstay.runtime.transfers import measure_link
-from chainstay.runtime.transfers.cuda import CudaEngine
+from chainstay.runtime.transfer import measure_link
+from chainstay.runtime.transfer.cuda_engine import CudaEngine
 from chainstay.solve.offload import solve_offload
 from models import gpt2, resnet50
 from runtime_support import train

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.schedule import Schedule
 from chainstay.solve.offload import solve_offload
-from chainstay.validation.offload_reductions import (
-    halves_of,
+from chainstay.validation.offload.partition_reductions import (
+    halves_from_schedule,
     three_partition_gadget,
-    three_partition_program,
-    triples_of,
+    three_partition_schedule,
+    triples_from_schedule,
     two_partition_gadget,
-    two_partition_program,
+    two_partition_schedule,
 )
-from chainstay.validation.transfer_search import optimal_program
+from chainstay.validation.offload.search import offload_optimum
 from golden_offloads import GOLDEN, GoldenOffload, require_solvers
 
 require_solvers()
@@ -87,10 +87,12 @@ def test_triples_meet_the_deadline_and_come_back(numbers: list[int]) -> None:
     found = triples(numbers)
     assert found is not None
     gadget = three_partition_gadget(numbers)
-    assert set(triples_of(three_partition_program(numbers, found), numbers)) == set(found)
+    assert set(triples_from_schedule(three_partition_schedule(numbers, found), numbers)) == set(
+        found
+    )
     solution = solve_offload(gadget.profile, gadget.budget, link=gadget.link, method="cpsat")
     assert solution.makespan == solution.lower_bound == gadget.deadline
-    decoded = triples_of(solution.schedule, numbers)
+    decoded = triples_from_schedule(solution.schedule, numbers)
     assert {sum(numbers[j] for j in triple) for triple in decoded} == {
         3 * sum(numbers) // len(numbers)
     }
@@ -110,7 +112,7 @@ def test_without_triples_whole_transfers_are_late_and_interruptible_ones_are_not
     )
     assert fluid.makespan == gadget.deadline
     with pytest.raises(InvalidScheduleError, match=f"takes {solution.makespan}, the deadline is"):
-        triples_of(solution.schedule, numbers)
+        triples_from_schedule(solution.schedule, numbers)
 
 
 @pytest.mark.parametrize("numbers", [*TWO_YES, *TWO_NO], ids=str)
@@ -123,14 +125,14 @@ def test_two_partition_by_exact_solvers(numbers: list[int], transfers: str, meth
     assert solution.is_optimal
     assert (solution.makespan == gadget.deadline) == (numbers in TWO_YES) == bool(splits(numbers))
     if numbers in TWO_YES and transfers == "integral":
-        assert halves_of(solution.schedule, numbers)[0] in splits(numbers)
+        assert halves_from_schedule(solution.schedule, numbers)[0] in splits(numbers)
 
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_small_two_partitions_by_exhaustive_search(numbers: list[int]) -> None:
     gadget = two_partition_gadget(numbers)
-    found = optimal_program(gadget.profile, budget=gadget.budget, link=gadget.link)
+    found = offload_optimum(gadget.profile, budget=gadget.budget, link=gadget.link)
     assert (found.makespan == gadget.deadline) == bool(splits(numbers))
 
 
@@ -141,7 +143,7 @@ def test_whatever_else_moves_is_late_or_does_not_fit(
 ) -> None:
     moved = data.draw(st.sets(st.integers(0, len(numbers) - 1)))
     try:
-        halves = halves_of(two_partition_program(numbers, moved), numbers)
+        halves = halves_from_schedule(two_partition_schedule(numbers, moved), numbers)
     except InvalidScheduleError:
         assert frozenset(moved) not in splits(numbers)
     else:
@@ -151,7 +153,7 @@ def test_whatever_else_moves_is_late_or_does_not_fit(
 
 def test_what_does_not_move_in_time_is_refused() -> None:
     with pytest.raises(InvalidScheduleError, match="waits for ever: it needs 26 bytes"):
-        triples_of(Schedule.keep_all(5), [8, 9, 9])
+        triples_from_schedule(Schedule.keep_all(5), [8, 9, 9])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from chainstay.runtime import trace_memory
-from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine
 from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case
 
 CASES = [resnet_case, gpt_case]
@@ -61,6 +61,7 @@ def test_seeded_bugs_are_caught(make: Callable[[], Case], bug: Callable[[], Copy
     assert any(p.grad is not None and p.grad.isnan().any() for p in case.model.parameters())
 
 
+@pytest.mark.long
 def test_two_hundred_steps_leave_nothing() -> None:
     case = perceptron_case()
     engine = CopyingEngine(FAST, poison=True)

@@ -31,7 +31,7 @@ from chainstay import (
     unfit,
 )
 from chainstay.fitting.ways import Ways
-from chainstay.runtime import clock
+from chainstay.runtime.measures import clock
 from sgd_steps import two_plain_steps
 
 WIDTH = 24
@@ -91,9 +91,9 @@ def loss_of(output: Any) -> torch.Tensor:  # noqa: ANN401
 SAMPLE = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(3))
 LINK = Link(bandwidth=Fraction(2))
 WAYS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]] = {
-    "chain": (sequential, {}, {"loss": loss_of, "budget": "60%"}),
-    "export": (Tower, {"scale": 2.0}, {"budget": "75%"}),
-    "export without loss": (Body, {}, {"budget": "75%"}),
+    "sequential": (sequential, {}, {"loss": loss_of, "budget": "60%"}),
+    "graph": (Tower, {"scale": 2.0}, {"budget": "75%"}),
+    "graph without loss": (Body, {}, {"budget": "75%"}),
     "coarse": (Tower, {}, {"granularity": 8, "budget": "85%"}),
     "blocks": (Tower, {}, {"by": "blocks", "budget": "75%"}),
     "offload": (
@@ -159,10 +159,10 @@ def test_a_saved_plan_trains_another_copy_bit_for_bit(
 
 def test_another_process_knows_the_plan_by_its_fingerprint(tmp_path: Path) -> None:
     """Addresses, hashes and the order of sets differ there."""
-    save_plan(fit(made("export", 0), (SAMPLE,), budget="75%", progress=False), tmp_path / "p.json")
+    save_plan(fit(made("graph", 0), (SAMPLE,), budget="75%", progress=False), tmp_path / "p.json")
     code = f"""
 from test_plan_files import SAMPLE, apply_plan, made
-print(apply_plan(made("export", 5), (SAMPLE,), plan={str(tmp_path / "p.json")!r}).chainstay)
+print(apply_plan(made("graph", 5), (SAMPLE,), plan={str(tmp_path / "p.json")!r}).chainstay)
 """
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": path}
@@ -175,7 +175,7 @@ print(apply_plan(made("export", 5), (SAMPLE,), plan={str(tmp_path / "p.json")!r}
 @pytest.fixture(scope="module")
 def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "plan.json"
-    save_plan(fit(made("export", 0), (SAMPLE,), budget="75%", progress=False), path)
+    save_plan(fit(made("graph", 0), (SAMPLE,), budget="75%", progress=False), path)
     return path
 
 
@@ -214,7 +214,7 @@ def doubled(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (switched, "mode of blocks.2.body.2: is evaluation, the plan does not know it"),
+        (switched, "mode of blocks.2.body.2: is evaluation, the plan has none"),
         (nn.Module.eval, "mode of the model itself: is evaluation, in the plan training"),
         (frozen, r"parameter first.weight: is \(24, 24\) .*cpu, in the plan .*, trained"),
         (tied, "parameter blocks.1.body.0.weight: is the same as blocks.0.body.0.weight"),
@@ -228,7 +228,7 @@ def doubled(model: nn.Module) -> None:
 def test_another_model_is_refused_naming_what_differs(
     plan_path: Path, change: Callable[[nn.Module], None], message: str
 ) -> None:
-    model = made("export", 0)
+    model = made("graph", 0)
     change(model)
     sample = SAMPLE.double() if change is doubled else SAMPLE
     with pytest.raises(PlanMismatchError, match=message) as caught:
@@ -242,15 +242,19 @@ def test_another_model_is_refused_naming_what_differs(
     ("args", "kwargs", "message"),
     [
         ((SAMPLE[:8],), {}, r"argument args\[0\]: is \(8, 24\) .*, in the plan \(16, 24\)"),
-        ((SAMPLE.clone().requires_grad_(),), {}, r"args\[0\]: is .* with gradient, in the plan"),
-        ((SAMPLE,), {"scale": 3.0}, r"argument kwargs\['scale'\]: is 3.0, the plan does not"),
+        (
+            (SAMPLE.clone().requires_grad_(),),
+            {},
+            r"args\[0\]: is .* wanting a gradient, in",
+        ),
+        ((SAMPLE,), {"scale": 3.0}, r"argument kwargs\['scale'\]: is 3.0, the plan has none"),
     ],
 )
 def test_another_call_is_refused_naming_what_differs(
     plan_path: Path, args: tuple[Any, ...], kwargs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(PlanMismatchError, match=message):
-        apply_plan(made("export", 0), args, kwargs, plan=plan_path)
+        apply_plan(made("graph", 0), args, kwargs, plan=plan_path)
 
 
 def test_another_setting_is_refused_naming_what_differs(plan_path: Path) -> None:
@@ -258,13 +262,13 @@ def test_another_setting_is_refused_naming_what_differs(plan_path: Path) -> None
         torch.autocast("cpu", dtype=torch.bfloat16),
         pytest.raises(PlanMismatchError, match=r"autocast: is autocast to torch.bfloat16 with its"),
     ):
-        apply_plan(made("export", 0), (SAMPLE,), plan=plan_path)
+        apply_plan(made("graph", 0), (SAMPLE,), plan=plan_path)
     document = json.loads(plan_path.read_text())
     document["fingerprint"]["setting"]["torch"] = "1.0"
     elsewhere = plan_path.with_name("elsewhere.json")
     elsewhere.write_text(json.dumps(document))
     with pytest.raises(PlanMismatchError, match=r"torch: is 2\..*, in the plan 1\.0"):
-        apply_plan(made("export", 0), (SAMPLE,), plan=elsewhere)
+        apply_plan(made("graph", 0), (SAMPLE,), plan=elsewhere)
 
 
 def test_the_same_modules_doing_something_else_are_refused(plan_path: Path) -> None:
@@ -278,22 +282,22 @@ def test_the_same_modules_doing_something_else_are_refused(plan_path: Path) -> N
 
 
 def test_a_model_that_cannot_be_cut_like_the_plans_is_told_what_differs(tmp_path: Path) -> None:
-    settings = WAYS["chain"][2]
+    settings = WAYS["sequential"][2]
     save_plan(fit(sequential(), (SAMPLE,), progress=False, **settings), tmp_path / "plan.json")
     with pytest.raises(PlanMismatchError, match=r"module the model itself: is Tower\(\), in the"):
         apply_plan(Tower(), (SAMPLE,), plan=tmp_path / "plan.json")
 
 
 def test_a_new_shape_is_refused_or_runs_plainly(plan_path: Path) -> None:
-    refusing = apply_plan(made("export", 0), (SAMPLE,), plan=plan_path)
-    with pytest.raises(PlanMismatchError, match="differs in its arguments"):
+    refusing = apply_plan(made("graph", 0), (SAMPLE,), plan=plan_path)
+    with pytest.raises(PlanMismatchError, match=r"no plan of .* a call with \(8, 24\)"):
         refusing(SAMPLE[:8])
     plain = apply_plan(
-        made("export", 0), (SAMPLE,), plan=load_plan(plan_path), on_new_shape="run plainly"
+        made("graph", 0), (SAMPLE,), plan=load_plan(plan_path), on_new_shape="run plainly"
     )
     plain(SAMPLE[:8])["loss"].backward()
     with pytest.raises(ValueError, match="on_new_shape is 'plan', must be 'refuse' or 'run pl"):
-        apply_plan(made("export", 0), (SAMPLE,), plan=plan_path, on_new_shape="plan")  # type: ignore[arg-type]
+        apply_plan(made("graph", 0), (SAMPLE,), plan=plan_path, on_new_shape="plan")  # type: ignore[arg-type]
 
 
 def test_what_is_no_plan_of_a_model_is_refused(plan_path: Path, tmp_path: Path) -> None:
@@ -309,21 +313,23 @@ def test_what_is_no_plan_of_a_model_is_refused(plan_path: Path, tmp_path: Path) 
     bare.write_text(json.dumps(document))
     with pytest.raises(PlanMismatchError, match="for a profile and not for a model"):
         apply_plan(Tower(), (SAMPLE,), plan=bare)
-    fitted = apply_plan(Tower(), (SAMPLE,), plan=plan_path)
-    with pytest.raises(UnsupportedModelError, match="fitted already"):
-        apply_plan(fitted, (SAMPLE,), plan=plan_path)
 
 
-def test_plans_that_cannot_be_saved_are_refused_by_name(plan_path: Path, tmp_path: Path) -> None:
-    fitted: Any = apply_plan(Tower(), (SAMPLE,), plan=plan_path)
+def test_a_plan_takes_the_place_of_the_one_before(plan_path: Path) -> None:
+    model: Any = fit(made("graph", 0), (SAMPLE,), progress=False, **WAYS["offload"][2])
+    first = model.chainstay
+    assert apply_plan(model, (SAMPLE,), plan=plan_path) is model
+    assert model.chainstay is not first
+    assert model.chainstay.solution == load_plan(plan_path).solution
+    with pytest.raises(PlanMismatchError, match="this plan was closed"):
+        loss_of(first(model, (SAMPLE,), {})).backward()
+    unfit(model)
+    assert "forward" not in vars(model)
 
-    class PlannedOtherwise:
-        """As joins are."""
 
-    (number,) = fitted.chainstay._plans
-    situation, _ = fitted.chainstay._plans[number]
-    fitted.chainstay._plans[number] = (situation, PlannedOtherwise())
-    with pytest.raises(UnsupportedModelError, match="a PlannedOtherwise cannot be saved; fit the"):
+def test_where_there_is_no_plan_yet_none_is_saved(tmp_path: Path) -> None:
+    fitted = fit(Tower(), budget="75%", progress=False)
+    with pytest.raises(PlanMismatchError, match="has no plan yet; it is planned by its first"):
         save_plan(fitted, tmp_path / "plan.json")
     assert not (tmp_path / "plan.json").exists()
 

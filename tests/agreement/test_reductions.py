@@ -15,7 +15,11 @@ from chainstay.formulations import CPSAT, MIP
 from chainstay.schedule import Schedule
 from chainstay.solution import Method
 from chainstay.validation import search
-from chainstay.validation.reductions import partition_chain, partition_of, partition_schedule
+from chainstay.validation.partition_reduction import (
+    partition_chain,
+    partition_from_schedule,
+    partition_schedule,
+)
 from chainstay.validation.simulate import simulate
 from golden_chains import GOLDEN, GoldenChain
 
@@ -57,7 +61,7 @@ def test_yes_instances_meet_the_deadline_and_give_their_halves(
     profile, budget, deadline = partition_chain(numbers)
     claim = method(profile, budget)
     assert claim.makespan == claim.lower_bound == deadline
-    saved, others = partition_of(claim.schedule, numbers)
+    saved, others = partition_from_schedule(claim.schedule, numbers)
     assert saved in splits(numbers)
     assert others in splits(numbers)
     assert saved | others == set(range(len(numbers)))
@@ -70,7 +74,7 @@ def test_no_instances_are_late(method: Method, numbers: list[int]) -> None:
     claim = method(profile, budget)
     assert claim.lower_bound > deadline
     with pytest.raises(InvalidScheduleError, match=f"{claim.makespan} ns, the deadline is"):
-        partition_of(claim.schedule, numbers)
+        partition_from_schedule(claim.schedule, numbers)
 
 
 @settings(max_examples=12)
@@ -84,7 +88,7 @@ def test_small_instances_by_exhaustive_search(numbers: list[int]) -> None:
         return
     assert (optimum.makespan <= deadline) == bool(splits(numbers))
     if splits(numbers):
-        assert partition_of(optimum.schedule, numbers)[0] in splits(numbers)
+        assert partition_from_schedule(optimum.schedule, numbers)[0] in splits(numbers)
 
 
 @settings(max_examples=300)
@@ -92,7 +96,10 @@ def test_small_instances_by_exhaustive_search(numbers: list[int]) -> None:
 def test_halves_become_a_schedule_and_come_back(numbers: list[int]) -> None:
     for half in splits(numbers):
         schedule = partition_schedule(numbers, half)
-        assert partition_of(schedule, numbers) == (half, frozenset(range(len(numbers))) - half)
+        assert partition_from_schedule(schedule, numbers) == (
+            half,
+            frozenset(range(len(numbers))) - half,
+        )
 
 
 @settings(max_examples=300)
@@ -110,7 +117,7 @@ def test_whatever_else_is_kept_is_over_budget_or_late(
 
 def test_discarded_saved_data_does_not_count() -> None:
     schedule = Schedule.parse("Fa0 Fa1 Fa2 Fc3 Db2 Fa4 Fa5 B5 B4 Fa2 Fa3 B3 B2 B1 B0")
-    assert partition_of(schedule, [1, 1]) == (frozenset({0}), frozenset({1}))
+    assert partition_from_schedule(schedule, [1, 1]) == (frozenset({0}), frozenset({1}))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -123,7 +130,7 @@ def test_a_number_over_three_quarters_does_not_even_fit(method: Method, numbers:
 
 def test_what_exceeds_the_budget_is_refused() -> None:
     with pytest.raises(InvalidScheduleError, match="needs 4 bytes, the budget is 3"):
-        partition_of(Schedule.keep_all(6), [1, 1])
+        partition_from_schedule(Schedule.keep_all(6), [1, 1])
 
 
 @pytest.mark.parametrize("numbers", [[], [1, 0], [3, -1]])

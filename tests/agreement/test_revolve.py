@@ -51,6 +51,7 @@ def test_equal_to_the_dynamic_program_with_all_slot_counts(stages: int) -> None:
 
 
 @pytest.mark.parametrize(("stages", "slots"), [(40, 1), (50, 3), (70, 10), (90, 89)])
+@pytest.mark.long
 def test_equal_to_the_dynamic_program_on_long_chains(stages: int, slots: int) -> None:
     check(stages, slots)
 

@@ -84,6 +84,7 @@ def test_three_steps_are_equal(make: Callable[[], Case], name: str) -> None:
     assert train_planned(case, schedule).differences(case.expected) == []
 
 
+@pytest.mark.long
 def test_one_step_of_full_width_gpt2_is_equal() -> None:
     torch.manual_seed(0)
     tokens, following = torch.randint(0, 1000, (1, 8)), torch.randint(0, 1000, (8,))

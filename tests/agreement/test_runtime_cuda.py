@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import chainstay
 from chainstay.runtime import measure, trace_memory
-from chainstay.runtime.device_memory import free_bytes
+from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.validation.simulate import simulate
 from models import gpt2, resnet50
 from runtime_support import some_schedules, train

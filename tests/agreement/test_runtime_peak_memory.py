@@ -101,12 +101,14 @@ def measured_peak(case: Case, schedule: Schedule | str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("make", [resnet_case, gpt_case, gpt_case_of_large_output])
+@pytest.mark.long
 def test_prediction_covers_the_peak_within_a_tenth(make: Callable[[], Case], name: str) -> None:
     predicted, measured = measured_peak(make(), name)
     assert measured <= predicted <= 1.1 * measured
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.long
 def test_prediction_exceeds_the_peak_by_at_most_one_overhead(name: str) -> None:
     """A profile has one forward overhead for ``Fn``, ``Fc`` and ``Fa``: that of the worst.
 
@@ -119,6 +121,7 @@ def test_prediction_exceeds_the_peak_by_at_most_one_overhead(name: str) -> None:
     assert measured <= predicted <= 1.1 * measured + overhead
 
 
+@pytest.mark.long
 def test_schedules_really_need_different_memory() -> None:
     peaks = {name: measured_peak(gpt_case(), name)[1] for name in SCHEDULES}
     assert peaks["drop everything"] < peaks["2 segments"] < 0.7 * peaks["keep all"]

@@ -24,10 +24,10 @@ from chainstay import (
     solve_chain,
     unrestricted_bound,
 )
-from chainstay.formulations.chain import build
+from chainstay.formulations.chain.formulation import build
 from chainstay.schedule import Discards, OpKind
 from chainstay.solution import Family
-from chainstay.solve import Auto
+from chainstay.solve import AutoChain
 from chainstay.validation import search
 from strategies import chains
 from tensors import Tensors
@@ -60,6 +60,7 @@ WITHOUT = replace(U_NET, skips=())
 
 @settings(max_examples=1_500)
 @given(SKIPPING, st.integers(-1, 150))
+@pytest.mark.long
 def test_persistent_optimum_is_that_of_a_bare_recursion(profile: ChainProfile, extra: int) -> None:
     required = least_budget(profile)
     assert _least_time(profile, required - 1) == float("inf")
@@ -86,6 +87,7 @@ def test_schedules_are_read_off_the_dense_table_too(profile: ChainProfile, extra
 
 @settings(max_examples=500)
 @given(SKIPPING, st.integers(0, 150))
+@pytest.mark.long
 def test_counting_tensors_twice_only_costs(profile: ChainProfile, extra: int) -> None:
     plain = replace(profile, skips=())
     assert least_budget(profile) <= least_budget(plain)
@@ -100,6 +102,7 @@ def test_counting_tensors_twice_does_cost() -> None:
 
 @settings(max_examples=250)
 @given(SHORT, RULES, st.integers(0, 60))
+@pytest.mark.long
 def test_no_bound_lies_above_the_optimum_of_exhaustive_search(
     profile: ChainProfile, rules: Discards, extra: int
 ) -> None:
@@ -114,6 +117,7 @@ def test_no_bound_lies_above_the_optimum_of_exhaustive_search(
 
 @settings(max_examples=250)
 @given(SHORT, RULES, st.integers(0, 60))
+@pytest.mark.long
 def test_formulations_have_every_optimum_that_is_a_single_sweep(
     profile: ChainProfile, rules: Discards, extra: int
 ) -> None:
@@ -130,7 +134,7 @@ def test_formulations_have_every_optimum_that_is_a_single_sweep(
 
 
 @pytest.mark.parametrize(
-    "method", ["auto", Auto(discards="free"), "mip", "cpsat", MIP(discards="free")]
+    "method", ["auto", AutoChain(discards="free"), "mip", "cpsat", MIP(discards="free")]
 )
 def test_front_door_takes_skips(method: str) -> None:
     solution = solve_chain(U_NET, 250, method)
@@ -139,7 +143,7 @@ def test_front_door_takes_skips(method: str) -> None:
 
 
 def test_saved_data_outlive_their_input_where_nothing_better_is_asked() -> None:
-    solution = solve_chain(U_NET, 240, Auto(discards="free", exact_stages=1))
+    solution = solve_chain(U_NET, 240, AutoChain(discards="free", exact_stages=1))
     assert (solution.makespan, DP()(U_NET, 240).makespan) == (83, 87)
     assert (solution.family, solution.discards) == (Family.PERSISTENT, Discards.FREE)
 

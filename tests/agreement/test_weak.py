@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, simulate
 from chainstay.dp import least_budget
-from chainstay.dp.compiled import chain_of
-from chainstay.dp.prices import PriceBound
+from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
+from chainstay.dp.chain.recursion_arrays import recursion_arrays
 from chainstay.dp.recursion import Recursion
-from chainstay.dp.weak_kernels import floating_around
+from chainstay.dp.weak.kernels import move_bound
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search
@@ -57,6 +57,7 @@ def test_least_weak_budget_of_golden_chains(golden: GoldenChain) -> None:
 
 @MANY
 @given(chains(families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 150))
+@pytest.mark.long
 def test_weak_is_never_above_persistent(profile: ChainProfile, extra: int) -> None:
     budget = least_budget(profile) + extra
     assert solve(profile, budget).makespan <= DP()(profile, budget).makespan
@@ -73,6 +74,7 @@ def test_weak_equals_a_dense_table(profile: ChainProfile, extra: int) -> None:
 
 @MANY
 @given(chains(max_stages=5, families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 60))
+@pytest.mark.long
 def test_claims_about_all_schedules_hold_in_exhaustive_search(
     profile: ChainProfile, extra: int
 ) -> None:
@@ -92,19 +94,19 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     profile: ChainProfile, extra: int
 ) -> None:
     memory = least_budget(profile, persistence="weak") - profile.input_bytes + extra
-    chain, n = chain_of(Recursion.of(profile)), len(profile)
+    chain, n = recursion_arrays(Recursion.from_profile(profile)), len(profile)
     nothing = np.zeros((n, n), dtype=np.int64)
-    bound = PriceBound(chain, memory, nothing, is_floating=True)
-    floating = floating_around(chain, bound.around, bound.restarted)
-    prices = bound.step * np.arange(bound.around.shape[2])
+    bound = LagrangianBound(chain, memory, nothing, moves_checkpoints=True)
+    moves = move_bound(chain, bound.outside, bound.restarted)
+    multipliers = bound.step * np.arange(bound.outside.shape[2])
     for (s, t, end, m), spent in _least_spent_around(profile, memory).items():
         if s == t:
-            lines = bound.around[t, end]
+            lines = bound.outside[t, end]
         else:
             rerun = chain.elapsed[end + 1] - chain.elapsed[s]
-            lines = np.minimum(floating.born[t, end], rerun + floating.cut[t, end])
-            lines = lines + prices * chain.activation[s]
-        assert (lines + prices * m).max() <= spent + 1e-6
+            lines = np.minimum(moves.as_later[t, end], rerun + moves.as_earlier[t, end])
+            lines = lines + multipliers * chain.activation[s]
+        assert (lines + multipliers * m).max() <= spent + 1e-6
     optimum = WEAK(profile, memory + profile.input_bytes).makespan - profile.least_time
     assert bound.root <= optimum + 1e-6
 

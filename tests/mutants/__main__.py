@@ -129,7 +129,7 @@ def _status(tests: Sequence[str], copy: Path, *, is_shown: bool = False) -> int:
     }
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *_WITHOUT_SHRINKING]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)],
+        [sys.executable, "-m", "pytest", "-m", "", *options, *(f"tests/{test}" for test in tests)],
         cwd=copy,
         env=environment,
         capture_output=not is_shown,

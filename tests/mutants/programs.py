@@ -39,10 +39,10 @@ MUTANTS: Final = (
         "agreement/test_dp.py::test_persistent_optimum_of_golden_chains",
     ),
     Mutant(
-        "dp/steps.py",
+        "dp/step_functions.py",
         "if steps.memory[middle] + steps.shift <= m:",
         "if steps.memory[middle] + steps.shift < m:",
-        "unit/test_sieve.py::test_envelope_equals_sums_merged_one_after_another[1]",
+        "unit/test_bucketed_envelope.py::test_envelope_equals_sums_merged_one_after_another[1]",
     ),
     Mutant(
         "dp/revolve.py",
@@ -63,16 +63,16 @@ MUTANTS: Final = (
         "unit/test_revolve.py::test_bound_is_modest_where_saved_data_of_two_stages_fits",
     ),
     Mutant(
-        "dp/detached_sizes.py",
+        "dp/free_discards/sizes.py",
         "held[: skip.first, skip.first : skip.last] += skip.bytes",
         "pass",
-        "agreement/test_detached.py::test_what_held_saved_data_pass_on_takes_memory",
+        "agreement/test_free_discards.py::test_what_held_saved_data_pass_on_takes_memory",
     ),
     Mutant(
-        "dp/detached_sizes.py",
+        "dp/free_discards/sizes.py",
         "freed.append(own[s] + more)",
         "freed.append(own[s] + 0 * more)",
-        "agreement/test_detached.py::test_resting_equals_the_recursion_on_sets_of_tensors",
+        "agreement/test_free_discards.py::test_resting_equals_the_recursion_on_sets_of_tensors",
     ),
     Mutant(
         "dp/offload/fluid.py",
@@ -99,7 +99,7 @@ MUTANTS: Final = (
         "agreement/test_fluid_plans.py::test_no_way_back_is_too_early_or_too_late",
     ),
     Mutant(
-        "dp/join/waterfilling.py",
+        "dp/join/lower_bound.py",
         "return [slots - t + 2 - held_then",
         "return [slots - t + 1 - held_then",
         "paper/test_join_figures.py::test_waterfilling_is_exact_for_a_single_chain",

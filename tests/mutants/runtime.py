@@ -8,50 +8,50 @@ from mutants.mutant import Mutant
 
 MUTANTS: Final = (
     Mutant(
-        "runtime/accounting.py",
+        "runtime/measures/account.py",
         "                + held[-1]\n                + twice,",
         "                + twice,",
         "unit/test_runtime_accounting.py::test_any_schedule_may_run_every_stage_again",
     ),
     Mutant(
-        "runtime/accounting.py",
+        "runtime/measures/account.py",
         "yield held + size * (position > first[stage])",
         "yield held",
         "unit/test_runtime_accounting.py::"
         "test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_backward",
     ),
     Mutant(
-        "runtime/accounting.py",
+        "runtime/measures/account.py",
         "if runs[skip.first - 1] > 1)",
         "if runs[skip.first - 1] > 2)",
         "unit/test_runtime_accounting.py::test_what_the_caller_has_and_is_made_again_counts_twice",
     ),
     Mutant(
-        "runtime/states.py",
+        "runtime/stage/states.py",
         "return sum({address_of(tensor): allocated_bytes(tensor) for tensor in state}.values())",
         "return sum(allocated_bytes(tensor) for tensor in state)",
         "unit/test_runtime_states.py::test_copies_share_memory_where_the_originals_do",
     ),
     Mutant(
-        "runtime/recompute.py",
+        "runtime/execute/recompute.py",
         "return self.versions == tuple(map(version_of, self.state))",
         "return True",
         "unit/test_runtime_promises.py::test_a_changed_input_is_noticed",
     ),
     Mutant(
-        "runtime/recompute.py",
-        "environment.entered(for_last_time=step.is_last)",
-        "nullcontext()",
+        "runtime/execute/recompute.py",
+        "alone(traits), environment.entered():",
+        "alone(traits):",
         "agreement/test_runtime_bit_for_bit.py::test_three_steps_are_equal",
     ),
     Mutant(
-        "runtime/recompute.py",
+        "runtime/execute/recompute.py",
         "        if step.input_wanted:\n            self.checkpoints[stage] = checkpoint",
         "        if not step.is_last:\n            self.checkpoints[stage] = checkpoint",
         "agreement/test_runtime_peak_memory.py::test_prediction_covers_the_peak_within_a_tenth",
     ),
     Mutant(
-        "runtime/transfers/cells.py",
+        "runtime/transfer/cells.py",
         "        if self._is_unread and self.ticket is not None:\n"
         "            self._engine.wait(self.ticket)",
         "        if self._is_unread and self.ticket is None:\n"
@@ -60,56 +60,56 @@ MUTANTS: Final = (
         "test_exceptions_leave_nothing_and_the_next_step_is_right[forward]",
     ),
     Mutant(
-        "runtime/transfers/cells.py",
+        "runtime/transfer/cells.py",
         "            self._is_spoiled = version_of(self._tensor) != self._version\n"
         "            self._tensor = None",
         "            self._tensor = None",
         "unit/test_transfers_cells.py::test_a_change_after_sending_is_noticed[True]",
     ),
     Mutant(
-        "runtime/transfers/pool.py",
+        "runtime/transfer/pool.py",
         "if self.allocated_bytes + room > self.limit:",
         "if self.allocated_bytes > self.limit:",
         "unit/test_transfers_runtime.py::test_pool_reuses_and_evicts",
     ),
     Mutant(
-        "runtime/clock.py",
+        "runtime/measures/clock.py",
         "moved.append(forward + backward - runs[index].stalled)",
         "moved.append(forward + backward)",
         "unit/test_runtime_accounting.py::test_moving_is_timed_with_all_that_is_saved[2]",
     ),
     Mutant(
-        "runtime/recompute.py",
+        "runtime/execute/recompute.py",
         "        if self.held:  # what moves is told from what stays step by step",
         "        if False:",
         "agreement/test_combined_training.py::test_what_kept_stages_read_is_let_go_too",
     ),
     Mutant(
-        "runtime/transfers/copying.py",
+        "runtime/transfer/cpu_engine.py",
         "            raise _again(ticket.error)",
         "            return",
         "unit/test_transfers_runtime.py::test_a_failing_copy_is_told_where_it_is_waited_for",
     ),
     Mutant(
-        "runtime/transfers/planning.py",
+        "runtime/transfer/transfer_plan.py",
         "        while (total := self.memory + need) > self.budget:",
         "        while (total := self.memory + need) > self.budget + need:",
         "unit/test_transfers_planning.py::test_waits_stand_just_where_memory_is_needed",
     ),
     Mutant(
-        "runtime/transfers/planning.py",
+        "runtime/transfer/transfer_plan.py",
         "need = max(need, growth + made + overhead)",
         "need = max(need, made + overhead)",
         "unit/test_transfers_planning.py::test_solvers_plans_run_within_the_budget[0-half]",
     ),
     Mutant(
-        "runtime/joining/ordering.py",
+        "runtime/joins/part_order.py",
         "return plain == other or (plain[:2] == other[:2][::-1] and plain[2:] == other[2:])",
         "return sorted(map(id, plain)) == sorted(map(id, other))",
         "unit/test_runtime_joins.py::test_a_parameter_used_in_turns_is_refused",
     ),
     Mutant(
-        "runtime/joining/execution.py",
+        "runtime/joins/execution.py",
         "if firsts != shape.stages():",
         "if sorted(firsts) != sorted(shape.stages()):",
         "unit/test_runtime_joins.py::test_schedules_that_the_runtime_does_not_run_are_refused",

@@ -18,7 +18,7 @@ from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
 from chainstay.solve.offload import solve_offload
-from chainstay.validation.transfers import simulate_offload
+from chainstay.validation.offload.simulate import simulate_offload
 from golden_offloads import FEASIBLE, GOLDEN, GoldenOffload, require_solvers
 from offload_strategies import OffloadCase, offload_cases
 

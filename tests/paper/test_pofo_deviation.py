@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from chainstay.dp.hybrid.exact import Amounts, ExactHybrid, Plan
+from chainstay.dp.hybrid.exact import Amounts, ExactHybrid, ExactPlan, OuterState, _Step
 from chainstay.profiles import ChainProfile, Link, Stage
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.validation.hybrid_fluid import fractional_makespan
+from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 
 SAVED, OVERHEAD = (4, 4, 3), ((1, 1, 2), (2, 1, 2))
 TIMES = ((0, 0, 1), (1, 0, 0))
@@ -35,28 +35,32 @@ class Printed(ExactHybrid):
 
     __slots__ = ()
 
-    def _onward(self, state, following, times, ends):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-        best, back = None, times[1]
-        if not following[1]:
-            alone = self.inner(state.stage, following[0] - 1, state.kept, state.returning)
+    def _best_after(self, state: OuterState, step: _Step) -> ExactPlan | None:
+        best, back = None, step.times[1]
+        if not step.following[1]:
+            alone = self.inner(state.i, step.following[0] - 1, state.kept, state.returning)
             assert alone is not None, "less is kept than where it fits"
             back = alone[0]
-        for moves in (True,) if state.must_leave else (False, True):
-            size = state.size * moves
+        for moves in (True,) if step.must_leave else (False, True):
+            size = step.size * moves
             rest = self.outer(
-                following[0],
-                is_saved=following[1],
-                kept=state.kept + state.size - size,
-                leaving=max(0, state.leaving + size - times[0]),
-                returning=max(0, state.returning - back) + size,
+                OuterState(
+                    step.following[0],
+                    is_saved=step.following[1],
+                    kept=state.kept + step.size - size,
+                    leaving=max(0, state.leaving + size - step.times[0]),
+                    returning=max(0, state.returning - back) + size,
+                )
             )
             if rest is not None and (best is None or rest.cost < best.cost):
                 best = rest
-        return None if best is None else Plan(best.cost + sum(times), ends[0], frozenset())
+        if best is None:
+            return None
+        return ExactPlan(best.cost + sum(step.times), step.ops[0], frozenset())
 
 
 def test_the_input_is_there_while_stages_are_recomputed() -> None:
-    amounts = Amounts.of(PROFILE, 8, LINK)
+    amounts = Amounts.from_chain(PROFILE, 8, LINK)
     plan, printed = ExactHybrid.solve(amounts), Printed.solve(amounts)
     assert plan is not None
     assert printed is not None

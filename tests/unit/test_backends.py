@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from chainstay.errors import BackendError
-from chainstay.formulations import MIP, backends
-from chainstay.formulations.algebra import Model, pyo
-from chainstay.formulations.settings import Limits, Verdict
+from chainstay.formulations import MIP
+from chainstay.formulations import highs_backend as backends
+from chainstay.formulations.pyomo_types import Model, pyo
+from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 
 CHAIN = ChainProfile(
@@ -35,7 +36,7 @@ def knapsack() -> Model:
 def test_optimum_bound_and_values_of_a_knapsack() -> None:
     model = knapsack()
     outcome = backends.solve(model, MINUTE, gap=0.5)
-    assert (outcome.verdict, outcome.has_values) == (Verdict.OPTIMAL, True)
+    assert (outcome.status, outcome.has_values) == (TerminationStatus.OPTIMAL, True)
     assert outcome.bound == pytest.approx(3)
     assert [round(model.take[i].value) for i in range(3)] == [1, 0, 1]
 
@@ -44,14 +45,14 @@ def test_infeasible_leaves_the_values_alone() -> None:
     model = knapsack()
     model.much = pyo.Constraint(expr=sum(model.take.values()) >= 3)
     outcome = backends.solve(model, MINUTE, gap=0.5)
-    assert (outcome.verdict, outcome.has_values) == (Verdict.INFEASIBLE, False)
+    assert (outcome.status, outcome.has_values) == (TerminationStatus.INFEASIBLE, False)
     assert model.take[0].value is None
 
 
 def test_the_number_of_threads_may_change_between_solves() -> None:
     for threads in (1, 2, 1):
         outcome = backends.solve(knapsack(), Limits(time_s=60.0, threads=threads), gap=0.5)
-        assert outcome.verdict is Verdict.OPTIMAL
+        assert outcome.status is TerminationStatus.OPTIMAL
 
 
 def test_a_start_is_taken() -> None:
@@ -60,7 +61,7 @@ def test_a_start_is_taken() -> None:
         model.take[i].set_value(value)
     outcome = backends.solve(model, Limits(time_s=1e-9), gap=0.5, warm_start=True)
     assert [model.take[i].value for i in range(3)] in ([1, 1, 0], [1, 0, 1])
-    assert outcome.verdict in {Verdict.LIMIT, Verdict.OPTIMAL}
+    assert outcome.status in {TerminationStatus.LIMIT, TerminationStatus.OPTIMAL}
 
 
 def test_what_is_not_linear_is_refused() -> None:
@@ -101,7 +102,7 @@ def test_an_answer_that_highs_itself_calls_wrong_is_sought_without_presolve(
     monkeypatch.setattr(backends, "_run", fail_once)
     model = knapsack()
     outcome = backends.solve(model, MINUTE, gap=0.5)
-    assert outcome.verdict is Verdict.OPTIMAL
+    assert outcome.status is TerminationStatus.OPTIMAL
     assert outcome.bound == pytest.approx(3)
     assert [round(model.take[i].value) for i in range(3)] == [1, 0, 1]
 
@@ -110,7 +111,7 @@ def test_an_answer_that_highs_itself_calls_wrong_is_sought_without_presolve(
     ("missing", "text"),
     [
         ("highspy", r'highspy, which cannot be imported .*pip install "highspy>=1.10,<1.15"'),
-        ("pyomo", r"'mip \(highs, 60 s, table1\)' needs pyomo.*pip install pyomo"),
+        ("pyomo", r"'mip' needs Pyomo.*pip install pyomo"),
     ],
 )
 def test_a_missing_package_is_named_with_the_way_to_get_it(missing: str, text: str) -> None:

@@ -21,8 +21,8 @@ from chainstay.baselines import (
     square_root,
 )
 from chainstay.baselines.greedy import keep_stages
-from chainstay.baselines.pieces import kept, nest, recomputed
 from chainstay.baselines.revolve import equal_slots
+from chainstay.baselines.schedule_pieces import kept, nest, recomputed
 from chainstay.errors import UnknownMethodError
 from strategies import chains
 

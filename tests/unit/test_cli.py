@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from chainstay.cli import app, verifying
+from chainstay.cli import app, verification
 from chainstay.dp import DP
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim, Family
-from chainstay.verify import CONTESTANTS, Contestant
-from chainstay.verify.campaigns import Result as CheckedInstance
-from chainstay.verify.campaigns import chain_campaign
-from chainstay.verify.offload import OFFLOAD_CONTESTANTS
+from chainstay.verify import TESTED_METHODS, MethodUnderTest
+from chainstay.verify.offload import TESTED_OFFLOAD_METHODS
+from chainstay.verify.suites import InstanceResult as CheckedInstance
+from chainstay.verify.suites import chain_suite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Liar:
         return dataclasses.replace(claim, lower_bound=claim.makespan + 1)
 
 
-LIAR = Contestant(method=Liar(), finds=Family.PERSISTENT, most_stages=20)
+LIAR = MethodUnderTest(method=Liar(), family=Family.PERSISTENT, most_stages=20)
 
 
 def chainstay(*arguments: str) -> Result:
@@ -48,15 +48,15 @@ def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
     result = chainstay("verify", "--instances", "32", "--seed", "1")
     assert result.exit_code == 0
     assert "No contradiction: 32 chains of seed 1 in" in result.stdout
-    for contestant in CONTESTANTS:
-        assert contestant.name in result.stdout
-        assert contestant.plan in result.stdout
+    for tested in TESTED_METHODS:
+        assert tested.name in result.stdout
+        assert tested.sampling in result.stdout
 
 
 def test_a_contradiction_is_written_down_and_ends_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifying, "CAMPAIGNS", {"chain": chain_campaign((LIAR,))})
+    monkeypatch.setattr(verification, "SUITES", {"chain": chain_suite((LIAR,))})
     folder = str(tmp_path / "new")
     result = chainstay(
         "verify", "--seed", "4", "--first", "7", "--workers", "1", "--output", folder
@@ -76,10 +76,11 @@ def test_offloading_is_verified_too() -> None:
     result = chainstay("verify", "--problem", "offload", "--instances", "24", "--seed", "1")
     assert result.exit_code == 0
     assert "No contradiction: 24 offloading instances of seed 1 in" in result.stdout
-    for contestant in OFFLOAD_CONTESTANTS:
-        assert contestant.name in result.stdout
+    for tested in TESTED_OFFLOAD_METHODS:
+        assert tested.name in result.stdout
 
 
+@pytest.mark.long
 def test_several_processes_check_all_instances() -> None:
     result = chainstay("verify", "--instances", "101", "--seed", "1", "--workers", "2")
     assert result.exit_code == 0
@@ -113,8 +114,8 @@ def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch) -> N
         del numbers, seed, workers
         raise KeyboardInterrupt
 
-    campaign = dataclasses.replace(chain_campaign(), results=interrupted)
-    monkeypatch.setattr(verifying, "CAMPAIGNS", {"chain": campaign})
+    campaign = dataclasses.replace(chain_suite(), results=interrupted)
+    monkeypatch.setattr(verification, "SUITES", {"chain": campaign})
     result = chainstay("verify")
     assert result.exit_code == 130
     assert "Interrupted: 0 chains of seed 0 in" in result.stdout

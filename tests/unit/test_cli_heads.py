@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 import zoo  # noqa: F401  # makes a torchvision for another torch harmless
-from chainstay.cli.endings import CommandLineError
-from chainstay.cli.workloads import Workload, made
+from chainstay.cli.exit_codes import CommandLineError
+from chainstay.cli.models.workload import Workload, build_workload
 from chainstay.errors import UnsupportedModelError
 
 pytest.importorskip("transformers")
@@ -73,7 +73,7 @@ USUAL = {  # model: its head, by what and in which shape it is called, when noth
 
 
 def workload(text: str, *inputs: str, dtype: str = "float32") -> Workload:
-    return made(text, inputs, "cpu", dtype)
+    return build_workload(text, inputs, "cpu", dtype)
 
 
 @pytest.mark.parametrize("text", USUAL)
@@ -137,7 +137,7 @@ def test_what_is_asked_for_is_what_is_made() -> None:
 
 
 def test_nothing_is_stored_where_nothing_is_run() -> None:
-    estimated = made("hf:gpt2?n_layer=2", None, "A100-80GB", "bfloat16")
+    estimated = build_workload("hf:gpt2?n_layer=2", None, "A100-80GB", "bfloat16")
     assert {each.device.type for each in estimated.model.parameters()} == {"meta"}
     assert {each.device.type for each in estimated.kwargs.values()} == {"meta"}
     assert estimated.title.endswith("on 1 x 512 int64, A100-80GB (estimated)")
@@ -155,8 +155,8 @@ def test_nothing_is_stored_where_nothing_is_run() -> None:
         (ROBERTA, ["1x17"], "takes up to 16; add max_position_embeddings=19 to"),
         (f"{BERT}&task=poetry", [], "hf:bert has no head for task=poetry; it has masked-lm, causa"),
         (f"{VIT}&task=causal-lm", [], "no head for task=causal-lm; it has image-classification"),
-        ("hf:vits", [], "hf:vits has no head that chainstay knows to train; write a file with"),
-        ("hf:qwen2_audio", [], "hf:qwen2_audio has no head that chainstay knows to train"),
+        ("hf:vits", [], "hf:vits has no head that chainstay can train; write a file with"),
+        ("hf:qwen2_audio", [], "hf:qwen2_audio has no head that chainstay can train"),
         ("hf:gtp2", [], "no model type 'gtp2'; did you mean gpt2"),
         ("hf:zzzzzzzzzzzz", [], "no model type 'zzzzzzzzzzzz'; hf: wants a type such as gpt2"),
         ("hf:gpt2?n_layers=2", [], "of gpt2 has no 'n_layers'; did you mean n_layer"),

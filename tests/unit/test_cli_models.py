@@ -18,11 +18,12 @@ from typer.testing import CliRunner, Result
 
 import zoo  # noqa: F401  # makes a torchvision for another torch harmless
 from chainstay import ChainProfile, load_plan
-from chainstay.cli import app, costs, running, training, workloads
-from chainstay.cli import models as building
-from chainstay.cli.endings import CommandLineError
-from chainstay.cli.models import Spec, build
-from chainstay.cli.workloads import Target, made
+from chainstay.cli import app, training_run, training_steps
+from chainstay.cli.exit_codes import CommandLineError
+from chainstay.cli.models import model_costs, workload
+from chainstay.cli.models import named_models as building
+from chainstay.cli.models.named_models import ModelSpec, build_model
+from chainstay.cli.models.workload import Target, build_workload
 
 GPT2 = "'hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=64&n_positions=32' -i 2x16"
 SMALL = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64"
@@ -206,11 +207,13 @@ def test_branches_are_planned_apart_and_run() -> None:
     assert run["equal"] is True
 
 
-def test_what_cannot_be_exported_is_cut_at_its_blocks() -> None:
+def test_what_has_no_full_graph_is_cut_at_its_blocks() -> None:
     result = chainstay("profile models.py:reading --repeats 1")
     assert result.exit_code == 0, result.output
     assert "cut by blocks" in result.stderr
-    assert "decides by the values" in " ".join(result.stderr.split())
+    reason = " ".join(result.stderr.split())
+    assert "Data-dependent branching" in reason
+    assert "(models.py:28, in forward)" in reason
     text = done("plan models.py:reading --repeats 1 -b 120%")
     assert " recompute " in text
     assert "equal, bit for bit" in done("run models.py:reading -p plan.json --steps 1")
@@ -235,7 +238,7 @@ def test_a_model_that_fails_on_its_batch_is_told_from_one_that_chainstay_fails_o
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError(broken.text)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(costs, "measured_model", broken)
+    monkeypatch.setattr(model_costs, "measure_model", broken)
     broken.text = "a mistake of ours"  # type: ignore[attr-defined]
     result = chainstay("plan models.py:reading -b 90%")
     assert isinstance(result.exception, RuntimeError), "not told as if it were the user's"
@@ -249,16 +252,16 @@ def test_plain_training_that_does_not_fit_or_repeat_is_told(
     done("plan models.py:reading --repeats 1 -b 120%")
     line = "run models.py:reading -p plan.json --steps 1"
     with monkeypatch.context() as patch:
-        patch.setattr(running, "fits_here", lambda *_: False)
+        patch.setattr(training_run, "fits_here", lambda *_: False)
         assert "which is not free here)" in " ".join(done(line).split())
     count = iter(range(100))
-    plain = training.Training.of.__func__  # type: ignore[attr-defined]
+    plain = training_steps.TrainingRecord.from_steps.__func__  # type: ignore[attr-defined]
 
-    def unsteady(cls: type, *args: Any) -> training.Training:  # noqa: ANN401
-        found: training.Training = plain(cls, *args)
-        return training.Training((torch.tensor(float(next(count))),), found.tensors)
+    def unsteady(cls: type, *args: Any) -> training_steps.TrainingRecord:  # noqa: ANN401
+        found: training_steps.TrainingRecord = plain(cls, *args)
+        return training_steps.TrainingRecord((torch.tensor(float(next(count))),), found.tensors)
 
-    monkeypatch.setattr(training.Training, "of", classmethod(unsteady))
+    monkeypatch.setattr(training_steps.TrainingRecord, "from_steps", classmethod(unsteady))
     assert "plain PyTorch differs from itself" in " ".join(done(line).split())
 
 
@@ -269,13 +272,13 @@ def test_plain_training_that_does_not_fit_or_repeat_is_told(
         ("profile timm:resnet19", 2, "timm has no model 'resnet19'; did you mean resnet18"),
         ("profile timm:zzzzzzzz", 2, "timm has no model 'zzzzzzzz'; it has "),
         ("profile torchvision:alexnet?colour=3", 4, "unexpected keyword argument 'colour'"),
-        ("profile torchvision:r3d_18", 2, "of what shape is a batch? Write --input"),
+        ("profile torchvision:r3d_18", 2, "the shape of a batch is not known; write --input"),
         ("profile models.py:whole", 4, ""),
         (f"plan {GPT2} -b 90% --offload --host-budget lots", 2, "--host-budget is 'lots', must be"),
         (f"plan {GPT2} -b 90% --host-budget 1GiB", 2, "with --offload only"),
         ("profile models.py:reading -o .", 2, "--output . is a folder, must be a file"),
         ("profile models.py:reading -i 99999999x99999999", 2, "elements, at most"),
-        ("profile hf:clipseg", 2, "no head that chainstay knows to train"),
+        ("profile hf:clipseg", 2, "no head that chainstay can train"),
     ],
 )
 def test_wrong_lines_are_told(line: str, status: int, message: str) -> None:
@@ -292,10 +295,12 @@ def test_models_are_called_with_images_of_the_size_that_they_are_made_for() -> N
         "timm:resnet10t?in_chans=1": (8, 1, 176, 176),
         "timm:vit_tiny_patch16_224?img_size=(32,16)&depth=1": (8, 3, 32, 16),
     }.items():
-        trained = made(text, None, "A100-80GB", "float32")
+        trained = build_workload(text, None, "A100-80GB", "float32")
         assert tuple(trained.args[0].shape) == size, text
         assert trained.args[0].device.type == "meta"
-    pixels = made("torchvision:lraspp_mobilenet_v3_large", ["2x3x32x32"], "cpu", "float32")
+    pixels = build_workload(
+        "torchvision:lraspp_mobilenet_v3_large", ["2x3x32x32"], "cpu", "float32"
+    )
     expected = 2 * nn.functional.cross_entropy(torch.zeros(1, 21), torch.tensor([0]))
     assert 0 < pixels.step().item() < 2 * float(expected), "scores for 21 classes, for each pixel"
 
@@ -303,7 +308,7 @@ def test_models_are_called_with_images_of_the_size_that_they_are_made_for() -> N
 def test_a_library_that_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(CommandLineError, match="run: pip install timm"):
-        build(Spec.parse("timm:resnet18"))
+        build_model(ModelSpec.parse("timm:resnet18"))
 
 
 def test_a_torchvision_without_its_operators_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,11 +330,11 @@ def test_a_torchvision_without_its_operators_is_mended(monkeypatch: pytest.Monke
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(Target.of("cpu")).startswith("the CPU, ")
-    assert Target.of("A100-80GB").device.type == "meta"
-    monkeypatch.setattr(workloads.torch.cuda, "device_count", lambda: 2)  # type: ignore[attr-defined]
-    monkeypatch.setattr(workloads.torch.cuda, "get_device_name", lambda d: f"GPU {d.index}")  # type: ignore[attr-defined]
-    assert str(Target.of("cuda:1")) == "GPU 1"
-    assert str(Target.of("cuda")) == "GPU 0"
+    assert str(Target.from_name("cpu")).startswith("the CPU, ")
+    assert Target.from_name("A100-80GB").device.type == "meta"
+    monkeypatch.setattr(workload.torch.cuda, "device_count", lambda: 2)  # type: ignore[attr-defined]
+    monkeypatch.setattr(workload.torch.cuda, "get_device_name", lambda d: f"GPU {d.index}")  # type: ignore[attr-defined]
+    assert str(Target.from_name("cuda:1")) == "GPU 1"
+    assert str(Target.from_name("cuda")) == "GPU 0"
     with pytest.raises(CommandLineError, match="this machine has 2 CUDA devices"):
-        Target.of("cuda:2")
+        Target.from_name("cuda:2")

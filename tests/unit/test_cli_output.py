@@ -16,11 +16,12 @@ from rich.table import Table
 from typer.testing import CliRunner, Result
 
 from chainstay import ChainProfile, JoinProfile, OffloadProfile, Schedule, Stage, load_plan
-from chainstay.cli import app, reporting, terminal, training, ways
-from chainstay.cli.endings import Ending, ending_of
-from chainstay.cli.tables import short_bytes, stage_tables
-from chainstay.cli.training import Training, fits_here
-from chainstay.cli.workloads import usual_loss
+from chainstay.cli import app, output_files, strategies, terminal, training_steps
+from chainstay.cli.exit_codes import ExitCode, exit_code_for
+from chainstay.cli.models.workload import default_loss
+from chainstay.cli.stage_tables import stage_tables
+from chainstay.cli.terminal import short_bytes
+from chainstay.cli.training_steps import TrainingRecord, fits_here
 from chainstay.errors import (
     BackendError,
     CertificateError,
@@ -29,7 +30,7 @@ from chainstay.errors import (
     SolverLimitError,
     UnsupportedModelError,
 )
-from chainstay.report.tables import Outcome, comparison
+from chainstay.report.comparison_table import ComparisonRow, comparison
 from chainstay.solve import solve_chain
 from chainstay.validation.simulate import simulate
 
@@ -97,7 +98,7 @@ def test_every_kind_of_profile_has_a_table() -> None:
 
 
 def test_what_was_measured_is_shown_beside_what_was_planned() -> None:
-    way = Outcome(
+    way = ComparisonRow(
         name="planned", predicted_peak=2**20, measured_peak=2**20, predicted_time=10**6,
         measured_time=2 * 10**6, recomputed=0.5, is_optimal=True,
     )  # fmt: skip
@@ -117,7 +118,7 @@ def test_what_was_measured_is_shown_beside_what_was_planned() -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 @pytest.mark.parametrize("measured", [(), (0.0, 1.0, 2.0)])
 def test_memory_is_drawn(suffix: str, measured: Sequence[float]) -> None:
-    plots = pytest.importorskip("chainstay.report.plots")
+    plots = pytest.importorskip("chainstay.report.memory_plot")
     plain = simulate(CHAIN, Schedule.keep_all(len(CHAIN)))
     panel = plots.MemoryPanel(
         title="a net\n" + "long " * 40, planned=plain, plain_peak_bytes=plain.peak_bytes,
@@ -139,11 +140,11 @@ def test_bars_and_spinners_are_for_people_who_look(monkeypatch: pytest.MonkeyPat
         raw = io.BytesIO()
         file = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
         console = Console(file=file, force_terminal=is_terminal, width=80)
-        monkeypatch.setattr(terminal, "notes", lambda: console)
-        with terminal.bar("first [bold]\x1b", 2) as step:
+        monkeypatch.setattr(terminal, "error_console", lambda: console)
+        with terminal.progress_bar("first [bold]\x1b", 2) as step:
             step("second")
             step("third")
-        with terminal.busy("waiting\x07") as stop:
+        with terminal.spinner("waiting\x07") as stop:
             stop()
         file.flush()
         return raw.getvalue().decode(encoding)
@@ -158,8 +159,8 @@ def test_bars_and_spinners_are_for_people_who_look(monkeypatch: pytest.MonkeyPat
 
 
 def test_text_that_is_to_be_copied_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.say("word " * 100, wrap=False)
-    terminal.say("word " * 100)
+    terminal.print_result("word " * 100, wrap=False)
+    terminal.print_result("word " * 100)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].count("word") == 100
     assert len(lines) > 2
@@ -173,34 +174,34 @@ def test_what_a_solver_says_instead_of_a_plan() -> None:
 
         return solve
 
-    for error, says in (
-        (SolverLimitError("no time"), "time ran out"),
-        (InvalidProfileError("it has skips"), "not with skips"),
-        (InvalidProfileError("it has no stage"), "not for it"),
-        (UnsupportedModelError("no"), "not for it"),
-        (BackendError("no solver"), "no solver for it here"),
+    for error, remark in (
+        (SolverLimitError("no time"), "time limit reached"),
+        (InvalidProfileError("it has skips"), "no skips allowed"),
+        (InvalidProfileError("it has no stage"), "not applicable"),
+        (UnsupportedModelError("no"), "not applicable"),
+        (BackendError("no solver"), "solver not installed"),
     ):
-        way = ways.solved("a way", failing(error))
-        assert (way.says, way.solution) == (says, None)
-    with pytest.raises(SolverLimitError, match="give more with --time-limit"):
-        ways.best_of([way])
+        strategy = strategies.solve_strategy("a strategy", failing(error))
+        assert (strategy.remark, strategy.solution) == (remark, None)
+    with pytest.raises(SolverLimitError, match="raise --time-limit"):
+        strategies.fastest_strategy([strategy])
     solution = solve_chain(CHAIN, 10**6)
     unproved = replace(solution, lower_bound=0)
-    assert ways.solved("a way", lambda: unproved).says == "no bound"
-    assert ways.solved("a way", lambda: solution).says == "optimal"
+    assert strategies.solve_strategy("a strategy", lambda: unproved).remark == "no bound"
+    assert strategies.solve_strategy("a strategy", lambda: solution).remark == "optimal"
 
 
 def test_every_error_has_its_status() -> None:
-    assert ending_of(SolverLimitError("no time")) == Ending.UNSOLVED
-    assert ending_of(BackendError("no solver")) == Ending.UNSOLVED
-    assert ending_of(CONTRADICTION) == Ending.FAILED
+    assert exit_code_for(SolverLimitError("no time")) == ExitCode.UNSOLVED
+    assert exit_code_for(BackendError("no solver")) == ExitCode.UNSOLVED
+    assert exit_code_for(CONTRADICTION) == ExitCode.FAILED
 
 
 def test_a_contradiction_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     def contradicted(*_: object, **__: object) -> None:
         raise CONTRADICTION
 
-    monkeypatch.setattr("chainstay.cli.planning_files.solve_chain", contradicted)
+    monkeypatch.setattr("chainstay.cli.profile_plans.solve_chain", contradicted)
     result = chainstay("plan", "chain.json", "-b", "80%")
     assert result.exit_code == 1
     assert "the replay says 7" in result.stderr
@@ -251,7 +252,7 @@ def test_a_report_never_replaces_its_plan_or_half_a_file(monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(reporting, "write_bytes", full)
+    monkeypatch.setattr(output_files, "write_bytes", full)
     refused = chainstay("report", "plan.json", "--svg", "p.svg")
     assert refused.exit_code == 2
     assert "p.svg cannot be written: No space left on device" in refused.stderr
@@ -260,9 +261,9 @@ def test_a_report_never_replaces_its_plan_or_half_a_file(monkeypatch: pytest.Mon
 def test_trainings_differ_in_what_is_named() -> None:
     ones, twos = torch.ones(2), torch.full((2,), 2.0)
     odd = torch.tensor([1.0, float("nan")])
-    first = Training((ones[0],), {"a": ones, "b": odd, "c": ones})
+    first = TrainingRecord((ones[0],), {"a": ones, "b": odd, "c": ones})
     assert not list(first.differences(first)), "no number is the same as no number"
-    other = Training((twos[0],), {"a": ones.double(), "b": odd.clone(), "d": ones})
+    other = TrainingRecord((twos[0],), {"a": ones.double(), "b": odd.clone(), "d": ones})
     assert list(first.differences(other)) == ["loss of step 1", "a", "c", "d"]
     assert list(first.differences(replace(first, tensors={**first.tensors, "a": odd}))) == ["a"]
 
@@ -278,7 +279,7 @@ def test_what_fits_is_known_where_the_system_tells(monkeypatch: pytest.MonkeyPat
                 raise FileNotFoundError(2, "No such file or directory")
             return meminfo
 
-    monkeypatch.setattr(training, "Path", File)
+    monkeypatch.setattr(training_steps, "Path", File)
     cpu = torch.device("cpu")
     assert fits_here(81_919, cpu)
     assert not fits_here(81_921, cpu)
@@ -295,20 +296,20 @@ def test_the_usual_loss_depends_on_all_that_can_be_trained() -> None:
     scores = torch.zeros(2, 5, requires_grad=True)
     pixels = torch.zeros(2, 3, 4, 4, requires_grad=True)
     number = torch.ones(3, requires_grad=True)
-    loss = usual_loss({"a": scores, "b": (pixels, torch.arange(3)), "c": number})
+    loss = default_loss({"a": scores, "b": (pixels, torch.arange(3)), "c": number})
     expected = torch.tensor(5.0).log() + torch.tensor(3.0).log() + 1
     torch.testing.assert_close(loss, expected)
     loss.backward()
     assert all(each.grad is not None for each in (scores, pixels, number))
     with pytest.raises(ChainstayError, match="a Tensor, has no tensor that could be trained"):
-        usual_loss(torch.arange(3))
+        default_loss(torch.arange(3))
 
 
 def test_printing_never_fails_for_want_of_a_character(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     monkeypatch.setattr(sys, "stderr", io.StringIO())  # as some programs put in its place
-    terminal.survive_any_encoding()
+    terminal.use_nearest_characters()
     sys.stdout.write("4 µs → 5 × 日")
     sys.stdout.flush()
     assert raw.getvalue() == b"4 us -> 5 x ?"

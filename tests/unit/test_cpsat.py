@@ -20,11 +20,11 @@ from chainstay.errors import (
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT
-from chainstay.formulations.cpsat import binding, chain, claims
-from chainstay.formulations.cpsat.binding import Outcome
-from chainstay.formulations.cpsat.moments import Moments
-from chainstay.formulations.cpsat.sentences import SENTENCES
-from chainstay.formulations.settings import Limits, Verdict
+from chainstay.formulations.cpsat import chain, chain_claims, ortools_backend
+from chainstay.formulations.cpsat.chain_constraints import CONSTRAINTS
+from chainstay.formulations.cpsat.chain_variables import ChainVariables
+from chainstay.formulations.cpsat.ortools_backend import CpSatResult
+from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
@@ -117,8 +117,8 @@ def test_a_slow_hint_is_improved() -> None:
 def test_a_hint_is_a_cutoff() -> None:
     program = chain.build(CHAIN, 40, discards=Discards.TABLE1)
     assert program.start_from(PERIODIC, MINUTE)
-    program.model.maximize(chain._forward_time(program.moments, program.time_unit))
-    outcome = binding.solve(program.model, MINUTE)
+    program.model.maximize(chain._forward_time(program.variables, program.time_unit))
+    outcome = ortools_backend.solve(program.model, MINUTE)
     assert outcome.objective * program.time_unit == 9 * STAGE.forward_time
 
 
@@ -147,7 +147,7 @@ def test_golden_optima_are_hints_or_nothing(golden: GoldenChain, discards: Disca
     program = chain.build(golden.profile, golden.budget, discards=discards, cuts=False)
     if not program.start_from(schedule, MINUTE):
         return
-    outcome = binding.solve(program.model, MINUTE, only_the_hint=True)
+    outcome = ortools_backend.solve(program.model, MINUTE, only_the_hint=True)
     replay = simulate(golden.profile, program.decode(outcome), discards=discards)
     assert replay.peak_bytes <= golden.budget
     assert replay.makespan == golden.optimum[discards]
@@ -203,22 +203,29 @@ def test_infeasible_budgets_name_the_least_one() -> None:
 
 def test_least_budget_that_no_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SolverLimitError, match="6-stage chain is not known after 1e-09 s"):
-        claims.minimum_budget(CHAIN, limits=Limits(time_s=NO_TIME))
-    outcomes = iter([Outcome(verdict=Verdict.INFEASIBLE), Outcome(verdict=Verdict.LIMIT)])
-    monkeypatch.setattr(claims, "solve", lambda *_: next(outcomes))
+        chain_claims.minimum_budget(CHAIN, limits=Limits(time_s=NO_TIME))
+    outcomes = iter(
+        [
+            CpSatResult(status=TerminationStatus.INFEASIBLE),
+            CpSatResult(status=TerminationStatus.LIMIT),
+        ]
+    )
+    monkeypatch.setattr(chain_claims, "solve", lambda *_: next(outcomes))
     with pytest.raises(SolverLimitError, match="nothing fits in 5 bytes, and the least"):
         CPSAT()(CHAIN, 5)
 
 
 def test_least_budget_that_is_known_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = Outcome(verdict=Verdict.LIMIT, values=(), objective=30, bound=20)
-    monkeypatch.setattr(claims, "solve", lambda *_: late)
+    late = CpSatResult(status=TerminationStatus.LIMIT, values=(), objective=30, bound=20)
+    monkeypatch.setattr(chain_claims, "solve", lambda *_: late)
     with pytest.raises(SolverLimitError, match="is at most 30 bytes after 60 s"):
-        claims.minimum_budget(CHAIN)
+        chain_claims.minimum_budget(CHAIN)
 
 
 def test_a_solver_that_denies_its_start_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "solve", lambda *_: Outcome(verdict=Verdict.INFEASIBLE))
+    monkeypatch.setattr(
+        chain_claims, "solve", lambda *_: CpSatResult(status=TerminationStatus.INFEASIBLE)
+    )
     denial = r"cpsat \(60 s, table1\) says that nothing fits, and had accepted a schedule of 132 ns"
     with pytest.raises(CertificateError, match=denial) as caught:
         CPSAT()(CHAIN, 32, hint=PERIODIC)
@@ -228,17 +235,19 @@ def test_a_solver_that_denies_its_start_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_a_bound_without_schedule_counts_backwards_and_units(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(claims, "solve", lambda *_: Outcome(verdict=Verdict.LIMIT, bound=8))
+    monkeypatch.setattr(
+        chain_claims, "solve", lambda *_: CpSatResult(status=TerminationStatus.LIMIT, bound=8)
+    )
     with pytest.raises(SolverLimitError, match="nor a proof") as caught:
         CPSAT()(CHAIN, 28)
     assert caught.value.best_bound == 6 * 7 + 10 * 8
 
 
 def test_a_model_that_cp_sat_refuses_is_our_bug() -> None:
-    model = binding.new_model()
+    model = ortools_backend.new_model()
     model.minimize(sum(2**61 * model.new_int_var(0, 2**61, "") for _ in range(3)))
     with pytest.raises(BackendError, match="CP-SAT ended with 'MODEL_INVALID'"):
-        binding.solve(model, MINUTE)
+        ortools_backend.solve(model, MINUTE)
 
 
 def test_sums_beyond_exact_floats_are_refused() -> None:
@@ -262,15 +271,15 @@ def test_same_seed_and_one_worker_same_answer() -> None:
     assert len({str(method(CHAIN, 26).schedule) for _ in range(3)}) == 1
 
 
-@pytest.mark.parametrize("sentence", SENTENCES, ids=lambda sentence: sentence.__name__)
+@pytest.mark.parametrize("sentence", CONSTRAINTS, ids=lambda sentence: sentence.__name__)
 def test_without_a_sentence_an_answer_is_wrong(
-    sentence: Callable[[Moments], None], monkeypatch: pytest.MonkeyPatch
+    sentence: Callable[[ChainVariables], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rest = tuple(other for other in SENTENCES if other is not sentence)
+    rest = tuple(other for other in CONSTRAINTS if other is not sentence)
     golden = BY_NAME["partition_1_1@3"]
     answer = _answer(golden.profile, golden.budget)
     assert answer == (golden.optimum["tape"], golden.budget, "")
-    monkeypatch.setattr(chain, "SENTENCES", rest)
+    monkeypatch.setattr(chain, "CONSTRAINTS", rest)
     makespan, _, refusal = _answer(golden.profile, golden.budget)
     assert refusal or makespan < answer[0]
 
@@ -285,7 +294,7 @@ def test_without_a_limit_on_memory_it_overruns(monkeypatch: pytest.MonkeyPatch) 
 def _answer(profile: ChainProfile, budget: int) -> tuple[int, int, str]:
     """Makespan and peak of what the model without cuts finds on a tape, or why it is invalid."""
     program = chain.build(profile, budget, discards=Discards.TAPE, cuts=False)
-    schedule = program.decode(binding.solve(program.model, MINUTE))
+    schedule = program.decode(ortools_backend.solve(program.model, MINUTE))
     try:
         replay = simulate(profile, schedule, discards=Discards.TAPE)
     except InvalidScheduleError as error:

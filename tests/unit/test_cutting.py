@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from chainstay.runtime.extraction import ExtractedChain, extract
+from captured_graphs import chain_of
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.extract import extract
 
 
 class Peaks(nn.Module):
@@ -60,12 +64,12 @@ class Normalizing(nn.Module):
         return functional.gelu(total)
 
 
-def require_repeatable(chain: ExtractedChain, x: torch.Tensor) -> None:
+def require_repeatable(chain: GraphChain, inputs: Sequence[Any]) -> None:
     """When all have run, each stage runs again to the same state: what it changes is put back."""
-    state, shared = chain.begin((x,), {})
+    state, shared = chain.begin(inputs)
     runs = []
     for stage in chain.stages:
-        changed = [each.read() for each in stage.changes]
+        changed = [shared[position] for position in stage.written]
         runs.append((stage, state, changed, [each.clone() for each in changed]))
         state = tuple(each.detach().clone() for each in stage(state, shared))
     after = [*(given for _, given, *_ in runs[1:]), state]
@@ -79,9 +83,9 @@ def require_repeatable(chain: ExtractedChain, x: torch.Tensor) -> None:
 def test_stages_run_again_to_the_same_state(make: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = make(), torch.randn(32, 16)
-    chain = extract(model, (x,))
+    chain, inputs = chain_of(model, x)
     assert len(chain.stages) > 1
-    require_repeatable(chain, x)
+    require_repeatable(chain, inputs)
 
 
 def perceptron(widths: list[int]) -> nn.Sequential:

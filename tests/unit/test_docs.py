@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 """Blocks marked ``py`` are files of `examples`, which have a test of their own."""
 NAMES = re.compile(r"^::: chainstay\.(\w+)$", re.MULTILINE)
-PAGES = ("adding-a-method", "choosing", "index", "plan-files")
+PAGES = ("adding-a-method", "choosing", "index", "plan-files", "planning-ahead", "solving")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def making(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("page", PAGES)
 def test_programs_run(page: str) -> None:
     """All blocks of a page, one after another, as a reader would paste them; then its tests."""
-    module = ModuleType("pasted")
+    module = ModuleType(f"pasted_{page}".replace("-", "_"))  # TorchDynamo keeps modules by name
     sys.modules[module.__name__] = module  # where dataclasses look for their module
     try:
         for block in PROGRAM.findall((DOCS / f"{page}.md").read_text(encoding="utf-8")):

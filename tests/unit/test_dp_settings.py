@@ -7,8 +7,8 @@ import re
 import pytest
 
 from chainstay.dp import DP
-from chainstay.dp.feasibility import LeastMemory
-from chainstay.dp.fronts import Fronts
+from chainstay.dp.chain.fronts import NumpyFronts
+from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.recursion import Recursion
 from chainstay.errors import InvalidProfileError, UnknownMethodError
 from chainstay.profiles import ChainProfile, Stage
@@ -30,9 +30,9 @@ def test_slots_may_be_left_out_or_counted() -> None:
 def test_sizes_beyond_exact_arithmetic_are_refused_and_slots_help() -> None:
     stage = Stage(forward_time=1, backward_time=1, output_bytes=2**47, saved_bytes=2**48)
     profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(stage,) * 130)
-    recursion = Recursion.of(profile)
+    recursion = Recursion.from_profile(profile)
     with pytest.raises(InvalidProfileError, match=r"130 stages in .* 64 bits; .*DP\(slots=500\)"):
-        Fronts(recursion, recursion.keep_all_need, LeastMemory(recursion))
+        NumpyFronts(recursion, recursion.keep_all_need, LeastMemory(recursion))
     budget = recursion.keep_all_need // 2
     claim = DP(slots=500)(profile, budget)
     assert claim.makespan > profile.least_time

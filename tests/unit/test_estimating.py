@@ -18,11 +18,11 @@ from chainstay import (
     UnsupportedModelError,
     estimate,
 )
-from chainstay.runtime.estimating import DEVICES
-from chainstay.runtime.estimating.devices import device_model
-from chainstay.runtime.estimating.pricing import Pricing
-from chainstay.runtime.estimating.stand_ins import StandIns
-from chainstay.runtime.estimating.watching import Watching
+from chainstay.runtime.estimate import DEVICES
+from chainstay.runtime.estimate.devices import device_model
+from chainstay.runtime.estimate.observer import Watching
+from chainstay.runtime.estimate.prices import Pricing
+from chainstay.runtime.estimate.stand_ins import FakeStandIns
 
 SLOW = DeviceModel(
     name="slow",
@@ -135,7 +135,7 @@ def test_stand_ins_share_what_the_tensors_shared() -> None:
     second.weight = first.weight
     model = nn.Sequential(first, second)
     model.register_buffer("view", first.bias.detach()[1:])
-    copy = StandIns().model_like(model)
+    copy = FakeStandIns().model_like(model)
     weights, view = copy.state_dict(keep_vars=True), copy.get_buffer("view")
     assert weights["1.weight"] is weights["0.weight"]
     assert view.shape == (3,)
@@ -185,7 +185,6 @@ class Customised(nn.Linear):
         (lambda: Deciding(4, 4), "Deciding cannot be estimated: it decides by the values"),
         (lambda: Choosing(4, 4), "depends on values, which aten.nonzero.default asks for"),
         (lambda: Customised(4, 4), "chainstay_tests::twice has no fake kernel.*register_fake"),
-        (Locked, "Locked cannot be copied to be estimated: TypeError: cannot pickle"),
         (lambda: nn.Linear(4, int(torch.ones(1).item())), "cannot be built on the meta device"),
         (None, "the model is a NoneType, must be a torch.nn.Module"),
     ],
@@ -193,6 +192,10 @@ class Customised(nn.Linear):
 def test_what_cannot_be_estimated(model: Any, text: str) -> None:  # noqa: ANN401
     with pytest.raises(UnsupportedModelError, match=text):
         estimate(model, SAMPLE, device="L4")
+
+
+def test_what_cannot_be_copied_is_shared() -> None:
+    assert estimate(Locked(), SAMPLE, device="L4") is not None
 
 
 def test_losses_hold_real_targets_or_are_told_what_is_wrong() -> None:

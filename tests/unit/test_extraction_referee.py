@@ -1,19 +1,21 @@
-"""A chain of stages that is not the model is refused, and told from it by what it does."""
+"""A graph that is not the model is refused, and told from it by what it does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.extraction.referee import require_same
+from captured_graphs import chain_of
+from chainstay.runtime.capture.cuts.chain import written_inputs
+from chainstay.runtime.capture.trials.equivalence import NotTheModelError, Trial
+from chainstay.runtime.capture.trials.model_forward import unbound_forward
 
-CPU = torch.device("cpu")
-Chain = Callable[[torch.Tensor], torch.Tensor]
+Graph = Callable[..., Sequence[Any]]
 
 
 class Counting(nn.Module):
@@ -31,69 +33,78 @@ class Counting(nn.Module):
         return functional.dropout(self.layer(x), 0.5)
 
 
-def refereed(change: Callable[[Counting], Chain]) -> None:
+def refereed(change: Callable[[Graph], Graph]) -> None:
     torch.manual_seed(0)
-    model = Counting()
+    model, args = Counting(), (torch.randn(3, 4),)
+    graph, inputs = chain_of(model, *args)
+    written = written_inputs(graph.stages, graph.state_inputs, inputs)
     before = torch.get_rng_state()
+    function = unbound_forward(model)
+    device = torch.device("cpu")
+    trial = Trial(model, args, {}, inputs, change(graph), written, device, function)
     try:
-        require_same(model, change(model), (torch.randn(3, 4),), {}, CPU)
+        trial.require_same()
     finally:
         assert model.calls == 0, "trying leaves no trace"
         assert all(each.grad is None for each in model.parameters())
-    torch.set_rng_state(before)
+        assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_model_itself_passes() -> None:
-    refereed(lambda model: model)
+def test_the_graph_of_the_model_passes() -> None:
+    refereed(lambda graph: graph)
+
+
+def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Graph], Graph]:
+    """The same for all outputs but the counter."""
+    return lambda graph: (
+        lambda *inputs: [change(each) if each.dim() else each for each in graph(*inputs)]
+    )
 
 
 def test_another_graph_passes_if_values_and_gradients_are_the_same() -> None:
-    refereed(lambda model: lambda x: 2 * (model(x) / 2))
+    refereed(changed(lambda output: 2 * (output / 2)))
 
 
-def counts_twice(model: Counting) -> Chain:
-    def chain(x: torch.Tensor) -> torch.Tensor:
-        model.calls += 1
-        output: torch.Tensor = model(x)
-        return output
+def counts_twice(graph: Graph) -> Graph:
+    def twice(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401
+        (count,) = (each for each in inputs if each.dim() == 0)
+        count += 1
+        return graph(*inputs)
 
-    return chain
+    return twice
 
 
-def draws_once_more(model: Counting) -> Chain:
-    def chain(x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = model(x)
+def draws_once_more(graph: Graph) -> Graph:
+    def drawing(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401
+        output = graph(*inputs)
         torch.rand(1)
         return output
 
-    return chain
-
-
-def has_twice_the_gradient(model: Counting) -> Chain:
-    def chain(x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = model(x)
-        return output + (output - output.detach())
-
-    return chain
+    return drawing
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda model: lambda x: model(x) + 1, "leaf 0 of the output is another one"),
-        (lambda model: lambda x: model(x).double(), "leaf 0 of the output is another one"),
-        (lambda model: lambda x: model(x)[:, :3], "leaf 0 of the output is another one"),
-        (lambda model: lambda x: model(x).detach(), "leaf 0 of the output is another one"),
-        (counts_twice, "it leaves other values in the buffer calls"),
+        (changed(lambda each: each + 1), "leaf 0 of the output is another one"),
+        (changed(lambda each: each.double()), "leaf 0 of the output is another one"),
+        (changed(lambda each: each[:, :3]), "leaf 0 of the output is another one"),
+        (changed(lambda each: each.detach()), "leaf 0 of the output is another one"),
+        (counts_twice, r"it leaves other values in a buffer of shape \(\)"),
         (draws_once_more, "it draws other random numbers"),
-        (has_twice_the_gradient, "the gradient of layer.weight is another one"),
+        (
+            changed(lambda each: each + (each - each.detach())),
+            r"gradient \d of its parameters is another one",
+        ),
     ],
 )
-def test_a_chain_that_does_something_else_is_refused(
-    change: Callable[[Counting], Chain], reason: str
+def test_a_graph_that_does_something_else_is_refused(
+    change: Callable[[Graph], Graph], reason: str
 ) -> None:
-    with pytest.raises(
-        UnsupportedModelError,
-        match=rf"of Counting is not the model: {reason}; use intercept\(\) on its blocks",
-    ):
+    with pytest.raises(NotTheModelError, match=rf"makes of Counting is not the model: {reason}"):
         refereed(change)
+
+
+def test_the_operator_is_told_where_they_begin_to_differ() -> None:
+    with pytest.raises(NotTheModelError, match=r"first at the operator aten\.\S+"):
+        refereed(lambda graph: lambda *inputs: graph(*(2 * each for each in inputs)))

@@ -25,10 +25,10 @@ from chainstay.errors import (
     UnknownMethodError,
     UnsupportedModelError,
 )
+from chainstay.fitting.fitted import Fitted
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.runtime import trace_memory
-from chainstay.runtime.calls import Planned
-from chainstay.runtime.fitted import Fitted
+from chainstay.runtime.execute.planned import Planned
 
 fit: Callable[..., Any] = partial(
     chainstay.fit, repeats=1, method="dp"
@@ -197,7 +197,9 @@ def test_a_forward_of_the_objects_own_comes_back() -> None:
     own = partial(Branches.forward, model, scale=torch.ones(16))
     model.forward = own  # type: ignore[method-assign]  # as some libraries do
     fit(model, (batch(),), budget="70%")
-    assert shown(model).plain is own
+    expected = make_model()
+    expected.forward = partial(Branches.forward, expected, scale=torch.ones(16))  # type: ignore[method-assign]
+    assert same(step(model), step(expected))
     chainstay.unfit(model)
     assert model.forward is own
 
@@ -209,7 +211,10 @@ def test_copies_are_independent_and_planned() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     assert shown(copied) is not shown(model)
     chainstay.unfit(model)
-    assert shown(copied).plain.__self__ is copied  # type: ignore[attr-defined]
+    copied.load_state_dict(make_model().state_dict())
+    assert same(step(copied), step(make_model()))
+    assert shown(copied).plans
+    assert "forward" not in vars(chainstay.unfit(copied))
 
 
 def test_states_are_saved_as_ever_and_plans_are_not() -> None:
@@ -217,8 +222,11 @@ def test_states_are_saved_as_ever_and_plans_are_not() -> None:
     torch.save(model.state_dict(), file)
     file.seek(0)
     make_model().load_state_dict(torch.load(file))
-    with pytest.raises(PlanMismatchError, match="a fitted Branches cannot be pickled with its"):
-        pickle.dumps(model)
+    loaded = pickle.loads(pickle.dumps(model))
+    assert same(step(loaded), step(make_model()))
+    loaded.load_state_dict(make_model().state_dict())
+    fit(loaded, (batch(),), budget="70%")
+    assert same(step(loaded), step(make_model()))
 
 
 def test_without_gradients_it_runs_plainly() -> None:
@@ -253,24 +261,20 @@ def test_training_flags_autocast_and_frozen_parameters_make_new_plans() -> None:
     assert len(shown(model).plans) == 4
 
 
-def test_the_plans_used_longest_ago_are_forgotten() -> None:
+def test_known_shapes_are_not_planned_again() -> None:
     model = fitted(granularity=2, budget="100%")
-    for rows in range(2, 10):
+    for rows in (*range(2, 6), *range(2, 6), 128):
         model(batch(rows))
-    model(batch(2))
-    assert len(shown(model).plans) == 8
     sizes = [stages_of(planned)[-2].output_bytes for planned in shown(model).plans]
-    assert sizes == [rows * 16 for rows in (3, 4, 5, 6, 7, 8, 9, 2)]
+    assert sizes == [rows * 16 for rows in (128, 2, 3, 4, 5)]
 
 
 def test_a_new_shape_is_refused_or_runs_plainly_on_request() -> None:
     model = fitted(on_new_shape="refuse")
-    with pytest.raises(
-        PlanMismatchError, match=r"differs in its arguments \(\(100, 16\).*\(128, 16\)"
-    ):
+    with pytest.raises(PlanMismatchError, match=r"for a call with \(100, 16\); call it like the"):
         model(batch(100))
     model.blocks[1].eval()
-    with pytest.raises(PlanMismatchError, match="differs in training flags; call it like"):
+    with pytest.raises(PlanMismatchError, match=r"\(128, 16\), but as .* \(training flags,"):
         model(batch())
     model, plain = fitted(on_new_shape="run plainly"), make_model()
     assert same(step(model, batch(100)), step(plain, batch(100)))
@@ -321,19 +325,9 @@ def test_hooks_of_the_model_itself_run_around_the_plan() -> None:
     assert seen == ["before", "after", "backward"]
 
 
-def test_a_sequential_is_cut_between_its_own_stages() -> None:
-    layers = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.Dropout(), nn.Tanh())]
-    model = nn.Sequential(*layers)
-    plain = copy.deepcopy(model)
-    fit(model, (batch(),), budget="80%")
-    names = [stage.name for stage in stages_of(shown(model).plans[0])]
-    assert names[:2] == ["Linear0", "Dropout1"]
-    assert same(step(model), step(plain))
-
-
 @pytest.mark.parametrize("hooks", [0, 1])
 def test_a_sequential_of_large_stages_is_cut_inside_them(hooks: int) -> None:
-    """Unless its modules must be called as they are, for the sake of their hooks."""
+    """Its modules' hooks run all the same."""
     model = nn.Sequential(*(_perceptron() for _ in range(3)))
     called: list[object] = []
     if hooks:
@@ -342,7 +336,7 @@ def test_a_sequential_of_large_stages_is_cut_inside_them(hooks: int) -> None:
     called.clear()
     model(batch()).mean().backward()
     assert len(called) == hooks
-    assert (len(stages_of(shown(model).plans[0])) > 4) == (not hooks)
+    assert len(stages_of(shown(model).plans[0])) > 4
 
 
 def test_a_sample_of_zeros_is_as_good_as_any() -> None:
@@ -397,8 +391,11 @@ def _perceptron() -> nn.Module:
         (lambda: fitted(granularity="dust"), ValueError, "granularity is 'dust'"),
         (lambda: fitted(loss=nn.MSELoss), UnsupportedModelError, "the loss is the class MSELoss"),
         (lambda: fitted(loss=lambda x: x), UnsupportedModelError, r"shape \(128, 4\) .* one real"),
-        (lambda: fitted(loss=lambda _: 3.0), UnsupportedModelError, "the loss returns a float"),
-        (lambda: fit(fitted(), (batch(),), budget="50%"), UnsupportedModelError, "fitted already"),
+        (
+            lambda: fitted(loss=lambda _: 3.0),
+            UnsupportedModelError,
+            r"the loss .* \(it returned a float\)",
+        ),
         (lambda: chainstay.unfit(make_model()), UnsupportedModelError, "is not fitted; call"),
         (lambda: unfit(3), UnsupportedModelError, "this int is not fitted"),
     ],
@@ -423,7 +420,7 @@ class Deciding(nn.Module):
 
 
 def test_a_forward_that_depends_on_values_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="Deciding decides by the values of a tensor"):
+    with pytest.raises(UnsupportedModelError, match=r"Deciding .* by the value of a tensor"):
         fit(Deciding(), (batch(),), budget="50%")
 
 
@@ -505,7 +502,7 @@ def test_an_exception_in_the_forward_leaves_nothing() -> None:
     front = [nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 16)]
     model = nn.Sequential(*front, middle, nn.Linear(16, 16), nn.Tanh())
     plain = copy.deepcopy(model)
-    fit(model, (batch(),), budget="75%")
+    fit(model, (batch(),), budget="95%")
     middle.is_armed = True
     with pytest.raises(torch.OutOfMemoryError, match="on purpose"):
         model(batch())
@@ -526,13 +523,56 @@ def test_a_forward_without_backward_leaves_nothing() -> None:
 
 
 def test_a_changed_argument_is_noticed() -> None:
-    model, x = fitted(), batch()
+    with pytest.raises(InfeasibleBudgetError) as refusal:
+        fitted(budget=100)
+    model, x = fitted(budget=refusal.value.required), batch()
     value = model(x, scale=None).square().mean()
     x.zero_()
-    with pytest.raises(PlanMismatchError, match="was changed in place between forward and back"):
+    # by the plan, where it is needed to run a stage again, or else by autograd itself
+    words = "was changed in place between forward and back|modified by an inplace operation"
+    with pytest.raises((PlanMismatchError, RuntimeError), match=words):
         value.backward()
 
 
 def test_compiling_around_it_changes_nothing() -> None:
     model, plain = fitted(), make_model()
     assert same(step(torch.compile(model, backend="eager")), step(plain))  # type: ignore[arg-type]
+
+
+def switched_off() -> Any:  # noqa: ANN401
+    """What TORCHDYNAMO_DISABLE=1 sets."""
+    return torch._dynamo.config.patch(disable=True)
+
+
+def only_eager() -> Any:  # noqa: ANN401
+    return torch.compiler.set_stance("force_eager")
+
+
+@pytest.mark.parametrize("off", [switched_off, only_eager])
+@pytest.mark.parametrize("has_sample", [True, False])
+def test_where_torchdynamo_is_switched_off_nothing_trains_unplanned(
+    off: Callable[[], Any], *, has_sample: bool
+) -> None:
+    model, plain = make_model(), make_model()
+    refused = pytest.raises(UnsupportedModelError, match=r"is switched off .*TORCHDYNAMO_DISABLE")
+    with off():
+        if has_sample:
+            with refused:
+                fit(model, (batch(),), budget="70%")
+            assert not hasattr(model, "chainstay")
+        else:
+            fit(model, budget="70%")
+            with refused:
+                step(model)
+            unfit(model)
+        assert same(step(model), step(plain))
+
+
+def test_a_planned_model_never_runs_unplanned_once_torchdynamo_is_switched_off() -> None:
+    model, plain = fitted(budget="60%"), make_model()
+    step(model), step(plain)
+    least = trace_memory(lambda: step(plain), "cpu").peak_bytes
+    with switched_off():  # what is compiled already runs on
+        assert trace_memory(lambda: step(model), "cpu").peak_bytes < least
+    with only_eager(), pytest.raises(UnsupportedModelError, match="is switched off"):
+        step(model)

@@ -11,10 +11,10 @@ from torch import nn
 
 from chainstay import measure
 from chainstay.fitting.budgets import bytes_of
-from chainstay.fitting.caches import caches_off
 from chainstay.fitting.means import Means
+from chainstay.fitting.transformers_models import CachesOff
 from chainstay.profiles import Link
-from chainstay.runtime.memory import trace_memory
+from chainstay.runtime.devices.memory import trace_memory
 
 LINK = Link(bandwidth=2, capacity=1000)
 
@@ -60,7 +60,7 @@ def test_caches_are_off_inside_and_on_again() -> None:
         return [config.use_cache for config in configs]
 
     def broken_off() -> None:
-        with caches_off(model):
+        with CachesOff(model).off(model):
             assert flags() == [False, False, False]
             raise KeyError
 
@@ -68,5 +68,5 @@ def test_caches_are_off_inside_and_on_again() -> None:
         broken_off()
     assert flags() == [True, False, True]
     model.eval()
-    with caches_off(model):
+    with CachesOff(model).off(model):
         assert flags() == [True, False, True]

@@ -14,7 +14,7 @@ from chainstay import measure, solve_measured
 from chainstay.fitting.joins import JoinAttempt
 from chainstay.fitting.means import Means
 from chainstay.fitting.ways import Ways
-from chainstay.runtime.joining.executor import PlannedJoin
+from chainstay.runtime.joins.executor import PlannedJoin
 
 
 @pytest.mark.parametrize(

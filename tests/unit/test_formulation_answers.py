@@ -12,8 +12,8 @@ from chainstay.errors import (
     InvalidScheduleError,
     SolverLimitError,
 )
-from chainstay.formulations.answers import Question
-from chainstay.formulations.settings import Verdict
+from chainstay.formulations.claim_builder import ClaimBuilder
+from chainstay.formulations.settings import TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 
@@ -21,7 +21,7 @@ STAGE = Stage(forward_time=10, backward_time=7, output_bytes=3, saved_bytes=5, g
 CHAIN = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(STAGE,) * 2)
 KEEP_ALL = Schedule.keep_all(2)  # 34 ns
 RERUN = Schedule.parse("Fc0 Fa1 B1 Fa0 B0")  # 44 ns
-STARTED = Question(
+STARTED = ClaimBuilder(
     profile=CHAIN,
     budget=20,
     discards=Discards.TABLE1,
@@ -34,41 +34,41 @@ ALONE = replace(UNSTARTED, hint=None)
 
 
 def test_an_optimum_is_its_own_bound() -> None:
-    claim = STARTED.claim(Verdict.OPTIMAL, (KEEP_ALL, 34), 20)
+    claim = STARTED.claim(TerminationStatus.OPTIMAL, (KEEP_ALL, 34), 20)
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (KEEP_ALL, 34, 34)
     assert claim.scope == STARTED.scope
 
 
 def test_without_a_proof_the_bound_stays_below() -> None:
-    claim = STARTED.claim(Verdict.LIMIT, (RERUN, 44), 40)
+    claim = STARTED.claim(TerminationStatus.LIMIT, (RERUN, 44), 40)
     assert (claim.makespan, claim.lower_bound) == (44, 40)
 
 
 def test_a_bound_just_above_what_was_found_is_a_rounding_error() -> None:
-    assert STARTED.claim(Verdict.LIMIT, (RERUN, 44), 45).lower_bound == 44
-    assert STARTED.claim(Verdict.OPTIMAL, (RERUN, 44), 45).lower_bound == 44
+    assert STARTED.claim(TerminationStatus.LIMIT, (RERUN, 44), 45).lower_bound == 44
+    assert STARTED.claim(TerminationStatus.OPTIMAL, (RERUN, 44), 45).lower_bound == 44
 
 
 def test_a_hint_comes_back_when_nothing_was_found() -> None:
-    claim = STARTED.claim(Verdict.LIMIT, None, 40)
+    claim = STARTED.claim(TerminationStatus.LIMIT, None, 40)
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (RERUN, 44, 40)
 
 
 def test_a_hint_from_outside_the_model_may_beat_its_bound() -> None:
-    assert UNSTARTED.claim(Verdict.LIMIT, None, 50).lower_bound == 44
+    assert UNSTARTED.claim(TerminationStatus.LIMIT, None, 50).lower_bound == 44
 
 
 @pytest.mark.parametrize(
     ("verdict", "found", "bound"),
     [
-        (Verdict.OPTIMAL, (RERUN, 54), 40),  # an optimum slower than the start
-        (Verdict.LIMIT, (RERUN, 54), 54),  # a bound above it
-        (Verdict.LIMIT, None, 54),  # with nothing found, too
-        (Verdict.OPTIMAL, None, 54),
+        (TerminationStatus.OPTIMAL, (RERUN, 54), 40),  # an optimum slower than the start
+        (TerminationStatus.LIMIT, (RERUN, 54), 54),  # a bound above it
+        (TerminationStatus.LIMIT, None, 54),  # with nothing found, too
+        (TerminationStatus.OPTIMAL, None, 54),
     ],
 )
 def test_a_solver_that_denies_its_start_is_caught(
-    verdict: Verdict, found: tuple[Schedule, int] | None, bound: int
+    verdict: TerminationStatus, found: tuple[Schedule, int] | None, bound: int
 ) -> None:
     text = "solver says that nothing is faster than 54 ns, and had accepted a schedule of 44 ns"
     with pytest.raises(CertificateError, match=text) as caught:
@@ -78,14 +78,14 @@ def test_a_solver_that_denies_its_start_is_caught(
 
 def test_nothing_at_all_is_an_error_with_the_bound() -> None:
     with pytest.raises(SolverLimitError, match="solver found no schedule of this 2-") as caught:
-        ALONE.claim(Verdict.LIMIT, None, 40)
+        ALONE.claim(TerminationStatus.LIMIT, None, 40)
     assert caught.value.best_bound == 40
 
 
 def test_a_hint_for_a_longer_chain_is_refused() -> None:
     question = replace(UNSTARTED, hint=Schedule.keep_all(3))
     with pytest.raises(InvalidScheduleError, match="Fa2 of the hint names stage 2, the last one"):
-        question.claim(Verdict.LIMIT, None, 40)
+        question.claim(TerminationStatus.LIMIT, None, 40)
 
 
 def late() -> int:

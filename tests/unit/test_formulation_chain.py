@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from chainstay.formulations import backends
-from chainstay.formulations.algebra import pyo
-from chainstay.formulations.chain import build
-from chainstay.formulations.cuts import CUTS, exact_cuts
-from chainstay.formulations.sentences import GROUPS
+from chainstay.formulations import highs_backend as backends
+from chainstay.formulations.chain.constraints import CONSTRAINTS
+from chainstay.formulations.chain.cuts import CUTS, exact_cuts
+from chainstay.formulations.chain.formulation import build
+from chainstay.formulations.pyomo_types import pyo
 from chainstay.formulations.settings import Limits
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Schedule
@@ -78,7 +78,7 @@ NEEDED_TO_REFUSE = {
 
 
 def test_every_sentence_has_an_instance_that_needs_it() -> None:
-    names = {group.__name__ for group in GROUPS}
+    names = {group.__name__ for group in CONSTRAINTS}
     assert names == {
         *NEEDED_FOR_THE_OPTIMUM,
         *NEEDED_TO_REFUSE,

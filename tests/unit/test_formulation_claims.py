@@ -10,40 +10,37 @@ from typing import Any
 import pytest
 
 from chainstay.errors import CertificateError, InvalidProfileError, SolverLimitError
-from chainstay.formulations import (
-    CPSAT,
-    MIP,
-    backends,
-    hybrid_claims,
-    interruptible,
-    offload,
-    offload_claims,
-)
-from chainstay.formulations.backends import Outcome
+from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations import highs_backend as backends
 from chainstay.formulations.cpsat import hybrid as cpsat_hybrid
 from chainstay.formulations.cpsat import hybrid_claims as cpsat_hybrid_claims
 from chainstay.formulations.cpsat import offload as cpsat_offload
-from chainstay.formulations.cpsat.binding import Outcome as CPOutcome
-from chainstay.formulations.extent import Extent
-from chainstay.formulations.hybrid_proof import Known
-from chainstay.formulations.settings import Verdict
-from chainstay.hybrid import HybridClaim, HybridProblem
-from chainstay.offloading import OffloadProblem
+from chainstay.formulations.cpsat.ortools_backend import CpSatResult as CPOutcome
+from chainstay.formulations.highs_backend import HighsResult
+from chainstay.formulations.hybrid import claims as hybrid_claims
+from chainstay.formulations.hybrid.incremental import WarmStart
+from chainstay.formulations.hybrid.truncation import ModelSize
+from chainstay.formulations.offload import claims as offload_claims
+from chainstay.formulations.offload import formulation as offload
+from chainstay.formulations.offload import interruptible
+from chainstay.formulations.settings import TerminationStatus
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
+from chainstay.problems.offload import OffloadProblem
 from chainstay.profiles import Link, OffloadProfile, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
-from chainstay.solve.offload import ExactOffload
+from chainstay.solve.offload import IntegerProgramOffload
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
-from chainstay.validation.certify_offload import replay
-from chainstay.validation.hybrid import simulate_hybrid
-from chainstay.validation.transfer_search import optimal_program
+from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.offload.certify import replay_offload
+from chainstay.validation.offload.search import offload_optimum
 from golden_offloads import GAP
 from hybrid_support import CHAIN
 
 HYBRID = HybridProblem(CHAIN, 16, Link(bandwidth=2))
 PROGRAM = Schedule.parse("Oa0 Fa0 Fa1 B1 Pa0 B0")  # of 19
-LARGEST = Extent(passes=4, prefetches=5)
+LARGEST = ModelSize(sweeps=4, prefetches=5)
 
 
 def offload_problem(transfers: str = "integral", **link: Any) -> OffloadProblem:  # noqa: ANN401
@@ -53,13 +50,15 @@ def offload_problem(transfers: str = "integral", **link: Any) -> OffloadProblem:
 
 def known_answer() -> tuple[Timetable, Time]:
     problem = offload_problem()
-    replayed = replay(problem, Heuristics()(problem))
+    replayed = replay_offload(problem, Heuristics()(problem))
     return replayed.timetable, replayed.makespan
 
 
-def ends(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, bound: float = -math.inf) -> None:
+def ends(
+    monkeypatch: pytest.MonkeyPatch, verdict: TerminationStatus, bound: float = -math.inf
+) -> None:
     """Let HiGHS end like this, with nothing found."""
-    outcome = Outcome(verdict=verdict, has_values=False, bound=bound)
+    outcome = HighsResult(status=verdict, has_values=False, bound=bound)
     monkeypatch.setattr(backends, "solve", lambda *_, **__: outcome)
 
 
@@ -68,11 +67,15 @@ def test_the_known_schedule_comes_back_with_what_was_proved(
     transfers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem, (known, makespan) = offload_problem(transfers), known_answer()
-    ends(monkeypatch, Verdict.LIMIT)
-    claim = offload_claims.claim(problem, MIP(), known=known, makespan=makespan, least=12)
+    ends(monkeypatch, TerminationStatus.LIMIT)
+    claim = offload_claims.claim(
+        problem, MIP().solver_settings, known=known, makespan=makespan, least=12
+    )
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (known.program(), 15, 12)
-    ends(monkeypatch, Verdict.LIMIT, 1000.0)
-    claim = offload_claims.claim(problem, MIP(), known=known, makespan=makespan, least=12)
+    ends(monkeypatch, TerminationStatus.LIMIT, 1000.0)
+    claim = offload_claims.claim(
+        problem, MIP().solver_settings, known=known, makespan=makespan, least=12
+    )
     assert claim.lower_bound == 15  # a bound never exceeds what is there
 
 
@@ -80,47 +83,49 @@ def test_the_known_schedule_comes_back_with_what_was_proved(
 def test_without_any_schedule_the_bound_is_in_the_error(
     transfers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends(monkeypatch, Verdict.LIMIT)
+    ends(monkeypatch, TerminationStatus.LIMIT)
     with pytest.raises(SolverLimitError, match="found no schedule of this") as caught:
-        offload_claims.claim(offload_problem(transfers), MIP(), least=Fraction(21, 2))
+        offload_claims.claim(
+            offload_problem(transfers), MIP().solver_settings, least=Fraction(21, 2)
+        )
     assert caught.value.best_bound == 11
 
 
 def test_a_bound_of_whole_units_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = offload_problem()
     unit = Fraction(offload.build(problem).unit, problem.link.ticks)
-    ends(monkeypatch, Verdict.LIMIT, float(13 / unit) - 0.9)
+    ends(monkeypatch, TerminationStatus.LIMIT, float(13 / unit) - 0.9)
     with pytest.raises(SolverLimitError) as caught:
-        offload_claims.claim(problem, MIP())
+        offload_claims.claim(problem, MIP().solver_settings)
     assert caught.value.best_bound == 13
 
 
 def test_that_nothing_fits_is_a_lie_unless_the_host_has_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ends(monkeypatch, Verdict.INFEASIBLE)
+    ends(monkeypatch, TerminationStatus.INFEASIBLE)
     with pytest.raises(CertificateError, match="the MIP says that nothing fits") as caught:
-        offload_claims.claim(offload_problem(), MIP())
+        offload_claims.claim(offload_problem(), MIP().solver_settings)
     assert "counter-example" in caught.value.report
     monkeypatch.undo()
     # Nothing may be away, and with all of it here the budget is too small: HiGHS proves it.
     for method in (MIP(time_limit_s=20), CPSAT(time_limit_s=20)):
         with pytest.raises(SolverLimitError, match="nothing fits with so little room on the host"):
-            ExactOffload(method, alone=True)(offload_problem(capacity=0))
+            IntegerProgramOffload(method, alone=True)(offload_problem(capacity=0))
 
 
 def test_other_links_are_refused_where_transfers_are_parted() -> None:
     with pytest.raises(InvalidProfileError, match="interruptible transfers are solved over half-"):
-        offload_claims.claim(offload_problem("interruptible", duplex="full"), MIP())
+        offload_claims.claim(offload_problem("interruptible", duplex="full"), MIP().solver_settings)
 
 
 def test_whole_transfers_in_both_directions_at_once() -> None:
     """Over a full-duplex link, an offload and a prefetch need not wait for each other."""
     problem = offload_problem(duplex="full")
-    best = optimal_program(problem.profile, budget=problem.budget, link=problem.link)
-    claim = offload_claims.claim(problem, MIP(time_limit_s=20))
+    best = offload_optimum(problem.profile, budget=problem.budget, link=problem.link)
+    claim = offload_claims.claim(problem, MIP(time_limit_s=20).solver_settings)
     assert claim.makespan == claim.lower_bound == best.makespan
-    assert replay(problem, claim).makespan == best.makespan
+    assert replay_offload(problem, claim).makespan == best.makespan
 
 
 def test_values_that_are_no_plan_are_not_decoded() -> None:
@@ -150,14 +155,16 @@ def test_values_that_are_no_plan_are_not_decoded() -> None:
 def test_a_plan_that_cannot_be_read_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruptible.InterruptibleFormulation, "decode", lambda _: None)
     problem, (known, makespan) = offload_problem("interruptible"), known_answer()
-    claim = offload_claims.claim(problem, MIP(time_limit_s=20), known=known, makespan=makespan)
+    claim = offload_claims.claim(
+        problem, MIP(time_limit_s=20).solver_settings, known=known, makespan=makespan
+    )
     assert (claim.schedule, claim.makespan) == (known.program(), 15)
     assert 11 < claim.lower_bound <= Fraction(23, 2)  # what HiGHS proved holds all the same
 
 
-def known_program(problem: HybridProblem) -> Known:
+def known_program(problem: HybridProblem) -> WarmStart:
     replayed = simulate_hybrid(problem.profile, PROGRAM, budget=problem.budget, link=problem.link)
-    return Known(PROGRAM, replayed.timetable, replayed.makespan)
+    return WarmStart(PROGRAM, replayed.timetable, replayed.makespan)
 
 
 def scaled(factor: int) -> HybridProblem:
@@ -174,8 +181,8 @@ def test_nothing_faster_is_a_proof_where_highs_is_believed(
     """Amounts of 10⁹ beside ones are beyond what HiGHS can prove."""
     problem = scaled(factor)
     known = known_program(problem)
-    ends(monkeypatch, Verdict.INFEASIBLE)
-    claim = hybrid_claims.claim(problem, MIP(), known=known, least=10)
+    ends(monkeypatch, TerminationStatus.INFEASIBLE)
+    claim = hybrid_claims.claim(problem, MIP().solver_settings, known=known, least=10)
     assert (claim.schedule, claim.makespan) == (PROGRAM, known.makespan)
     if factor == 1:
         assert_nothing_faster_is_stated(claim)
@@ -186,48 +193,52 @@ def test_nothing_faster_is_a_proof_where_highs_is_believed(
 def assert_nothing_faster_is_stated(claim: HybridClaim) -> None:
     """Models state all that prefetches twice, and not all that does so more often."""
     assert (claim.family, claim.makespan, claim.lower_bound) == (Family.TWICE, 19, 19)
-    assert claim.unrestricted_bound == LARGEST.outside(HYBRID) == 14
+    assert claim.unrestricted_bound == LARGEST.bound_outside(HYBRID) == 14
 
 
 def test_a_model_in_which_nothing_fits_proves_nothing_beyond_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ends(monkeypatch, Verdict.INFEASIBLE)
+    ends(monkeypatch, TerminationStatus.INFEASIBLE)
     with pytest.raises(SolverLimitError, match="found no schedule of this 2-stage chain") as caught:
-        hybrid_claims.claim(HYBRID, MIP(), least=10)
-    assert caught.value.best_bound == LARGEST.outside(HYBRID)
+        hybrid_claims.claim(HYBRID, MIP().solver_settings, least=10)
+    assert caught.value.best_bound == LARGEST.bound_outside(HYBRID)
 
 
 def test_out_of_time_the_known_program_and_bound_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     known = known_program(HYBRID)
-    ends(monkeypatch, Verdict.LIMIT)
-    claim = hybrid_claims.claim(HYBRID, MIP(), known=known, least=11)
+    ends(monkeypatch, TerminationStatus.LIMIT)
+    claim = hybrid_claims.claim(HYBRID, MIP().solver_settings, known=known, least=11)
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (PROGRAM, 19, 11)
     monkeypatch.setattr(
-        cpsat_hybrid_claims, "solve", lambda *_: CPOutcome(verdict=Verdict.LIMIT, bound=None)
+        cpsat_hybrid_claims,
+        "solve",
+        lambda *_: CPOutcome(status=TerminationStatus.LIMIT, bound=None),
     )
-    claim = cpsat_hybrid_claims.claim(HYBRID, CPSAT(), known=known, least=11)
+    claim = cpsat_hybrid_claims.claim(HYBRID, CPSAT().solver_settings, known=known, least=11)
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (PROGRAM, 19, 11)
     with pytest.raises(SolverLimitError, match="raise time_limit_s, or use method='auto'"):
-        cpsat_hybrid_claims.claim(HYBRID, CPSAT(), least=11)
+        cpsat_hybrid_claims.claim(HYBRID, CPSAT().solver_settings, least=11)
 
 
 def test_cpsat_that_finds_nothing_faster_has_proved_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cpsat_hybrid_claims, "solve", lambda *_: CPOutcome(verdict=Verdict.INFEASIBLE)
+        cpsat_hybrid_claims, "solve", lambda *_: CPOutcome(status=TerminationStatus.INFEASIBLE)
     )
-    claim = cpsat_hybrid_claims.claim(HYBRID, CPSAT(), known=known_program(HYBRID), least=11)
+    claim = cpsat_hybrid_claims.claim(
+        HYBRID, CPSAT().solver_settings, known=known_program(HYBRID), least=11
+    )
     assert_nothing_faster_is_stated(claim)
 
 
 def test_cpsat_out_of_time_says_what_it_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, (known, makespan) = offload_problem(), known_answer()
-    late = CPOutcome(verdict=Verdict.LIMIT, bound=13 * problem.link.ticks)
+    late = CPOutcome(status=TerminationStatus.LIMIT, bound=13 * problem.link.ticks)
     monkeypatch.setattr(cpsat_offload, "solve", lambda *_: late)
     with pytest.raises(SolverLimitError, match="use method='heuristics'") as caught:
-        cpsat_offload.claim(problem, CPSAT())
+        cpsat_offload.claim(problem, CPSAT().solver_settings)
     assert caught.value.best_bound == 13
-    claim = cpsat_offload.claim(problem, CPSAT(), known=known, makespan=makespan)
+    claim = cpsat_offload.claim(problem, CPSAT().solver_settings, known=known, makespan=makespan)
     assert (claim.schedule, claim.makespan, claim.lower_bound) == (known.program(), 15, 13)
 
 
@@ -235,7 +246,7 @@ def test_sizes_beyond_what_cpsat_computes_exactly_are_refused() -> None:
     stage = Stage(output_bytes=2**48, saved_bytes=2**48)
     huge = replace(CHAIN, stages=(stage,) * 40)
     with pytest.raises(InvalidProfileError, match="exact up to 2"):
-        cpsat_hybrid.build(replace(HYBRID, profile=huge, budget=2**60), Extent())
+        cpsat_hybrid.build(replace(HYBRID, profile=huge, budget=2**60), ModelSize())
     profile = OffloadProfile.from_chain(huge)
     with pytest.raises(InvalidProfileError, match="exact up to 2"):
         cpsat_offload.build(OffloadProblem(profile, 2**60, Link(bandwidth=2)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from chainstay.formulations import backends, hybrid
-from chainstay.formulations.algebra import pyo
-from chainstay.formulations.extent import Extent
+from chainstay.formulations import highs_backend as backends
+from chainstay.formulations.hybrid import formulation as hybrid
+from chainstay.formulations.hybrid.truncation import ModelSize
+from chainstay.formulations.pyomo_types import pyo
 from chainstay.formulations.settings import Limits
-from chainstay.hybrid import HybridProblem
+from chainstay.problems.hybrid import HybridProblem
 from hybrid_support import tiny
 
 NEEDED = [
@@ -37,7 +38,7 @@ OTHERS = {
 
 
 def optimum(problem: HybridProblem) -> int:
-    of = hybrid.build(problem, Extent())
+    of = hybrid.build(problem, ModelSize())
     outcome = backends.solve(of.model, Limits(time_s=60), gap=0.5)
     assert outcome.has_values
     units: int = round(pyo.value(of.model.makespan))
@@ -49,11 +50,13 @@ def test_without_a_sentence_the_answer_is_too_fast(
     name: str, seed: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert optimum(tiny(seed)) == expected
-    rest = tuple(group for group in hybrid.GROUPS if group.__name__ != name)
-    assert len(rest) == len(hybrid.GROUPS) - 1
-    monkeypatch.setattr(hybrid, "GROUPS", rest)
+    rest = tuple(group for group in hybrid.CONSTRAINTS if group.__name__ != name)
+    assert len(rest) == len(hybrid.CONSTRAINTS) - 1
+    monkeypatch.setattr(hybrid, "CONSTRAINTS", rest)
     assert optimum(tiny(seed)) < expected
 
 
 def test_every_sentence_is_accounted_for() -> None:
-    assert {name for name, *_ in NEEDED} | OTHERS == {group.__name__ for group in hybrid.GROUPS}
+    assert {name for name, *_ in NEEDED} | OTHERS == {
+        group.__name__ for group in hybrid.CONSTRAINTS
+    }

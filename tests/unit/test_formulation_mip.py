@@ -14,10 +14,12 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.formulations import MIP, backends, claims
-from chainstay.formulations.algebra import Model, pyo
-from chainstay.formulations.backends import Outcome
-from chainstay.formulations.settings import Limits, Verdict
+from chainstay.formulations import MIP
+from chainstay.formulations import highs_backend as backends
+from chainstay.formulations.chain import claims
+from chainstay.formulations.highs_backend import HighsResult
+from chainstay.formulations.pyomo_types import Model, pyo
+from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
@@ -110,8 +112,8 @@ def test_infeasible_budget_names_the_least_one() -> None:
 def test_least_budget_that_no_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SolverLimitError, match="6-stage chain is not known after 1e-09 s"):
         claims.minimum_budget(CHAIN, limits=Limits(time_s=NO_TIME))
-    infeasible = Outcome(verdict=Verdict.INFEASIBLE, has_values=False, bound=0.0)
-    late = Outcome(verdict=Verdict.LIMIT, has_values=False, bound=0.0)
+    infeasible = HighsResult(status=TerminationStatus.INFEASIBLE, has_values=False, bound=0.0)
+    late = HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=0.0)
     outcomes = iter([infeasible, late])
     monkeypatch.setattr(backends, "solve", lambda *_, **__: next(outcomes))
     with pytest.raises(SolverLimitError, match="nothing fits in 5 bytes, and the least"):
@@ -119,18 +121,18 @@ def test_least_budget_that_no_time_is_left_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_solver_that_denies_its_start_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    infeasible = Outcome(verdict=Verdict.INFEASIBLE, has_values=False, bound=0.0)
+    infeasible = HighsResult(status=TerminationStatus.INFEASIBLE, has_values=False, bound=0.0)
     monkeypatch.setattr(backends, "solve", lambda *_, **__: infeasible)
     denial = r"mip .* says that nothing fits, and had accepted a schedule of 132 ns"
     with pytest.raises(CertificateError, match=denial):
         MIP()(CHAIN, 32, hint=PERIODIC)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.LIMIT, Verdict.OPTIMAL])
+@pytest.mark.parametrize("verdict", [TerminationStatus.LIMIT, TerminationStatus.OPTIMAL])
 def test_a_bound_above_the_start_is_caught(
-    verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+    verdict: TerminationStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    high = Outcome(verdict=verdict, has_values=False, bound=10.0)
+    high = HighsResult(status=verdict, has_values=False, bound=10.0)
     monkeypatch.setattr(backends, "solve", lambda *_, **__: high)
     denial = "says that nothing is faster than 142 ns, and had accepted a schedule of 132 ns"
     with pytest.raises(CertificateError, match=denial):
@@ -144,7 +146,7 @@ def test_a_bound_above_the_start_is_caught(
 def test_a_bound_is_rounded_up_to_whole_units_and_never_by_an_error(
     bound: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = Outcome(verdict=Verdict.LIMIT, has_values=False, bound=bound)
+    late = HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=bound)
     monkeypatch.setattr(backends, "solve", lambda *_, **__: late)
     with pytest.raises(SolverLimitError, match="no schedule") as caught:
         MIP()(CHAIN, 28)
@@ -199,7 +201,7 @@ def test_a_budget_beyond_all_numbers_is_plenty() -> None:
 def test_a_least_budget_that_would_have_been_enough_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    infeasible = Outcome(verdict=Verdict.INFEASIBLE, has_values=False, bound=0.0)
+    infeasible = HighsResult(status=TerminationStatus.INFEASIBLE, has_values=False, bound=0.0)
     monkeypatch.setattr(claims, "minimum_budget", lambda *_, **__: 28)
     monkeypatch.setattr(backends, "solve", lambda *_, **__: infeasible)
     with pytest.raises(CertificateError, match=r"nothing fits in 28 bytes, and has .* needs 28"):
@@ -211,33 +213,33 @@ def test_a_least_budget_is_looked_for_below_what_a_loose_bound_leaves_open(
 ) -> None:
     """The first answer is keep-all, called optimal with a bound that proves nothing."""
     solve = backends.solve
-    answers: list[Verdict] = []
+    answers: list[TerminationStatus] = []
 
-    def loose(model: Model, limits: Limits, **settings: Any) -> Outcome:  # noqa: ANN401
+    def loose(model: Model, limits: Limits, **settings: Any) -> HighsResult:  # noqa: ANN401
         if not answers:
             for variable in model.component_data_objects(pyo.Var):
                 variable.set_value(0)
             for variable in (*model.keep_all[5, :], *model.saved_stored.values()):
                 variable.set_value(1)
-            outcome = Outcome(verdict=Verdict.OPTIMAL, has_values=True, bound=0.0)
+            outcome = HighsResult(status=TerminationStatus.OPTIMAL, has_values=True, bound=0.0)
         else:
             outcome = solve(model, limits, **settings)
-        answers.append(outcome.verdict)
+        answers.append(outcome.status)
         return outcome
 
     least = claims.minimum_budget(CHAIN)
     monkeypatch.setattr(backends, "solve", loose)
     assert claims.minimum_budget(CHAIN) == least
-    assert answers[-1] is Verdict.INFEASIBLE
+    assert answers[-1] is TerminationStatus.INFEASIBLE
     assert len(answers) > 2
 
 
 def test_a_least_budget_that_time_ran_out_to_prove(monkeypatch: pytest.MonkeyPatch) -> None:
     solve, least = backends.solve, claims.minimum_budget(CHAIN)
-    late = Outcome(verdict=Verdict.LIMIT, has_values=False, bound=0.0)
+    late = HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=0.0)
     outcomes = iter([None, late])
 
-    def slow(*given: Any, **settings: Any) -> Outcome:  # noqa: ANN401
+    def slow(*given: Any, **settings: Any) -> HighsResult:  # noqa: ANN401
         return next(outcomes) or replace(solve(*given, **settings), bound=0.0)
 
     monkeypatch.setattr(backends, "solve", slow)

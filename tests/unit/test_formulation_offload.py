@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from chainstay.formulations import backends, interruptible, offload
-from chainstay.formulations.algebra import pyo
+from chainstay.formulations import highs_backend as backends
+from chainstay.formulations.offload import formulation as offload
+from chainstay.formulations.offload import interruptible
+from chainstay.formulations.pyomo_types import pyo
 from chainstay.formulations.settings import Limits
-from chainstay.offloading import OffloadProblem
+from chainstay.problems.offload import OffloadProblem
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.timetable import Transfers
-from chainstay.validation.transfer_search import optimal_program
+from chainstay.validation.offload.search import offload_optimum
 from golden_offloads import FEASIBLE, GoldenOffload
 
 SHORT = [golden for golden in FEASIBLE if golden.last <= 4]
@@ -49,14 +51,14 @@ RETURNS = (interruptible.turning_points, interruptible.back_what_has_left)
 
 @pytest.mark.parametrize(
     "group",
-    [group for group in offload.GROUPS if group not in (USELESS_MOVES, *HOST)],
+    [group for group in offload.CONSTRAINTS if group not in (USELESS_MOVES, *HOST)],
     ids=lambda group: group.__name__,
 )
 def test_every_sentence_about_whole_transfers_is_needed(
     group: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = tuple(each for each in offload.GROUPS if each is not group)
-    monkeypatch.setattr(offload, "GROUPS", others)
+    others = tuple(each for each in offload.CONSTRAINTS if each is not group)
+    monkeypatch.setattr(offload, "CONSTRAINTS", others)
     for golden in SHORT:
         assert golden.integral is not None
         if least_time(golden, offload, "integral") < golden.integral - Fraction(1, 100):
@@ -94,26 +96,29 @@ def test_every_sentence_about_the_host_is_needed(
     group: object, asked: OffloadProblem, optimum: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def solved() -> Fraction:
-        of = offload.build(asked)
-        backends.solve(of.model, Limits(time_s=20), gap=0.5)
-        return Fraction(round(pyo.value(of.model.makespan)) * of.unit, asked.link.ticks)
+        built = offload.build(asked)
+        backends.solve(built.model, Limits(time_s=20), gap=0.5)
+        makespan = round(pyo.value(built.model.makespan))
+        return Fraction(makespan * built.unit, asked.link.ticks)
 
-    found = optimal_program(asked.profile, budget=asked.budget, link=asked.link)
+    found = offload_optimum(asked.profile, budget=asked.budget, link=asked.link)
     assert solved() == found.makespan == optimum
-    monkeypatch.setattr(offload, "GROUPS", tuple(g for g in offload.GROUPS if g is not group))
+    monkeypatch.setattr(
+        offload, "CONSTRAINTS", tuple(g for g in offload.CONSTRAINTS if g is not group)
+    )
     assert solved() < optimum
 
 
 @pytest.mark.parametrize(
     "group",
-    [group for group in interruptible.GROUPS if group not in RETURNS],
+    [group for group in interruptible.CONSTRAINTS if group not in RETURNS],
     ids=lambda group: group.__name__,
 )
 def test_every_sentence_about_interruptible_transfers_is_needed(
     group: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = tuple(each for each in interruptible.GROUPS if each is not group)
-    monkeypatch.setattr(interruptible, "GROUPS", others)
+    others = tuple(each for each in interruptible.CONSTRAINTS if each is not group)
+    monkeypatch.setattr(interruptible, "CONSTRAINTS", others)
     for golden in FEASIBLE:
         assert golden.interruptible is not None
         found = least_time(golden, interruptible, "interruptible")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from chainstay.errors import SolverLimitError
-from chainstay.formulations.join.by_cpsat import solve_by_cpsat
-from chainstay.formulations.join.by_highs import pyomo_model, solve_by_highs
 from chainstay.formulations.join.claims import claim_join
-from chainstay.formulations.join.program import Key, Program, Sum
-from chainstay.formulations.join.solving import Answer, Solve
-from chainstay.formulations.settings import Limits, Verdict
+from chainstay.formulations.join.cpsat_backend import solve_by_cpsat
+from chainstay.formulations.join.highs_backend import pyomo_model, solve_by_highs
+from chainstay.formulations.join.integer_program import IntegerProgram, Key, LinearExpression
+from chainstay.formulations.join.solver_answer import Solve, SolverAnswer, SolverCall
+from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import JoinProfile
 
 LIMITS = Limits(time_s=20)
@@ -23,12 +23,12 @@ PIB = 2**50
 @SOLVERS
 def test_memory_is_kept_to_the_byte(solve: Solve) -> None:
     """With both, memory is one byte over the limit of 4 PiB, which no float solver sees."""
-    program = Program(4 * PIB)
+    program = IntegerProgram(4 * PIB)
     large, small = program.binary("large"), program.binary("small")
     program.fits("memory", (4 * PIB - 10) * large + 11 * small)
     program.objective = 7 - 3 * large - small
     answer = solve(program, LIMITS)
-    assert answer.verdict is Verdict.OPTIMAL
+    assert answer.status is TerminationStatus.OPTIMAL
     assert answer.on == frozenset[Key]({("large",)})
     assert (answer.objective, answer.bound) == (4, 4)
     assert not list(program.overruns(answer.on.__contains__))
@@ -37,7 +37,7 @@ def test_memory_is_kept_to_the_byte(solve: Solve) -> None:
 @SOLVERS
 def test_what_is_left_out_may_be_what_makes_a_row_too_large(solve: Solve) -> None:
     """Of a negative size: the row is too large where it is off. Forbidden are such values only."""
-    program = Program(PIB)
+    program = IntegerProgram(PIB)
     large, freed = program.binary("large"), program.binary("freed")
     program.fits("memory", (PIB + 1) * large - 1 * freed)
     program.objective = 9 - 5 * large + freed
@@ -48,38 +48,38 @@ def test_what_is_left_out_may_be_what_makes_a_row_too_large(solve: Solve) -> Non
 
 @SOLVERS
 def test_programs_without_a_choice_are_answered(solve: Solve) -> None:
-    least = Program(None)
-    least.fits("one", Sum() + 7)
-    least.fits("other", Sum() + 9)
-    assert solve(least, LIMITS) == Answer(
-        verdict=Verdict.OPTIMAL, on=frozenset(), objective=9, bound=9
+    least = IntegerProgram(None)
+    least.fits("one", LinearExpression() + 7)
+    least.fits("other", LinearExpression() + 9)
+    assert solve(least, LIMITS) == SolverAnswer(
+        status=TerminationStatus.OPTIMAL, on=frozenset(), objective=9, bound=9
     )
-    bounded = Program(9)
-    bounded.fits("one", Sum() + 9)
-    bounded.objective = Sum() + 4
-    assert solve(bounded, LIMITS) == Answer(
-        verdict=Verdict.OPTIMAL, on=frozenset(), objective=4, bound=4
+    bounded = IntegerProgram(9)
+    bounded.fits("one", LinearExpression() + 9)
+    bounded.objective = LinearExpression() + 4
+    assert solve(bounded, LIMITS) == SolverAnswer(
+        status=TerminationStatus.OPTIMAL, on=frozenset(), objective=4, bound=4
     )
-    bounded.fits("other", Sum() + 10)
-    assert solve(bounded, LIMITS).verdict is Verdict.INFEASIBLE
+    bounded.fits("other", LinearExpression() + 10)
+    assert solve(bounded, LIMITS).status is TerminationStatus.INFEASIBLE
 
 
 @SOLVERS
 @pytest.mark.parametrize("is_memory", [False, True])
 def test_a_row_of_constants_may_be_impossible(solve: Solve, *, is_memory: bool) -> None:
-    program = Program(5)
+    program = IntegerProgram(5)
     program.objective = program.binary("any")
     if is_memory:
-        program.fits("too_much", Sum() + 6)
+        program.fits("too_much", LinearExpression() + 6)
     else:
         program.at_most("never", 1, 0)
     answer = solve(program, LIMITS)
-    assert (answer.verdict, answer.on) == (Verdict.INFEASIBLE, None)
-    assert len(pyomo_model(program).component(program.rows[0].sentence)) == 1
+    assert (answer.status, answer.on) == (TerminationStatus.INFEASIBLE, None)
+    assert len(pyomo_model(program).component(program.rows[0].name)) == 1
 
 
 def test_without_time_nothing_is_said() -> None:
-    program = Program(5)
+    program = IntegerProgram(5)
     program.objective = program.binary("any")
     with pytest.raises(SolverLimitError, match="found nothing in time that keeps the budget"):
         solve_by_highs(program, replace(LIMITS, time_s=0.0))
@@ -88,11 +88,13 @@ def test_without_time_nothing_is_said() -> None:
 def test_nothing_fits_and_the_least_budget_is_not_known() -> None:
     """A solver that proves that nothing fits, and runs out of time at the question what would."""
 
-    def solve(program: Program, limits: Limits) -> Answer:
+    def solve(program: IntegerProgram, limits: Limits) -> SolverAnswer:
         del limits
         late = program.limit is None
-        return Answer(verdict=Verdict.LIMIT if late else Verdict.INFEASIBLE)
+        return SolverAnswer(
+            status=TerminationStatus.LIMIT if late else TerminationStatus.INFEASIBLE
+        )
 
     join = JoinProfile.homogeneous((2, 1), forward_time=1, backward_time=1, turn_time=1)
     with pytest.raises(SolverLimitError, match="nothing fits in 2, and the least feasible budget"):
-        claim_join(join, 2, keep=(False, False), method="late", ask=(solve, LIMITS))
+        claim_join(join, 2, keep=(False, False), call=SolverCall(solve, LIMITS, "late"))

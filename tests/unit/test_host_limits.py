@@ -22,10 +22,10 @@ from chainstay.dp.jit import is_available
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
-from chainstay.validation.events import TransferReplay
-from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.event_machine import TransferReplay
+from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.simulate import simulate
-from chainstay.validation.transfers import simulate_offload
 
 CHAIN = ChainProfile(
     input_bytes=10,
@@ -182,6 +182,7 @@ def _longer() -> ChainProfile:
 
 
 @pytest.mark.skipif(not is_available(), reason="as many slots take long without numba")
+@pytest.mark.long
 def test_the_less_may_be_away_the_more_is_made_again() -> None:
     """The room on the host is used, and a plan that fits is found between all and nothing."""
     chain, link, method = _longer(), Link(bandwidth=5), DP(slots=30)

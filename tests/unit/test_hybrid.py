@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 
 from chainstay import InvalidProfileError, InvalidScheduleError, UnknownMethodError, solve_hybrid
-from chainstay.dp.hybrid.inner import FINITE, Fronts, looked_up
+from chainstay.dp.hybrid.recompute_fronts import (
+    FINITE,
+    RecomputeFronts,
+    Rooms,
+    recompute_cost,
+)
 from chainstay.dp.jit import interpreted
 from chainstay.instances import with_skip
 from chainstay.profiles import Link, Skip
 from chainstay.schedule import Schedule
-from chainstay.validation.hybrid import simulate_hybrid
-from chainstay.validation.hybrid_fluid import fractional_makespan
+from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 from hybrid_support import CHAIN
 
 LINK = Link(bandwidth=2)
@@ -53,21 +58,22 @@ def test_the_overhead_of_a_backward_is_gone_when_it_ends() -> None:
 def test_a_front_waits_for_what_it_has_no_room_for() -> None:
     none = np.empty(2, dtype=np.int32)
     # Of two plans with room for 2, one is quick and needs 2, the other needs none of it.
-    fronts = Fronts(
+    fronts = RecomputeFronts(
         start=np.array([[0, 0, 0, 0]], dtype=np.int32),
-        plans=np.array([[0, 0, 2, 2]], dtype=np.int32),
+        plan_count=np.array([[0, 0, 2, 2]], dtype=np.int32),
         base=np.array([5.0, 6.0]),
         demand=np.array([2.0, 0.0]),
         choice=none,
         later=none,
         sooner=none,
     )
+    plan, bound = Rooms(3, is_bound=False), Rooms(3, is_bound=True)
     with interpreted():
-        assert looked_up(fronts, 0, 3, 1.9, 0.0, False) > FINITE  # noqa: FBT003
-        assert looked_up(fronts, 0, 3, 1.9, 0.0, True) == pytest.approx(5.1)  # noqa: FBT003
-        assert looked_up(fronts, 0, 3, 2.0, 0.5, False) == pytest.approx(5.5)  # noqa: FBT003
-        assert looked_up(fronts, 0, 3, 2.0, 2.5, False) == pytest.approx(6.5)  # noqa: FBT003
-        assert looked_up(fronts, 0, 3, 3.0, 1.5, False) == pytest.approx(5.5)  # noqa: FBT003
+        assert recompute_cost(fronts, plan, 0, 1.9, 0.0) > FINITE
+        assert recompute_cost(fronts, bound, 0, 1.9, 0.0) == pytest.approx(5.1)
+        assert recompute_cost(fronts, plan, 0, 2.0, 0.5) == pytest.approx(5.5)
+        assert recompute_cost(fronts, plan, 0, 2.0, 2.5) == pytest.approx(6.5)
+        assert recompute_cost(fronts, plan, 0, 3.0, 1.5) == pytest.approx(5.5)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from chainstay.errors import PlanMismatchError, UnsupportedModelError
-from chainstay.runtime.extraction import InterceptedChain, intercept
-from chainstay.runtime.extraction.driving import OnCall, drive
-from chainstay.runtime.states import State
+import chainstay
+from chainstay.errors import UnsupportedModelError
+from chainstay.fitting.blocks import release_blocks
+from chainstay.runtime.capture.blocks.chain import BlockChain
+from chainstay.runtime.capture.blocks.graphs import BlockGraphs
+from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.measures.block_costs import find_blocks
+
+X = torch.randn(3, 4)
+fit = partial(chainstay.fit, by="blocks", budget="100%", repeats=1, progress=False)
 
 
 class Block(nn.Module):
@@ -26,7 +34,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks between two layers; decides by values, so that it cannot be exported."""
+    """Blocks between two layers; decides by values, so that it has no full graph."""
 
     def __init__(self, *, changes_in_place: bool = False) -> None:
         super().__init__()
@@ -46,63 +54,64 @@ class Stack(nn.Module):
         return result
 
 
-X = torch.randn(3, 4)
+def intercept(model: nn.Module) -> BlockChain:
+    """Its blocks, as `chainstay.fit` finds them; the model is left as it was."""
+    device = torch.device("cpu")
+    host = Host(model, (X,), {}, unbound_forward(model), device)
+    try:
+        return find_blocks(host, BlockGraphs(type(model).__name__, device)).chain
+    finally:
+        release_blocks(model)
 
 
-def gradients(model: nn.Module, forward: nn.Module | InterceptedChain) -> list[torch.Tensor]:
+def gradients(model: nn.Module) -> list[torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(5)
-    forward(X).square().sum().backward()
+    model(X).square().sum().backward()
     found = [parameter.grad for parameter in model.parameters()]
-    return [each for each in found if each is not None]
+    return [each.clone() for each in found if each is not None]
 
 
 def test_the_blocks_are_the_stages() -> None:
     model = Stack()
     before = torch.get_rng_state()
-    chain = intercept(model, (X,))
+    chain = intercept(model)
     assert torch.equal(torch.get_rng_state(), before)
     assert [stage.name for stage in chain.stages] == ["blocks.0", "blocks.1", "blocks.2"]
     assert [len(boundary) for boundary in chain.boundaries] == [1, 1, 1, 1]
-    assert chain.boundary_bytes(1) == 48
-    assert "blocks.1" in str(chain)
-    assert chain.table().row_count == 3
+    assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_a_block_that_changes_its_input_runs_again_on_a_clone() -> None:
-    layers = [nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
-    chain = intercept(nn.Sequential(*layers), (X,))
-    assert [stage.name for stage in chain.stages] == ["0", "1", "2", "3", "4"]
-    assert [stage.changes_input for stage in chain.stages] == [False, True, False, False, False]
-    state = (X.clone(),)
-    (output,) = chain.stages[1](state, ())
-    assert torch.equal(output, X.relu())
-    assert torch.equal(state[0], X)
+class Counted(nn.Module):
+    """Counts in a tensor that its caller gives."""
 
-
-class Frozen(nn.Module):
-    """Counts in a tensor that its caller gives; has no gradient."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         count += 1
-        return x
+        result: torch.Tensor = self.linear(x).tanh() * count.clone()
+        return result
 
 
-def test_what_changes_other_tensors_is_no_stage() -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.counts = nn.Linear(4, 4), nn.ModuleList(Frozen() for _ in range(2))
+class Counting(nn.Module):
+    """A tensor of the model's own is changed by each block, and read behind it."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            count = torch.zeros(())
-            hidden = self.first(x)
-            for each in self.counts:
-                hidden = each(hidden, count) * count
-            return torch.as_tensor(hidden)
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(4, 4), nn.ModuleList(Counted() for _ in range(3))
 
-    with pytest.raises(UnsupportedModelError, match="no blocks of Counting form a chain"):
-        intercept(Counting(), (X,))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = torch.zeros(())
+        hidden = self.first(x)
+        for block in self.blocks:
+            hidden = block(hidden, count) * count.clone()
+        return torch.as_tensor(hidden)
+
+
+def test_what_changes_other_tensors_does_so_once() -> None:
+    require_equal(Counting())
 
 
 class Tall(nn.Module):
@@ -123,19 +132,28 @@ class Tall(nn.Module):
 
 
 def test_the_innermost_lists_with_most_parameters_are_taken() -> None:
-    chain = intercept(Tall(), (X,))
+    chain = intercept(Tall())
     names = [stage.name for stage in chain.stages]
     assert names == [f"pairs.{outer}.{inner}" for outer in range(3) for inner in range(2)]
     assert chain.starts == (0,)
 
 
+def require_equal(model: nn.Module) -> None:
+    """Training by blocks is training."""
+    expected = gradients(model)
+    fit(model, (X,))
+    assert all(map(torch.equal, expected, gradients(model)))
+    chainstay.unfit(model)
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
 def test_what_the_model_does_between_blocks_parts_segments() -> None:
-    chain = intercept(Stack(changes_in_place=True), (X,))
+    model = Stack(changes_in_place=True)
+    chain = intercept(model)
     assert chain.starts == (0, 1, 2)
     assert [*chain.segments()] == [range(1), range(1, 2), range(2, 3)]
     assert [chain.segment_of(index) for index in range(3)] == [0, 1, 2]
-    model = Stack(changes_in_place=True)
-    assert all(map(torch.equal, gradients(model, model), gradients(model, intercept(model, (X,)))))
+    require_equal(model)
 
 
 class Mixing(nn.Module):
@@ -167,74 +185,32 @@ class Beside(nn.Module):
 
 def test_what_the_model_makes_beside_blocks_parts_segments() -> None:
     model = Beside()
-    chain = intercept(model, (X,))
-    assert chain.starts == (0, 2)
-    assert all(map(torch.equal, gradients(model, model), gradients(model, chain)))
+    assert intercept(model).starts == (0, 2)
+    require_equal(model)
 
 
 def test_running_them_as_stages_is_running_the_model() -> None:
-    model = Stack()
-    chain = intercept(model, (X,))
-    expected, found = gradients(model, model), gradients(model, chain)
-    assert all(map(torch.equal, expected, found))
-    assert len(expected) == len(found) == 10
+    require_equal(Stack())
 
 
 def test_hooks_of_blocks_run_once() -> None:
     model, seen = Stack(), list[str]()
-    chain = intercept(model, (X,))
+    fit(model, (X,))
     model.blocks[1].register_forward_hook(lambda *_: seen.append("forward"))
     model.blocks[1].register_full_backward_hook(lambda *_: seen.append("backward"))
-    gradients(model, chain)
+    gradients(model)
     assert seen == ["forward", "backward"]
 
 
-def test_a_stage_runs_again_on_a_detached_state() -> None:
-    model = Stack().eval()
-    chain = intercept(model, (X,))
-    states: list[tuple[torch.Tensor, ...]] = []
-    again: list[tuple[torch.Tensor, ...]] = []
-
-    def first_run(index: int, call: OnCall, state: State, shared: State) -> tuple[Any, State]:
-        result = call()
-        states.append(chain.stages[index].next_state(result, state))
-        again.append(chain.stages[index](tuple(each.detach() for each in state), shared))
-        return result, states[-1]
-
-    with drive(chain.stages, chain.starts, first_run):
-        model(X)
-    assert len(states) == 3
-    assert all(torch.equal(*pair) for pair in zip(*map(_flat, (states, again)), strict=True))
-
-
-def _flat(states: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-    return [tensor for state in states for tensor in state]
-
-
-def test_nothing_stays_intercepted_even_after_an_error() -> None:
+def test_an_error_leaves_blocks_as_they_were() -> None:
     model = Stack()
-    chain = intercept(model, (X,))
-    with pytest.raises(RuntimeError, match="shapes"):
-        chain(torch.ones(3, 5))
-    assert all(module._compiled_call_impl is None for module in model.modules())
-    assert all(map(torch.equal, gradients(model, model), gradients(model, chain)))
-
-
-def test_what_is_not_like_the_sample_is_refused() -> None:
-    model = Stack()
-    chain = intercept(model, (X,))
-    with pytest.raises(PlanMismatchError, match=r"blocks\.0 gets or returns 3.0, the plan"):
-        chain(X, 3.0)
-    with pytest.raises(PlanMismatchError, match=r"returns a tensor, the plan is for 2.0"):
-        chain(X, torch.ones(4))
-    model.changes_in_place = True
-    with pytest.raises(PlanMismatchError, match="neither what the block before returned"):
-        chain(X)
-    model.blocks = nn.ModuleList(reversed(list(model.blocks)))
-    with pytest.raises(PlanMismatchError, match=r"the model calls blocks\.2 out of turn"):
-        chain(X)
+    expected = gradients(model)
+    fit(model, (X,))
+    with pytest.raises(RuntimeError, match="shape"):
+        model(torch.ones(3, 5))
+    assert all(map(torch.equal, expected, gradients(model)))
 
 
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="no blocks of Linear form a chain"):
-        intercept(nn.Linear(4, 4), (X,))
+        intercept(nn.Linear(4, 4))

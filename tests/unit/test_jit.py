@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.skipif(not jit.is_available(), reason="needs numba")
     st.sampled_from(["strong", "weak"]),
     st.sampled_from(["table1", "free"]),
 )
+@pytest.mark.long
 def test_interpreted_is_compiled(
     profile: ChainProfile, extra: int, persistence: str, discards: str
 ) -> None:
@@ -60,3 +63,13 @@ def test_interpretation_ends_when_it_has_cost_enough(monkeypatch: pytest.MonkeyP
     with jit.at_first_interpreted(when=False):
         ran.append(jit._INTERPRETED.get())
     assert ran == [True, False, False]
+
+
+def test_compiled_code_is_kept_by_a_hash_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = jit.cache_folder()
+    assert jit.cache_folder.__wrapped__() == folder
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"# edited")
+    assert jit.cache_folder.__wrapped__() != folder
+    assert _and_one(3) == 7
+    assert list(folder.rglob("*.nbi"))

@@ -36,12 +36,17 @@ from chainstay.baselines.join import equivalent_chain, keep_all_join
 from chainstay.dp.join.canonical import OverheadProgram
 from chainstay.dp.join.kernels import relax_by_loop, relax_by_slices
 from chainstay.dp.join.sizes import in_units
-from chainstay.formulations.join.by_highs import pyomo_model
 from chainstay.formulations.join.claims import build
+from chainstay.formulations.join.highs_backend import pyomo_model
 from chainstay.profiles import Join, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Scope
-from chainstay.verify.join import JoinContestant, join_checks, join_counter_example, minimised_join
+from chainstay.verify.join import (
+    JoinMethodUnderTest,
+    join_checks,
+    join_counter_example,
+    minimised_join,
+)
 
 # Sizes of many digits, so that every term of a sum shows in it.
 TEXT = ChainProfile(
@@ -343,8 +348,8 @@ def test_both_ways_to_relax_are_one() -> None:
     behind, aside, row = draw.integers(0, 99, (3, 50)).astype(np.int32)
     for low, high in ((0, 50), (7, 31), (9, 9), (12, 3)):
         loop, slices = row.copy(), row.copy()
-        relax_by_loop(loop, behind, aside, -3, low, high)
-        relax_by_slices(slices, behind, aside, -3, low, high)
+        relax_by_loop(loop, behind, aside, -3, (low, high))
+        relax_by_slices(slices, behind, aside, -3, (low, high))
         assert (loop == slices).all()
         assert loop.dtype == np.int32
 
@@ -406,9 +411,9 @@ def test_verify_finds_and_minimises_a_wrong_method() -> None:
             discards=Discards.TAPE,
         )
 
-    wrong = JoinContestant(method=hasty, finds=None, most_stages=30)
-    right = JoinContestant(method=DP(), finds=Family.CANONICAL_PERSISTENT, most_stages=30)
-    checks = join_checks(range(60), seed=3, contestants=(wrong, right))
+    wrong = JoinMethodUnderTest(method=hasty, family=None, most_stages=30)
+    right = JoinMethodUnderTest(method=DP(), family=Family.CANONICAL_PERSISTENT, most_stages=30)
+    checks = join_checks(range(60), seed=3, methods=(wrong, right))
     check = next(check for check in checks if "nothing is faster" in check.reason)
     small = minimised_join(check, seconds=20)
     assert small.reason

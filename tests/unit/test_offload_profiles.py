@@ -14,8 +14,8 @@ from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Skip, Stage
 from chainstay.schedule import Schedule
 from chainstay.timetable import computations
+from chainstay.validation.offload.simulate import OffloadMachine
 from chainstay.validation.simulate import simulate
-from chainstay.validation.transfers import Machine
 from offload_strategies import offload_profiles
 from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
@@ -40,7 +40,7 @@ def test_loads_by_hand() -> None:
 
 @given(offload_profiles())
 def test_the_peak_is_that_of_running_it(profile: OffloadProfile) -> None:
-    machine = Machine(profile, budget=10**9, link=Link(bandwidth=1))
+    machine = OffloadMachine(profile, budget=10**9, link=Link(bandwidth=1))
     for op in computations(len(profile)):
         machine.issue(op)
     machine.finish()

@@ -34,8 +34,8 @@ from chainstay import (
 )
 from chainstay.planning.search import _Search
 from chainstay.profiles import ChainProfile, Skip
-from chainstay.runtime.accounting import Account, StageCost
-from chainstay.runtime.measurement import Measurement
+from chainstay.runtime.measures.account import Account, StageCost
+from chainstay.runtime.measures.measured import Measurement
 from chainstay.validation.simulate import Replay
 
 _MEASURED = measure(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), repeats=1)

@@ -36,8 +36,9 @@ from chainstay import (
     solve_join,
     solve_offload,
 )
-from chainstay.plans import Costs, Cut, Fingerprint, parse_plan
-from chainstay.plans.reading import parse_profile
+from chainstay.plans import Cut, Fingerprint, parse_plan
+from chainstay.plans.parser import parse_profile
+from chainstay.profiles import AnyProfile
 
 STAGE = Stage(
     name="s", forward_time=3, backward_time=5, output_bytes=10, saved_bytes=30, gradient_bytes=10
@@ -73,14 +74,14 @@ def every_kind() -> dict[str, Plan]:
     offloaded = OffloadProfile.from_chain(CHAIN)
     slots = JoinProfile.homogeneous((2, 3), forward_time=1, backward_time=1, turn_time=1)
 
-    def plan(solution: Solution, profile: Costs, **more: Any) -> Plan:  # noqa: ANN401
+    def plan(solution: Solution, profile: AnyProfile, **more: Any) -> Plan:  # noqa: ANN401
         return Plan(solution=solution, profile=profile, **more)
 
     chain = solve_chain(CHAIN, 100, method="dp")
     joint = solve_join(joined(), 140)
     return {
         "chain": plan(
-            chain, CHAIN, model="m", cut=Cut(by="export", granularity=7), fingerprint=FINGERPRINT
+            chain, CHAIN, model="m", cut=Cut(by="graph", granularity=7), fingerprint=FINGERPRINT
         ),
         "overheads": plan(chain, CHAIN, overheads=(0,) * len(chain.schedule)),
         "skips": plan(solve_chain(WITH_SKIP, 110, method="dp"), WITH_SKIP),
@@ -142,7 +143,7 @@ SPAN, PEAK = SOLUTION["makespan"], SOLUTION["peak_bytes"]
     ("change", "error", "message"),
     [
         (put("soup", "chainstay"), InvalidPlanError, "field 'chainstay' is 'soup', must be 'plan'"),
-        (put(2, "version"), InvalidPlanError, "'version' is 2; this chainstay reads version 1"),
+        (put(1, "version"), InvalidPlanError, "'version' is 1; this chainstay reads version 2"),
         (put([], "solution"), InvalidPlanError, r"plan.solution: a JSON object .* not \[\]"),
         (put("x", "solution", "chainstay"), InvalidPlanError, "'x', must be one of solution, off"),
         (put("y", "profile", "chainstay"), InvalidPlanError, "'y', must be one of chain-profile"),
@@ -159,7 +160,7 @@ SPAN, PEAK = SOLUTION["makespan"], SOLUTION["peak_bytes"]
         (put([1], "overheads"), InvalidPlanError, "1 overheads for"),
         (put([-1] * 10, "overheads"), InvalidPlanError, "'overheads' must hold numbers from 0"),
         (put([2], "keep"), InvalidPlanError, "'keep' must hold a 0 or a 1"),
-        (put("pickle", "cut", "by"), InvalidPlanError, "'pickle', must be one of chain, export"),
+        (put("pickle", "cut", "by"), InvalidPlanError, "'pickle', must be one of graph, blocks"),
         (put("0", "cut", "granularity"), InvalidPlanError, "'granularity' is '0', must be 'fine'"),
         (put({}, "fingerprint", "call"), None, ""),
         (
@@ -363,7 +364,7 @@ def test_differences_are_named_and_long_lists_counted() -> None:
     assert FINGERPRINT.differences(FINGERPRINT) == ()
     assert FINGERPRINT.differences(other) == (
         "torch: is 3, in the plan 2",
-        "device: is cpu, the plan does not know it",
+        "device: is cpu, the plan has none",
     )
     listing = Fingerprint.listing(tuple(map(str, range(10))))
     assert listing.splitlines()[-1] == "  and 2 more"

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from chainstay.errors import CertificateError, InvalidProfileError, InvalidScheduleError
-from chainstay.hybrid import HybridClaim, HybridProblem
 from chainstay.instances import with_skip
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.profiles import (
     Join,
     JoinProfile,
@@ -20,13 +20,13 @@ from chainstay.profiles import (
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
 from chainstay.solve.hybrid import solve_hybrid
-from chainstay.validation.hybrid import simulate_hybrid
-from chainstay.validation.hybrid_fluid import fractional_makespan
-from chainstay.validation.hybrid_search import optimal_hybrid
-from chainstay.validation.join import simulate_join
-from chainstay.validation.join_search import join_optimum
+from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
+from chainstay.validation.hybrid.search import hybrid_optimum
+from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.join.search import join_optimum
+from chainstay.validation.join.simulate import simulate_join
+from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.simulate import simulate
-from chainstay.validation.transfers import simulate_offload
 from hybrid_support import CHAIN
 
 TURNING = JoinProfile(branches=(CHAIN, CHAIN))
@@ -112,10 +112,10 @@ def test_questions_that_a_referee_does_not_know_are_refused() -> None:
     with pytest.raises(ValueError, match="there are 3 overheads for 4 operations; give one to"):
         simulate_hybrid(CHAIN, keep_all, budget=100, link=LINK, overheads=[0, 0, 0])
     skipping = with_skip(CHAIN, Skip(first=0, last=1, bytes=3))
-    with pytest.raises(InvalidProfileError, match="has 1 skips, which transfers do not know"):
+    with pytest.raises(InvalidProfileError, match="has 1 skips, which transfers do not support"):
         simulate_hybrid(skipping, keep_all, budget=100, link=LINK)
     two_levels = replace(LINK, capacity=5, beyond=LINK)
-    with pytest.raises(InvalidProfileError, match="this link goes on beyond the host; use solve_h"):
+    with pytest.raises(InvalidProfileError, match="this link has a second; use solve_hybrid"):
         simulate_offload(OffloadProfile.from_chain(CHAIN), keep_all, budget=100, link=two_levels)
     both_ways = Link(bandwidth=2, duplex="full")
     with pytest.raises(InvalidProfileError, match="half-duplex link without latency, not for"):
@@ -133,7 +133,7 @@ def test_parts_of_what_never_crosses_the_loss_cannot_move() -> None:
 def test_searches_say_how_long_a_chain_may_be() -> None:
     longer = replace(CHAIN, stages=CHAIN.stages[:1] * 4 + CHAIN.stages[1:])
     with pytest.raises(InvalidProfileError, match="at most 4 stages, this one has 5; use a solver"):
-        optimal_hybrid(longer, budget=100, link=LINK)
+        hybrid_optimum(longer, budget=100, link=LINK)
     many = JoinProfile(branches=(replace(CHAIN, stages=CHAIN.stages * 6),) * 3)
     flags = kept_gradients(many, None)
     with pytest.raises(InvalidProfileError, match="at most 24 stages, this one has 36; use a sol"):
@@ -142,9 +142,9 @@ def test_searches_say_how_long_a_chain_may_be() -> None:
 
 def test_search_finds_nothing_where_nothing_fits() -> None:
     required = HybridProblem(CHAIN, 1, LINK).required_bytes
-    assert optimal_hybrid(CHAIN, budget=required, link=LINK) is not None
-    assert optimal_hybrid(CHAIN, budget=required - 1, link=LINK) is None
-    assert optimal_hybrid(CHAIN, budget=CHAIN.input_bytes, link=LINK) is None  # no gradient fits
+    assert hybrid_optimum(CHAIN, budget=required, link=LINK) is not None
+    assert hybrid_optimum(CHAIN, budget=required - 1, link=LINK) is None
+    assert hybrid_optimum(CHAIN, budget=CHAIN.input_bytes, link=LINK) is None  # no gradient fits
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from chainstay.profiles import ChainProfile
 from chainstay.report import Frontier, page
-from chainstay.report.course import Course, course_of
+from chainstay.report.timeline import Timeline, build_timeline
 from chainstay.solve import solve_chain
 from chainstay.units import format_bytes
 from report_plans import a_chain, plan
@@ -94,35 +94,35 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]: 
         tab.close()
 
 
-def _course(kind: str) -> Course:
-    course = course_of(plan(kind).solution, plan(kind).profile)
-    assert course is not None
-    return course
+def _timeline(kind: str) -> Timeline:
+    timeline = build_timeline(plan(kind).solution, plan(kind).profile)
+    assert timeline is not None
+    return timeline
 
 
 @pytest.mark.parametrize("kind", ["chain", "join", "offload integral", "hybrid integral"])
 def test_opens_draws_and_follows_the_mouse(kind: str, open_page: Callable[..., Opened]) -> None:
-    solution, profile, course = plan(kind).solution, plan(kind).profile, _course(kind)
+    solution, profile, timeline = plan(kind).solution, plan(kind).profile, _timeline(kind)
     opened = open_page(page(solution, profile, title=kind))
     for chart in ("memory", "schedule", "frontier"):
         assert opened.tab.evaluate(_INK, chart) > 20
-    computed = [a for a in course.activities if not course.lanes[a.lane].is_link]
+    computed = [a for a in timeline.activities if not timeline.lanes[a.lane].is_link]
     for activity in (computed[0], computed[len(computed) // 2], computed[-1]):
         middle = float(activity.start + activity.end) / 2
-        opened.point("memory", middle / float(course.makespan))
+        opened.point("memory", middle / float(timeline.makespan))
         assert opened.text("#op-label") == str(activity.op)
-        assert f"of stage {activity.op.stage}" in opened.text("#op-words")
+        assert f"of stage {activity.op.stage}" in opened.text("#op-description")
         total = next(
             one.total
-            for one, other in zip(course.levels, course.levels[1:], strict=False)
+            for one, other in zip(timeline.levels, timeline.levels[1:], strict=False)
             if one.time <= middle < other.time
         )
         assert f"{format_bytes(int(total))} in use at" in opened.text("#op-memory")
-    for lane in [lane for lane, each in enumerate(course.lanes) if each.is_link]:
-        moves = [a for a in course.activities if a.lane == lane]
-        low = (len(course.lanes) - 1 - lane) * (0.25 + 0.16) + 0.16 / 2
+    for lane in [lane for lane, each in enumerate(timeline.lanes) if each.is_link]:
+        moves = [a for a in timeline.activities if a.lane == lane]
+        low = (len(timeline.lanes) - 1 - lane) * (0.25 + 0.16) + 0.16 / 2
         height = opened.tab.evaluate(_FRAME, "schedule")["high"]
-        middle = float(moves[-1].start + moves[-1].end) / 2 / float(course.makespan)
+        middle = float(moves[-1].start + moves[-1].end) / 2 / float(timeline.makespan)
         opened.point("schedule", middle, (low + 0.125) / height)
         assert opened.text("#op-label") == str(moves[-1].op)
     assert not [said for said in opened.said if not said.startswith(("info:", "log:"))]
@@ -130,13 +130,13 @@ def test_opens_draws_and_follows_the_mouse(kind: str, open_page: Callable[..., O
 
 
 def test_arrow_keys_go_from_operation_to_operation(open_page: Callable[..., Opened]) -> None:
-    course = _course("chain")
+    timeline = _timeline("chain")
     opened = open_page(page(plan("chain").solution, plan("chain").profile, frontier=_NO_FRONTIER))
-    for activity in course.activities[:3]:
+    for activity in timeline.activities[:3]:
         opened.tab.keyboard.press("ArrowRight")
         assert opened.text("#op-label") == str(activity.op)
     opened.tab.keyboard.press("ArrowLeft")
-    assert opened.text("#op-label") == str(course.activities[1].op)
+    assert opened.text("#op-label") == str(timeline.activities[1].op)
 
 
 def test_a_heading_sorts_the_stages(open_page: Callable[..., Opened]) -> None:
@@ -161,7 +161,7 @@ def test_names_cannot_run(open_page: Callable[..., Opened]) -> None:
     solution = solve_chain(profile, "100%", method="dp")
     opened = open_page(page(solution, profile, title=name))
     opened.tab.keyboard.press("ArrowRight")
-    assert name in opened.text("#op-words")
+    assert name in opened.text("#op-description")
     assert opened.text("h1") == name
     assert opened.tab.evaluate("window.hacked") is None
 

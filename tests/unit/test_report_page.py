@@ -17,21 +17,13 @@ from matplotlib.figure import Figure
 from chainstay.dp import DP
 from chainstay.errors import BackendError, InvalidSolutionError
 from chainstay.profiles import ChainProfile
-from chainstay.report import (
-    Frontier,
-    FrontierPoint,
-    blocks,
-    frontier_of,
-    markup,
-    page,
-    picture,
-    trace,
-)
-from chainstay.report.course import course_of
-from chainstay.report.levels import Level
-from chainstay.report.proof import proof_of
-from chainstay.report.scales import byte_scale, time_scale
-from chainstay.report.stages import stage_table
+from chainstay.report import Frontier, FrontierPoint, frontier_of, gantt_bars, page, picture, trace
+from chainstay.report.axis_units import byte_scale, time_scale
+from chainstay.report.html import elements
+from chainstay.report.memory_profile import MemoryLevel
+from chainstay.report.proof import proof_text
+from chainstay.report.stage_table import stage_table
+from chainstay.report.timeline import build_timeline
 from chainstay.schedule import Discards
 from chainstay.solution import Family
 from chainstay.solve import solve_chain
@@ -108,7 +100,7 @@ def test_text_from_outside_stays_text() -> None:
 
 def test_json_between_script_tags_cannot_end_them() -> None:
     value = {"name": ["<!-- <script ", "</script >", "&lt;", "é\u2028"]}
-    text = markup.json_text(value)
+    text = elements.json_text(value)
     assert json.loads(text) == value
     assert not set("<>&\u2028") & set(text)
 
@@ -116,8 +108,8 @@ def test_json_between_script_tags_cannot_end_them() -> None:
 def test_without_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] == "bokeh" or name in {
-            "chainstay.report.drawing",
-            "chainstay.report.charts",
+            "chainstay.report.html.embedded_charts",
+            "chainstay.report.html.charts",
         }:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "bokeh", None)
@@ -127,21 +119,21 @@ def test_without_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_schedules_are_merged_and_never_look_better(monkeypatch: pytest.MonkeyPatch) -> None:
     solution, profile = plan("chain").solution, plan("chain").profile
-    course = course_of(solution, profile)
-    assert course is not None
-    alone = blocks.blocks_of(course, profile)
+    timeline = build_timeline(solution, profile)
+    assert timeline is not None
+    alone = gantt_bars.build_bars(timeline, profile)
     assert [block.label for block in alone] == str(solution.schedule).split()
-    monkeypatch.setattr(blocks, "MOST_BLOCKS", 6)
-    merged = blocks.blocks_of(course, profile)
+    monkeypatch.setattr(gantt_bars, "MAX_BARS", 6)
+    merged = gantt_bars.build_bars(timeline, profile)
     assert len(merged) <= 7
     assert (merged[0].start, merged[-1].end) == (0, solution.makespan)
-    counts = [int(block.words.split()[0]) for block in merged if "…" in block.label]
+    counts = [int(block.description.split()[0]) for block in merged if "…" in block.label]
     assert sum(counts) + len(merged) - len(counts) == len(alone)
     makespan = float(solution.makespan)
-    levels = blocks.thinned_levels(course.levels, makespan)
+    levels = gantt_bars.thinned_levels(timeline.levels, makespan)
     assert len(levels) <= 14
     assert max(level.total for level in levels) == solution.peak_bytes
-    for level in course.levels:
+    for level in timeline.levels:
         covering = [
             low.total
             for low, high in zip(levels[::2], levels[1::2], strict=True)
@@ -152,9 +144,9 @@ def test_long_schedules_are_merged_and_never_look_better(monkeypatch: pytest.Mon
 
 
 def test_levels_that_last_no_time_are_drawn_only_if_they_are_peaks() -> None:
-    levels = [Level(0, 5, 0, 0, 0), *(Level(3, size, 0, 0, 0) for size in (5, 1, 4)),
-              Level(6, 4, 0, 0, 0), Level(6, 9, 0, 0, 0), Level(6, 2, 0, 0, 0)]  # fmt: skip
-    assert [(level.time, level.total) for level in blocks.thinned_levels(levels, 6.0)] == [
+    sizes = ((0, 5), (3, 5), (3, 1), (3, 4), (6, 4), (6, 9), (6, 2))
+    levels = [MemoryLevel(time, size, 0, 0, 0) for time, size in sizes]
+    assert [(level.time, level.total) for level in gantt_bars.thinned_levels(levels, 6.0)] == [
         (0, 5), (3, 5), (3, 4), (6, 4), (6, 9), (6, 2),
     ]  # fmt: skip
 
@@ -213,8 +205,8 @@ class TestTrace:
     @pytest.mark.parametrize("kind", KINDS)
     def test_has_every_operation_in_its_lane(self, kind: str) -> None:
         solution, profile = plan(kind).solution, plan(kind).profile
-        course = course_of(solution, profile)
-        assert course is not None
+        timeline = build_timeline(solution, profile)
+        assert timeline is not None
         found = trace(solution, profile)
         json.dumps(found, allow_nan=False)
         events = found["traceEvents"]
@@ -223,18 +215,18 @@ class TestTrace:
             for event in events
             if event["name"] == "thread_name"
         }
-        assert list(threads.values()) == [lane.name for lane in course.lanes]
+        assert list(threads.values()) == [lane.name for lane in timeline.lanes]
         shown = [
             (e["name"], threads[e["tid"]], e["ts"], e["dur"]) for e in events if e["ph"] == "X"
         ]
         assert shown == [
             (
                 str(activity.op),
-                course.lanes[activity.lane].name,
+                timeline.lanes[activity.lane].name,
                 pytest.approx(float(activity.start) / 1000),
                 pytest.approx(float(activity.end - activity.start) / 1000),
             )
-            for activity in course.activities
+            for activity in timeline.activities
         ]
         counted = [sum(e["args"].values()) for e in events if e["ph"] == "C"]
         assert max(counted) == pytest.approx(solution.peak_bytes)
@@ -290,8 +282,8 @@ class TestPicture:
         drawn: list[Figure] = []
         monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
         hybrid = plan("hybrid integral")
-        course = course_of(hybrid.solution, hybrid.profile)
-        assert course is not None
+        timeline = build_timeline(hybrid.solution, hybrid.profile)
+        assert timeline is not None
         picture(hybrid.solution, hybrid.profile, io.BytesIO(), kind="png")
         upper, lower = drawn[0].axes
         areas = [area.get_datalim(upper.transData) for area in upper.collections]
@@ -302,7 +294,7 @@ class TestPicture:
         spans = sorted((round(box.x0, 6), round(box.x1, 6)) for box in boxes)
         assert spans == sorted(
             (round(float(a.start) / 1e6, 6), round(float(a.end) / 1e6, 6))
-            for a in course.activities
+            for a in timeline.activities
         )
 
     def test_fractional_hybrid_has_no_times(self) -> None:
@@ -316,28 +308,28 @@ class TestProof:
         solution = plan("chain").solution
         for family in Family:
             for discards in Discards:
-                proof = proof_of(replace(solution, family=family, discards=discards))
+                proof = proof_text(replace(solution, family=family, discards=discards))
                 assert proof.verdict == "proved optimal"
                 assert len(proof.notes) == 1 + (discards is not Discards.TABLE1)
         offload = plan("offload integral").solution
         for transfers in Transfers:
-            proof = proof_of(replace(offload, transfers=transfers))  # type: ignore[call-arg]
+            proof = proof_text(replace(offload, transfers=transfers))  # type: ignore[call-arg]
             assert str(transfers) in proof.notes[-1]
 
     def test_a_gap_is_told_as_one(self) -> None:
         solution = plan("chain").solution
         makespan = int(solution.makespan)
         near = replace(solution, lower_bound=makespan - makespan // 4, unrestricted_bound=0)
-        assert proof_of(near).verdict == "within 25.00%"
-        assert "at most 25.00% of this plan's time could be saved" in proof_of(near).sentence
+        assert proof_text(near).verdict == "within 25.00%"
+        assert "at most 25.00% of this plan's time could be saved" in proof_text(near).sentence
         unknown = replace(solution, lower_bound=0, unrestricted_bound=0)
-        assert proof_of(unknown).verdict == "no bound known"
+        assert proof_text(unknown).verdict == "no bound known"
 
     def test_how_much_others_could_save_is_told(self) -> None:
         solution = replace(plan("chain").solution, unrestricted_bound=0)
-        assert "No schedule at all" not in proof_of(solution).sentence
+        assert "No schedule at all" not in proof_text(solution).sentence
         bound = int(solution.makespan) * 99 // 100
-        told = proof_of(replace(solution, unrestricted_bound=bound)).sentence
+        told = proof_text(replace(solution, unrestricted_bound=bound)).sentence
         assert "No schedule at all, of whatever family, saves more than 1.0" in told
 
 

@@ -17,18 +17,19 @@ import torch
 from torch import nn
 
 from chainstay.profiles import Link, Skip
-from chainstay.runtime import clock, measure, timed_runs
-from chainstay.runtime.accounting import Account, StageCost
-from chainstay.runtime.caching import AccountFile
-from chainstay.runtime.clock import StageTime, StageTimes, stage_times
-from chainstay.runtime.merging import merge_idle_cuts
-from chainstay.runtime.progress import progress_bar, unseen
-from chainstay.runtime.stages import ChainStage, TensorPart
-from chainstay.runtime.states import State
-from chainstay.runtime.transfers.copying import CopyingEngine, CopyTicket
-from chainstay.runtime.transfers.engine import Ticket, Transfer
+from chainstay.runtime import measure
+from chainstay.runtime.measures import clock, timed_runs
+from chainstay.runtime.measures.account import Account, StageCost
+from chainstay.runtime.measures.clock import StageTime, StageTimes, stage_times
+from chainstay.runtime.measures.cost_files import AccountFile
+from chainstay.runtime.measures.progress import progress_bar, unseen
+from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
+from chainstay.runtime.stage.states import State
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine, CopyTicket
+from chainstay.runtime.transfer.engine import Ticket, Transfer
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
+from runtime_support import stages_of
 
 
 def cost(name: str, environment: int, random: int) -> StageCost:
@@ -130,10 +131,6 @@ def test_a_schedule_never_needs_more_than_the_profile_for_all_says() -> None:
         peaks.append((own, simulate(ACCOUNT.profile(), schedule).peak_bytes))
     assert peaks[0][0] < peaks[0][1]
     assert peaks[1][0] <= peaks[1][1]
-
-
-def stages_of(*parts: nn.Module) -> list[ChainStage]:
-    return [ChainStage(str(index), (TensorPart(part),)) for index, part in enumerate(parts)]
 
 
 def names(*parts: nn.Module) -> list[str]:
@@ -411,7 +408,7 @@ def test_nothing_is_shown_unless_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     with progress_bar(wanted=True) as progress:
         progress("quick", more=2)
     assert terminal.getvalue() == ""
-    monkeypatch.setattr("chainstay.runtime.progress._PATIENCE_S", -1.0)
+    monkeypatch.setattr("chainstay.runtime.measures.progress._PATIENCE_S", -1.0)
     with progress_bar(wanted=True) as progress:
         progress("slow work", more=2)
         progress("slow work")

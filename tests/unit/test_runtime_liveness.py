@@ -7,12 +7,11 @@ from itertools import pairwise
 import pytest
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.runtime.environment import Traits
-from chainstay.runtime.liveness import Step, plan_execution
-from chainstay.runtime.recompute import Stretch, stretched
-from chainstay.runtime.stages import split_model
+from chainstay.runtime.execute.environment import Traits
+from chainstay.runtime.execute.liveness import Step, plan_execution
+from chainstay.runtime.execute.recompute import Stretch, stretched
 from chainstay.schedule import Schedule
-from runtime_support import random_persistent
+from runtime_support import random_persistent, stages_of
 
 
 def first(stage: int, **flags: bool) -> Step:
@@ -157,9 +156,9 @@ def test_kept_stages_of_a_kind_are_put_together(seed: int) -> None:
     """All steps stay, in order; beside a stretch there is none that could join it."""
     count = 9
     plan = plan_execution(random_persistent(count + 1, seed, keep=0.7), count)
-    stages = split_model([abs] * count)
+    stages = stages_of(*[abs] * count)
     traits = [
-        Traits(draws_random=(seed >> stage % 4) % 2 == 1, changed_buffers=())
+        Traits(draws_random=(seed >> stage % 4) % 2 == 1, written=(), reads=())
         for stage in range(count)
     ]
     where = {id(stage.parts[0]): index for index, stage in enumerate(stages)}

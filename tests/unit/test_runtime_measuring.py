@@ -74,8 +74,8 @@ def test_profile_of_linear_layers_by_hand() -> None:
     model = nn.Sequential(nn.Linear(30, 20, bias=False), nn.Linear(20, 10, bias=False))
     profile = measure(model, torch.ones(7, 30), loss=torch.Tensor.mean, repeats=1).profile
     first, second, loss = profile.stages
-    standing = 4 + 4 + 280  # the loss value, its seed gradient, and the output the caller holds
-    assert (profile.input_bytes, profile.input_gradient_bytes) == (7 * 30 * 4, 0)
+    standing = 7 * 30 * 4 + 4 + 4 + 280  # the input, the loss value, its gradient, the output
+    assert (profile.input_bytes, profile.input_gradient_bytes) == (0, 0)  # it is not let go
     assert (first.output_bytes, first.saved_bytes, first.gradient_bytes) == (560, 560, 560)
     assert first.forward_overhead_bytes == standing
     # the weight's gradient and two scalars of measuring, less the output: it is gone by then
@@ -96,9 +96,10 @@ def test_a_loss_that_keeps_the_output_makes_it_count() -> None:
 
 def test_integer_input_has_no_gradient_and_a_wanted_one_has() -> None:
     tokens = measure([nn.Embedding(5, 3)], torch.zeros(4, dtype=torch.long), repeats=1)
-    assert (tokens.profile.input_bytes, tokens.profile.input_gradient_bytes) == (32, 0)
+    assert (tokens.profile.input_bytes, tokens.profile.input_gradient_bytes) == (0, 0)
+    assert tokens.profile.stages[-1].forward_overhead_bytes == 32, "it counts all the time"
     wanted = measure([nn.Linear(3, 3)], torch.zeros(4, 3, requires_grad=True), repeats=1)
-    assert wanted.profile.input_gradient_bytes == 48
+    assert (wanted.profile.input_bytes, wanted.profile.input_gradient_bytes) == (0, 48)
 
 
 def test_saved_buffers_and_random_states_are_in_the_profile() -> None:
@@ -122,53 +123,27 @@ def test_a_stage_that_runs_again_sets_the_present_random_state_aside() -> None:
 
 
 def test_traits_name_what_a_stage_changes() -> None:
+    """Even where the sample's values would not show it: a mean of zeros stays one on zeros."""
     norm = nn.BatchNorm1d(4)
-    traits = measure([nn.Linear(4, 4), norm, nn.Dropout()], torch.rand(2, 4), repeats=1).traits
-    assert [each.draws_random for each in traits] == [False, False, True]
-    assert traits[1].changed_buffers == (
-        (norm, "running_mean"),
-        (norm, "running_var"),
-        (norm, "num_batches_tracked"),
-    )
-
-
-class Scaled(nn.Module):
-    """Reads a buffer that must not be negative, and changes none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not torch.equal(self.get_buffer("scale"), torch.ones(4)):
-            raise ValueError("it is what it was when I was made")
-        return x * self.get_buffer("scale")
-
-
-def test_traits_do_not_depend_on_the_values_of_the_sample() -> None:
-    """A mean of zeros stays one on zeros, and would be updated twice on what comes later."""
-    norm, scaled = nn.BatchNorm1d(4), Scaled()
-    stages = [nn.Linear(4, 4, bias=False), norm, nn.PReLU(), scaled]
-    constants = [buffer for stage in (norm, scaled) for buffer in stage.buffers()]
-    values = [buffer.clone() for buffer in constants]
-    traits = measure(stages, torch.zeros(2, 4), repeats=1).traits
-    assert [name for _, name in traits[1].changed_buffers] == [*norm._buffers]
-    assert traits[0].changed_buffers == traits[2].changed_buffers == ()
-    assert traits[3].changed_buffers == ((scaled, "scale"),), "nobody could look, so it is saved"
-    for stage, names in ((norm, norm._buffers), (scaled, ["scale"])):
-        for name in names:
-            assert any(stage.get_buffer(name) is buffer for buffer in constants), (
-                "their own are back"
-            )
-    assert all(map(torch.equal, constants, values))
+    stages = [nn.Linear(4, 4, bias=False), norm, nn.Dropout()]
+    values = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+    measured = measure(stages, torch.zeros(2, 4), repeats=1)
+    names = measured.chain.names
+    assert [each.draws_random for each in measured.traits] == [False, False, True]
+    assert [{names[position] for position in each.written} for each in measured.traits] == [
+        set(),
+        {"1.running_mean", "1.running_var", "1.num_batches_tracked"},
+        set(),
+    ]
+    assert all(torch.equal(buffer, values[name]) for name, buffer in norm.named_buffers())
 
 
 class Fragile(nn.Module):
-    """Fails from its second run on, or never."""
+    """Changes all that it can, then fails or does not."""
 
-    def __init__(self, *, fails_at: int) -> None:
+    def __init__(self, *, fails: bool) -> None:
         super().__init__()
-        self.fails_at = fails_at
+        self.fails = fails
         self.runs = 0
         self.norm = nn.BatchNorm1d(4)
         self.dropout = nn.Dropout()
@@ -178,14 +153,14 @@ class Fragile(nn.Module):
         self.runs += 1
         self.switched.eval()
         output: torch.Tensor = self.dropout(self.norm(activation))
-        if self.runs == self.fails_at:
+        if self.fails:
             raise KeyError("on purpose")
         return output
 
 
-@pytest.mark.parametrize("fails_at", [1, 2, 3, 4, 5, 6, 7, 8, 9, 99])
-def test_measuring_leaves_everything_as_it_was(fails_at: int) -> None:
-    fragile = Fragile(fails_at=fails_at)
+@pytest.mark.parametrize("fails", [False, True])
+def test_measuring_leaves_everything_as_it_was(fails: bool) -> None:  # noqa: FBT001  # a parameter of the test
+    fragile = Fragile(fails=fails)
     first, last = nn.Linear(4, 4), nn.Linear(4, 4)
     model = nn.Sequential(first, fragile, last)
     last.eval()
@@ -200,10 +175,11 @@ def test_measuring_leaves_everything_as_it_was(fails_at: int) -> None:
         measure(model, sample, loss=torch.Tensor.mean, repeats=1)
     except UnsupportedModelError as error:
         caught = error  # held on to, as a debugger would: nothing may wait for its frames
-    assert (caught is None) == (fails_at == 99)
+    assert (caught is not None) == fails
     if caught is not None:
-        assert "stage 1 (Fragile1) fails" in str(caught)
-        assert isinstance(caught.__cause__, KeyError)
+        assert "stage 1 (Fragile1) cannot be traced" in str(caught)
+        assert "it raises KeyError('on purpose')" in str(caught)
+    assert fragile.runs == 0
     assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
     assert all(torch.equal(buffer, values[name]) for name, buffer in buffers.items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -216,44 +192,56 @@ def test_measuring_leaves_everything_as_it_was(fails_at: int) -> None:
     assert sample.grad is None
 
 
-class Ticking(torch.autograd.Function):
-    """The identity; a clock goes on by what its forward and backward are said to take."""
+CLOCK = [0]
+"""What the time is said to be."""
 
-    @staticmethod
-    def forward(ctx: Any, clock: list[int], times: tuple[int, int], x: torch.Tensor) -> Any:  # noqa: ANN401
-        ctx.clock, ctx.backward_time = clock, times[1]
-        clock[0] += times[0]
-        return x.clone()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ANN401
-        ctx.clock[0] += ctx.backward_time
-        return None, None, gradient
+@torch.library.custom_op("chainstay_tests::tick", mutates_args=())
+def tick(x: torch.Tensor, forward: int, backward: int) -> torch.Tensor:  # noqa: ARG001  # see below
+    """The identity; the clock goes on by what its forward and backward are said to take."""
+    CLOCK[0] += forward
+    return x.clone()
+
+
+@tick.register_fake
+def _(x: torch.Tensor, forward: int, backward: int) -> torch.Tensor:  # noqa: ARG001  # as `tick`
+    return torch.empty_like(x)
+
+
+def _keep_time(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ANN401, ARG001  # as torch calls it
+    ctx.backward_time = inputs[2]
+
+
+def _tick_back(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ANN401  # as torch calls it
+    CLOCK[0] += ctx.backward_time
+    return gradient, None, None
+
+
+tick.register_autograd(_tick_back, setup_context=_keep_time)
 
 
 @pytest.mark.parametrize("free_bytes", [0, 1 << 40], ids=["stage by stage", "in whole steps"])
 def test_times_belong_to_their_stages(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
-    """The first stage has nothing to send a gradient to; nobody runs the loss again."""
-    clock = [0]
+    """What needs no gradient runs in front of the stages; nobody runs the loss again."""
 
     def ticking(forward: int, backward: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda x: Ticking.apply(clock, (forward, backward), x)  # type: ignore[no-untyped-call]
+        return lambda x: tick(x, forward, backward)
 
     for module in ("clock", "timed_runs"):
-        monkeypatch.setattr(f"chainstay.runtime.{module}.now", lambda: clock[0])
-    monkeypatch.setattr("chainstay.runtime.clock.unused_host_bytes", lambda: free_bytes)
+        monkeypatch.setattr(f"chainstay.runtime.measures.{module}.now", lambda: CLOCK[0])
+    monkeypatch.setattr("chainstay.runtime.measures.clock.unused_host_bytes", lambda: free_bytes)
     layers = (ticking(7, 10_000), nn.Linear(8, 8), ticking(100, 30), ticking(5, 600))
     stages: list[Callable[[torch.Tensor], torch.Tensor]] = [*layers]
     measured = measure(stages, torch.rand(4, 8), loss=lambda x: ticking(40, 2)(x).sum(), repeats=2)
     times = [(stage.forward_time, stage.backward_time) for stage in measured.profile.stages]
-    assert times == [(7, 0), (0, 0), (100, 30), (5, 600), (40, 2)]
+    assert times == [(0, 0), (0, 0), (100, 30), (5, 600), (40, 2)]
 
 
 @pytest.mark.parametrize("free_bytes", [0, 1 << 40], ids=["stage by stage", "in whole steps"])
 def test_a_backward_that_fails_is_told_with_its_stage(
     monkeypatch: pytest.MonkeyPatch, free_bytes: int
 ) -> None:
-    monkeypatch.setattr("chainstay.runtime.clock.unused_host_bytes", lambda: free_bytes)
+    monkeypatch.setattr("chainstay.runtime.measures.clock.unused_host_bytes", lambda: free_bytes)
 
     def failing(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

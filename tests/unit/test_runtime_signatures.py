@@ -13,7 +13,8 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
-from chainstay.runtime.caching import signature_around
+from chainstay.runtime.measures.cost_files import signature_around
+from chainstay.runtime.stage.loss_stage import traced_loss
 
 Change = Callable[[nn.Sequential], object]
 
@@ -22,7 +23,7 @@ def layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
 
 
-def signature(model: nn.Module, loss: object = None) -> str:
+def signature(model: nn.Module, loss: str = "") -> str:
     return signature_around(model, ((torch.ones(2, 4),), {"scale": 2.0}), loss)
 
 
@@ -96,8 +97,17 @@ def test_numbers_in_closures_and_partial_calls_count() -> None:
     assert signature(model) != signature(other)
     with_another_forward(other, 3.0)
     assert signature(model) == signature(other)
-    losses = [partial(functional.mse_loss, reduction=kind) for kind in ("sum", "mean", "sum")]
-    total, mean, again = (signature(layers(), loss) for loss in losses)
+
+
+def test_what_the_loss_computes_counts() -> None:
+    output = torch.ones(2, 1, requires_grad=True)
+    target = torch.zeros(2, 1)
+    losses = [
+        partial(functional.mse_loss, target=target, reduction=kind)
+        for kind in ("sum", "mean", "sum")
+    ]
+    texts = [traced_loss(loss, output).text for loss in losses]
+    total, mean, again = (signature(layers(), text) for text in texts)
     assert total == again != mean
 
 

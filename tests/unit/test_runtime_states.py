@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from chainstay import DP, least_budget
+from chainstay.fitting.measured import measure_model
+from chainstay.fitting.planner import PlannerSettings
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.runtime import trace_memory
-from chainstay.runtime.boundary import Gradients, seeded, swallow
-from chainstay.runtime.extracted import measure_extracted
-from chainstay.runtime.extraction import extract
-from chainstay.runtime.lineage import Lineage, shared_skips
-from chainstay.runtime.losses import loss_in
-from chainstay.runtime.probe import leaves_of
-from chainstay.runtime.remaking import remade_bytes
-from chainstay.runtime.states import State, copied, detached, state_bytes
+from chainstay.runtime.execute.remade import remade_bytes
+from chainstay.runtime.measures.boundary import Gradients, seeded, swallow
+from chainstay.runtime.measures.probe import leaves_of
+from chainstay.runtime.stage.lineage import Lineage, shared_skips
+from chainstay.runtime.stage.loss_stage import loss_in
+from chainstay.runtime.stage.states import State, copied, detached, state_bytes
 from chainstay.schedule import Schedule
 from strategies import chains
 
@@ -146,8 +146,8 @@ class Bridge(nn.Module):
 
 def test_a_bridge_is_one_skip_and_counts_where_it_is_made() -> None:
     batch = torch.ones(32, 16)
-    chain = extract(Bridge(), (batch,))
-    profile = measure_extracted(chain, (batch,), loss=torch.Tensor.mean, repeats=1).profile
+    settings = PlannerSettings(loss=torch.Tensor.mean, repeats=1, progress=False)
+    profile = measure_model(Bridge(), (batch,), {}, settings).costs.profile
     row = batch.nbytes
     (skip,) = profile.skips
     assert (skip.bytes, skip.gradient_bytes) == (row, row)

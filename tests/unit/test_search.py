@@ -187,7 +187,7 @@ def test_chain_too_long_is_refused() -> None:
 def test_longest_chain_is_accepted() -> None:
     stage = Stage(forward_time=1, saved_bytes=1)
     chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=(stage,) * LARGEST_CHAIN)
-    assert search._Rules(chain, Discards.TABLE1).profile is chain
+    assert search._ChainTransitions(chain, Discards.TABLE1).profile is chain
 
 
 def test_unknown_rules_are_refused() -> None:
@@ -267,6 +267,7 @@ def test_least_budget_is_the_threshold(profile: ChainProfile) -> None:
 
 @given(profile=chains(max_stages=4, families=FAMILIES), slack=st.integers(0, 30))
 @settings(max_examples=60, derandomize=True)
+@pytest.mark.long
 def test_freer_rules_are_never_worse(profile: ChainProfile, slack: int) -> None:
     budget = least_budget(profile) + slack
     free = optimum(profile, budget, discards="free").makespan
@@ -284,9 +285,9 @@ def test_transitions_are_the_simulators(
     rules: Discards, gradient: int, chain: ChainProfile
 ) -> None:
     """From every state without a^n and without anything past the gradient."""
-    searched = search._Rules(chain, rules)
+    searched = search._ChainTransitions(chain, rules)
     for activations, saved in product(range(min(2 << gradient, 8)), range(1 << gradient)):
-        state = search._State(gradient, activations, saved)
+        state = search._ChainState(gradient, activations, saved)
         if not searched._allows(state):
             continue
         found = {
@@ -303,26 +304,26 @@ def test_transitions_are_the_simulators(
         assert needed <= found, state
 
 
-def _only_drops(op: str, state: search._State) -> bool:
+def _only_drops(op: str, state: search._ChainState) -> bool:
     """Whether `op` is an Fn whose output is stored already."""
     return op.startswith("Fn") and bool(state.activations >> int(op[-1]) + 1 & 1)
 
 
 def accepted_by_simulator(
-    profile: ChainProfile, state: search._State, rules: Discards
-) -> Iterator[tuple[str, search._State, int, int]]:
+    profile: ChainProfile, state: search._ChainState, rules: Discards
+) -> Iterator[tuple[str, search._ChainState, int, int]]:
     """All operations that the simulator accepts in `state`."""
     for kind, stage in product(STAGE_KINDS, range(len(profile))):
         op = Op(kind, stage)
-        memory = simulator._Memory(
+        memory = simulator._ChainMemory(
             profile, rules, _indices(state.activations), _indices(state.saved)
         )
         memory.gradient = state.gradient
-        with suppress(simulator._RefusedError):
+        with suppress(simulator.InvalidOperationError):
             during_bytes = memory.apply(op)
             activations = sum(1 << index for index in memory.activations)
             saved = sum(1 << index for index in memory.saved)
-            after = search._State(memory.gradient, activations, saved)
+            after = search._ChainState(memory.gradient, activations, saved)
             yield str(op), after, simulator._duration(profile, op), during_bytes
 
 
@@ -332,6 +333,7 @@ def _indices(mask: int) -> set[int]:
 
 @given(profile=chains(max_stages=3, families=FAMILIES), slack=st.integers(0, 10))
 @settings(max_examples=40, derandomize=True)
+@pytest.mark.long
 def test_agrees_with_a_search_on_the_simulator_itself(profile: ChainProfile, slack: int) -> None:
     for rules in RULES:
         least = least_budget(profile, discards=rules)
@@ -343,7 +345,7 @@ def test_agrees_with_a_search_on_the_simulator_itself(profile: ChainProfile, sla
 def fastest_by_replay(profile: ChainProfile, budget: int, rules: Discards) -> int | None:
     """Least makespan over everything the simulator itself accepts, state by state."""
     ops = [Op(kind, stage) for kind in STAGE_KINDS for stage in range(len(profile))]
-    memory = simulator._Memory(profile, rules)
+    memory = simulator._ChainMemory(profile, rules)
     best = {_key(memory): 0}
     frontier = [(0, _key(memory))]
     while frontier:
@@ -351,11 +353,11 @@ def fastest_by_replay(profile: ChainProfile, budget: int, rules: Discards) -> in
         if state[0] == 0:
             return time
         for op in ops if time == best[state] else ():
-            memory = simulator._Memory(profile, rules, set(state[1]), set(state[2]))
+            memory = simulator._ChainMemory(profile, rules, set(state[1]), set(state[2]))
             memory.gradient = state[0]
             try:
                 during_bytes = memory.apply(op)
-            except simulator._RefusedError:
+            except simulator.InvalidOperationError:
                 continue
             after, end = _key(memory), time + simulator._duration(profile, op)
             if during_bytes <= budget and end < best.get(after, end + 1):
@@ -364,5 +366,5 @@ def fastest_by_replay(profile: ChainProfile, budget: int, rules: Discards) -> in
     return None
 
 
-def _key(memory: simulator._Memory) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _key(memory: simulator._ChainMemory) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return memory.gradient, tuple(sorted(memory.activations)), tuple(sorted(memory.saved))

@@ -35,7 +35,7 @@ from chainstay import (
     simulate,
     solve_chain,
 )
-from chainstay.solve import Auto
+from chainstay.solve import AutoChain
 from golden_chains import GOLDEN
 
 STAGE = Stage(forward_time=1, backward_time=2, output_bytes=10, saved_bytes=30)
@@ -372,14 +372,14 @@ def test_a_schedule_faster_than_any_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("discards", list(Discards))
 def test_auto_keeps_to_its_rules(discards: Discards) -> None:
-    solution = solve_chain(CHAIN, 90, method=Auto(discards=discards))
+    solution = solve_chain(CHAIN, 90, method=AutoChain(discards=discards))
     assert solution.discards in {discards, Discards.TABLE1}
     assert solution.makespan == 14
 
 
 def test_auto_refuses_rules_that_there_are_not() -> None:
     with pytest.raises(UnknownMethodError, match="discards is 'none'"):
-        Auto(discards="none")
+        AutoChain(discards="none")
 
 
 def test_public_names_are_there() -> None:

@@ -16,19 +16,19 @@ from chainstay.errors import (
     SolverLimitError,
     UnknownMethodError,
 )
-from chainstay.hybrid import HybridClaim, HybridProblem
-from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
+from chainstay.problems.offload import OffloadClaim, OffloadProblem
 from chainstay.profiles import Link, OffloadProfile
-from chainstay.solve.hybrid import AutoHybrid, ExactPrograms, Pofo
-from chainstay.solve.offload import AutoOffload, ExactOffload
+from chainstay.solve.hybrid import AutoHybrid, IntegerProgramHybrid, Pofo
+from chainstay.solve.offload import AutoOffload, IntegerProgramOffload
 from chainstay.timetable import Transfers
-from chainstay.validation.hybrid_search import optimal_hybrid
+from chainstay.validation.hybrid.search import hybrid_optimum
 from golden_offloads import GAP
 from hybrid_support import CHAIN, tiny
 
 LINK = Link(bandwidth=2)
 PROBLEM = HybridProblem(CHAIN, 16, LINK)
-QUICK_CPSAT = ExactPrograms(CPSAT(time_limit_s=0.5))
+QUICK_CPSAT = IntegerProgramHybrid(CPSAT(time_limit_s=0.5))
 NO_ROOM = replace(PROBLEM, budget=PROBLEM.required_bytes, link=Link(bandwidth=2, capacity=0))
 """Something has to leave, and there is no room for it."""
 
@@ -37,7 +37,7 @@ NO_ROOM = replace(PROBLEM, budget=PROBLEM.required_bytes, link=Link(bandwidth=2,
 def test_the_mixed_integer_program_by_name_finds_what_search_finds(seed: int) -> None:
     """From what [POFO] finds, over links of all kinds."""
     problem = tiny(seed)
-    best = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+    best = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
     assert best is not None
     found = solve_hybrid(problem.profile, problem.budget, link=problem.link, method="mip")
     assert found.makespan == best.makespan
@@ -48,8 +48,8 @@ def test_the_mixed_integer_program_by_name_finds_what_search_finds(seed: int) ->
 def test_a_chain_of_the_loss_alone(settings: MIP | CPSAT) -> None:
     one = replace(CHAIN, stages=CHAIN.stages[1:])
     problem = HybridProblem(one, HybridProblem(one, 1, LINK).required_bytes, LINK)
-    claim = ExactPrograms(settings, alone=True)(problem)
-    best = optimal_hybrid(one, budget=problem.budget, link=LINK)
+    claim = IntegerProgramHybrid(settings, alone=True)(problem)
+    best = hybrid_optimum(one, budget=problem.budget, link=LINK)
     assert best is not None
     assert claim.makespan == claim.unrestricted_bound == best.makespan
 
@@ -66,7 +66,7 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(
         UnknownMethodError, match="for integral transfers, not fractional ones; use"
     ):
-        ExactPrograms(CPSAT())(fractional)
+        IntegerProgramHybrid(CPSAT())(fractional)
     slots = solve_hybrid(CHAIN, 16, link=LINK, method=DP(slots=16))
     assert slots.makespan >= solve_hybrid(CHAIN, 16, link=LINK).makespan
 
@@ -91,7 +91,7 @@ def test_without_its_solver_auto_says_what_it_has(monkeypatch: pytest.MonkeyPatc
     def missing(*_: object) -> HybridClaim:
         raise BackendError("no ortools")
 
-    monkeypatch.setattr(ExactPrograms, "after", missing)
+    monkeypatch.setattr(IntegerProgramHybrid, "improve", missing)
     found = solve_hybrid(CHAIN, 16, link=LINK)
     quick = AutoHybrid(exact_stages=0)
     assert found.makespan == solve_hybrid(CHAIN, 16, link=LINK, method=quick).makespan
@@ -106,10 +106,10 @@ def test_a_bound_above_what_is_known_is_caught(monkeypatch: pytest.MonkeyPatch) 
     def too_high(*_: object, **__: object) -> HybridClaim:
         return replace(known, lower_bound=known.makespan + 1, unrestricted_bound=known.makespan + 1)
 
-    monkeypatch.setattr("chainstay.solve.hybrid_exact.cpsat.claim", too_high)
+    monkeypatch.setattr("chainstay.solve.hybrid_exact.cpsat_claims.claim", too_high)
     text = f"cpsat.* says that nothing is faster than {known.makespan + 1}, yet {known.makespan} is"
     with pytest.raises(CertificateError, match=text) as caught:
-        ExactPrograms(CPSAT()).after(PROBLEM, known)
+        IntegerProgramHybrid(CPSAT()).improve(PROBLEM, known)
     assert '"known"' in caught.value.report
 
 
@@ -123,7 +123,7 @@ def test_a_bound_on_offloading_above_what_is_known_is_caught(
 
     monkeypatch.setattr("chainstay.solve.offload.cpsat.claim", too_high)
     with pytest.raises(CertificateError, match="says that nothing is faster than 16, yet 15 is"):
-        ExactOffload(CPSAT())(problem)
+        IntegerProgramOffload(CPSAT())(problem)
 
 
 @pytest.mark.parametrize(

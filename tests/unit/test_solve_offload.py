@@ -24,9 +24,9 @@ from chainstay.errors import (
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.cpsat import binding
-from chainstay.formulations.settings import Verdict
-from chainstay.offloading import OffloadClaim, OffloadProblem, OffloadSolution
+from chainstay.formulations.cpsat import ortools_backend
+from chainstay.formulations.settings import TerminationStatus
+from chainstay.problems.offload import OffloadClaim, OffloadProblem, OffloadSolution
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
@@ -238,8 +238,8 @@ def test_auto_does_without_a_missing_solver(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_solvers_that_say_that_nothing_fits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def infeasible(*_: object, **__: object) -> binding.Outcome:
-        return binding.Outcome(verdict=Verdict.INFEASIBLE)
+    def infeasible(*_: object, **__: object) -> ortools_backend.CpSatResult:
+        return ortools_backend.CpSatResult(status=TerminationStatus.INFEASIBLE)
 
     monkeypatch.setattr("chainstay.formulations.cpsat.offload.solve", infeasible)
     with pytest.raises(CertificateError, match="says that nothing fits"):

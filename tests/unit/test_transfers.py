@@ -11,9 +11,9 @@ from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import Move, Timetable, Transfers
-from chainstay.validation.events import TransferReplay
-from chainstay.validation.fluid import simulate_timetable
-from chainstay.validation.transfers import simulate_offload
+from chainstay.validation.event_machine import TransferReplay
+from chainstay.validation.offload.simulate import simulate_offload
+from chainstay.validation.offload.simulate_timetable import simulate_timetable
 
 DIGITS = OffloadProfile(
     activations=(1, 20, 300, 4000),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from chainstay import PlanMismatchError
-from chainstay.runtime.transfers.cells import Cell, Parked, release, send
-from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.runtime.transfer.cells import Cell, Parked, release, send
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine
 from offload_support import FAST
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from chainstay.runtime import trace_memory
-from chainstay.runtime.items import Act, Action, Item
-from chainstay.runtime.transfers.copying import CopyingEngine
-from chainstay.runtime.transfers.traffic import Traffic
+from chainstay.runtime.execute.items import Act, Action, Item
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine
+from chainstay.runtime.transfer.traffic import Traffic
 from offload_support import LATE
 
 

@@ -10,7 +10,7 @@ import pytest
 from chainstay.dp import DP
 from chainstay.errors import InvalidScheduleError, SolverLimitError
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Skip, Stage
-from chainstay.runtime.items import (
+from chainstay.runtime.execute.items import (
     Act,
     Item,
     TransferPlan,
@@ -18,11 +18,11 @@ from chainstay.runtime.items import (
     movable_chain,
     movable_profile,
 )
-from chainstay.runtime.transfers.planning import plan_transfers
+from chainstay.runtime.transfer.transfer_plan import plan_transfers
 from chainstay.schedule import OpKind, Schedule
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import solve_offload
-from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
 from combined_support import least_plan, with_random_transfers
 from runtime_support import random_persistent

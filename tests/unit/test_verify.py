@@ -13,27 +13,27 @@ import pytest
 
 from chainstay.dp import DP, least_budget
 from chainstay.errors import BackendError, InfeasibleBudgetError, SolverLimitError
-from chainstay.evidence import Statement
-from chainstay.instances import FAMILIES, ChainInstance, random_chain, simpler
+from chainstay.instances import CHAIN_FAMILIES, ChainInstance, random_chain, simpler_chains
+from chainstay.problems.consistency import MethodResult
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
 from chainstay.verify import (
-    CONTESTANTS,
-    Answer,
-    Check,
-    Contestant,
-    Search,
+    TESTED_METHODS,
+    ChainCheck,
+    CheckedAnswer,
+    ExhaustiveChainSearch,
+    MethodUnderTest,
     Tally,
-    checks,
-    contradiction,
-    counter_example,
-    minimised,
+    chain_checks,
+    chain_counter_example,
+    find_contradiction,
+    minimised_chain,
 )
 
-TRUTH = Contestant(method=Search(), finds=Family.ALL, most_stages=4)
+TRUTH = MethodUnderTest(method=ExhaustiveChainSearch(), family=Family.ALL, most_stages=4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +78,12 @@ def nothing_fits(profile: ChainProfile, budget: int, required: int) -> Infeasibl
     )
 
 
-def contestant(method: Method, finds: Family = Family.ALL) -> Contestant:
-    return Contestant(method=method, finds=finds, most_stages=4)
+def under_test(method: Method, family: Family = Family.ALL) -> MethodUnderTest:
+    return MethodUnderTest(method=method, family=family, most_stages=4)
 
 
-def first_contradiction(*contestants: Contestant) -> Check:
-    found = checks(range(400), seed=26, contestants=contestants)
+def first_contradiction(*methods: MethodUnderTest) -> ChainCheck:
+    found = chain_checks(range(400), seed=26, methods=methods)
     return next(check for check in found if check.contradiction is not None)
 
 
@@ -98,7 +98,7 @@ def test_instances_are_of_all_families_and_mostly_feasible() -> None:
     lengths = {len(instance.profile) for instance in instances}
     assert {1, 2, 3, 4, 5, 20} <= lengths
     names = {stage.name for instance in instances for stage in instance.profile.stages}
-    assert names == set(FAMILIES)
+    assert names == set(CHAIN_FAMILIES)
     small = [instance for instance in instances if len(instance.profile) <= 4]
     fitting = [i for i in small if search.least_budget(i.profile) <= i.budget]
     assert 0.7 < len(fitting) / len(small) < 1
@@ -114,7 +114,7 @@ SKIPPING = next(
 @pytest.mark.parametrize("instance", [random_chain(1, 2), SKIPPING], ids=["plain", "skips"])
 def test_simpler_instances_are_simpler_and_end(instance: ChainInstance) -> None:
     steps = 0
-    while (step := next(simpler(instance), None)) is not None:
+    while (step := next(simpler_chains(instance), None)) is not None:
         assert weight(step) < weight(instance)
         instance, steps = step, steps + 1
     assert weight(instance) == (1, 0, 1)
@@ -122,7 +122,7 @@ def test_simpler_instances_are_simpler_and_end(instance: ChainInstance) -> None:
 
 
 def test_simpler_instances_of_skips_lose_them_one_by_one_or_by_a_number() -> None:
-    profiles = [step.profile for step in simpler(SKIPPING)]
+    profiles = [step.profile for step in simpler_chains(SKIPPING)]
     assert [len(profile.skips) for profile in profiles].count(2) >= 3
     reaches = {tuple((s.first, s.last) for s in profile.skips) for profile in profiles}
     sizes = {
@@ -141,46 +141,47 @@ def weight(instance: ChainInstance) -> tuple[int, int, int]:
     return len(profile), len(profile.skips), total
 
 
+@pytest.mark.long
 def test_a_short_real_run_is_clean() -> None:
     names = set()
-    for check in checks(range(64), seed=1):
+    for check in chain_checks(range(64), seed=1):
         assert check.contradiction is None
-        names |= {answer.contestant.name for answer in check.answers}
-    assert names == {each.name for each in CONTESTANTS}
+        names |= {answer.tested.name for answer in check.answers}
+    assert names == {each.name for each in TESTED_METHODS}
 
 
 def test_the_plan_is_said_in_words() -> None:
-    assert TRUTH.plan == "all, n ≤ 4"
-    assert contestant(Search()).name == "search (table1)"
-    assert dataclasses.replace(TRUTH, every=8).plan == "1 in 8, n ≤ 4"
-    assert dataclasses.replace(TRUTH, takes_skips=False).plan == "all, n ≤ 4, no skips"
+    assert TRUTH.sampling == "all, n ≤ 4"
+    assert under_test(ExhaustiveChainSearch()).name == "search (table1)"
+    assert dataclasses.replace(TRUTH, every=8).sampling == "1 in 8, n ≤ 4"
+    assert dataclasses.replace(TRUTH, takes_skips=False).sampling == "all, n ≤ 4, no skips"
     chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=(Stage(),) * 4)
     longer = dataclasses.replace(chain, stages=(Stage(),) * 5)
     skipping = dataclasses.replace(chain, skips=(Skip(first=0, last=1, bytes=0),))
-    assert not TRUTH.is_asked(0, longer)
-    assert dataclasses.replace(TRUTH, every=8).is_asked(16, chain)
-    assert not dataclasses.replace(TRUTH, every=8).is_asked(17, chain)
-    assert TRUTH.is_asked(0, skipping)
-    assert not dataclasses.replace(TRUTH, takes_skips=False).is_asked(0, skipping)
+    assert not TRUTH.takes(0, longer)
+    assert dataclasses.replace(TRUTH, every=8).takes(16, chain)
+    assert not dataclasses.replace(TRUTH, every=8).takes(17, chain)
+    assert TRUTH.takes(0, skipping)
+    assert not dataclasses.replace(TRUTH, takes_skips=False).takes(0, skipping)
 
 
 def test_a_number_checked_alone_gives_the_same_answers() -> None:
-    among = list(checks(range(20, 30), seed=2, contestants=[TRUTH]))[4]
-    (alone,) = checks([24], seed=2, contestants=[TRUTH])
+    among = list(chain_checks(range(20, 30), seed=2, methods=[TRUTH]))[4]
+    (alone,) = chain_checks([24], seed=2, methods=[TRUTH])
     assert alone.instance == among.instance
-    assert [a.statement for a in alone.answers] == [a.statement for a in among.answers]
+    assert [a.result for a in alone.answers] == [a.result for a in among.answers]
 
 
 def test_several_processes_give_the_answers_of_one_in_the_same_order() -> None:
-    many = list(checks(range(100), seed=3, contestants=[TRUTH], workers=2))
-    one = list(checks(range(100), seed=3, contestants=[TRUTH]))
+    many = list(chain_checks(range(100), seed=3, methods=[TRUTH], workers=2))
+    one = list(chain_checks(range(100), seed=3, methods=[TRUTH]))
     assert [check.number for check in many] == list(range(100))
     assert [check.instance for check in many] == [check.instance for check in one]
     assert [said(check) for check in many] == [said(check) for check in one]
 
 
-def said(check: Check) -> list[Statement]:
-    return [answer.statement for answer in check.answers]
+def said(check: ChainCheck) -> list[MethodResult]:
+    return [answer.result for answer in check.answers]
 
 
 def test_several_processes_end_when_their_checks_are_no_longer_wanted() -> None:
@@ -191,7 +192,7 @@ def test_several_processes_end_when_their_checks_are_no_longer_wanted() -> None:
             taken.append(number)
             yield number
 
-    found = checks(numbers(), seed=3, contestants=[TRUTH], workers=2)
+    found = chain_checks(numbers(), seed=3, methods=[TRUTH], workers=2)
     assert next(found).number == 0
     found.close()  # type: ignore[attr-defined]  # it is a generator
     assert len(taken) <= 100  # a few batches ahead of the first result
@@ -204,22 +205,31 @@ def test_several_processes_end_when_their_checks_are_no_longer_wanted() -> None:
         ("bound", r"liar \(bound\) says that nothing is faster than \d+ ns, and search"),
         ("makespan", r"the schedule takes \d+ ns, the solver claimed \d+"),
         ("op", r"liar \(op\): step 2: "),
-        ("infeasible", r"nothing fits in \d+ bytes, it says, and \d+ would do, which is not so"),
-        ("unreachable", r"nothing fits in \d+ bytes, it says, and \d+ would do, which is not so"),
-        ("upside down", r"nothing fits in \d+ bytes, it says, and \d+ would do, which is not so"),
+        (
+            "infeasible",
+            r"that nothing fits in \d+ bytes and that \d+ bytes would do, which is wrong",
+        ),
+        (
+            "unreachable",
+            r"that nothing fits in \d+ bytes and that \d+ bytes would do, which is wrong",
+        ),
+        (
+            "upside down",
+            r"that nothing fits in \d+ bytes and that \d+ bytes would do, which is wrong",
+        ),
         ("refuses", "no licence"),
     ],
 )
 def test_a_lie_is_found_and_its_instance_made_as_small_as_it_gets(lie: str, text: str) -> None:
-    check = first_contradiction(contestant(Liar(lie), Family.PERSISTENT), TRUTH)
+    check = first_contradiction(under_test(Liar(lie), Family.PERSISTENT), TRUTH)
     assert check.contradiction is not None
     assert re.search(text, check.contradiction.reason)
-    small = minimised(check.instance, check.contradiction.between)
+    small = minimised_chain(check.instance, check.contradiction.between)
     if lie == "bound":  # true up to 3 stages and of small numbers
         assert weight(small) < (5, 200)
     else:
         assert weight(small) <= (3, 2)
-    document = json.loads(counter_example(check, seed=5, instance=small))
+    document = json.loads(chain_counter_example(check, seed=5, instance=small))
     assert document["chainstay"] == "counter-example"
     assert ChainProfile.from_json(document["profile"]) == small.profile
     assert (document["number"], document["seed"]) == (check.number, 5)
@@ -228,8 +238,8 @@ def test_a_lie_is_found_and_its_instance_made_as_small_as_it_gets(lie: str, text
 
 
 def test_a_counter_example_holds_claims_and_replays() -> None:
-    check = first_contradiction(contestant(Liar("bound"), Family.PERSISTENT), TRUTH)
-    text = counter_example(check, seed=5, instance=check.instance)
+    check = first_contradiction(under_test(Liar("bound"), Family.PERSISTENT), TRUTH)
+    text = chain_counter_example(check, seed=5, instance=check.instance)
     answers = {answer["method"]: answer for answer in json.loads(text)["answers"]}
     liar, truth = answers["liar (bound)"], answers["search (table1)"]
     assert truth["replay"]["makespan"] == truth["makespan"] < liar["lower_bound"]
@@ -239,30 +249,32 @@ def test_a_counter_example_holds_claims_and_replays() -> None:
 
 
 def test_a_counter_example_says_why_a_schedule_is_invalid() -> None:
-    check = first_contradiction(contestant(Liar("op"), Family.PERSISTENT))
-    (answer,) = json.loads(counter_example(check, seed=5, instance=check.instance))["answers"]
+    check = first_contradiction(under_test(Liar("op"), Family.PERSISTENT))
+    (answer,) = json.loads(chain_counter_example(check, seed=5, instance=check.instance))["answers"]
     assert "needs" in answer["replay"]["invalid"]
 
 
 def test_without_time_the_instance_stays_as_it_is() -> None:
-    check = first_contradiction(contestant(Liar("makespan")))
+    check = first_contradiction(under_test(Liar("makespan")))
     assert check.contradiction is not None
-    assert minimised(check.instance, check.contradiction.between, seconds=0.0) == check.instance
+    assert (
+        minimised_chain(check.instance, check.contradiction.between, seconds=0.0) == check.instance
+    )
 
 
 def test_a_method_that_runs_out_of_time_contradicts_nobody() -> None:
-    for check in checks(range(30), seed=0, contestants=[contestant(Liar("late")), TRUTH]):
+    for check in chain_checks(range(30), seed=0, methods=[under_test(Liar("late")), TRUTH]):
         assert check.contradiction is None
 
 
 def test_a_crash_names_the_instance() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        list(checks(range(30), seed=9, contestants=[contestant(Liar("crash"))]))
+        list(chain_checks(range(30), seed=9, methods=[under_test(Liar("crash"))]))
     assert caught.value.__notes__[0].endswith("of seed 9")
 
 
 @pytest.mark.parametrize(
-    ("finds", "rules", "covers", "other_rules", "is_held_against"),
+    ("family", "rules", "covers", "other_rules", "is_held_against"),
     [
         (Family.ALL, "table1", Family.ALL, "table1", True),
         (Family.ALL, "table1", Family.PERSISTENT, "table1", False),
@@ -278,14 +290,14 @@ def test_a_crash_names_the_instance() -> None:
     ],
 )
 def test_bounds_are_held_against_what_they_speak_about(
-    finds: Family, rules: str, covers: Family, other_rules: str, *, is_held_against: bool
+    family: Family, rules: str, covers: Family, other_rules: str, *, is_held_against: bool
 ) -> None:
-    fast, slow = shown(2, finds, finds, rules), shown(3, covers, covers, other_rules)
-    assert (contradiction([fast, slow]) is not None) == is_held_against
-    assert (contradiction([slow, fast]) is not None) == is_held_against
+    fast, slow = shown(2, family, family, rules), shown(3, covers, covers, other_rules)
+    assert (find_contradiction([fast, slow]) is not None) == is_held_against
+    assert (find_contradiction([slow, fast]) is not None) == is_held_against
 
 
-def shown(makespan: int, finds: Family, covers: Family, rules: str) -> Answer:
+def shown(makespan: int, family: Family, covers: Family, rules: str) -> CheckedAnswer:
     """An answer that claims an optimum of `makespan`."""
     claim = Claim(
         schedule=Schedule.keep_all(1),
@@ -294,8 +306,12 @@ def shown(makespan: int, finds: Family, covers: Family, rules: str) -> Answer:
         family=covers,
         discards=Discards(rules),
     )
-    asked = Contestant(method=Search(), finds=finds, discards=Discards(rules), most_stages=1)
-    statement = Statement(method=asked.name, finds=asked.found, covers=claim.scope, claim=claim)
+    tested = MethodUnderTest(
+        method=ExhaustiveChainSearch(), family=family, discards=Discards(rules), most_stages=1
+    )
+    result = MethodResult(
+        method=tested.name, schedule_scope=tested.scope, bound_scope=claim.scope, claim=claim
+    )
     solution = Solution(
         schedule=claim.schedule,
         makespan=makespan,
@@ -306,26 +322,28 @@ def shown(makespan: int, finds: Family, covers: Family, rules: str) -> Answer:
         method="",
         solve_seconds=0.0,
     )
-    return Answer(contestant=asked, statement=statement, seconds=0.0, solution=solution)
+    return CheckedAnswer(tested=tested, result=result, seconds=0.0, solution=solution)
 
 
-def refused(required: int) -> Answer:
+def refused(required: int) -> CheckedAnswer:
     scope = Scope(Family.ALL, Discards.TABLE1)
-    statement = Statement(method=TRUTH.name, finds=scope, covers=scope, required=required)
-    return Answer(contestant=TRUTH, statement=statement, seconds=0.0)
+    result = MethodResult(
+        method=TRUTH.name, schedule_scope=scope, bound_scope=scope, required=required
+    )
+    return CheckedAnswer(tested=TRUTH, result=result, seconds=0.0)
 
 
 def test_infeasible_is_held_against_a_schedule_and_against_a_smaller_need() -> None:
-    found = contradiction([refused(5), shown(2, Family.ALL, Family.ALL, "table1")])
+    found = find_contradiction([refused(5), shown(2, Family.ALL, Family.ALL, "table1")])
     assert found is not None
     assert "less than 5 bytes, and search (table1) has a schedule that does" in found.reason
-    found = contradiction([refused(5), refused(4)])
+    found = find_contradiction([refused(5), refused(4)])
     assert found is not None
     assert "nothing fits in less than 5 bytes, and search (table1) has a sch" in found.reason
-    assert contradiction([refused(5), refused(5)]) is None
+    assert find_contradiction([refused(5), refused(5)]) is None
 
 
-WEAK = next(each for each in CONTESTANTS if each.name == "dp, weakly persistent")
+WEAK = next(each for each in TESTED_METHODS if each.name == "dp, weakly persistent")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +361,7 @@ def test_the_weak_program_is_held_to_its_promise_on_the_domain_at_hand(
     stage = Stage(forward_time=1, output_bytes=3, saved_bytes=4, gradient_bytes=3)
     stages = (stage, dataclasses.replace(stage, **changes), stage)  # type: ignore[arg-type]
     profile = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=stages)
-    assert WEAK.searched(profile) == scope
+    assert WEAK.infeasibility_scope(profile) == scope
     least = least_budget(profile, persistence="weak")
     claim = WEAK.method(profile, least)
     assert claim.scope == scope  # what it says of its bound is what it says of its least budget
@@ -370,11 +388,11 @@ class SlowWeak:
 
 def test_a_weak_program_that_misses_what_floats_is_found_out() -> None:
     liar = dataclasses.replace(WEAK, method=SlowWeak())
-    honest = [WEAK, TRUTH, *(each for each in CONTESTANTS if "cpsat" in each.name)]
+    honest = [WEAK, TRUTH, *(each for each in TESTED_METHODS if "cpsat" in each.name)]
     numbers = range(0, 2400, 4)
     found = next(
         check.contradiction
-        for check in checks(numbers, seed=1, contestants=[liar, *honest])
+        for check in chain_checks(numbers, seed=1, methods=[liar, *honest])
         if check.contradiction is not None
     )
     assert found.reason.startswith("slow weak says that nothing is faster than")

@@ -9,16 +9,16 @@ import pytest
 
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, SolverLimitError
-from chainstay.hybrid import HybridClaim, HybridProblem
+from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.profiles import ChainProfile, Link
 from chainstay.solution import Family
 from chainstay.solve.hybrid import AutoHybrid, Pofo
 from chainstay.timetable import Transfers
-from chainstay.validation.hybrid_search import optimal_hybrid
+from chainstay.validation.hybrid.search import hybrid_optimum
 from chainstay.verify.hybrid import (
-    HYBRID_CONTESTANTS,
+    TESTED_HYBRID_METHODS,
     HybridCheck,
-    HybridContestant,
+    HybridMethodUnderTest,
     hybrid_checks,
     hybrid_counter_example,
     minimised_hybrid,
@@ -26,7 +26,7 @@ from chainstay.verify.hybrid import (
 )
 
 QUICK = AutoHybrid(combined=Pofo(tries=20), exact_stages=0)
-(SEARCH,) = [each for each in HYBRID_CONTESTANTS if str(each.method) == "search"]
+(SEARCH,) = [each for each in TESTED_HYBRID_METHODS if str(each.method) == "search"]
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ def recomputed(problem: HybridProblem) -> HybridClaim:
     return HybridClaim(schedule=claim.schedule, makespan=claim.makespan, lower_bound=0)
 
 
-def contestant(lie: str) -> HybridContestant:
-    return HybridContestant(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=2)
+def under_test(lie: str) -> HybridMethodUnderTest:
+    return HybridMethodUnderTest(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=2)
 
 
-def first_contradiction(*contestants: HybridContestant) -> HybridCheck:
-    found = hybrid_checks(range(300), seed=6, contestants=contestants)
+def first_contradiction(*methods: HybridMethodUnderTest) -> HybridCheck:
+    found = hybrid_checks(range(300), seed=6, methods=methods)
     return next(check for check in found if check.reason)
 
 
@@ -84,7 +84,7 @@ def first_contradiction(*contestants: HybridContestant) -> HybridCheck:
     ],
 )
 def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
-    check = first_contradiction(contestant(lie), SEARCH)
+    check = first_contradiction(under_test(lie), SEARCH)
     assert check.reason.startswith(reason)
     small = minimised_hybrid(check, seconds=10)
     assert small.reason.startswith(reason)
@@ -107,9 +107,9 @@ def sizes(profile: ChainProfile) -> int:
 
 
 def test_who_is_late_or_says_that_nothing_fits_contradicts_nobody() -> None:
-    checks = hybrid_checks(range(20), seed=6, contestants=[contestant("late"), SEARCH])
+    checks = hybrid_checks(range(20), seed=6, methods=[under_test("late"), SEARCH])
     assert not any(check.reason for check in checks)
-    for check in hybrid_checks(range(20), seed=6, contestants=[contestant("infeasible")]):
+    for check in hybrid_checks(range(20), seed=6, methods=[under_test("infeasible")]):
         assert not check.reason
         for answer in check.answers:
             assert answer.claim is None or len(check.instance.profile) == 1
@@ -125,7 +125,7 @@ def test_search_says_if_it_finds_nothing_where_something_fits() -> None:
         problem = HybridProblem(instance.profile, instance.budget, instance.link)
         if instance.budget < problem.required_bytes:
             continue
-        found = optimal_hybrid(problem.profile, budget=problem.budget, link=problem.link)
+        found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
         if found is not None:
             continue
         tight += 1

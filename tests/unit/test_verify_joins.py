@@ -10,7 +10,7 @@ from chainstay.dp import DP
 from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile
 from chainstay.solution import Claim, Family
 from chainstay.solve.join import join_claim
-from chainstay.verify.join import JoinContestant, join_checks, minimised_join
+from chainstay.verify.join import JoinMethodUnderTest, join_checks, minimised_join
 from chainstay.verify.join_instances import JoinInstance, random_join, simpler_joins
 
 DRAWN = [random_join(4, number) for number in range(200)]
@@ -114,8 +114,8 @@ class Late:
 
 @pytest.mark.parametrize("kind", [HomogeneousJoin, JoinProfile])
 def test_a_lie_about_tails_is_made_as_small_as_a_join_with_a_tail_gets(kind: type[Join]) -> None:
-    liar = JoinContestant(method=Late(), finds=Family.CANONICAL_PERSISTENT, most_stages=30)
-    checks = join_checks(range(60), seed=4, contestants=[liar])
+    liar = JoinMethodUnderTest(method=Late(), family=Family.CANONICAL_PERSISTENT, most_stages=30)
+    checks = join_checks(range(60), seed=4, methods=[liar])
     check = next(c for c in checks if c.reason and isinstance(c.instance.profile, kind))
     assert "the solver claimed" in check.reason
     small = minimised_join(check, seconds=20)

@@ -9,22 +9,22 @@ import pytest
 
 from chainstay.dp.offload import Algorithm1
 from chainstay.errors import InfeasibleBudgetError
-from chainstay.offloading import OffloadClaim, OffloadProblem
+from chainstay.problems.offload import OffloadClaim, OffloadProblem
 from chainstay.profiles import OffloadProfile
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Transfers
 from chainstay.verify import Tally
 from chainstay.verify.offload import (
-    OFFLOAD_CONTESTANTS,
+    TESTED_OFFLOAD_METHODS,
     OffloadCheck,
-    OffloadContestant,
+    OffloadMethodUnderTest,
     minimised_offload,
     offload_checks,
     offload_counter_example,
 )
 from chainstay.verify.offload_instances import random_offload, simpler_offload
 
-TRUTH = OffloadContestant(method=Heuristics(), transfers=Transfers.INTEGRAL, most_stages=4)
+TRUTH = OffloadMethodUnderTest(method=Heuristics(), transfers=Transfers.INTEGRAL, most_stages=4)
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Liar:
         raise AssertionError
 
 
-def first_contradiction(*contestants: OffloadContestant) -> OffloadCheck:
-    found = offload_checks(range(400), seed=8, contestants=contestants)
+def first_contradiction(*methods: OffloadMethodUnderTest) -> OffloadCheck:
+    found = offload_checks(range(400), seed=8, methods=methods)
     return next(check for check in found if check.reason)
 
 
@@ -80,7 +80,7 @@ def test_simpler_instances_end() -> None:
     [("makespan", "the solver claimed"), ("infeasible", "nothing fits")],
 )
 def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
-    liar = OffloadContestant(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=4)
+    liar = OffloadMethodUnderTest(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=4)
     check = first_contradiction(TRUTH, liar)
     assert reason in check.reason
     small = minimised_offload(check, seconds=10)
@@ -93,8 +93,10 @@ def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
 
 def test_a_bound_is_held_against_stricter_models() -> None:
     """That a heuristic is optimal is refuted by the exact methods beside it."""
-    liar = OffloadContestant(method=Liar("optimal"), transfers=Transfers.INTEGRAL, most_stages=4)
-    exact = [each for each in OFFLOAD_CONTESTANTS if str(each.method) == "search"]
+    liar = OffloadMethodUnderTest(
+        method=Liar("optimal"), transfers=Transfers.INTEGRAL, most_stages=4
+    )
+    exact = [each for each in TESTED_OFFLOAD_METHODS if str(each.method) == "search"]
     check = first_contradiction(liar, *(replace(each, every=1) for each in exact))
     assert "says that nothing is faster than" in check.reason
 
@@ -104,7 +106,7 @@ def test_all_methods_agree_on_some_instances() -> None:
     for check in offload_checks(range(60), seed=11):
         assert not check.reason, (check.number, check.reason)
         for answer in check.answers:
-            if answer.contestant.method == Algorithm1():
+            if answer.tested.method == Algorithm1():
                 tally.add(answer)
     assert tally.instances > 10
     assert tally.optimal > 10

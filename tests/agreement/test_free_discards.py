@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, Skip, Stage, simulate
 from chainstay.dp import least_budget
-from chainstay.dp.unrestricted import unrestricted_bound
+from chainstay.dp.bounds.unrestricted_bound import unrestricted_bound
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search
@@ -157,6 +157,7 @@ def test_with_skips_not_below_exhaustive_search(profile: ChainProfile, extra: in
 
 @settings(max_examples=400, deadline=None)
 @given(chains(max_stages=5, families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 60))
+@pytest.mark.long
 def test_not_below_exhaustive_search_and_the_bound_not_above(
     profile: ChainProfile, extra: int
 ) -> None:
@@ -218,7 +219,7 @@ def test_tape_rules_change_nothing_but_the_claim(persistence: str) -> None:
 
 
 def _on_sets(profile: ChainProfile, budget: int) -> float:  # noqa: C901  # one case each
-    """The recursion of `chainstay.dp.detached` with every stored tensor by name."""
+    """The recursion of `chainstay.dp.free_discards.solver` with every stored tensor by name."""
     tensors = Tensors(profile)
     never = float("inf")
 
@@ -262,7 +263,7 @@ def _on_sets(profile: ChainProfile, budget: int) -> float:  # noqa: C901  # one 
 
 
 def _bare(profile: ChainProfile, budget: int) -> int | None:
-    """The recursion as `chainstay.dp.floating` states it, with times, unfactored."""
+    """The recursion as `dp.weak_free_discards.solver` states it, with times, unfactored."""
     p = profile.arrays()
     time, back, a = p.forward_time.tolist(), p.backward_time.tolist(), p.activation.tolist()
     saved, gradient = p.saved.tolist(), p.gradient.tolist()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from chainstay import DP, ChainProfile
 from chainstay.dp import least_budget
-from chainstay.dp.detached_prices import DetachedBound
-from chainstay.dp.detached_sizes import sizes_of
-from chainstay.dp.knapsack_prices import KnapsackPrices
+from chainstay.dp.bounds.relaxed_knapsack_bound import RelaxedKnapsackBound
+from chainstay.dp.free_discards.lagrangian_bound import FreeDiscardsBound
+from chainstay.dp.free_discards.sizes import sizes_of
 from strategies import FAMILIES_WITHOUT_SKIPS, chains
 from tensors import Tensors
 
@@ -30,11 +30,11 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     profile: ChainProfile, extra: int
 ) -> None:
     memory = least_budget(profile, discards="free") - profile.input_bytes + extra
-    bound = DetachedBound(sizes_of(profile), memory)
-    rungs = np.arange(bound.around.shape[3])
+    bound = FreeDiscardsBound(sizes_of(profile), memory)
+    multipliers = np.arange(bound.outside.shape[3])
     for (r, s, end, held, m), spent in _least_spent_around(profile, memory).items():
-        lines = (bound.around if r == STAYS else bound.dropped)[held, s, end]
-        assert (lines + rungs * bound.step * m).max() <= spent + 1e-6, (r, s, end, held, m)
+        lines = (bound.outside if r == STAYS else bound.dropped)[held, s, end]
+        assert (lines + multipliers * bound.step * m).max() <= spent + 1e-6, (r, s, end, held, m)
     optimum = DP(discards="free")(profile, memory + profile.input_bytes)
     assert bound.root <= optimum.makespan - profile.least_time + 1e-6
 
@@ -47,7 +47,7 @@ def test_floating_or_not_no_schedule_lies_below_the_knapsack(
     method = DP(persistence="weak", discards="free")
     budget = least_budget(profile, persistence="weak", discards="free") + extra
     sizes = sizes_of(profile)
-    bound = KnapsackPrices(sizes.elapsed, sizes.saved, budget - profile.input_bytes)
+    bound = RelaxedKnapsackBound(sizes.elapsed, sizes.saved, budget - profile.input_bytes)
     assert bound.root <= method(profile, budget).makespan - profile.least_time + 1e-6
 
 
@@ -89,7 +89,7 @@ def _level(state: _State) -> int:
 def _decisions(
     profile: ChainProfile, state: _State, tensors: Tensors
 ) -> Iterator[tuple[int, list[_State]]]:
-    """Time of the rerun, and parts, of each decision of `chainstay.dp.detached`."""
+    """Time of the rerun, and parts, of each decision of `chainstay.dp.free_discards.solver`."""
     r, s, end, held, m = state
     stage, gradient = profile.stages[s], profile.gradient_bytes(end + 1)
     kept = {f"a {s}", *([f"saved {end}"] if held else [])}

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from chainstay.baselines import BASELINES
 from chainstay.errors import InvalidScheduleError, InvalidSolutionError
-from chainstay.hybrid import HybridProblem, HybridSolution
-from chainstay.offloading import OffloadSolution
+from chainstay.problems.hybrid import HybridProblem, HybridSolution
+from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
-from chainstay.report.course import Course, course_of
+from chainstay.report.timeline import Timeline, build_timeline
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.solve import solve_join
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import AutoOffload, solve_offload
 from chainstay.timetable import Transfers
-from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.simulate import simulate
-from chainstay.validation.transfers import simulate_offload
 from offload_strategies import OffloadCase, offload_cases
 from report_plans import KINDS, a_chain, plan
 from strategies import chains
@@ -52,31 +52,31 @@ def _replayed(profile: ChainProfile, schedule: Schedule) -> Solution:
     )
 
 
-def _course(solution: Solution, profile: ChainProfile | OffloadProfile) -> Course:
-    course = course_of(solution, profile)
-    assert course is not None
-    return course
+def _timeline(solution: Solution, profile: ChainProfile | OffloadProfile) -> Timeline:
+    timeline = build_timeline(solution, profile)
+    assert timeline is not None
+    return timeline
 
 
-def _require_consistent(course: Course, peak_bytes: int) -> None:
-    levels = course.levels
+def _require_consistent(timeline: Timeline, peak_bytes: int) -> None:
+    levels = timeline.levels
     assert max(level.total for level in levels) == peak_bytes
     assert all(min(level[1:]) >= 0 for level in levels)
     times = [level.time for level in levels]
     assert times == sorted(times)
-    assert times[-1] <= course.makespan
-    for lane in range(len(course.lanes)):
-        busy = [activity for activity in course.activities if activity.lane == lane]
+    assert times[-1] <= timeline.makespan
+    for lane in range(len(timeline.lanes)):
+        busy = [activity for activity in timeline.activities if activity.lane == lane]
         for one, other in pairwise(busy):
             assert one.end <= other.start
 
 
 def test_chain_by_hand() -> None:
     solution = _replayed(_CHAIN, Schedule.parse("Fc0 Da1 Fc0 Fa1 B1 Fa0 B0"))
-    course = _course(solution, _CHAIN)
-    assert [level.time for level in course.levels[::2]] == [0, 2, 2, 4, 6, 9, 11]
-    assert [level.time for level in course.levels[1::2]] == [2, 2, 4, 6, 9, 11, 14]
-    assert [level[1:] for level in course.levels[::2]] == [
+    timeline = _timeline(solution, _CHAIN)
+    assert [level.time for level in timeline.levels[::2]] == [0, 2, 2, 4, 6, 9, 11]
+    assert [level.time for level in timeline.levels[1::2]] == [2, 2, 4, 6, 9, 11, 14]
+    assert [level[1:] for level in timeline.levels[::2]] == [
         (15, 0, 0, 0),
         (15, 0, 0, 0),
         (15, 0, 0, 0),
@@ -85,7 +85,7 @@ def test_chain_by_hand() -> None:
         (5, 30, 0, 0),
         (5, 30, 0, 1),
     ]
-    assert [(str(a.op), a.start, a.end, a.is_again) for a in course.activities] == [
+    assert [(str(a.op), a.start, a.end, a.is_again) for a in timeline.activities] == [
         ("Fc0", 0, 2, False),
         ("Fc0", 2, 4, True),
         ("Fa1", 4, 6, False),
@@ -131,10 +131,10 @@ def test_offload_by_hand(bandwidth: int, expected: list[tuple[int, ...]]) -> Non
         transfers=Transfers.INTEGRAL,
         timetable=replay.timetable,
     )
-    course = _course(solution, profile)
-    assert [lane.name for lane in course.lanes] == ["compute", "to host", "from host"]
+    timeline = _timeline(solution, profile)
+    assert [lane.name for lane in timeline.lanes] == ["compute", "to host", "from host"]
     seen = [(level.time, level.activation, level.gradient, level.temporary)
-            for level in course.levels]  # fmt: skip
+            for level in timeline.levels]  # fmt: skip
     assert seen[-1] == (replay.makespan, 0, 1, 0)
     assert [level for level in seen if level in expected] == expected
     assert all(level[1] == 5 for level in seen if 0 < level[0] < 1)
@@ -145,13 +145,13 @@ def test_offload_by_hand(bandwidth: int, expected: list[tuple[int, ...]]) -> Non
 def test_chain_levels_are_the_simulators(profile: ChainProfile, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["keep-all", "drop-all", "sqrt"]))
     solution = _replayed(profile, *BASELINES[name](profile, 0))
-    course = _course(solution, profile)
-    _require_consistent(course, solution.peak_bytes)
+    timeline = _timeline(solution, profile)
+    _require_consistent(timeline, solution.peak_bytes)
     replay = simulate(profile, solution.schedule, discards="free")
-    assert [level.total for level in course.levels[::2]] == [
+    assert [level.total for level in timeline.levels[::2]] == [
         snapshot.during_bytes for snapshot in replay.timeline
     ]
-    for level, snapshot in zip(course.levels[::2], replay.timeline, strict=True):
+    for level, snapshot in zip(timeline.levels[::2], replay.timeline, strict=True):
         stage = profile.stages[snapshot.op.stage]
         assert level.temporary in {stage.forward_overhead_bytes, stage.backward_overhead_bytes, 0}
         assert level.gradient >= snapshot.gradient_bytes
@@ -171,38 +171,39 @@ def test_offload_levels_have_the_referees_peak(transfers: Transfers, case: Offlo
     solution = solve_offload(
         profile, case.budget, link=link, transfers=transfers, method=AutoOffload(exact_stages=0)
     )
-    course = _course(solution, profile)
-    levels = course.levels
+    timeline = _timeline(solution, profile)
+    levels = timeline.levels
     highest = max(level.total for level in levels)
     assert -int(-highest // 1) == solution.peak_bytes
     assert all(min(level[1:]) >= 0 for level in levels)
     assert levels[-1].total == profile.gradients[0]
-    assert levels[-1].time <= course.makespan == solution.makespan
+    assert levels[-1].time <= timeline.makespan == solution.makespan
 
 
 @given(chains(max_stages=5, families=("plain", "fat", "wild")), st.integers(0, 3))
 @settings(max_examples=25)
+@pytest.mark.long
 def test_hybrid_levels_have_the_referees_peak(profile: ChainProfile, quarters: int) -> None:
     link = Link(bandwidth=Fraction(3, 2))
     most = simulate(profile, Schedule.keep_all(len(profile))).peak_bytes
     least = HybridProblem(profile, 1, link).required_bytes
     budget = max(1, most - quarters * (most - least) // 4)
     solution = solve_hybrid(profile, budget, link=link)
-    _require_consistent(_course(solution, profile), solution.peak_bytes)
+    _require_consistent(_timeline(solution, profile), solution.peak_bytes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_plan(kind: str) -> None:
     solution, profile = plan(kind).solution, plan(kind).profile
-    course = course_of(solution, profile)
-    assert course is not None
-    _require_consistent(course, solution.peak_bytes)
-    assert max(activity.end for activity in course.activities) == solution.makespan
-    moves = [activity for activity in course.activities if course.lanes[activity.lane].is_link]
+    timeline = build_timeline(solution, profile)
+    assert timeline is not None
+    _require_consistent(timeline, solution.peak_bytes)
+    assert max(activity.end for activity in timeline.activities) == solution.makespan
+    moves = [activity for activity in timeline.activities if timeline.lanes[activity.lane].is_link]
     assert bool(moves) == any(op.kind.is_transfer for op in solution.schedule)
     if kind == "join":
-        assert [lane.name for lane in course.lanes] == ["branch 0", "branch 1", "tail"]
-    again = [activity for activity in course.activities if activity.is_again]
+        assert [lane.name for lane in timeline.lanes] == ["branch 0", "branch 1", "tail"]
+    again = [activity for activity in timeline.activities if activity.is_again]
     forwards = [(op.branch, op.stage) for op in solution.schedule if op.kind.is_forward]
     assert len(again) == len(forwards) - len(set(forwards))
 
@@ -212,14 +213,14 @@ def test_overheads_of_each_operation_count() -> None:
     overheads = (7, 0, 2, 100, 3)
     replay = simulate(_CHAIN, schedule, overheads=overheads)
     solution = replace(_replayed(_CHAIN, schedule), peak_bytes=135, budget=200)
-    course = course_of(solution, _CHAIN, overheads=overheads)
-    assert course is not None
-    assert [level.temporary for level in course.levels[::2]] == list(overheads)
-    assert [level.total for level in course.levels[::2]] == [
+    timeline = build_timeline(solution, _CHAIN, overheads=overheads)
+    assert timeline is not None
+    assert [level.temporary for level in timeline.levels[::2]] == list(overheads)
+    assert [level.total for level in timeline.levels[::2]] == [
         snapshot.during_bytes for snapshot in replay.timeline
     ]
     with pytest.raises(InvalidSolutionError, match="gives 12 ns and 135 bytes"):
-        course_of(replace(solution, peak_bytes=134), _CHAIN, overheads=overheads)
+        build_timeline(replace(solution, peak_bytes=134), _CHAIN, overheads=overheads)
 
 
 def test_what_goes_beyond_the_host_has_lanes_of_its_own() -> None:
@@ -240,29 +241,29 @@ def test_what_goes_beyond_the_host_has_lanes_of_its_own() -> None:
         transfers=Transfers.INTEGRAL,
         timetable=replay.timetable,
     )
-    course = _course(solution, _CHAIN)
-    _require_consistent(course, replay.peak_bytes)
-    moves = {str(a.op): course.lanes[a.lane].name for a in course.activities if a.lane}
+    timeline = _timeline(solution, _CHAIN)
+    _require_consistent(timeline, replay.peak_bytes)
+    moves = {str(a.op): timeline.lanes[a.lane].name for a in timeline.activities if a.lane}
     assert moves == {"Sa0": "to disk", "Ob0": "to host", "Pb0": "from host", "Pa0": "from disk"}
-    ends = {str(a.op): (a.start, a.end) for a in course.activities}
+    ends = {str(a.op): (a.start, a.end) for a in timeline.activities}
     assert ends["Sa0"] == (0, 1)
     assert ends["Ob0"] == (2, 5)
 
 
 def test_fractional_hybrid_has_no_times_and_is_checked() -> None:
     solution, profile = plan("hybrid fractional").solution, plan("hybrid fractional").profile
-    assert course_of(solution, profile) is None
+    assert build_timeline(solution, profile) is None
     with pytest.raises(InvalidSolutionError, match=r"the solution says .*, its replay"):
-        course_of(replace(solution, makespan=solution.makespan + 1), profile)
+        build_timeline(replace(solution, makespan=solution.makespan + 1), profile)
 
 
 @pytest.mark.parametrize("keep", [(True, False), [False, True]])
 def test_kept_gradients_of_a_join(keep: Sequence[bool]) -> None:
     profile = plan("slots").profile
     solution = solve_join(profile, 8, keep=keep)  # type: ignore[arg-type]
-    course = course_of(solution, profile, keep=keep)
-    assert course is not None
-    assert course.levels[-1].gradient == 1
+    timeline = build_timeline(solution, profile, keep=keep)
+    assert timeline is not None
+    assert timeline.levels[-1].gradient == 1
 
 
 def test_a_plan_of_another_profile_is_refused() -> None:
@@ -270,10 +271,10 @@ def test_a_plan_of_another_profile_is_refused() -> None:
     other = a_chain(8)
     slower = replace(other, stages=(replace(other.stages[0], forward_time=1), *other.stages[1:]))
     with pytest.raises(InvalidSolutionError, match=r"the solution says \d+ ns .*gives \d+ ns"):
-        course_of(solution, slower)
+        build_timeline(solution, slower)
     with pytest.raises(InvalidScheduleError):
-        course_of(solution, a_chain(7))
+        build_timeline(solution, a_chain(7))
     with pytest.raises(InvalidSolutionError, match="Solution is no plan of a OffloadProfile"):
-        course_of(solution, plan("offload integral").profile)
+        build_timeline(solution, plan("offload integral").profile)
     with pytest.raises(InvalidSolutionError, match="OffloadSolution is no plan of a JoinProfile"):
-        course_of(plan("offload integral").solution, plan("join").profile)
+        build_timeline(plan("offload integral").solution, plan("join").profile)

@@ -1,0 +1,70 @@
+"""A plan is tried out before it is used; one that needs more than predicted is replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.fitting import solved_plans
+from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
+
+X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16)
+
+
+def fitted() -> Any:  # noqa: ANN401
+    torch.manual_seed(0)
+    layers = [(nn.Linear(16, 16), nn.Tanh(), nn.GELU()) for _ in range(6)]
+    model = nn.Sequential(*(each for layer in layers for each in layer))
+    return chainstay.fit(model, (X,), budget="60%", loss=torch.Tensor.mean, repeats=1)
+
+
+def test_a_rehearsal_finds_what_was_predicted_and_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[tuple[int, Rehearsal]] = []
+
+    def noted(planned: Any, *args: Any) -> Rehearsal:  # noqa: ANN401
+        result = rehearse_graph(planned, *args)
+        found.append((planned.solution.peak_bytes, result))
+        return result
+
+    monkeypatch.setattr(solved_plans, "rehearse_graph", noted)
+    model = fitted()
+    ((predicted, rehearsal),) = found
+    assert 0.8 * predicted <= rehearsal.peak_bytes <= predicted
+    assert rehearsal.operator == ""
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_an_operator_beyond_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Rehearsal] = []
+
+    def tight(planned: Any, inputs: Any, written: Any, loss: Any, limit: int) -> Rehearsal:  # noqa: ANN401
+        found.append(rehearse_graph(planned, inputs, written, loss, limit // 2))
+        return rehearse_graph(planned, inputs, written, loss, limit)
+
+    monkeypatch.setattr(solved_plans, "rehearse_graph", tight)
+    fitted()
+    assert found[0].operator.startswith("aten")
+
+
+@pytest.mark.long
+def test_a_plan_that_needs_more_is_replaced_by_a_tighter_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    generous = fitted().chainstay.solution
+    needs: list[int] = []
+
+    def more(planned: Any, *_: Any) -> Rehearsal:  # noqa: ANN401
+        needs.append(planned.solution.peak_bytes)
+        return Rehearsal(generous.budget + (2048 if len(needs) == 1 else 0), "aten.mm.default")
+
+    monkeypatch.setattr(solved_plans, "rehearse_graph", more)
+    solution = fitted().chainstay.solution
+    assert len(needs) == 2
+    assert solution.peak_bytes <= generous.budget - 2048
+    assert "is exceeded first at aten.mm.default; planning again" in capfd.readouterr().err
