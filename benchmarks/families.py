@@ -20,20 +20,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 
 from benchmarks.family_models import FAMILIES
 from benchmarks.training import cells, heading, machine, mebibytes
-from chainstay import InfeasibleBudgetError, fit, unfit
-from chainstay.fitting import cut_models
-from chainstay.runtime.calls import PlannedBlocks
-from chainstay.runtime.fitted import Fitted
+from chainstay import InfeasibleBudgetError, fit
+from chainstay.fitting.fitted import Fitted
+from chainstay.runtime.execute.planned import PlannedBlocks
 from sgd_steps import differences, peak_of_step, three_steps
 from zoo import Sample, loss_of
 
@@ -51,8 +50,6 @@ COLUMNS: Final = (
     "",
 )
 _LIMIT_S: Final = 600
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -165,31 +162,15 @@ def outcome_of(name: str) -> Outcome:
         slowdown = float(solution.makespan) / plain_time
         wrong = differences(steps(), expected)
         measured = _peak(sample)
-        unfit(sample.model)
         return Trial(budget, solution.peak_bytes, measured, slowdown, sorted(wrong)[:3])
 
     expected = steps()
     plain = _peak(sample)
-    for each in ("extract", "measure_extracted", "measure", "measure_intercepted"):
-        setattr(cut_models, each, _once(getattr(cut_models, each)))
-    fitted = _fitted(sample, "100%")
+    fitted = _fitted(sample, "100%")  # those that follow take its measurement over
     stages, whole = len(fitted.plans[-1].profile), fitted.solution.budget
     cut = "blocks" if isinstance(fitted.plans[-1], PlannedBlocks) else "graph"
-    unfit(sample.model)
     least = _least(sample)
     return Outcome(stages, cut, plain, trial(least), trial((least + whole) // 2))
-
-
-def _once(function: Callable[..., Result]) -> Callable[..., Result]:
-    """`function`, which is called once: a model is cut and measured only the first time."""
-    results: list[Result] = []
-
-    def call(*args: object, **kwargs: object) -> Result:
-        if not results:
-            results.append(function(*args, **kwargs))
-        return results[0]
-
-    return call
 
 
 def _fitted(sample: Sample, budget: int | str) -> Fitted:

@@ -1,6 +1,7 @@
 """Break every kind of plan at every point of a training step, and see what is wrong afterwards.
 
-    PYTHONPATH=.:tests python benchmarks/fault_matrix.py [--most POINTS] [--subjects NAME ...]
+    PYTHONPATH=.:tests:examples python benchmarks/fault_matrix.py [--most POINTS]
+        [--subjects NAME ...]
 
 A pair is a model and a point: an operation of the schedule, an operator, an order to the engine of
 transfers, a copy; or a condition, such as a layer that is replaced, a switch to evaluation, NaN in

@@ -40,8 +40,8 @@ from chainstay import (
     least_budget,
     simulate,
 )
-from chainstay.formulations import claims
-from chainstay.formulations.cpsat import claims as cpsat_claims
+from chainstay.formulations.chain import claims
+from chainstay.formulations.cpsat import chain_claims as cpsat_claims
 from golden_chains import GOLDEN, GoldenChain
 
 RESULTS: Final = Path(__file__).parent / "results" / "formulations.md"
@@ -94,7 +94,7 @@ def main() -> None:
 def random_chain(seed: int, stages: int = 20) -> ChainProfile:
     """Stages unlike each other, in bytes and ns, and a loss; forwards never need most memory.
 
-    So the cuts are exact (`chainstay.formulations.domains.are_sweep_cuts_exact`) and the
+    So the cuts are exact (`formulations.chain.exactness_conditions.are_sweep_cuts_exact`) and the
     optimum found is that of all schedules.
     """
     draw = random.Random(seed)  # noqa: S311 - reproducible, no secret

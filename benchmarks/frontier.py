@@ -45,9 +45,9 @@ from benchmarks.training import cells, heading, machine
 from chainstay import Link, measure_link, solve_measured
 from chainstay.baselines.segments import every_segment_count
 from chainstay.errors import ChainstayError, InfeasibleBudgetError
-from chainstay.fitting.combining import solve_combined
-from chainstay.fitting.offloading import solve_offloaded
-from chainstay.offloading import OffloadSolution
+from chainstay.fitting.combined import solve_combined
+from chainstay.fitting.offloaded import solve_offloaded
+from chainstay.problems.offload import OffloadSolution
 from chainstay.solution import Solution
 from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.validation.simulate import simulate

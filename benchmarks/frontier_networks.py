@@ -15,14 +15,11 @@ from torch.nn import functional
 
 from benchmarks.networks import convnext, vit
 from benchmarks.offload_networks import Appended, stages_of
-from chainstay import measure
-from chainstay.offloading import OffloadSolution
-from chainstay.runtime.calls import Ends, PlannedCall, TensorEnds
-from chainstay.runtime.executor import Executor
-from chainstay.runtime.extracted import measure_extracted
-from chainstay.runtime.extraction import extract
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.transfers import Engine, Transport, program_of
+from chainstay import MeasuredChain, measure
+from chainstay.fitting.measured import MeasuredModel, measure_model
+from chainstay.fitting.planner import PlannerSettings
+from chainstay.runtime.measures.measured import Measurement
+from chainstay.runtime.transfer import Engine
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 from models import UNet, gpt2, resnet50
@@ -60,16 +57,12 @@ class Training:
 
     def measured(self, repeats: int) -> Subject:
         """The same with its costs, by one thread."""
-        if isinstance(self.model, nn.Sequential):
+        if isinstance(self.model, nn.Sequential):  # between its own stages, as torch cuts it
             (sample,) = self.args
-            costs = measure(self.model, sample, loss=self.loss, repeats=repeats)
-            return Subject(self, TensorEnds.of(self.model), costs)
-        chain = extract(self.model, self.args, self.kwargs)
-        return Subject(
-            self,
-            chain,
-            measure_extracted(chain, self.args, self.kwargs, loss=self.loss, repeats=repeats),
-        )
+            chain = measure(self.model, sample, loss=self.loss, repeats=repeats, progress=False)
+            return Subject(self, chain)
+        settings = PlannerSettings(loss=self.loss, repeats=repeats, progress=False)
+        return Subject(self, measure_model(self.model, self.args, self.kwargs, settings))
 
 
 @dataclass(frozen=True)
@@ -78,24 +71,24 @@ class Subject:
 
     Attributes:
         training: The model.
-        ends: Of its chain.
-        costs: Likewise.
+        measured: The same as stages.
     """
 
     training: Training
-    ends: Ends
-    costs: Measurement
+    measured: MeasuredModel | MeasuredChain
+
+    @property
+    def costs(self) -> Measurement:
+        """Of its stages."""
+        measured = self.measured
+        return measured if isinstance(measured, MeasuredChain) else measured.costs
 
     def step_by(self, solution: Solution, engine: Engine) -> Callable[[], None]:
         """A step by a plan; `engine` makes its transfers, if it has any."""
-        transport, schedule = None, solution.schedule
-        if isinstance(solution, OffloadSolution):
-            schedule = program_of(solution)
-            overheads = self.costs.overheads_for(schedule)
-            transport = Transport.of(solution, self.costs.profile, overheads, engine)
-        executor = Executor(self.costs.chain, self.costs.traits, schedule, transport)
-        profile = self.costs.profile_for(schedule)
-        return self.step_of(PlannedCall(self.ends, executor, solution, profile))
+        measured = self.measured
+        if isinstance(measured, MeasuredChain):
+            return self.step_of(measured.planned(solution, engine=engine))
+        return self.step_of(measured.forward(measured.planned(solution, engine)))
 
     def step_of(self, forward: Callable[..., Any]) -> Callable[[], None]:
         """The usual step; gradients add up."""

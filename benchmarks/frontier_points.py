@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint_sequential
 from benchmarks.frontier_networks import Subject
 from chainstay import Link
 from chainstay.runtime import trace_memory
-from chainstay.runtime.transfers import Engine, engine_for
-from chainstay.runtime.transfers.copying import CopyingEngine
+from chainstay.runtime.transfer import Engine, engine_for
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine
 from chainstay.solution import Solution
 
 __all__ = ["Point", "run"]

@@ -23,7 +23,7 @@ from benchmarks.solver_speed import FAMILIES, share_of_plain_training
 from chainstay.dp.hybrid import SlotPlan, bracket
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.validation.hybrid_fluid import fractional_makespan
+from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 
 BUDGETS = (0.15, 0.4)
 BANDWIDTHS = (3, 12)

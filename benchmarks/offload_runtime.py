@@ -37,13 +37,13 @@ from benchmarks.frontier_points import Point, run
 from benchmarks.training import cells, heading, machine, mebibytes
 from chainstay import Link
 from chainstay.errors import ChainstayError
-from chainstay.fitting.combining import solve_combined
-from chainstay.fitting.offloading import solve_offloaded
-from chainstay.offloading import OffloadSolution
-from chainstay.runtime.items import bounding_chain, standing_bytes
-from chainstay.runtime.measurement import Measurement
-from chainstay.runtime.transfers import program_of
-from chainstay.validation.hybrid import simulate_hybrid
+from chainstay.fitting.combined import solve_combined
+from chainstay.fitting.offloaded import solve_offloaded
+from chainstay.problems.offload import OffloadSolution
+from chainstay.runtime.execute.items import bounding_chain, standing_bytes
+from chainstay.runtime.measures.measured import Measurement
+from chainstay.runtime.transfer import program_of
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 from models import resnet50
 
 RESULTS: Final = Path(__file__).parent / "results" / "offload_runtime.md"

@@ -26,9 +26,9 @@ from rich.table import Table
 
 from chainstay import ChainProfile, Link, OffloadProfile, Stage, simulate_offload, solve_offload
 from chainstay.baselines.offload import OFFLOAD_BASELINES
-from chainstay.offloading import OffloadMethod, OffloadProblem
+from chainstay.problems.offload import OffloadMethod, OffloadProblem
 from chainstay.solve.offload import AutoOffload
-from chainstay.validation.transfer_search import proposition3_bound
+from chainstay.validation.offload.search import proposition3_bound
 
 PROFILES: Final = Path(__file__).parent / "profiles"
 NETWORKS: Final = ("resnet50", "densenet121", "inception_v3")

@@ -1,9 +1,9 @@
 """Predicted peak and step time against measured ones, for every family of the tests' zoo.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=.:tests python benchmarks/prediction.py [--families NAME ...]
-        [--output benchmarks/results/prediction.md]
+    OMP_NUM_THREADS=1 PYTHONPATH=.:tests:examples python benchmarks/prediction.py
+        [--families NAME ...] [--output benchmarks/results/prediction.md]
 
-Each model is extracted, measured once and planned at four budgets: plain training's peak, 70 % and
+Each model is measured once and planned at four budgets: plain training's peak, 70 % and
 40 % of it, and the least. Peaks are those of the profiler's memory events over a whole step,
 inputs included. Times are the thread's own, with one thread; steps of the plain model and of
 all plans take turns, each the median of several. Predictions are also scaled by how far that of
@@ -34,9 +34,10 @@ from torch.utils._pytree import tree_leaves
 import chainstay
 from benchmarks.training import keep_memory, machine
 from chainstay import InfeasibleBudgetError
-from chainstay.fitting.cut_models import measured_model
+from chainstay.fitting.measured import measure_model
+from chainstay.fitting.planner import PlannerSettings
 from chainstay.runtime import trace_memory
-from chainstay.runtime.measurement import Measurement
+from chainstay.runtime.measures.measured import Measurement
 from zoo import FAMILIES, Sample, build, loss_of
 
 BUDGETS: Final = ("100%", "70%", "40%", "least")
@@ -118,13 +119,11 @@ def rows_of(family: str, repeats: int) -> Iterator[Row]:
     sample = build(family)
     for parameter in sample.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    cut, measured = measured_model(
-        sample.model, sample.args, sample.kwargs, loss=loss_of, repeats=repeats
-    )
-    solutions = {label: _solution(measured, label) for label in BUDGETS}
+    settings = PlannerSettings(loss=loss_of, repeats=repeats)
+    measured = measure_model(sample.model, sample.args, sample.kwargs, settings)
+    solutions = {label: _solution(measured.costs, label) for label in BUDGETS}
     forwards: dict[str, Callable[..., Any]] = {
-        label: cut.planned(each, measured.profile_for(each.schedule))
-        for label, each in solutions.items()
+        label: measured.forward(measured.planned(each)) for label, each in solutions.items()
     }
     forwards["plain"] = sample.model
     steps = {label: partial(_step, forward, sample) for label, forward in forwards.items()}

@@ -46,7 +46,7 @@ from benchmarks.training import (
     twin,
 )
 from chainstay import InfeasibleBudgetError, Solution, fit
-from chainstay.runtime.fitted import Fitted
+from chainstay.fitting.fitted import Fitted
 
 MOST_ROWS: Final = 3
 EXCESSES: Final = (0.06, 0.04, 0.02, 0.01, 0.0)

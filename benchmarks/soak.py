@@ -1,6 +1,6 @@
 """Train for a thousand steps by every kind of plan, and see whether anything grows.
 
-    PYTHONPATH=.:tests python benchmarks/soak.py [--steps 1000] [--subjects NAME ...]
+    PYTHONPATH=.:tests:examples python benchmarks/soak.py [--steps 1000] [--subjects NAME ...]
 
 After each tenth of the steps are counted: live tensors, threads, bytes of host memory in use and
 kept, open files, and the memory of the process. From the second tenth on, none but the last may

@@ -25,8 +25,8 @@ from torch.utils import checkpoint
 
 from chainstay import DP, Replay, Schedule, measure, simulate, solve_measured
 from chainstay.baselines import checkpoint_sequential
-from chainstay.report.plots import MemoryPanel, plot_memory
-from chainstay.report.tables import Outcome, comparison
+from chainstay.report.comparison_table import ComparisonRow, comparison
+from chainstay.report.memory_plot import MemoryPanel, plot_memory
 from chainstay.runtime import MeasuredChain, MemoryTrace, trace_memory
 from models import gpt2, resnet50
 
@@ -114,7 +114,7 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
         Way("plain PyTorch", task.model, plain),
         Way(
             f"torch checkpoint ({segments})",
-            partial(_checkpointed, measured, segments),
+            partial(_checkpointed, task.model, segments),
             checkpoint_sequential(stages, segments),
         ),
         Way("chainstay", planned, solution.schedule, is_optimal=solution.is_optimal),
@@ -144,9 +144,9 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
 
 
 def _replay(measured: MeasuredChain, schedule: Schedule) -> Replay:
-    """What the schedule does here, every operation with its own overhead."""
-    overheads = measured.overheads_for(schedule)
-    return simulate(measured.profile, schedule, discards="free", overheads=overheads)
+    """What the schedule does here, every operation with its own overhead and time."""
+    profile, overheads = measured.profile_for(schedule), measured.overheads_for(schedule)
+    return simulate(profile, schedule, discards="free", overheads=overheads)
 
 
 def best_segments(measured: MeasuredChain, budget: int) -> int:
@@ -160,10 +160,10 @@ def best_segments(measured: MeasuredChain, budget: int) -> int:
     return min(range(1, stages), key=badness)
 
 
-def _outcome(measured: MeasuredChain, way: Way, peak_bytes: int, elapsed: int) -> Outcome:
+def _outcome(measured: MeasuredChain, way: Way, peak_bytes: int, elapsed: int) -> ComparisonRow:
     profile, replay = measured.profile, _replay(measured, way.schedule)
     forward_time = sum(stage.forward_time for stage in profile.stages)
-    return Outcome(
+    return ComparisonRow(
         name=way.name,
         predicted_peak=replay.peak_bytes,
         measured_peak=peak_bytes + profile.input_bytes,
@@ -175,7 +175,12 @@ def _outcome(measured: MeasuredChain, way: Way, peak_bytes: int, elapsed: int) -
 
 
 def _run(task: Task, way: Way) -> tuple[MemoryTrace, int]:
-    """Memory of a training step, and the least time of a few, in ns."""
+    """Memory of a training step, and the least time of a few, in ns.
+
+    One thread that computes alone is timed by its own clock: others on its core do not count.
+    """
+    is_alone = not task.sample.is_cuda and torch.get_num_threads() == 1
+    clock = time.thread_time_ns if is_alone else time.perf_counter_ns
 
     def step() -> None:
         task.model.zero_grad(set_to_none=False)
@@ -184,22 +189,23 @@ def _run(task: Task, way: Way) -> tuple[MemoryTrace, int]:
 
     for parameter in task.model.parameters():  # the caller's: no budget covers them
         parameter.grad = torch.zeros_like(parameter)
+    step()  # the first one traces
     trace = trace_memory(step, task.sample.device)
     times: list[int] = []
     while len(times) < 2 or sum(times) < TIMED_NS:
-        start = time.perf_counter_ns()
+        start = clock()
         step()
         if task.sample.is_cuda:
             torch.cuda.synchronize()
-        times.append(time.perf_counter_ns() - start)
+        times.append(clock() - start)
     return trace, min(times)
 
 
-def _checkpointed(measured: MeasuredChain, segments: int, sample: torch.Tensor) -> torch.Tensor:
-    state: tuple[torch.Tensor] = checkpoint.checkpoint_sequential(
-        list(measured.stages), segments, (sample,), use_reentrant=False
+def _checkpointed(model: nn.Sequential, segments: int, sample: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = checkpoint.checkpoint_sequential(
+        model, segments, sample, use_reentrant=False
     )
-    return state[0]
+    return output
 
 
 def _same_step(task: Task, planned: nn.Module) -> bool:

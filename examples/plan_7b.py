@@ -48,16 +48,17 @@ def main() -> None:
 
     console = Console(width=100, highlight=False)
     console.print(
-        f"Llama of {estimated.parameters / 1e9:.2f} billion parameters in bfloat16 "
-        f"({format_bytes(estimated.parameter_bytes)}, and as much for their gradients), "
-        f"{batch} x {TOKENS} tokens, on one {estimated.device.name}"
+        f"Llama of {estimated.parameters / 1e9:.2f} billion parameters in bfloat16, "
+        f"{batch} x {TOKENS} tokens, on one {estimated.device.name};\n"
+        f"beside the budget: {format_bytes(estimated.parameter_bytes)} of parameters, and as much "
+        "for their gradients"
     )
     console.print(table_of(estimated, plain.peak_bytes, plans))
     taken = time.process_time()
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     console.print(
         f"{len(profile)} stages estimated in {known - start:.1f} s, {len(plans)} plans found and "
-        f"proved in {solved - known:.1f} s; this process took {format_bytes(resident)} and "
+        f"proved in {solved - known:.1f} s;\nthis process took {format_bytes(resident)} and "
         f"{taken:.1f} s of processor time"
     )
     if taken > MOST_SECONDS:
@@ -88,7 +89,7 @@ def table_of(estimated: Estimated, plain_peak: int, plans: dict[str, Solution]) 
     """One line per budget, plain training first."""
     least_time = estimated.profile.least_time
     table = Table()
-    for title in ("budget", "", "peak", "step", "slower", "proved"):
+    for title in ("budget", "in bytes", "peak", "step", "slower", "proved"):
         table.add_column(title, justify="right")
     table.add_row("plain", "", format_bytes(plain_peak), format_time(least_time), "", "")
     for share, plan in plans.items():

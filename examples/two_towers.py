@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import chainstay
+from chainstay.fitting.fitted import Fitted
 from chainstay.runtime import trace_memory
-from chainstay.runtime.fitted import Fitted
 from chainstay.units import format_bytes
 
 BUDGETS = ("80%", "60%")
