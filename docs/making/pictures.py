@@ -28,8 +28,8 @@ from chainstay import (
     solve_join,
     solve_offload,
 )
+from chainstay.profiles import AnyProfile
 from chainstay.report import picture
-from chainstay.report.course import Reported
 from tradeoff import tradeoff_figure
 
 __all__ = ["PICTURES"]
@@ -51,7 +51,7 @@ def _written(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def _drawn(solution: Solution, profile: Reported, title: str) -> bytes:
+def _drawn(solution: Solution, profile: AnyProfile, title: str) -> bytes:
     file = io.BytesIO()
     picture(solution, profile, file, kind="svg", title=title)
     return file.getvalue()
