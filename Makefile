@@ -4,13 +4,19 @@ BIN := .venv/bin
 # Where the system's Python has torch already (a GPU machine, say), that torch is used.
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
-.PHONY: demo test check docs bench format clean chromium coverage mutants wheel wheel-test
+.PHONY: demo test test-long test-all check docs bench format clean chromium coverage mutants wheel wheel-test
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
 
 test: .venv/ready-dev chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# What is marked long: whole matrices, other processes.
+test-long: .venv/ready-dev chromium
+	$(BIN)/python -m pytest -n auto --dist worksteal -m long
+
+test-all: test test-long
 
 # The browser in which reports are tested. Where it cannot be had, those tests skip and say so.
 chromium:
@@ -44,11 +50,11 @@ bench: .venv/ready-dev
 
 # Branches that the tests take. Kernels are counted as Python: compiled code leaves no trace, so the
 # tests of KERNEL_TESTS run a second time, uncompiled. GPU paths need a GPU; they say so themselves.
-KERNEL_TESTS := tests/unit/test_jit.py tests/unit/test_sieve.py tests/agreement/test_dp_engines.py
+KERNEL_TESTS := tests/unit/test_jit.py tests/unit/test_bucketed_envelope.py tests/agreement/test_dp_engines.py
 coverage: .venv/ready-dev chromium
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n auto --cov --cov-append --cov-report= $(KERNEL_TESTS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "" --cov --cov-report=
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n auto -m "" --cov --cov-append --cov-report= $(KERNEL_TESTS)
 	$(BIN)/coverage report
 
 # Errors put into the code one by one, in a copy: a test that is named for each has to fail.
