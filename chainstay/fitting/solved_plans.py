@@ -42,7 +42,7 @@ M = TypeVar("M", bound=Measurement)
 
 AnyPlan = TypeVar("AnyPlan", PlannedGraph | PlannedJoin, PlannedBlocks)
 
-_REHEARSALS: Final = 3
+_TIGHTENINGS: Final = 3
 """How often a plan that needs more than predicted is replaced by a tighter one."""
 _TOLERATED: Final = 1.05
 """By so much plain training may exceed what it was predicted to need."""
@@ -194,7 +194,11 @@ class SolvedPlans:
         solved: Callable[[int], AnyPlan],
         rehearsed: Callable[[AnyPlan, int], Rehearsal],
     ) -> AnyPlan:
-        """The plan within a budget, tried out; a tighter one where it needs more than predicted."""
+        """The plan within a budget, tried out; a tighter one where it needs more than predicted.
+
+        Raises:
+            InfeasibleBudgetError: Nothing fits, or what was planned last still needs more.
+        """
         limit, planned = budget, solved(budget)
         first = planned.solution
 
@@ -208,12 +212,20 @@ class SolvedPlans:
                 unrestricted_bound=first.unrestricted_bound,
             )
 
-        for _ in range(_REHEARSALS):
+        for tightenings in range(_TIGHTENINGS + 1):
             predicted = planned.solution.peak_bytes
             allowed = max(budget, int(predicted * _TOLERATED) if _keeps_all(planned) else 0)
             found = rehearsed(planned, allowed)
             if found.peak_bytes <= allowed:
                 break
+            if tightenings == _TIGHTENINGS:
+                planned.close()
+                raise InfeasibleBudgetError(
+                    budget=budget,
+                    required=found.peak_bytes,
+                    stages=len(planned.profile),
+                    family="known",
+                )
             limit -= found.peak_bytes - budget
             say(
                 f"a step by the plan needs {format_bytes(found.peak_bytes)}, "

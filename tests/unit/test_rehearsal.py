@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import chainstay
+from chainstay import InfeasibleBudgetError
 from chainstay.fitting import solved_plans
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
 
@@ -68,3 +69,18 @@ def test_a_plan_that_needs_more_is_replaced_by_a_tighter_one(
     assert len(needs) == 2
     assert solution.peak_bytes <= generous.budget - 2048
     assert "is exceeded first at aten.mm.default; planning again" in capfd.readouterr().err
+
+
+def test_a_plan_that_always_needs_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = fitted().chainstay.solution.budget
+    tried: list[int] = []
+
+    def more(planned: Any, *_: Any) -> Rehearsal:  # noqa: ANN401
+        tried.append(planned.solution.peak_bytes)
+        return Rehearsal(budget + 64, "aten.mm.default")
+
+    monkeypatch.setattr(solved_plans, "rehearse_graph", more)
+    with pytest.raises(InfeasibleBudgetError) as refusal:
+        fitted()
+    assert (refusal.value.budget, refusal.value.required) == (budget, budget + 64)
+    assert len(tried) == 4, "the first plan, and three that are tighter"
