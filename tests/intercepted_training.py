@@ -54,7 +54,7 @@ def by_fit(rank: int, share: str, *, reshards: bool) -> list[str]:
     wrong = differences(found, expected)
     if recomputes(model) != (share != "all"):
         wrong.append("the plan is another one than meant")
-    if "its parameters are sharded" not in str(model.chainstay):
+    if "its parameters are spread over several processes" not in str(model.chainstay):
         wrong.append(f"the reason is not told: {model.chainstay}")
     measured, promised = _peak(model, sample), shown(model).solution.peak_bytes
     if measured > promised:
