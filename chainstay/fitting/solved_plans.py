@@ -226,7 +226,7 @@ class SolvedPlans:
                     stages=len(planned.profile),
                     family="known",
                 )
-            limit -= found.peak_bytes - budget
+            limit = min(limit, predicted) - (found.peak_bytes - budget)
             say(
                 f"a step by the plan needs {format_bytes(found.peak_bytes)}, "
                 f"{format_bytes(predicted)} were predicted; the budget of {format_bytes(budget)} "

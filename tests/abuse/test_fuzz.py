@@ -101,7 +101,7 @@ def _chain_plan() -> Plan:
         profile=_CHAIN,
         overheads=(1,) * len(_SOLUTION.schedule),
         model="model",
-        cut=Cut(by="export", granularity=3),
+        cut=Cut(by="graph", granularity=3),
         fingerprint=Fingerprint(**sections),
     )
 

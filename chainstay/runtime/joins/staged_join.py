@@ -18,6 +18,7 @@ from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
+from chainstay.runtime.stage.loss_stage import on_stand_ins
 from chainstay.runtime.stage.states import State, detached
 
 __all__ = ["StagedJoin", "parts_of", "staged", "traits_of_all"]
@@ -65,7 +66,8 @@ def parts_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
         device: Where it runs.
         progress: Told of every run of a stage.
     """
-    given, shared = join.begin(StandIns(written).of_all(inputs))
+    stand_ins = StandIns(written)
+    given, shared = join.begin(stand_ins.of_all(inputs))
     counted = join.counted(shared)
 
     def subject(stages: Sequence[ChainStage], source: State) -> Subject:
@@ -88,7 +90,7 @@ def parts_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
         met += state
     tail = _alone(join.tail)
     if loss is not None:
-        tail.append(loss)
+        tail.append(on_stand_ins(loss, stand_ins))
     if tail:
         subjects.append(subject(tail, met))
     return subjects

@@ -25,6 +25,7 @@ from chainstay.runtime.measures.around_blocks import Around
 from chainstay.runtime.measures.boundary import Gradients, seeded
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.loss_stage import on_stand_ins
 from chainstay.runtime.stage.states import state_bytes
 
 __all__ = ["Rehearsal", "rehearse_blocks", "rehearse_graph"]
@@ -61,7 +62,9 @@ def rehearse_graph(
     """
     graph = planned.chain if isinstance(planned, PlannedGraph) else planned.join
     device = planned.executor.device
-    given = StandIns(written).of_all(inputs)
+    stand_ins = StandIns(written)
+    given = stand_ins.of_all(inputs)
+    loss = None if loss is None else on_stand_ins(loss, stand_ins)
     leaves = [
         value
         for position, value in enumerate(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "TracedLoss",
     "loss_in",
     "loss_stage",
+    "on_stand_ins",
     "require_loss",
     "traced_loss",
 ]
@@ -43,6 +44,7 @@ def loss_stage(
     """The loss as a stage; ``None`` if none is given, and none is in the model's output.
 
     A loss is traced, not called: a captured graph leaves no trace wherever it keeps its state.
+    It reads what the user's loss reads, until `on_stand_ins` gives it others.
 
     Args:
         loss: A function from the model's output to a scalar.
@@ -69,7 +71,7 @@ def loss_stage(
         places.of(output.positions[id(value)]) if id(value) in output.positions else value
         for value in inputs
     )
-    return ChainStage("loss", (CapturedLoss(body, _as_constants(body, sources)),), is_loss=True)
+    return ChainStage("loss", (CapturedLoss(body, sources),), is_loss=True)
 
 
 def traced_loss(loss: Loss, output: object) -> TracedLoss:
@@ -95,7 +97,21 @@ def traced_loss(loss: Loss, output: object) -> TracedLoss:
         Position(places[id(value)], is_shared=False) if id(value) in places else value
         for value in inputs
     )
-    return TracedLoss(body, _as_constants(body, sources))
+    stand_ins = StandIns(_written(body, sources))
+    return TracedLoss(body, stand_ins.of_all(sources))
+
+
+def on_stand_ins(loss: ChainStage, stand_ins: StandIns) -> ChainStage:
+    """The loss on the stand-ins that its model runs on: a parameter that both read is one leaf."""
+    (part,) = loss.parts
+    if not isinstance(part, CapturedLoss):
+        return loss
+    own = StandIns(_written(part.body, part.sources))  # in memory of their own
+    own.of_all(source for source in part.sources if id(source) in own.written)
+    sources = stand_ins.of_all(
+        own.known[id(source)][1] if id(source) in own.known else source for source in part.sources
+    )
+    return replace(loss, parts=(replace(part, sources=sources),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,11 +152,9 @@ class _Places:
         return place
 
 
-def _as_constants(body: GraphChain, sources: Sequence[object]) -> tuple[object, ...]:
-    """`sources` with stand-ins for what is no part of the state: a loss may change it."""
-    positions = {position for stage in body.stages for position in stage.written}
-    stand_ins = StandIns({id(sources[position]) for position in positions})
-    return stand_ins.of_all(sources)
+def _written(body: GraphChain, sources: Sequence[object]) -> set[int]:
+    """Identities of the sources that a loss changes in place."""
+    return {id(sources[position]) for stage in body.stages for position in stage.written}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

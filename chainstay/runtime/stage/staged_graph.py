@@ -23,6 +23,7 @@ from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
+from chainstay.runtime.stage.loss_stage import on_stand_ins
 from chainstay.runtime.stage.states import detached
 from chainstay.runtime.transfer import Transport
 from chainstay.solution import Solution
@@ -115,7 +116,7 @@ def subject_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
     state, shared = graph.begin(stand_ins.of_all(inputs))
     stages = [ChainStage(stage.name, (stage,)) for stage in graph.stages]
     if loss is not None:
-        stages.append(loss)
+        stages.append(on_stand_ins(loss, stand_ins))
     source = detached(state)
     return Subject(
         stages=merge_idle_cuts(stages, source, shared) if merges else tuple(stages),
