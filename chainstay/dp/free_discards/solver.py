@@ -25,8 +25,7 @@ down to there, maybe leaving ``ā_j``, and goes back to s; `X` stands for N or D
 
 ``a[s, j]`` is what ``a^j`` adds to ``a^s``. With skips, dropping ``a^s`` frees what neither
 ``ā_s`` nor the activation kept before it has: `sizes` has a node for each case.
-``docs/derivations/free-discards.md`` has the derivation, the pruning and what it is worth;
-`chainstay.dp.weak_free_discards` is the wider program, in which checkpoints may move on.
+``docs/derivations/free-discards.md`` has the derivation, the pruning and what it is worth.
 """
 
 from __future__ import annotations
