@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from chainstay.dp.chain.engines import SolvedRecursion, exact_engine, least_memory
+from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.free_discards.solver import (
     free_discards_least_budget,
@@ -145,9 +145,10 @@ class DP:
                 family=Family.PERSISTENT,
             )
         if self.slots is None:
-            engine = exact_engine(len(profile)).solve(recursion, memory, least)
-            schedule = assemble(recursion, memory, engine.decide)
-            overhead = bound = int(engine.root.overhead[-1])
+            compiled = is_compiled(len(profile))
+            fronts = ChainFronts.solve(recursion, memory, least, compiled=compiled)
+            schedule = assemble(recursion, memory, fronts.decide)
+            overhead = bound = int(fronts.root.overhead[-1])
         else:
             schedule, overhead, bound = _on_slots(recursion, memory, least, self.slots)
         return Claim(
@@ -176,17 +177,17 @@ class DP:
         recursion = Recursion.from_profile(profile)
         memory = recursion.keep_all_need
         unit = 1 if self.slots is None else _unit(memory, self.slots)
-        engine: SolvedRecursion
+        solved: ChainFronts | Table
         if self.slots is None:
-            engine = exact_engine(len(profile))(recursion, memory, least_memory(recursion))
+            solved = ChainFronts.all(recursion, memory, compiled=is_compiled(len(profile)))
         else:
-            engine = Table.fill(recursion.rounded(unit, up=True), -(-memory // unit) + 1)
-        memories, overhead = engine.root
+            solved = Table.fill(recursion.rounded(unit, up=True), -(-memory // unit) + 1)
+        memories, overhead = solved.root
         return BudgetCurve(
             budgets=memories * unit + profile.input_bytes,
             makespans=overhead + profile.least_time,
-            _recursion=engine.recursion,
-            _decide=engine.decide,
+            _recursion=solved.recursion,
+            _decide=solved.decide,
             _memories=memories,
         )
 

@@ -35,9 +35,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from chainstay.dp.bounds.bound_pruning import pruning_limit, without_limit
-from chainstay.dp.bounds.overhead_limits import growing_limits
-from chainstay.dp.chain.engines import least_memory
+from chainstay.dp.bounds.bound_pruning import growing_limits, pruning_limit, without_limit
+from chainstay.dp.chain.fronts import least_memory
 from chainstay.dp.free_discards.kernels import (
     NO_DECISION,
     RECORD,
@@ -123,7 +122,7 @@ class _FreeDiscardsProgram:
     def solve(self, memory: int) -> tuple[Schedule, int]:
         """Return an optimal schedule for feasible `memory`, in bytes, and its overhead in ns."""
         bound = FreeDiscardsBound(self._sizes, memory)
-        for limit in growing_limits(bound.root, bound.rerun_time):
+        for limit in growing_limits(bound):
             fronts = fill(self._sizes, pruning_limit(bound, limit), bound.dropped)
             overhead = int(fronts.best[0, 0, -1])
             if fronts.size[0, 0, -1] and overhead <= limit:
