@@ -34,13 +34,12 @@ RESULTS: Final = HERE / "results" / "free_discards.md"
 PROFILES: Final = HERE / "profiles"
 SMALL: Final = 6
 STAGES: Final = (20, 100, 339)
-LONGEST_FLOATING: Final = 100
+LONGEST_WEAK: Final = 100
 SHARES: Final = (0.25, 0.4, 0.55, 0.7)
 PROGRAMS: Final[dict[str, Method]] = {
     "persistent": DP(),
     "weakly persistent": DP(persistence="weak"),
     "free, persistent": DP(discards="free"),
-    "free, weakly persistent": DP(persistence="weak", discards="free"),
 }
 Small = Iterable[tuple[ChainProfile, int]]
 
@@ -100,7 +99,7 @@ def _random(instances: int) -> Small:
 
 def _large(title: str, chains: Iterable[tuple[str, ChainProfile]]) -> Iterator[str]:
     """Overheads in percent of plain training, and the share of the gap to the bound closed."""
-    programs = ("table 1", "weak", "free", "free, weak")
+    programs = ("table 1", "weak", "free")
     columns = ("chain", "stages", "budget", *programs, "bound for all", "gap closed", "seconds")
     yield from _heading(f"{title}: time above plain training, seconds of `free`", columns)
     for name, profile in chains:
@@ -109,14 +108,14 @@ def _large(title: str, chains: Iterable[tuple[str, ChainProfile]]) -> Iterator[s
             try:
                 yield _large_row(name, profile, budget, share)
             except InfeasibleBudgetError:
-                yield _cells(name, str(len(profile)), f"{share:.0%}", "infeasible", *[""] * 6)
+                yield _cells(name, str(len(profile)), f"{share:.0%}", "infeasible", *[""] * 5)
 
 
 def _large_row(name: str, profile: ChainProfile, budget: int, share: float) -> str:
     makespans: list[int | None] = []
     seconds = 0.0
     for program, method in PROGRAMS.items():
-        if "weak" in program and len(profile) > LONGEST_FLOATING:
+        if "weak" in program and len(profile) > LONGEST_WEAK:
             makespans.append(None)
             continue
         start = time.process_time()

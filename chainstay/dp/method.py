@@ -2,8 +2,8 @@
 
 The persistent program is Theorem 4.8 of [BEHJS24], which is right as printed (`recursion` tells
 the one liberty taken). Three codes solve it: step functions (`chainstay.dp.chain`, exact in bytes),
-a dense table (`chainstay.dp.table`, on slots) and the least memory alone. `chainstay.dp.weak`,
-`chainstay.dp.free_discards` and `chainstay.dp.weak_free_discards` solve wider families.
+a dense table (`chainstay.dp.table`, on slots) and the least memory alone. `chainstay.dp.weak` and
+`chainstay.dp.free_discards` solve wider families.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from chainstay.dp.chain.engines import SolvedRecursion, exact_engine, least_memory
+from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.free_discards.solver import (
     free_discards_least_budget,
@@ -23,10 +23,6 @@ from chainstay.dp.jit import at_first_interpreted
 from chainstay.dp.recursion import Array, Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.dp.weak.solver import solve_weak, weak_least_budget
-from chainstay.dp.weak_free_discards.solver import (
-    solve_weak_free_discards,
-    weak_free_discards_least_budget,
-)
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
@@ -53,7 +49,7 @@ class DP:
             slots twice, rounding both ways: a schedule that fits, and a lower bound.
 
     Raises:
-        UnknownMethodError: A setting that does not exist.
+        UnknownMethodError: A setting that does not exist, or two that do not go together.
 
     Example:
         >>> from chainstay.profiles import Stage
@@ -74,6 +70,11 @@ class DP:
         if self.persistence not in _PERSISTENCES:
             raise UnknownMethodError(
                 f"persistence is {self.persistence!r}, must be 'strong' or 'weak'"
+            )
+        if self.persistence == "weak" and self.discards == Discards.FREE:
+            raise UnknownMethodError(
+                "persistence is 'weak' and discards 'free', but no program solves both together; "
+                "ask for DP(persistence='weak') or for DP(discards='free')"
             )
         if self.slots is not None and not _is_positive_int(self.slots):
             raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive integer or None")
@@ -121,15 +122,13 @@ class DP:
             Worst case O(n^3 p) for fronts of p breakpoints; pruned by a bound, chains of
             300 measured stages take less than a second. With slots: O(n^3 slots). Free
             discards: O(n^3 p), a second or two for 300 stages. Weak: O(n^4 p), a few seconds
-            for 300 stages, and with free discards for 100.
+            for 300 stages.
         """
         del hint
-        is_weak = self.persistence == "weak"
         with at_first_interpreted(when=bool(self._wider) and len(profile) <= _SHORT):
             if self.discards == Discards.FREE:
-                free = solve_weak_free_discards if is_weak else solve_free_discards
-                return free(profile, budget)
-            solve = solve_weak if is_weak else self._persistent
+                return solve_free_discards(profile, budget)
+            solve = solve_weak if self.persistence == "weak" else self._persistent
             claim = solve(profile, budget)
         # discards neither break these schedules nor make others of their families faster
         return replace(claim, discards=Discards.TAPE) if self.discards == Discards.TAPE else claim
@@ -146,9 +145,10 @@ class DP:
                 family=Family.PERSISTENT,
             )
         if self.slots is None:
-            engine = exact_engine(len(profile)).solve(recursion, memory, least)
-            schedule = assemble(recursion, memory, engine.decide)
-            overhead = bound = int(engine.root.overhead[-1])
+            compiled = is_compiled(len(profile))
+            fronts = ChainFronts.solve(recursion, memory, least, compiled=compiled)
+            schedule = assemble(recursion, memory, fronts.decide)
+            overhead = bound = int(fronts.root.overhead[-1])
         else:
             schedule, overhead, bound = _on_slots(recursion, memory, least, self.slots)
         return Claim(
@@ -177,17 +177,17 @@ class DP:
         recursion = Recursion.from_profile(profile)
         memory = recursion.keep_all_need
         unit = 1 if self.slots is None else _unit(memory, self.slots)
-        engine: SolvedRecursion
+        solved: ChainFronts | Table
         if self.slots is None:
-            engine = exact_engine(len(profile))(recursion, memory, least_memory(recursion))
+            solved = ChainFronts.all(recursion, memory, compiled=is_compiled(len(profile)))
         else:
-            engine = Table.fill(recursion.rounded(unit, up=True), -(-memory // unit) + 1)
-        memories, overhead = engine.root
+            solved = Table.fill(recursion.rounded(unit, up=True), -(-memory // unit) + 1)
+        memories, overhead = solved.root
         return BudgetCurve(
             budgets=memories * unit + profile.input_bytes,
             makespans=overhead + profile.least_time,
-            _recursion=engine.recursion,
-            _decide=engine.decide,
+            _recursion=solved.recursion,
+            _decide=solved.decide,
             _memories=memories,
         )
 
@@ -250,7 +250,7 @@ def least_budget(
     """Return the least budget, in bytes, for which ``DP`` with these settings has a schedule.
 
     Raises:
-        UnknownMethodError: The persistence or the rules do not exist.
+        UnknownMethodError: The persistence or the rules do not exist, or not together.
 
     Complexity:
         O(n^3) time in n array operations; weak: O(n^4).
@@ -258,8 +258,7 @@ def least_budget(
     is_weak = DP(persistence=persistence, discards=discards).persistence == "weak"
     with at_first_interpreted(when=len(profile) <= _SHORT):
         if discards == Discards.FREE:
-            least = weak_free_discards_least_budget if is_weak else free_discards_least_budget
-            return least(profile)
+            return free_discards_least_budget(profile)
         if is_weak:
             return weak_least_budget(profile)
     return least_memory(Recursion.from_profile(profile)).root + profile.input_bytes

@@ -100,14 +100,6 @@ TESTED_METHODS: Final[tuple[MethodUnderTest, ...]] = (
         discards=Discards.FREE,
         most_stages=20,
     ),
-    MethodUnderTest(
-        method=DP(persistence="weak", discards=Discards.FREE),
-        family=Family.WEAKLY_PERSISTENT,
-        discards=Discards.FREE,
-        most_stages=20,
-        every=4,
-        takes_skips=False,
-    ),
     *(
         tested
         for rules in Discards

@@ -13,21 +13,19 @@ from hypothesis import strategies as st
 
 from chainstay import DP, ChainProfile, simulate
 from chainstay.dp import jit
-from chainstay.dp.chain import engines
-from chainstay.dp.chain.fronts import NumpyFronts
+from chainstay.dp.bounds.bound_pruning import MultiplierBound
+from chainstay.dp.bounds.knapsack_bound import KnapsackBound
+from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
+from chainstay.dp.chain import fronts as chain_fronts
+from chainstay.dp.chain.fronts import ChainFronts, is_compiled
 from chainstay.dp.chain.least_memory import LeastMemory
-from chainstay.dp.recursion import KEEP, Recursion, assemble
+from chainstay.dp.chain.recursion_arrays import RecursionArrays, recursion_arrays
+from chainstay.dp.recursion import KEEP, Array, Recursion, assemble
 from chainstay.dp.table import Table
 from strategies import chains
 from tensors import Tensors
 
 numba = pytest.importorskip("numba")
-from chainstay.dp.bounds.lagrangian_bound import LagrangianBound  # noqa: E402  # needs numba
-from chainstay.dp.chain.compiled_fronts import (  # noqa: E402  # needs numba
-    CompiledFronts,
-    compiled_least_memory,
-)
-from chainstay.dp.chain.recursion_arrays import recursion_arrays  # noqa: E402  # needs numba
 
 MANY = settings(max_examples=500)
 
@@ -40,9 +38,10 @@ def test_compiled_optimum_equals_numpy_and_the_dense_table(
     recursion = Recursion.from_profile(profile)
     least = LeastMemory(recursion)
     memory = min(least.root + extra, recursion.keep_all_need)
-    compiled = CompiledFronts.solve(recursion, memory, least)
+    compiled = ChainFronts.solve(recursion, memory, least, compiled=True)
+    plain = ChainFronts.solve(recursion, memory, least, compiled=False)
     overhead = compiled.root.overhead[-1]
-    assert overhead == NumpyFronts.solve(recursion, memory, least).root.overhead[-1]
+    assert overhead == plain.root.overhead[-1]
     assert overhead == Table.fill(recursion, memory).overhead(0, len(profile) - 1, memory)
     replay = simulate(profile, assemble(recursion, memory, compiled.decide))
     assert replay.makespan == profile.least_time + overhead
@@ -55,8 +54,9 @@ def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
     profile: ChainProfile,
 ) -> None:
     recursion = Recursion.from_profile(profile)
-    least, memory = LeastMemory(recursion), recursion.keep_all_need
-    compiled, plain = (engine(recursion, memory, least) for engine in (CompiledFronts, NumpyFronts))
+    compiled, plain = (
+        ChainFronts.all(recursion, recursion.keep_all_need, compiled=each) for each in (True, False)
+    )
     assert compiled.root.memory.tolist() == plain.root.memory.tolist()
     assert compiled.root.overhead.tolist() == plain.root.overhead.tolist()
 
@@ -67,7 +67,7 @@ def test_engines_decide_for_a_sub_chain_where_it_fits(profile: ChainProfile) -> 
     recursion = Recursion.from_profile(profile)
     least = LeastMemory(recursion)
     engines = [
-        each(recursion, recursion.keep_all_need, least) for each in (CompiledFronts, NumpyFronts)
+        ChainFronts.all(recursion, recursion.keep_all_need, compiled=each) for each in (True, False)
     ]
     for s in range(len(profile)):
         for t in range(s, len(profile)):
@@ -84,17 +84,20 @@ def test_engines_decide_for_a_sub_chain_where_it_fits(profile: ChainProfile) -> 
 @given(chains(max_stages=12))
 def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
     recursion = Recursion.from_profile(profile)
-    assert (compiled_least_memory(recursion).table == LeastMemory(recursion).table).all()
+    assert (LeastMemory(recursion, compiled=True).table == LeastMemory(recursion).table).all()
 
 
 @settings(max_examples=300, deadline=None)
 @given(chains(max_stages=7), st.integers(0, 150))
+@pytest.mark.parametrize("kind", [KnapsackBound, LagrangianBound])
 def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
-    profile: ChainProfile, extra: int
+    kind: Callable[[RecursionArrays, int, Array], MultiplierBound],
+    profile: ChainProfile,
+    extra: int,
 ) -> None:
-    least = compiled_least_memory(Recursion.from_profile(profile))
+    least = LeastMemory(Recursion.from_profile(profile))
     memory = least.root + extra
-    bound = LagrangianBound(recursion_arrays(Recursion.from_profile(profile)), memory, least.table)
+    bound = kind(recursion_arrays(Recursion.from_profile(profile)), memory, least.table)
     multipliers = np.arange(bound.outside.shape[2])
     for (s, t, m), spent in _least_spent_around(profile, memory).items():
         if s > t:
@@ -110,18 +113,18 @@ def test_compiled_optimum_of_longer_chains(profile: ChainProfile, share: float) 
     recursion = Recursion.from_profile(profile)
     least = LeastMemory(recursion)
     memory = least.root + int(share * (recursion.keep_all_need - least.root))
-    compiled = CompiledFronts.solve(recursion, memory, least)
-    plain = NumpyFronts.solve(recursion, memory, least)
+    compiled = ChainFronts.solve(recursion, memory, least, compiled=True)
+    plain = ChainFronts.solve(recursion, memory, least, compiled=False)
     assert compiled.root.overhead[-1] == plain.root.overhead[-1]
 
 
 def test_long_chains_get_compiled_code_and_short_ones_or_lack_of_numba_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert engines.exact_engine(10) is NumpyFronts
-    assert engines.exact_engine(1000) is CompiledFronts
+    assert not is_compiled(10)
+    assert is_compiled(1000)
     monkeypatch.setattr(jit, "find_spec", lambda _: None)
-    assert engines.exact_engine(1000) is NumpyFronts
+    assert not is_compiled(1000)
 
 
 @settings(max_examples=100)
@@ -133,7 +136,7 @@ def test_the_front_door_gives_one_answer_by_either_engine(
     budget = LeastMemory(recursion).root + profile.input_bytes + extra
     plain = DP()(profile, budget)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "_LONG", 0)
+        patch.setattr(chain_fronts, "_LONG", 0)
         compiled, curve = DP()(profile, budget), DP().curve(profile)
     assert compiled == plain
     assert curve.makespan(budget) == plain.makespan

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from chainstay import DP, ChainProfile
 from chainstay.dp import least_budget
-from chainstay.dp.bounds.relaxed_knapsack_bound import RelaxedKnapsackBound
 from chainstay.dp.free_discards.lagrangian_bound import FreeDiscardsBound
 from chainstay.dp.free_discards.sizes import sizes_of
-from strategies import FAMILIES_WITHOUT_SKIPS, chains
+from strategies import chains
 from tensors import Tensors
 
 _State = tuple[int, int, int, int, int]
@@ -37,18 +36,6 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
         assert (lines + multipliers * bound.step * m).max() <= spent + 1e-6, (r, s, end, held, m)
     optimum = DP(discards="free")(profile, memory + profile.input_bytes)
     assert bound.root <= optimum.makespan - profile.least_time + 1e-6
-
-
-@settings(max_examples=60, deadline=None)
-@given(chains(max_stages=7, families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 150))
-def test_floating_or_not_no_schedule_lies_below_the_knapsack(
-    profile: ChainProfile, extra: int
-) -> None:
-    method = DP(persistence="weak", discards="free")
-    budget = least_budget(profile, persistence="weak", discards="free") + extra
-    sizes = sizes_of(profile)
-    bound = RelaxedKnapsackBound(sizes.elapsed, sizes.saved, budget - profile.input_bytes)
-    assert bound.root <= method(profile, budget).makespan - profile.least_time + 1e-6
 
 
 def _least_spent_around(profile: ChainProfile, memory: int) -> dict[_State, float]:

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from chainstay.dp import DP
-from chainstay.dp.chain.fronts import NumpyFronts
-from chainstay.dp.chain.least_memory import LeastMemory
+from chainstay.dp.chain.fronts import ChainFronts
 from chainstay.dp.recursion import Recursion
 from chainstay.errors import InvalidProfileError, UnknownMethodError
 from chainstay.profiles import ChainProfile, Stage
@@ -32,7 +31,7 @@ def test_sizes_beyond_exact_arithmetic_are_refused_and_slots_help() -> None:
     profile = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(stage,) * 130)
     recursion = Recursion.from_profile(profile)
     with pytest.raises(InvalidProfileError, match=r"130 stages in .* 64 bits; .*DP\(slots=500\)"):
-        NumpyFronts(recursion, recursion.keep_all_need, LeastMemory(recursion))
+        ChainFronts.all(recursion, recursion.keep_all_need, compiled=False)
     budget = recursion.keep_all_need // 2
     claim = DP(slots=500)(profile, budget)
     assert claim.makespan > profile.least_time

@@ -1,7 +1,9 @@
-"""Pruning by the Lagrangian bound: what cannot be part of a good schedule, in compiled code."""
+"""Pruning by a bound: limits on the overhead, and what they leave to a sub-chain."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -12,9 +14,12 @@ from chainstay.dp.recursion import Array
 from chainstay.dp.step_functions import Cutoff, Pool, StepFunction, with_room
 
 __all__ = [
+    "MULTIPLIER_COUNT",
+    "ROOT_MULTIPLIER",
     "MultiplierBound",
     "PruningLimit",
     "cutoff_within",
+    "growing_limits",
     "pruning_limit",
     "store_useful",
     "without_limit",
@@ -22,6 +27,12 @@ __all__ = [
 
 _Floats = NDArray[np.float64]
 
+MULTIPLIER_COUNT: Final = 17
+"""How many multipliers of memory a bound has: 0, step, 2 step, …"""
+ROOT_MULTIPLIER: Final = 12
+"""Which of them is the price of memory at the root; deeper down it may be higher."""
+
+_SLACK_GROWTH: Final = 2
 _ROUNDING: Final = 2.0**-32
 _NO_LIMIT: Final = 2.0**61
 
@@ -29,6 +40,8 @@ _NO_LIMIT: Final = 2.0**61
 class MultiplierBound(Protocol):
     """A lower bound for each multiplier of memory; `LagrangianBound` explains the attributes."""
 
+    root: float
+    slack: float
     memory: int
     least: Array
     rerun_time: int
@@ -53,6 +66,17 @@ class PruningLimit(NamedTuple):
     step: float
     outside: _Floats
     least: Array
+
+
+def growing_limits(bound: MultiplierBound) -> Iterator[int]:
+    """Yield limits on the overhead in ns, without end, from little above the bound upwards.
+
+    Under a tight limit few breakpoints are of use, so a limit that proves too low costs little.
+    """
+    slack = max(1, math.ceil(bound.slack * bound.rerun_time))
+    while True:
+        yield math.ceil(bound.root) + slack
+        slack *= _SLACK_GROWTH
 
 
 def pruning_limit(bound: MultiplierBound, overhead: int) -> PruningLimit:

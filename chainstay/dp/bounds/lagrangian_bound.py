@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
+from chainstay.dp.bounds.knapsack_bound import spared_time
 from chainstay.dp.chain.recursion_arrays import RecursionArrays
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
@@ -25,8 +27,6 @@ __all__ = ["LagrangianBound"]
 
 _Floats = NDArray[np.float64]
 
-_MULTIPLIER_COUNT: Final = 17
-_ROOT_MULTIPLIER: Final = 12  # the price of memory at the root; deeper down it may be higher
 _MULTIPLIER_RANGE: Final = 8.0
 _SEARCH_STEPS: Final = 12
 
@@ -46,6 +46,7 @@ class LagrangianBound:
         least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
         rerun_time: Every forward once, in ns.
         root: Lower bound on the overhead of any schedule, in ns.
+        slack: What a first limit lies above `root`, as a share of `rerun_time`.
         step: Ns per byte between two multipliers.
         restarted: Shape (n + 1, multipliers): at [k, i], at most the least, over m, of what stages
             k..n-1 cost after a restart at k with m bytes, plus ``i * step * m``, in ns.
@@ -56,6 +57,8 @@ class LagrangianBound:
         O(n^2) time and memory for each pair of multipliers.
     """
 
+    slack: float = 2.0**-11.5  # measured gaps: most between 2**-13 and 2**-9
+
     def __init__(
         self, chain: RecursionArrays, memory: int, least: Array, *, moves_checkpoints: bool = False
     ) -> None:
@@ -65,19 +68,20 @@ class LagrangianBound:
         def relaxed(step: float, count: int) -> _RelaxedChain:
             multipliers: _Floats = step * np.arange(count, dtype=np.float64)
             stored = _stored(chain, multipliers, moves_checkpoints=moves_checkpoints)
-            return _RelaxedChain(step, memory, least, stored, _spared(chain, multipliers))
+            spared = spared_time(chain.elapsed, chain.saved, multipliers)
+            return _RelaxedChain(step, memory, least, stored, spared)
 
         def root(step: float) -> float:
-            total = _after(chain, relaxed(step, _ROOT_MULTIPLIER + 1))
-            return float(total[0, -1]) - _ROOT_MULTIPLIER * step * memory
+            total = _after(chain, relaxed(step, ROOT_MULTIPLIER + 1))
+            return float(total[0, -1]) - ROOT_MULTIPLIER * step * memory
 
         # All memory at the usual price is worth less than all forwards: no sum below loses
         # more to rounding than `PruningLimit` covers.
-        usual = max(1, self.rerun_time) / max(1, memory, int(chain.saved.sum())) / _ROOT_MULTIPLIER
+        usual = max(1, self.rerun_time) / max(1, memory, int(chain.saved.sum())) / ROOT_MULTIPLIER
         self.step = _maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE)
-        relaxed_chain = relaxed(self.step, _MULTIPLIER_COUNT)
+        relaxed_chain = relaxed(self.step, MULTIPLIER_COUNT)
         after = _after(chain, relaxed_chain)
-        self.root = float(np.max(after[0] - np.arange(_MULTIPLIER_COUNT) * self.step * memory))
+        self.root = float(np.max(after[0] - np.arange(MULTIPLIER_COUNT) * self.step * memory))
         self.restarted: _Floats = after + relaxed_chain.stored
         self.outside: _Floats = _outside(
             chain, relaxed_chain, _before(chain, relaxed_chain), self.restarted
@@ -109,11 +113,6 @@ def _stored(chain: RecursionArrays, multipliers: _Floats, *, moves_checkpoints: 
         for k, time in enumerate(np.diff(chain.elapsed), start=1):
             stored[k] = np.minimum(stored[k], stored[k - 1] + time)
     return stored
-
-
-def _spared(chain: RecursionArrays, multipliers: _Floats) -> _Floats:
-    cheaper = np.minimum(np.diff(chain.elapsed)[:, None], chain.saved[:, None] * multipliers)
-    return np.concatenate([np.zeros((1, len(multipliers))), np.cumsum(cheaper, axis=0)])
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""The persistent recursion on step functions, in compiled code: the same as `fronts`."""
+"""The persistent recursion on step functions, in loops to be compiled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from chainstay.dp.bucketed_envelope import (
     with_entries,
     write_envelope,
 )
-from chainstay.dp.chain.recursion_arrays import RecursionArrays, input_bytes, stored_at
+from chainstay.dp.chain.recursion_arrays import (
+    ChainFrontPool,
+    RecursionArrays,
+    input_bytes,
+    stored_at,
+)
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, Array
 from chainstay.dp.step_functions import (
@@ -28,7 +33,7 @@ from chainstay.dp.step_functions import (
     value_at,
 )
 
-__all__ = ["ChainFrontPool", "choose", "fill"]
+__all__ = ["choose", "fill_by_loops"]
 
 _FIRST_CAPACITY: Final = 1024
 _INFINITE: Final = 2**61
@@ -36,23 +41,6 @@ _LONG: Final = 16
 """Breakpoints from which on making a bucketed envelope is worth its time."""
 _CROWD: Final = 16
 """Breakpoints in one bucket with which a bucketed envelope would be slow."""
-
-
-class ChainFrontPool(NamedTuple):
-    """Fronts of all sub-chains, in one pool of breakpoints.
-
-    Attributes:
-        memory: Bytes of all breakpoints of all fronts.
-        overhead: Ns of all breakpoints of all fronts.
-        first: Shape (n, n), at [s, t]: index of the first breakpoint of the front of s..t.
-        last: Shape (n, n), at [s, t]: index of its last breakpoint; ``first - 1`` when none is
-            kept.
-    """
-
-    memory: Array
-    overhead: Array
-    first: Array
-    last: Array
 
 
 class FrontEnds(NamedTuple):
@@ -180,7 +168,7 @@ def _bucketed_restarts(
 
 
 @kernel
-def fill(chain: RecursionArrays, limit: PruningLimit) -> ChainFrontPool:
+def fill_by_loops(chain: RecursionArrays, limit: PruningLimit) -> ChainFrontPool:
     """Return the fronts of all sub-chains within the limit.
 
     Last stages ascend; for each of them, first stages descend.

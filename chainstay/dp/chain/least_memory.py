@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainstay.dp.chain.recursion_arrays import RecursionArrays, recursion_arrays
+from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, Array, Recursion
 
 __all__ = ["LeastMemory"]
@@ -19,7 +21,7 @@ class LeastMemory:
 
     Args:
         recursion: Sizes in bytes, times in ns.
-        table: The table below, where it is known already.
+        compiled: Whether to wait for compiled code, as `chainstay.dp.chain.fronts` advises.
 
     Attributes:
         table: Shape (n, n), at [s, t], bytes; entries below the diagonal are 0 and mean nothing.
@@ -28,9 +30,11 @@ class LeastMemory:
         O(n^3) time in n array operations, O(n^2) memory.
     """
 
-    def __init__(self, recursion: Recursion, table: Array | None = None) -> None:
+    def __init__(self, recursion: Recursion, *, compiled: bool = False) -> None:
         self._recursion = recursion
-        self.table: Array = _least(recursion) if table is None else table
+        self.table: Array = (
+            _least_by_loops(recursion_arrays(recursion)) if compiled else _least(recursion)
+        )
 
     @property
     def root(self) -> int:
@@ -81,3 +85,26 @@ def _by_distance(square: Array) -> Array:
     starts = np.arange(n)[:, None]
     by_distance: Array = padded[starts, starts + np.arange(n)[None, :]]
     return by_distance
+
+
+@kernel
+def _least_by_loops(chain: RecursionArrays) -> Array:
+    """Return what `_least` returns, column by column: much faster on long chains, once compiled."""
+    n = len(chain.saved)
+    least = np.zeros((n, n), dtype=np.int64)
+    stored = np.zeros(n, dtype=np.int64)  # at [k]: of k..t and a restart there from s
+    has_skips = len(chain.fresh) > 0
+    for t in range(n):
+        for s in range(t, -1, -1):
+            best = chain.keep_floor[s, t]
+            if s < t:
+                best = max(best, least[s + 1, t] + chain.saved[s])
+            row, transit, gradient = least[s], chain.transit[s], chain.gradient[t + 1]
+            if has_skips:  # from here a restart stores more than from s + 1
+                for k in range(s + 2, t + 1):
+                    stored[k] += chain.fresh[s, k] - chain.fresh[s + 1, k]
+            for k in range(s + 1, t + 1):
+                best = min(best, max(stored[k], row[k - 1], gradient + transit[k - 1]))
+            row[t] = best
+            stored[s] = best + chain.activation[s]
+    return least

@@ -1,7 +1,4 @@
-"""The recursion's sizes and times as compiled code takes them, and the least memory from them.
-
-`chainstay.dp.chain.least_memory` computes the same in numpy.
-"""
+"""What fills the fronts of a recursion: its sizes and times as plain arrays, and the result."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array, Recursion
 
 __all__ = [
+    "ChainFrontPool",
     "RecursionArrays",
     "input_bytes",
-    "least_memory_table",
     "recursion_arrays",
     "stored_at",
 ]
@@ -45,6 +42,23 @@ class RecursionArrays(NamedTuple):
     transit: Array
 
 
+class ChainFrontPool(NamedTuple):
+    """Fronts of all sub-chains, in one pool of breakpoints.
+
+    Attributes:
+        memory: Bytes of all breakpoints of all fronts.
+        overhead: Ns of all breakpoints of all fronts.
+        first: Shape (n, n), at [s, t]: index of the first breakpoint of the front of s..t.
+        last: Shape (n, n), at [s, t]: index of its last breakpoint; ``first - 1`` when none is
+            kept.
+    """
+
+    memory: Array
+    overhead: Array
+    first: Array
+    last: Array
+
+
 def recursion_arrays(recursion: Recursion) -> RecursionArrays:
     """Return the arrays of `recursion` that compiled code needs."""
     return RecursionArrays(
@@ -68,26 +82,3 @@ def stored_at(chain: RecursionArrays, s: int, k: int) -> int:
 def input_bytes(chain: RecursionArrays, s: int) -> int:
     """Return the bytes that the input of stage s takes at least: by itself, or in saved data."""
     return min(chain.activation[s], chain.saved[s - 1]) if s > 0 else 0
-
-
-@kernel
-def least_memory_table(chain: RecursionArrays) -> Array:
-    """Return `LeastMemory.table`, computed column by column."""
-    n = len(chain.saved)
-    least = np.zeros((n, n), dtype=np.int64)
-    stored = np.zeros(n, dtype=np.int64)  # at [k]: of k..t and a restart there from s
-    has_skips = len(chain.fresh) > 0
-    for t in range(n):
-        for s in range(t, -1, -1):
-            best = chain.keep_floor[s, t]
-            if s < t:
-                best = max(best, least[s + 1, t] + chain.saved[s])
-            row, transit, gradient = least[s], chain.transit[s], chain.gradient[t + 1]
-            if has_skips:  # from here a restart stores more than from s + 1
-                for k in range(s + 2, t + 1):
-                    stored[k] += chain.fresh[s, k] - chain.fresh[s + 1, k]
-            for k in range(s + 1, t + 1):
-                best = min(best, max(stored[k], row[k - 1], gradient + transit[k - 1]))
-            row[t] = best
-            stored[s] = best + chain.activation[s]
-    return least

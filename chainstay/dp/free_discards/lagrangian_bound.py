@@ -7,12 +7,14 @@ dropped), so there are more tables; what they mean and why they bound is the sam
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.dp.bounds.relaxed_knapsack_bound import knapsack_multiplier
+from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
+from chainstay.dp.bounds.knapsack_bound import knapsack_multiplier, spared_time
+from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
 from chainstay.dp.free_discards.sizes import Sizes
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
@@ -20,9 +22,6 @@ from chainstay.dp.recursion import Array
 __all__ = ["FreeDiscardsBound"]
 
 _Floats = NDArray[np.float64]
-
-_MULTIPLIER_COUNT: Final = 17
-_ROOT_MULTIPLIER: Final = 12
 
 
 class FreeDiscardsBound:
@@ -37,6 +36,7 @@ class FreeDiscardsBound:
         least: Shape (0, 0): no least memory of a sub-chain is known here.
         rerun_time: Every forward once, in ns.
         root: Lower bound on the overhead of any schedule under free discards, in ns.
+        slack: What a first limit lies above `root`, as a share of `rerun_time`.
         step: Ns per byte between two multipliers.
         outside: Shape (2, n, n, multipliers), at [held, s, t, i]: what a schedule spends outside
             of a sub-chain s..t with m bytes is at least ``outside[held, s, t, i] + i * step * m``
@@ -48,6 +48,8 @@ class FreeDiscardsBound:
         O(n^2) time and memory for each pair of multipliers.
     """
 
+    slack: float = LagrangianBound.slack
+
     def __init__(self, sizes: Sizes, memory: int) -> None:
         self.memory = memory
         self.least: Array = np.zeros((0, 0), dtype=np.int64)
@@ -55,10 +57,10 @@ class FreeDiscardsBound:
         # The multiplier of the knapsack of the whole chain: these schedules come close to that
         # knapsack, and its multiplier is found at once.
         multiplier = knapsack_multiplier(np.diff(sizes.elapsed), sizes.saved, memory)
-        self.step = multiplier / _ROOT_MULTIPLIER
-        relaxed = _relaxed(sizes, memory, self.step, _MULTIPLIER_COUNT)
+        self.step = multiplier / ROOT_MULTIPLIER
+        relaxed = _relaxed(sizes, memory, self.step, MULTIPLIER_COUNT)
         after = _after(relaxed)
-        memory_cost = np.arange(_MULTIPLIER_COUNT) * self.step * (memory + sizes.nearest[0])
+        memory_cost = np.arange(MULTIPLIER_COUNT) * self.step * (memory + sizes.nearest[0])
         self.root = float(np.max(after[0][0] - memory_cost))
         self.outside, self.dropped = _outside(relaxed, _before(relaxed), after)
 
@@ -90,14 +92,13 @@ Tables = tuple[_Floats, _Floats]
 
 def _relaxed(sizes: Sizes, memory: int, step: float, count: int) -> _RelaxedSizes:
     multipliers: _Floats = step * np.arange(count, dtype=np.float64)
-    cheaper = np.minimum(np.diff(sizes.elapsed)[:, None], sizes.saved[:, None] * multipliers)
     return _RelaxedSizes(
         sizes=sizes,
         step=step,
         memory=memory,
         stored=sizes.nearest[:, None] * multipliers,
         left=(sizes.saved + sizes.made)[:, None] * multipliers,
-        spared=np.concatenate([np.zeros((1, count)), np.cumsum(cheaper, axis=0)]),
+        spared=spared_time(sizes.elapsed, sizes.saved, multipliers),
     )
 
 

@@ -25,8 +25,7 @@ down to there, maybe leaving ``ā_j``, and goes back to s; `X` stands for N or D
 
 ``a[s, j]`` is what ``a^j`` adds to ``a^s``. With skips, dropping ``a^s`` frees what neither
 ``ā_s`` nor the activation kept before it has: `sizes` has a node for each case.
-``docs/derivations/free-discards.md`` has the derivation, the pruning and what it is worth;
-`chainstay.dp.weak_free_discards` is the wider program, in which checkpoints may move on.
+``docs/derivations/free-discards.md`` has the derivation, the pruning and what it is worth.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from chainstay.dp.bounds.bound_pruning import pruning_limit, without_limit
-from chainstay.dp.bounds.overhead_limits import growing_limits
-from chainstay.dp.chain.engines import least_memory
+from chainstay.dp.bounds.bound_pruning import growing_limits, pruning_limit, without_limit
+from chainstay.dp.chain.fronts import least_memory
 from chainstay.dp.free_discards.kernels import (
     NO_DECISION,
     RECORD,
@@ -124,7 +122,7 @@ class _FreeDiscardsProgram:
     def solve(self, memory: int) -> tuple[Schedule, int]:
         """Return an optimal schedule for feasible `memory`, in bytes, and its overhead in ns."""
         bound = FreeDiscardsBound(self._sizes, memory)
-        for limit in growing_limits(bound.root, bound.rerun_time):
+        for limit in growing_limits(bound):
             fronts = fill(self._sizes, pruning_limit(bound, limit), bound.dropped)
             overhead = int(fronts.best[0, 0, -1])
             if fronts.size[0, 0, -1] and overhead <= limit:

@@ -23,10 +23,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from chainstay.dp.bounds.bound_pruning import pruning_limit
+from chainstay.dp.bounds.bound_pruning import growing_limits, pruning_limit
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
-from chainstay.dp.bounds.overhead_limits import growing_limits
-from chainstay.dp.chain.engines import exact_engine, least_memory
+from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.recursion_arrays import recursion_arrays
 from chainstay.dp.recursion import KEEP, Recursion, require_no_skips
 from chainstay.dp.weak.kernels import (
@@ -114,10 +113,11 @@ class _WeakProgram:
         self._move_bound = move_bound(self._chain, bound.outside, bound.restarted)
         least = least_memory(recursion, for_numbers=True)
         if memory >= least.root:  # the persistent optimum is a schedule of this class
-            engine = exact_engine(recursion.stages, for_numbers=True)
-            self._fill(int(engine.solve(recursion, memory, least).root.overhead[-1]))
+            compiled = is_compiled(recursion.stages, for_numbers=True)
+            fronts = ChainFronts.solve(recursion, memory, least, compiled=compiled)
+            self._fill(int(fronts.root.overhead[-1]))
         elif memory >= least_weak_memory(self._chain):
-            for limit in growing_limits(self._bound.root, recursion.rerun_time):
+            for limit in growing_limits(bound):
                 self._fill(limit)
                 if self.overhead is not None:
                     break

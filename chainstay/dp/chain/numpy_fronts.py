@@ -1,0 +1,238 @@
+"""The persistent recursion on step functions, in numpy: what `kernels` does before it is compiled.
+
+Sums of fronts are taken for all restart points at once, by one search in keys ``(k, memory)``. On
+short chains that is sooner done than loading compiled code, which the same loops would need.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from chainstay.dp.bounds.bound_pruning import PruningLimit
+from chainstay.dp.chain.recursion_arrays import ChainFrontPool, RecursionArrays
+from chainstay.dp.recursion import Array, Front
+from chainstay.errors import InvalidProfileError
+
+__all__ = ["fill_by_numpy"]
+
+_KEY_BITS: Final = 62
+_FIRST_CAPACITY: Final = 64
+_NOTHING: Final = Front(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def fill_by_numpy(chain: RecursionArrays, limit: PruningLimit) -> ChainFrontPool:
+    """Return the fronts of all sub-chains within the limit.
+
+    Raises:
+        InvalidProfileError: Sizes too large for exact 64-bit arithmetic on this chain.
+    """
+    return _Filling(chain, limit).fronts()
+
+
+class _Filling:
+    """The fronts while they are computed: last stages ascend, and first stages descend."""
+
+    def __init__(self, chain: RecursionArrays, limit: PruningLimit) -> None:
+        self._chain, self._limit = chain, limit
+        n = len(chain.saved)
+        self._shift = limit.memory.bit_length()
+        if (n + 1).bit_length() + self._shift > _KEY_BITS:
+            raise InvalidProfileError(
+                f"{n} stages in {limit.memory} bytes are too large for exact arithmetic in 64 "
+                "bits; give sizes in a larger unit, or use DP(slots=500)"
+            )
+        self._farther = chain.fresh - chain.activation if len(chain.fresh) else None
+        self._multipliers = limit.step * np.arange(limit.outside.shape[2])
+        self._largest_memory, self._largest_overhead = self._cutoffs()
+        self._rows = [_Row(s, self._shift) for s in range(n)]
+        for t in range(n):
+            self._fill_column(t, _Column(t, self._shift))
+
+    def fronts(self) -> ChainFrontPool:
+        """Return all fronts in one pool."""
+        n = len(self._rows)
+        keys, overhead = np.concatenate([row.until(n) for row in self._rows], axis=1)
+        size = np.zeros((n, n), dtype=np.int64)
+        for s, row in enumerate(self._rows):
+            size[s, s:] = row.sizes
+        end = np.cumsum(size).reshape(n, n)
+        return ChainFrontPool(keys & ((1 << self._shift) - 1), overhead, end - size, end - 1)
+
+    def _cutoffs(self) -> tuple[Array, Array]:
+        """Return at [s, t] the most bytes and ns with which stages s..t can be of use."""
+        chain, limit = self._chain, self._limit
+        stored = np.minimum(chain.activation[:-1], np.insert(chain.saved[:-1], 0, 0))
+        memory = np.broadcast_to((limit.memory - stored)[:, None], limit.least.shape)
+        if limit.step:
+            left = (limit.overhead - limit.outside[:, :, 1:]) / self._multipliers[1:]
+            memory = np.minimum(memory, left.min(axis=2))
+        spent = limit.outside + self._multipliers * limit.least[:, :, None]
+        overhead = limit.overhead - spent.max(axis=2)
+        return np.floor(memory).astype(np.int64), np.floor(overhead).astype(np.int64)
+
+    def _fill_column(self, t: int, column: _Column) -> None:
+        """Compute the fronts of all sub-chains that end at stage t."""
+        chain = self._chain
+        front = _NOTHING
+        for s in range(t, -1, -1):
+            front = self._front(s, t, front, column)
+            self._rows[s].append(front)
+            memory = front.memory + chain.activation[s]
+            fits = memory <= self._limit.memory
+            column.prepend(Front(memory[fits], front.overhead[fits] + chain.elapsed[s]))
+
+    def _front(self, s: int, t: int, after: Front, column: _Column) -> Front:
+        """Return the front of stages s..t, given that of s+1..t and the column of t so far."""
+        chain, limit = self._chain, self._limit
+        cap, slack = int(self._largest_memory[s, t]), int(self._largest_overhead[s, t])
+        if slack < 0 or limit.least[s, t] > cap:
+            return _NOTHING
+        floor = chain.keep_floor[s, t]
+        if s == t:
+            front = Front(np.array([floor]), np.array([0]))
+        else:
+            kept = Front(np.maximum(after.memory + chain.saved[s], floor), after.overhead)
+            front = _envelope([kept, self._restarts(s, t, cap, slack, column)])
+        front = Front(*(column[front.memory <= cap] for column in front))
+        lines = limit.outside[s, t][:, None] + self._multipliers[:, None] * front.memory
+        keep = front.overhead + lines.max(axis=0) <= limit.overhead
+        return Front(front.memory[keep], front.overhead[keep])
+
+    def _restarts(self, s: int, t: int, cap: int, slack: int, column: _Column) -> Front:
+        """Return the front of restarts: ``rerun(s..k-1) + O(k, t, m - a[s, k]) + O(s, k-1, m)``."""
+        chain, row = self._chain, self._rows[s]
+        rerun = chain.elapsed[s + 1 : t + 1] - chain.elapsed[s]
+        last = s + int(np.searchsorted(rerun, slack, side="right"))
+        if last <= s:
+            return _NOTHING
+        # A breakpoint of the sum is one of either term: evaluate each term at the other's.
+        later = column.until(last) if self._farther is None else self._moved(column, s, last)
+        keys, total = _sums(row.until(last), later, self._shift)
+        total -= chain.elapsed[s]
+        floors = chain.gradient[t + 1] + chain.transit[s, row.restart_of(keys) - 1]
+        memory = np.maximum(row.memory_of(keys), floors)
+        matters = (memory <= cap) & (total <= slack)
+        return Front(memory[matters], total[matters])
+
+    def _moved(self, column: _Column, s: int, last: int) -> Array:
+        """Return the column's breakpoints, moved by what each restart stores besides ``a^s``."""
+        assert self._farther is not None, "without skips a column serves all stages as it is"
+        keys, overhead = column.until(last)
+        more = self._farther[s, column.restart_of(keys)]
+        fits = column.memory_of(keys) + more <= self._limit.memory
+        return np.stack([(keys + more)[fits], overhead[fits]])
+
+
+class _Keyed:
+    """Breakpoints of several fronts in one array, sorted by key: restart point, then memory."""
+
+    def __init__(self, shift: int) -> None:
+        self._shift = shift
+        self._breakpoints = np.empty((2, _FIRST_CAPACITY), dtype=np.int64)
+
+    def restart_of(self, keys: Array) -> Array:
+        """Return the restart points of `keys`."""
+        restarts: Array = keys >> self._shift
+        return restarts
+
+    def memory_of(self, keys: Array) -> Array:
+        """Return the memories of `keys`, in bytes."""
+        memory: Array = keys & ((1 << self._shift) - 1)
+        return memory
+
+
+class _Row(_Keyed):
+    """Fronts of stages s..t for t = s, s+1, …; the key's restart point is t + 1."""
+
+    def __init__(self, s: int, shift: int) -> None:
+        super().__init__(shift)
+        self._first = s
+        self._ends = [0]
+
+    def append(self, front: Front) -> None:
+        """Add the front of the next t."""
+        start, end = self._ends[-1], self._ends[-1] + len(front.memory)
+        if end > self._breakpoints.shape[1]:
+            self._breakpoints = np.concatenate(
+                [self._breakpoints, np.empty((2, end), np.int64)], axis=1
+            )
+        restart = self._first + len(self._ends)
+        self._breakpoints[0, start:end] = front.memory + (restart << self._shift)
+        self._breakpoints[1, start:end] = front.overhead
+        self._ends.append(end)
+
+    def until(self, restart: int) -> Array:
+        """Return the breakpoints with restart points up to `restart`."""
+        return self._breakpoints[:, : self._ends[restart - self._first]]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of breakpoints, for t = s, s+1 and so on."""
+        return [end - start for start, end in pairwise(self._ends)]
+
+
+class _Column(_Keyed):
+    """Fronts of stages k..t for k = t, t-1, …, shifted by ``a[k-1, k]``; it grows to the left."""
+
+    def __init__(self, t: int, shift: int) -> None:
+        super().__init__(shift)
+        self._last = t
+        self._sizes = [0]
+
+    def prepend(self, front: Front) -> None:
+        """Add the front of the next k."""
+        size = self._sizes[-1] + len(front.memory)
+        if size > self._breakpoints.shape[1]:
+            self._breakpoints = np.concatenate(
+                [np.empty((2, size), np.int64), self._breakpoints], axis=1
+            )
+        start, end = (self._breakpoints.shape[1] - length for length in (size, self._sizes[-1]))
+        restart = self._last + 1 - len(self._sizes)
+        self._breakpoints[0, start:end] = front.memory + (restart << self._shift)
+        self._breakpoints[1, start:end] = front.overhead
+        self._sizes.append(size)
+
+    def until(self, restart: int) -> Array:
+        """Return the breakpoints with restart points up to `restart`."""
+        capacity = self._breakpoints.shape[1]
+        beyond = self._sizes[max(0, self._last - restart)]
+        return self._breakpoints[:, capacity - self._sizes[-1] : capacity - beyond]
+
+
+def _values(breakpoints: Array, at: Array, shift: int) -> tuple[Array, Array]:
+    """Return the values of keyed step functions at the keys `at`, and which of them are finite."""
+    index = np.searchsorted(breakpoints[0], at, side="right") - 1
+    index = np.maximum(index, 0)
+    finite = (breakpoints[0, index] <= at) & (breakpoints[0, index] >> shift == at >> shift)
+    return breakpoints[1, index], finite
+
+
+def _sums(one: Array, other: Array, shift: int) -> tuple[Array, Array]:
+    """Return keys and sums of two sets of keyed step functions, at the breakpoints of either."""
+    if not (one.size and other.size):
+        return _NOTHING
+    of_other, in_other = _values(other, one[0], shift)
+    of_one, in_one = _values(one, other[0], shift)
+    return (
+        np.concatenate([one[0, in_other], other[0, in_one]]),
+        np.concatenate([(one[1] + of_other)[in_other], (other[1] + of_one)[in_one]]),
+    )
+
+
+def _envelope(fronts: list[Front]) -> Front:
+    """Return the minimum of several step functions, given by breakpoints in any order."""
+    if len(fronts) == 1:
+        return fronts[0]
+    memory = np.concatenate([front.memory for front in fronts])
+    overhead = np.concatenate([front.overhead for front in fronts])
+    if not memory.size:
+        return _NOTHING
+    order = np.argsort(memory, kind="stable")
+    memory, overhead = memory[order], np.minimum.accumulate(overhead[order])
+    last_of_memory = np.append(memory[1:] != memory[:-1], True)
+    memory, overhead = memory[last_of_memory], overhead[last_of_memory]
+    lower = np.insert(overhead[1:] < overhead[:-1], 0, True)
+    return Front(memory[lower], overhead[lower])
