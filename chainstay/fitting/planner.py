@@ -22,8 +22,7 @@ from chainstay.plans import Fingerprint
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
 from chainstay.runtime.capture.cuts.cut_points import Granularity
-from chainstay.runtime.capture.dynamo import CapturedForward
-from chainstay.runtime.capture.forward import GraphForward
+from chainstay.runtime.capture.dynamo import CapturedForward, GraphForward
 from chainstay.runtime.capture.graph import as_captured_graph
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.graph_key import graph_key

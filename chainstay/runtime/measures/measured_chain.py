@@ -25,11 +25,12 @@ from chainstay.runtime.capture.cuts.stage_borders import (
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
     GraphCapture,
-    NoFullGraphError,
-    UnknownCallError,
+    GraphForward,
+    UnplannedGraphError,
+    wants_gradients,
 )
-from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError, wants_gradients
 from chainstay.runtime.capture.graph_key import graph_key
+from chainstay.runtime.capture.tracing import NoFullGraphError, UnknownCallError
 from chainstay.runtime.capture.trials.dispatch_modes import without_modes
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns, require_initialised

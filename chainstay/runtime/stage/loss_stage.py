@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.cuts.chain import GraphChain, Position
 from chainstay.runtime.capture.cuts.cut import cut_into_chain, observe_graph
-from chainstay.runtime.capture.dynamo import CapturedForward, GraphCapture, NoFullGraphError
+from chainstay.runtime.capture.dynamo import CapturedForward, GraphCapture
 from chainstay.runtime.capture.graph import CapturedGraph, as_captured_graph
 from chainstay.runtime.capture.graph_inputs import inputs_of
+from chainstay.runtime.capture.tracing import NoFullGraphError
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.stage.chain_stage import ChainStage
