@@ -345,16 +345,9 @@ def at_shapes(refusal: InfeasibleBudgetError, shapes: str) -> InfeasibleBudgetEr
 
 def _planned_again(graph: GraphChain, staged: StagedGraph, planned: PlannedGraph) -> PlannedGraph:
     """A known plan, for a graph with other numbers."""
-    again = with_graph(staged, graph).planned(
-        planned.solution,
-        planned.profile,
-        overheads=planned.overheads,
-        transport=planned.executor.transport,
-        alternatives=planned.alternatives,
-        plain_time=planned.plain_time,
-        plain_peak=planned.plain_peak,
-    )
-    return replace(again, origin=planned.origin)
+    again = with_graph(staged, graph)
+    executor = planned.executor.with_chain(again.chain, again.traits)
+    return replace(planned, chain=graph, executor=executor)
 
 
 def is_alike(one: GraphChain, other: GraphChain) -> bool:

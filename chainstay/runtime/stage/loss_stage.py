@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.cuts.chain import GraphChain, Position
 from chainstay.runtime.capture.cuts.cut import cut_into_chain, observe_graph
-from chainstay.runtime.capture.dynamo import CapturedForward, GraphCapture
-from chainstay.runtime.capture.graph import CapturedGraph, as_captured_graph
-from chainstay.runtime.capture.graph_inputs import inputs_of
+from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
+from chainstay.runtime.capture.graph import as_captured_graph
 from chainstay.runtime.capture.tracing import NoFullGraphError
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns
@@ -54,7 +53,6 @@ def loss_stage(
     Raises:
         UnsupportedModelError: The loss cannot be traced on this output.
     """
-    places = _Places(found_at, shared)
     if loss is None:
         own = loss_in(output.value)
         index = output.positions.get(id(own))
@@ -62,15 +60,15 @@ def loss_stage(
         if not isinstance(place, Position) or place.is_shared:
             return None
         return ChainStage("loss", (OwnLoss(place.index),), is_loss=True)
-    tracer = _Tracer()
-    graph, inputs = tracer.traced(loss, output.value)
-    observed = observe_graph("the loss", graph, inputs)
-    body = cut_into_chain(observed, granularity=1, blocks=frozenset())
-    sources = tuple(
-        places.of(output.positions[id(value)]) if id(value) in output.positions else value
-        for value in inputs
-    )
-    return ChainStage("loss", (CapturedLoss(body, _as_constants(body, sources)),), is_loss=True)
+
+    def place_of(index: int) -> object:
+        place = found_at[index]
+        if isinstance(place, Position) and place.is_shared:
+            return shared[place.index]
+        return place
+
+    places = {key: place_of(index) for key, index in output.positions.items()}
+    return ChainStage("loss", (_traced(loss, output.value, places),), is_loss=True)
 
 
 def traced_loss(loss: Loss, output: object) -> TracedLoss:
@@ -83,74 +81,23 @@ def traced_loss(loss: Loss, output: object) -> TracedLoss:
     Raises:
         UnsupportedModelError: The loss cannot be traced on this output.
     """
-    graph, inputs = _Tracer().traced(loss, output)
-    body = cut_into_chain(
-        observe_graph("the loss", graph, inputs), granularity=1, blocks=frozenset()
-    )
+    leaves = enumerate(tree_leaves(output))
     places = {
-        id(leaf): place
-        for place, leaf in enumerate(tree_leaves(output))
+        id(leaf): Position(index, is_shared=False)
+        for index, leaf in leaves
         if isinstance(leaf, torch.Tensor)
     }
-    sources = tuple(
-        Position(places[id(value)], is_shared=False) if id(value) in places else value
-        for value in inputs
-    )
-    return TracedLoss(body, _as_constants(body, sources))
+    return _traced(loss, output, places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedLoss:
-    """A loss that has been traced, as a function of the model's output.
+    """A loss that has been traced; a `chain_stage.Part`.
 
     Attributes:
         body: What it computes.
-        sources: Where each of its inputs is: a `Position` in the output, or the input.
-    """
-
-    body: GraphChain
-    sources: tuple[object, ...]
-
-    @property
-    def text(self) -> str:
-        """A text of the computation, for a digest."""
-        return "\n".join(stage.text for stage in self.body.stages)
-
-    def __call__(self, output: object) -> torch.Tensor:
-        """The loss of an output that nests like the one it was traced on."""
-        leaves = tree_leaves(output)
-        values = [leaves[s.index] if isinstance(s, Position) else s for s in self.sources]
-        result: torch.Tensor = self.body(*values)[0]
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    output: Sequence[Position | object]
-    shared: Sequence[Any]
-
-    def of(self, index: int) -> object:
-        """Return output `index`: a `Position` in the last state, or the value itself."""
-        place = self.output[index]
-        if isinstance(place, Position) and place.is_shared:
-            return self.shared[place.index]
-        return place
-
-
-def _as_constants(body: GraphChain, sources: Sequence[object]) -> tuple[object, ...]:
-    """`sources` with stand-ins for what is no part of the state: a loss may change it."""
-    positions = {position for stage in body.stages for position in stage.written}
-    stand_ins = StandIns({id(sources[position]) for position in positions})
-    return stand_ins.of_all(sources)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CapturedLoss:
-    """A loss that has been traced; a `stages.Part`.
-
-    Attributes:
-        body: What it computes.
-        sources: Where each of its inputs is: a `Position` in the last state, or the input.
+        sources: Where each of its inputs is: a `Position` among the leaves of the model's output
+            or in the last state, or the input.
     """
 
     body: GraphChain
@@ -171,10 +118,14 @@ class CapturedLoss:
         shapes = [tuple(each.shape) for each in self.sources if isinstance(each, torch.Tensor)]
         return "\n".join([*(stage.text for stage in self.body.stages), f"{shapes}"])
 
-    def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # it has its own
-        """Run the loss on the state; see `Part`."""
+    def __call__(self, state: Sequence[Any], shared: Sequence[Any] = ()) -> State:  # noqa: ARG002  # as `Part`
+        """Run the loss on the last state, or on the leaves of an output; see `Part`."""
         inputs = [state[s.index] if isinstance(s, Position) else s for s in self.sources]
         return self.body(*inputs)[:1]
+
+    def of_output(self, output: object) -> torch.Tensor:
+        """Return the loss of an output that nests like the one it was traced on."""
+        return self(tree_leaves(output))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,46 +166,33 @@ class SumLoss:
         return (torch.stack(total).sum() if total else state[0].sum(),)
 
 
-class _TracedError(Exception):
-    """Ends a call that was made in order to be traced."""
+def _traced(loss: Loss, output: object, places: Mapping[int, object]) -> TracedLoss:
+    """Trace ``loss(output)`` without running it; `places` tells by identity where its inputs are.
 
-
-@dataclass(slots=True)
-class _Tracer:
-    """Traces a function without running it."""
-
-    found: tuple[CapturedGraph, Sequence[Any]] | None = None
-
-    def traced(self, loss: Loss, output: object) -> tuple[CapturedGraph, Sequence[Any]]:
-        """The graph of ``loss(output)``, and its inputs.
-
-        Raises:
-            UnsupportedModelError: It cannot be traced.
-        """
-        function = loss.forward if isinstance(loss, nn.Module) else loss
-        capture = GraphCapture(function, self._receive, "the loss")
-        try:
-            result = capture.capture(output)
-        except _TracedError:
-            assert self.found is not None, "it was received before"
-            return self.found
-        except NoFullGraphError as reason:
-            raise UnsupportedModelError(
-                f"the loss cannot be traced on the model's output: {reason}; write it in torch "
-                "operators, or leave loss= out (its memory is then yours to add)"
-            ) from reason
+    Other inputs are stood in for: a loss may change what it holds.
+    """
+    function = loss.forward if isinstance(loss, nn.Module) else loss
+    capture = GraphCapture(function, GraphForward.from_graph, "the loss")
+    try:
+        result = capture.capture(output)
+    except UnplannedGraphError as found:
+        forward, inputs = found.forward, found.inputs
+        graph = as_captured_graph(forward.graph, forward.inputs)
+        observed = observe_graph("the loss", graph, inputs)
+        body = cut_into_chain(observed, granularity=1, blocks=frozenset())
+        sources = [places.get(id(value), value) for value in inputs]
+        written = {position for stage in body.stages for position in stage.written}
+        stand_ins = StandIns({id(sources[position]) for position in written})
+        return TracedLoss(body, stand_ins.of_all(sources))
+    except NoFullGraphError as reason:
         raise UnsupportedModelError(
-            f"the loss computes nothing from the model's output (it returned a "
-            f"{type(result).__name__}); it must return one real number with a gradient"
-        )
-
-    def _receive(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
-        self.found = (as_captured_graph(graph, inputs_of(graph, inputs)), tuple(inputs))
-
-        def stop(*_: Any) -> Sequence[Any]:  # noqa: ANN401  # TorchDynamo calls it with anything
-            raise _TracedError
-
-        return stop
+            f"the loss cannot be traced on the model's output: {reason}; write it in torch "
+            "operators, or leave loss= out (its memory is then yours to add)"
+        ) from reason
+    raise UnsupportedModelError(
+        f"the loss computes nothing from the model's output (it returned a "
+        f"{type(result).__name__}); it must return one real number with a gradient"
+    )
 
 
 def loss_in(output: object) -> torch.Tensor | None:
