@@ -11,8 +11,7 @@ from torch import nn
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_into_chain, observe_graph
 from chainstay.runtime.capture.cuts.cut_points import Granularity
-from chainstay.runtime.capture.dynamo import GraphCapture
-from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError
+from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
 from chainstay.runtime.capture.graph import as_captured_graph
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
 

@@ -19,7 +19,7 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.front import settings_of
 from chainstay.fitting.planner import Planner
 from chainstay.fitting.solved_plans import SolvedPlans
-from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError, wants_gradients
+from chainstay.runtime.capture.dynamo import GraphForward, UnplannedGraphError, wants_gradients
 
 __all__ = ["chainstay_backend"]
 

@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
-from chainstay.fitting.planner import Call, Planner, at_shapes, listed_shapes
+from chainstay.fitting.planner import Call, Planner, StageSource, at_shapes, listed_shapes
 from chainstay.runtime.capture.blocks.calls import listed_modules
 from chainstay.runtime.capture.blocks.entrances import (
     close_entrance,
+    compiler_of,
     handed_to,
     open_entrance,
     traced_forward,
@@ -22,6 +23,8 @@ from chainstay.runtime.capture.blocks.entrances import (
 )
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.extract import device_of
+from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
@@ -30,7 +33,7 @@ from chainstay.runtime.execute.planned import PlannedBlocks
 from chainstay.runtime.measures.block_costs import find_blocks
 from chainstay.runtime.measures.progress import say
 
-__all__ = ["BlockForward", "release_blocks"]
+__all__ = ["BlockForward", "blocks_for", "blocks_needed", "release_blocks"]
 
 _MOST_LOOKS: Final = 8
 """How often a kind of call is looked at anew because it called other blocks than before."""
@@ -110,6 +113,11 @@ class BlockForward:
             for stage in planned.schedule.chain.stages:
                 open_entrance(model.get_submodule(stage.name))
 
+    def known_kind(self, call: Call) -> _Kind | None:
+        """Return the kind of `call`, if it is known how such a call runs."""
+        kind = self.kinds.get(self._look_of(call))
+        return None if kind is None or kind.is_outgrown else kind
+
     def plan_for(self, call: Call) -> PlannedBlocks | None:
         """The plan that `call` goes by; ``None`` if it goes by none.
 
@@ -163,6 +171,46 @@ class BlockForward:
             Autocast.now(self.device),
             tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in _tensors_of(call)),
         )
+
+
+def blocks_needed(call: Call, by: StageSource) -> str:
+    """Return why a graph of the whole model is not even looked for; empty if it is.
+
+    Raises:
+        UnsupportedModelError: A graph is asked for, and there is none.
+    """
+    reason = ""
+    if is_sharded(call.model):
+        reason = "its parameters are spread over several processes"
+    elif any(compiler_of(module) for module in call.model.modules() if module is not call.model):
+        reason = "some of its modules are compiled by torch.compile"
+    if reason and by in ("graph", "export"):
+        raise UnsupportedModelError(
+            f"{type(call.model).__name__} has no graph as a whole, because {reason}; "
+            "use by='blocks'"
+        )
+    return reason or ("as asked for" if by == "blocks" else "")
+
+
+def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:
+    """Return a forward by blocks, without a plan yet.
+
+    Args:
+        planner: Makes the plans.
+        call: A call of the model.
+        reason: Why the model goes by blocks, for people.
+
+    Raises:
+        UnsupportedModelError: What is asked for cannot be done by blocks.
+    """
+    if planner.settings.means.is_offload_asked:
+        raise UnsupportedModelError(
+            f"this {planner.name} cannot be offloaded stage by stage: it goes by blocks "
+            f"({reason}); leave offload=True out"
+        )
+    require_initialised(call.model)
+    device = device_of(call.model, call.args, call.kwargs)
+    return BlockForward(planner, device, f": {reason}")
 
 
 def release_blocks(model: nn.Module) -> None:

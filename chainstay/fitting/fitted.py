@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import update_wrapper
 from threading import RLock
+from types import FrameType
 from typing import Any, Final, cast
 
 import torch
 from torch import fx, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
-from chainstay.fitting.blocks import BlockForward, release_blocks
+from chainstay.fitting.blocks import BlockForward, blocks_for, blocks_needed, release_blocks
 from chainstay.fitting.planner import (
     AnyPlanned,
     Call,
@@ -23,34 +26,31 @@ from chainstay.fitting.planner import (
     Planner,
     PlannerSettings,
 )
-from chainstay.fitting.transformers_models import CachesOff, output_hooks_installed
-from chainstay.runtime.capture.blocks.entrances import compiler_of
+from chainstay.fitting.transformers_models import (
+    caches_off,
+    caching_configs,
+    output_hooks_installed,
+)
 from chainstay.runtime.capture.blocks.host import SampleFailsError
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
     GraphCapture,
-    NoFullGraphError,
-    NotRunError,
-)
-from chainstay.runtime.capture.extract import device_of
-from chainstay.runtime.capture.forward import (
     GraphForward,
     Sizes,
     UnplannedGraphError,
     wants_gradients,
 )
+from chainstay.runtime.capture.extract import device_of
 from chainstay.runtime.capture.graph import NoStagesError
-from chainstay.runtime.capture.trials.dispatch_modes import require_no_transform, without_modes
+from chainstay.runtime.capture.tracing import NoFullGraphError, NotRunError
+from chainstay.runtime.capture.trials.dispatch_modes import without_modes
 from chainstay.runtime.capture.trials.equivalence import NotTheModelError
-from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.capture.trials.model_forward import (
-    called_module,
     is_stand_in,
     restore_forward,
     stand_in_for,
     unbound_forward,
 )
-from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.alternatives import Alternative, table_of
 from chainstay.runtime.execute.handles import hooks_set_aside
 from chainstay.runtime.execute.planned import Planned, PlannedBlocks
@@ -80,11 +80,11 @@ class Fitted:
     def __init__(self, model: nn.Module, settings: PlannerSettings, maker: PlanMaker) -> None:
         self._name = type(model).__name__
         self._plain = unbound_forward(model)
-        self._caches = CachesOff(model)
+        self._caching = caching_configs(model)
         self._capture: GraphCapture | None = None
         self._blocks: BlockForward | None = None
         self._latest: tuple[GraphForward, Sizes] | None = None
-        self._forwards: dict[type[nn.Module], Callable[..., Any]] = {}
+        self._forwards: tuple[tuple[type[nn.Module], Callable[..., Any]], ...] = ()
         self.settings = settings
         self.planner = Planner(self._name, settings, maker)
 
@@ -96,24 +96,35 @@ class Fitted:
                 none is to be made.
             ChainstayError: Whatever `chainstay.fit` raises, if a plan has to be made.
         """
-        if any(kind.forward is not known for kind, known in self._forwards.items()):
-            self._forget_graphs(model)
+        for kind, known in self._forwards:
+            if kind.forward is not known:
+                self._forget_graphs(model)
+                break
         if not torch.is_grad_enabled():
             return self._plain(model, *args, **kwargs)
-        require_no_transform(self._name)
-        with self._caches.off(model):
-            if self._capture is not None:
-                try:
-                    return self._capture.run(model, *args, **kwargs)
-                except NotRunError:
-                    pass
-            call = Call(model, args, kwargs, self._plain)
+        _require_no_transform(self._name)
+        if not (self._caching and model.training):
+            return self._run(model, args, kwargs)
+        with caches_off(self._caching):
+            return self._run(model, args, kwargs)
+
+    def _run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401  # the model's own
+        """Go by the plan for such a call; make one where there is none."""
+        if self._capture is not None:
             try:
-                return self._run_new(call)
-            except SampleFailsError as failure:
-                if self.settings.loss is None and failure.__cause__ is not None:
-                    raise failure.__cause__  # noqa: B904  # as the model raises it, with its own cause
-                raise
+                return self._capture.run(model, *args, **kwargs)
+            except NotRunError:
+                pass
+        call = Call(model, args, kwargs, self._plain)
+        kind = None if self._blocks is None else self._blocks.known_kind(call)
+        if self._blocks is not None and kind is not None:
+            return self._blocks(call, kind.planned)
+        try:
+            return self._run_new(call)
+        except SampleFailsError as failure:
+            if self.settings.loss is None and failure.__cause__ is not None:
+                raise failure.__cause__  # noqa: B904  # as the model raises it, with its own cause
+            raise
 
     def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a plan for calls like this one, without making the call.
@@ -121,7 +132,8 @@ class Fitted:
         Raises:
             ChainstayError: Whatever `chainstay.fit` raises.
         """
-        with self._caches.off(model), torch.enable_grad():
+        caching = self._caching if model.training else ()
+        with caches_off(caching), torch.enable_grad():
             self._run_new(Call(model, args, kwargs, self._plain), is_real=False)
 
     def use(self, planned: AnyPlanned) -> None:
@@ -181,7 +193,7 @@ class Fitted:
 
     def _forget_graphs(self, model: nn.Module) -> None:
         """A class has another forward than before, which TorchDynamo does not look for."""
-        self._plain, self._forwards = unbound_forward(model), {}
+        self._plain, self._forwards = unbound_forward(model), ()
         self._capture = self._blocks = self._latest = None
         release_blocks(model)
 
@@ -189,10 +201,14 @@ class Fitted:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
         with _PLANNING:
             kinds = {type(each) for each in call.model.modules()}
-            self._forwards.update(
+            kinds.update(kind for kind, _ in self._forwards)
+            self._forwards = tuple(
                 (kind, kind.forward) for kind in kinds if hasattr(kind, "forward")
             )
-            blocks = self._blocks or self._by_nature(call)
+            blocks = self._blocks
+            reason = "" if blocks else blocks_needed(call, self.settings.by)
+            if reason:
+                blocks = blocks_for(self.planner, call, reason)
             if blocks is None:
                 try:
                     return self._run_graph(call, is_real=is_real)
@@ -207,39 +223,12 @@ class Fitted:
             self._blocks, self._capture = blocks, None
         return blocks(call, planned) if is_real else None
 
-    def _by_nature(self, call: Call) -> BlockForward | None:
-        """Plan the model by blocks where a graph of the whole model is not even looked for."""
-        reason, by = "", self.settings.by
-        if is_sharded(call.model):
-            reason = "its parameters are spread over several processes"
-        elif any(
-            compiler_of(module) for module in call.model.modules() if module is not call.model
-        ):
-            reason = "some of its modules are compiled by torch.compile"
-        if reason and by in ("graph", "export"):
-            raise UnsupportedModelError(
-                f"{self._name} has no graph as a whole, because {reason}; use by='blocks'"
-            )
-        if not reason and by != "blocks":
-            return None
-        return self._new_blocks(call, reason or "as asked for")
-
-    def _new_blocks(self, call: Call, reason: str) -> BlockForward:
-        if self.settings.means.is_offload_asked:
-            raise UnsupportedModelError(
-                f"this {self._name} cannot be offloaded stage by stage: it goes by blocks "
-                f"({reason}); leave offload=True out"
-            )
-        require_initialised(call.model)
-        device = device_of(call.model, call.args, call.kwargs)
-        return BlockForward(self.planner, device, f": {reason}")
-
     def _run_by_blocks(
         self, call: Call, refusal: UnsupportedModelError
     ) -> tuple[BlockForward, PlannedBlocks | None]:
         """Plan the model by blocks, because there is no graph of the whole model."""
         try:
-            blocks = self._new_blocks(call, str(refusal))
+            blocks = blocks_for(self.planner, call, str(refusal))
             with _unnoticed(call.model):
                 return blocks, blocks.plan_for(call)
         except SampleFailsError:
@@ -354,7 +343,7 @@ class Fitted:
         copied = memo[id(self)] = Fitted.__new__(Fitted)
         vars(copied).update(vars(self))
         copied.planner = self.planner.for_copy()
-        vars(copied).update(_capture=None, _blocks=None, _latest=None, _forwards={})
+        vars(copied).update(_capture=None, _blocks=None, _latest=None, _forwards=())
         return copied
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
@@ -401,7 +390,7 @@ def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]  # a traced plan gives silently wrong gradients
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
-        model = called_module(self)
+        model = _called_module(self)
         fitted = fitted_of(model)
         if fitted is None or model is not self:
             return unbound_forward(model)(model, *args, **kwargs)
@@ -410,3 +399,42 @@ def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
     update_wrapper(forward, plain)
     forward.__signature__ = inspect.signature(plain)  # some trainers read argument names
     return cast("Callable[..., Any]", forward)
+
+
+def _require_no_transform(name: str) -> None:
+    """Refuse what may change results while the model runs: what a plan runs again is not changed.
+
+    Modes of torch itself only look on.
+
+    Raises:
+        UnsupportedModelError: There is something of the kind.
+    """
+    found = ""
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  # no public way
+        found = "a transform of torch.func"
+    elif torch._C._len_torch_dispatch_stack():  # noqa: SLF001  # likewise
+        modes = map(type, _get_current_dispatch_mode_stack())
+        names = [mode.__name__ for mode in modes if not mode.__module__.startswith("torch.")]
+        found = f"the dispatch mode {names[0]}" if names else ""
+    if found:
+        raise UnsupportedModelError(
+            f"{name} is called under {found}, which what its plan runs again would miss; leave "
+            "that out, or call chainstay.unfit(model)"
+        )
+
+
+def _called_module(model: nn.Module) -> nn.Module:
+    """Return the module that is called: a shallow copy of a model has the model's own forward."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # no other way to tell
+    for _ in range(6):
+        if frame is None:
+            return model
+        if frame.f_code is _CALL:
+            found = frame.f_locals["self"]
+            is_copy = vars(found).get("forward") is vars(model).get("forward")
+            return found if is_copy else model
+        frame = frame.f_back
+    return model
+
+
+_CALL: Final = nn.Module._call_impl.__code__  # noqa: SLF001  # where every call of a module passes

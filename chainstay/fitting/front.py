@@ -171,45 +171,29 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
 def settings_of(  # noqa: PLR0913  # those of `fit`
     device: torch.device,
     *,
-    budget: Budget,
-    loss: Callable[[Any], torch.Tensor] | None = None,
-    method: Method | str = "auto",
-    by: StageSource = "auto",
-    granularity: Granularity = "fine",
-    on_new_shape: OnNewShape = "plan",
-    reserve: int | str = 0,
     recompute: bool = True,
     offload: bool | None = None,
     link: Link | None = None,
     host_budget: int | str | None = None,
-    repeats: int = 5,
-    progress: bool = True,
-    cache: str | os.PathLike[str] | None = None,
+    reserve: int | str = 0,
+    **others: Any,  # noqa: ANN401  # those of `PlannerSettings`
 ) -> PlannerSettings:
     """The arguments of `fit`, looked through; its errors, as far as they need no model."""
-    _require_choice("by", by, get_args(StageSource))
-    _require_choice("on_new_shape", on_new_shape, get_args(OnNewShape))
-    require_granularity(granularity)
-    require_loss(loss)
-    require_repeats(repeats)
-    if recompute and method != "auto":
-        resolve_method(method)
-    means = Means.of(
-        recompute=recompute, offload=offload, link=link, host_budget=host_budget, device=device
-    )
-    return PlannerSettings(
-        budget=budget,
-        means=means,
-        loss=loss,
-        method=method,
-        by=by,
-        granularity=granularity,
-        on_new_shape=on_new_shape,
+    settings = PlannerSettings(
+        means=Means.of(
+            recompute=recompute, offload=offload, link=link, host_budget=host_budget, device=device
+        ),
         reserve=plain_bytes("reserve", reserve),
-        repeats=repeats,
-        progress=progress,
-        cache=cache,
+        **others,
     )
+    _require_choice("by", settings.by, get_args(StageSource))
+    _require_choice("on_new_shape", settings.on_new_shape, get_args(OnNewShape))
+    require_granularity(settings.granularity)
+    require_loss(settings.loss)
+    require_repeats(settings.repeats)
+    if recompute and settings.method != "auto":
+        resolve_method(settings.method)
+    return settings
 
 
 def unfit(model: Module) -> Module:

@@ -22,8 +22,7 @@ from chainstay.plans import Fingerprint
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
 from chainstay.runtime.capture.cuts.cut_points import Granularity
-from chainstay.runtime.capture.dynamo import CapturedForward
-from chainstay.runtime.capture.forward import GraphForward
+from chainstay.runtime.capture.dynamo import CapturedForward, GraphForward
 from chainstay.runtime.capture.graph import as_captured_graph
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.graph_key import graph_key
@@ -346,16 +345,9 @@ def at_shapes(refusal: InfeasibleBudgetError, shapes: str) -> InfeasibleBudgetEr
 
 def _planned_again(graph: GraphChain, staged: StagedGraph, planned: PlannedGraph) -> PlannedGraph:
     """A known plan, for a graph with other numbers."""
-    again = with_graph(staged, graph).planned(
-        planned.solution,
-        planned.profile,
-        overheads=planned.overheads,
-        transport=planned.executor.transport,
-        alternatives=planned.alternatives,
-        plain_time=planned.plain_time,
-        plain_peak=planned.plain_peak,
-    )
-    return replace(again, origin=planned.origin)
+    again = with_graph(staged, graph)
+    executor = planned.executor.with_chain(again.chain, again.traits)
+    return replace(planned, chain=graph, executor=executor)
 
 
 def is_alike(one: GraphChain, other: GraphChain) -> bool:

@@ -21,36 +21,29 @@ from torch import nn
 from chainstay.fitting.planner import Call
 from chainstay.runtime.capture.blocks.host import Host
 
-__all__ = ["CachesOff", "output_hooks_installed"]
+__all__ = ["caches_off", "caching_configs", "output_hooks_installed"]
 
 _MODULE: Final = "transformers.utils.output_capturing"
 _MARK: Final = "_output_capturing_hooks_installed"
 
 
-class CachesOff:
-    """Finds the configurations of a model that have keys and values kept.
+def caching_configs(model: nn.Module) -> tuple[Any, ...]:
+    """Return the distinct configurations in `model` that can have keys and values kept."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return tuple({id(each): each for each in configs if hasattr(each, "use_cache")}.values())
 
-    Args:
-        model: Whose modules have them, if any.
-    """
 
-    def __init__(self, model: nn.Module) -> None:
-        configs = (getattr(module, "config", None) for module in model.modules())
-        self._configs: dict[int, Any] = {
-            id(config): config for config in configs if hasattr(config, "use_cache")
-        }
-
-    @contextmanager
-    def off(self, model: nn.Module) -> Iterator[None]:
-        """Inside, a `model` in training keeps nothing for generating unless a call asks for it."""
-        found = [config for config in self._configs.values() if model.training and config.use_cache]
+@contextmanager
+def caches_off(configs: Sequence[Any]) -> Iterator[None]:
+    """Inside, models of these configurations keep nothing for generating unless a call asks."""
+    found = [config for config in configs if config.use_cache]
+    for config in found:
+        config.use_cache = False
+    try:
+        yield
+    finally:
         for config in found:
-            config.use_cache = False
-        try:
-            yield
-        finally:
-            for config in found:
-                config.use_cache = True
+            config.use_cache = True
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def test_stages_that_are_alike_share_their_code() -> None:
     """And compute what their graphs say."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)), nn.Tanh())
     chain = extract(model, (BATCH.clone().requires_grad_(),))
-    programs = [stage.program for stage in chain.stages]
+    programs = chain.stages
     assert len({program.function for program in programs}) <= 3 < len(programs)
     for program in programs:
         inputs = [torch.randn(each.shape) for each in _placeholders(program.body)]

@@ -14,28 +14,42 @@ number of graphs per code object, and models of one class would share it.
 
 from __future__ import annotations
 
-import logging
 import random
-import re
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
-from types import FunctionType, MappingProxyType
-from typing import Any, Final
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch.nn.modules import module
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
-from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.runtime.capture.graph import stage_border
-from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside
+from chainstay.runtime.capture.graph_inputs import GraphInput, inputs_of
+from chainstay.runtime.capture.tracing import (
+    NoFullGraphError,
+    NotRunError,
+    UnknownCallError,
+    failures_named,
+    seeming_eager,
+    tracing_settings,
+)
+from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
 
-__all__ = ["CapturedForward", "GraphCapture", "NoFullGraphError", "NotRunError", "UnknownCallError"]
+__all__ = [
+    "CapturedForward",
+    "GraphCapture",
+    "GraphForward",
+    "Sizes",
+    "UnplannedGraphError",
+    "wants_gradients",
+]
 
 CapturedForward = Callable[..., Sequence[Any]]
 """Runs a captured graph: takes its inputs, gives its outputs."""
@@ -43,60 +57,80 @@ CapturedForward = Callable[..., Sequence[Any]]
 Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
 """Takes a graph and the inputs of the call it was traced on; says how it is to be run."""
 
-_MOST_GRAPHS: Final = 256
-"""Graphs per function. Every call looks through those there are, so more would be slow."""
-
-_SETTINGS: Final[Mapping[str, object]] = MappingProxyType(
-    {
-        "skip_nnmodule_hook_guards": False,  # a hook that is added later must be seen
-        "optimize_ddp": False,  # else a graph is split at the buckets of gradients
-        "cache_size_limit": _MOST_GRAPHS,
-        "accumulated_cache_size_limit": 1 << 30,
-        "fail_on_cache_limit_hit": True,  # instead of running the function as it is
-        "suppress_errors": False,  # likewise
-        "allow_unspec_int_on_nn_module": True,  # a counter becomes an input of the graph
-        "allow_rnn": True,
-        "capture_scalar_outputs": False,  # a number read from a tensor may decide anything
-        "capture_dynamic_output_shape_ops": False,  # likewise
-        "error_on_recompile": False,
-    }
-)
-"""Names that torch 2.6 and 2.13 both know; of others, those that are there are set."""
-
-_LOUD: Final = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch._subclasses")
-"""Loggers that print whole stacks of what is raised anyway."""
-
-_SKIPPED: Final = "found no compiled frames"
-"""What torch.compile says where it has run nothing, in a message without a class of its own."""
-
-_DRAWS: Final = r"\bRandom\.\w+|\bnumpy\.random\b"
-_DECIDES: Final = (
-    "data-dependent (expression|branching)|Could not extract specialized"
-    "|Dynamic control flow is not"  # by torch 2.6
-)
-
-_TRACER: Final = "_dynamo/convert_frame.py"
-
-_RAISED: Final = "context: raised exception "
-"""What TorchDynamo says where the traced code raises."""
-
-_WITH_FAKES: Final = "fake tensor"
-"""Likewise where an operator does; a list of all its arguments follows."""
+Sizes = tuple[torch.Size, ...]
+"""The sizes of the tensors in a call."""
 
 _numbers = count(1)
 _tracing = threading.local()
 
 
-class NotRunError(Exception):
-    """A captured graph was not run, so the call can be made again."""
+class UnplannedGraphError(NotRunError):
+    """A captured graph was called before there was a plan for it; nothing has run.
+
+    Attributes:
+        forward: The graph.
+        inputs: What it was called with.
+    """
+
+    def __init__(self, forward: GraphForward, inputs: tuple[Any, ...]) -> None:
+        super().__init__("a captured graph has no plan")
+        self.forward = forward
+        self.inputs = inputs
 
 
-class UnknownCallError(NotRunError):
-    """No captured graph is for this call."""
+@dataclass(slots=True, eq=False)
+class GraphForward:
+    """Runs a captured graph by a plan.
+
+    Attributes:
+        graph: The graph as TorchDynamo gave it.
+        inputs: What its inputs are.
+        is_dynamic: Whether sizes of tensors may differ between its calls.
+        plans: The plans, by the sizes of all tensors where these may differ.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[GraphInput, ...]
+    is_dynamic: bool = False
+    plans: dict[Sizes, Callable[..., Sequence[Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def from_graph(cls, graph: fx.GraphModule, inputs: Sequence[object]) -> GraphForward:
+        """Without a plan; for use inside a backend of TorchDynamo."""
+        is_dynamic = any(map(_has_symbols, graph.graph.nodes))
+        return cls(graph, inputs_of(graph, inputs), is_dynamic)
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+        """Run the plan of the graph for such inputs.
+
+        Raises:
+            UnplannedGraphError: There is no plan for such inputs.
+        """
+        planned = self.plans.get(self.sizes(inputs) if self.is_dynamic else ())
+        if planned is None:
+            raise UnplannedGraphError(self, inputs)
+        return planned(*inputs)
+
+    def sizes(self, inputs: Sequence[Any]) -> Sizes:
+        """Return the sizes of the inputs, which tell plans apart."""
+        if not self.is_dynamic:
+            return ()
+        return tuple(value.shape for value in inputs if isinstance(value, torch.Tensor))
 
 
-class NoFullGraphError(UnsupportedModelError):
-    """TorchDynamo cannot trace the function into one graph; the text says where and why."""
+def wants_gradients(inputs: Sequence[object]) -> bool:
+    """Whether any of the inputs requires a gradient."""
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+
+
+def _has_symbols(node: fx.Node) -> bool:
+    """Whether an input has a size that is not known before the call."""
+    value = node.meta.get("example_value")
+    return (
+        node.op == "placeholder"
+        and isinstance(value, torch.Tensor)
+        and any(isinstance(size, torch.SymInt) for size in value.shape)
+    )
 
 
 class GraphCapture:
@@ -121,7 +155,12 @@ class GraphCapture:
         import torch._dynamo  # noqa: PLC0415  # takes more than a second: not before it is needed
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
-            return in_modes(receive(graph, inputs))
+            forward = receive(graph, inputs)
+
+            def run(*given: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+                return in_modes(forward, given) if set_aside.modes else forward(*given)
+
+            return run
 
         code = _guarded.__code__.replace(co_name=f"chainstay_{next(_numbers)}")
         own = FunctionType(code, _guarded.__globals__, code.co_name)
@@ -131,6 +170,7 @@ class GraphCapture:
         self._known = torch._dynamo.run(own)  # noqa: SLF001  # no public way to run known code only
         self._traced = torch.compile(own, backend=backend, fullgraph=True, dynamic=None)
         self._admits_tracing = admits_tracing
+        self._draws_numbers = False  # Python's, which traced code draws in front of its graph
         torch.compiler.allow_in_graph(stage_border)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # whatever the function returns
@@ -139,8 +179,19 @@ class GraphCapture:
         Raises:
             UnknownCallError: There is none; nothing was run.
         """
-        with modes_set_aside(), _numbers_drawn_once():
+        if not is_in_torch_dispatch_mode(include_infra_modes=False):
+            return self._run(args, kwargs)
+        with modes_set_aside():
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # likewise
+        random_state = random.getstate() if self._draws_numbers else None
+        try:
             return self._known(self._function, args, kwargs, _global_hooks())
+        except NotRunError:
+            if random_state is not None:
+                random.setstate(random_state)
+            raise
 
     def capture(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # likewise
         """Trace such a call, then run it.
@@ -174,65 +225,25 @@ class GraphCapture:
     def _capture(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, admits_tracing: bool
     ) -> Any:  # noqa: ANN401  # whatever the function returns
-        with self._told_by_name(), _settings(), _quiet(), _static(tree_leaves((args, kwargs))):
+        with failures_named(self._name), tracing_settings(tree_leaves((args, kwargs))):
             if admits_tracing:
                 return self._trace(args, kwargs)
-            with _seeming_eager():
+            with seeming_eager():
                 return self._trace(args, kwargs)
 
     def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the model's own
+        random_state = random.getstate()
         _tracing.active = True
         try:
-            with modes_set_aside(), _numbers_drawn_once():
+            with modes_set_aside():
                 return self._traced(self._function, args, kwargs, _global_hooks())
+        except NotRunError:
+            if random.getstate() != random_state:
+                self._draws_numbers = True
+                random.setstate(random_state)
+            raise
         finally:
             _tracing.active = False
-
-    @contextmanager
-    def _told_by_name(self) -> Iterator[None]:
-        from torch._dynamo import exc  # noqa: PLC0415  # as above
-
-        try:
-            yield
-        except UnknownCallError:
-            raise UnsupportedModelError(
-                f"TorchDynamo is switched off (torch.compiler.set_stance, TORCHDYNAMO_DISABLE), "
-                f"so {self._name} cannot be captured and would train without a plan; switch it on, "
-                "or call chainstay.unfit(model)"
-            ) from None
-        except exc.BackendCompilerFailed as failure:
-            raise failure.inner_exception from None
-        except _limit_errors() as failure:
-            raise UnsupportedModelError(
-                f"{self._name} needs more than {_MOST_GRAPHS} graphs, because what its forward "
-                f"reads differs from call to call ({_last_line(failure)}); keep that constant, or "
-                "keep it in a tensor"
-            ) from failure
-        except exc.TorchDynamoException as failure:
-            raise NoFullGraphError(_reason(failure)) from failure
-        except (ChainstayError, NotRunError):
-            raise
-        except Exception as failure:
-            if _SKIPPED in str(failure):
-                raise UnsupportedModelError(
-                    f"TorchDynamo does not look at {self._name} in this place "
-                    f"({_skipped(failure)}); leave that out, or call chainstay.unfit(model)"
-                ) from failure
-            if not _is_from_tracing(failure):
-                raise
-            text = f"{type(failure).__name__}: {_reason(failure)}"
-            raise NoFullGraphError(f"TorchDynamo fails on {self._name} ({text})") from failure
-
-
-@contextmanager
-def _numbers_drawn_once() -> Iterator[None]:
-    """Traced code draws Python's random numbers in front of its graph, whether that runs or not."""
-    state = random.getstate()
-    try:
-        yield
-    except NotRunError:
-        random.setstate(state)
-        raise
 
 
 def _guarded(
@@ -266,145 +277,3 @@ def _is_traced() -> bool:
 
 
 _is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  # as assume_constant_result does, without importing torch._dynamo
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    """TorchDynamo's settings while it traces; the guards it makes keep them."""
-    from torch._dynamo import config  # noqa: PLC0415  # takes more than a second
-
-    known: dict[str, Any] = {k: value for k, value in _SETTINGS.items() if hasattr(config, k)}
-    if hasattr(config, "ignore_logger_methods"):
-        known["ignore_logger_methods"] = {*config.ignore_logger_methods, *_logging_methods()}
-    if hasattr(config, "reorderable_logging_functions"):
-        reordered = {*config.reorderable_logging_functions, print, warnings.warn}
-        known["reorderable_logging_functions"] = reordered
-    with config.patch(**known), _no_drawn_constants():
-        yield
-
-
-@contextmanager
-def _no_drawn_constants() -> Iterator[None]:
-    """Inside, ``random.Random`` objects are not traced: their numbers would become constants."""
-    from torch._dynamo import variables  # noqa: PLC0415  # takes more than a second
-
-    traced: Any = getattr(variables, "RandomVariable", None)
-    known = None if traced is None else vars(traced).get("is_supported_random_obj")
-    if known is None:
-        yield
-        return
-    traced.is_supported_random_obj = staticmethod(lambda _: False)
-    try:
-        yield
-    finally:
-        traced.is_supported_random_obj = known
-
-
-def _logging_methods() -> frozenset[Callable[..., Any]]:
-    """Return the logging methods that a graph may leave out, since it needs nothing of them."""
-    names = ("debug", "info", "warning", "warning_once", "warning_advice", "error")
-    return frozenset(
-        getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)
-    )
-
-
-@contextmanager
-def _seeming_eager() -> Iterator[None]:
-    """Inside, code that is traced and asks whether it is gets the answer no."""
-    from torch._dynamo.variables import torch as traced  # noqa: PLC0415  # takes more than a second
-
-    table: Any = traced.tracing_state_functions  # a function but in early versions, a table there
-    answers: dict[Any, Any] = table() if callable(table) else table
-    kept = dict(answers)
-    answers.update((question, False) for question, answer in kept.items() if answer is True)
-    try:
-        yield
-    finally:
-        answers.update(kept)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence torch's warnings while it traces; a failure tells all there is to know."""
-    loggers = [logging.getLogger(name) for name in _LOUD]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def _static(leaves: Sequence[object]) -> Iterator[None]:
-    """Sizes of these tensors are part of a graph: a plan holds for one shape."""
-    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    with ExitStack() as stack:
-        for tensor in tensors.values():
-            if hasattr(tensor, "_dynamo_static_indices"):
-                continue  # the user's own
-            tensor._dynamo_static_indices = set(range(tensor.dim()))  # type: ignore[attr-defined]  # noqa: SLF001  # what mark_static does
-            stack.callback(delattr, tensor, "_dynamo_static_indices")
-        yield
-
-
-def _limit_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that versions of torch raise when a function has too many graphs."""
-    from torch._dynamo import exc  # noqa: PLC0415  # takes more than a second
-
-    names = ("FailOnRecompileLimitHit", "RecompileLimitExceeded", "FailOnCacheLimitHit")
-    return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
-
-
-def _reason(failure: Exception) -> str:
-    """Return the reason why there is no full graph, in one line."""
-    lines = [line.strip() for line in str(failure).strip().splitlines() if line.strip()]
-    first = lines[0].rstrip(".") if lines else type(failure).__name__
-    details = [line.partition(": ")[2].rstrip(".") for line in lines if line.startswith("Expl")]
-    places = [line for line in lines if line.startswith('File "')]
-    text = f"{first}: {details[0]}" if details else first
-    if re.search(_DRAWS, text):
-        text = (
-            "it draws from Python's random or from NumPy, which no graph can; draw from torch, or "
-            "in front of the model"
-        )
-    elif re.search(_DECIDES, text, re.IGNORECASE):
-        text = (
-            "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide "
-            "by a Python bool or number that the module keeps"
-        )
-    raised = [line.partition("raised exception ")[2] for line in lines if _RAISED in line]
-    if raised:
-        text = f"it raises {raised[0]}"
-    elif _WITH_FAKES in text and ": got " in text:
-        text = f"it raises {text.rpartition(': got ')[2]}"
-    if places:
-        file, _, rest = places[-1].removeprefix('File "').partition('", line ')
-        number, _, function = rest.partition(", in ")
-        text += f" ({file.rsplit('/', 1)[-1]}:{number}, in {function})"
-    return text
-
-
-def _is_from_tracing(failure: Exception) -> bool:
-    """Whether TorchDynamo raised it, and not what it has traced."""
-    frame = failure.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename.endswith(_TRACER):
-            return True
-        frame = frame.tb_next
-    return False
-
-
-def _skipped(failure: Exception) -> str:
-    """Return why TorchDynamo skipped a function; of several frames, the function's is first."""
-    found = [line.partition("): ")[2] for line in str(failure).splitlines() if "): " in line]
-    return found[0].partition(", ")[0] if found else "for a reason of its own"
-
-
-def _last_line(failure: Exception) -> str:
-    lines = [line.strip() for line in str(failure).splitlines() if "last reason" in line]
-    return lines[-1] if lines else type(failure).__name__

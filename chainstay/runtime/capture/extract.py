@@ -16,9 +16,9 @@ from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
 from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_into_chain, observe_graph
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
-from chainstay.runtime.capture.dynamo import GraphCapture, NoFullGraphError, UnknownCallError
-from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError
+from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
 from chainstay.runtime.capture.graph import as_captured_graph
+from chainstay.runtime.capture.tracing import NoFullGraphError, UnknownCallError
 from chainstay.runtime.capture.trials.equivalence import Trial
 from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.capture.trials.model_forward import unbound_forward

@@ -38,13 +38,19 @@ _SWITCHES: Final = tuple(
     if hasattr(torch._C, read) and hasattr(torch._C, write)  # noqa: SLF001  # where torch.backends looks
 )
 
-_PLACES: Final = (("mkldnn", "matmul"), ("mkldnn", "conv"), ("cuda", "matmul"), ("cuda", "conv"))
+_READ_PRECISION: Final[Any] = getattr(torch._C, "_get_fp32_precision_getter", None)  # noqa: SLF001  # as above
+
+_PLACES: Final = (
+    (("mkldnn", "matmul"), ("mkldnn", "conv"), ("cuda", "matmul"), ("cuda", "conv"))
+    if _READ_PRECISION
+    else ()
+)
 """Where a precision of float32 can be set one by one, by torch 2.9 and later."""
 
 
 def backend_settings() -> BackendSettings:
     """Return the present settings of torch's backends."""
-    return (*(read() for read, _ in _SWITCHES), *_precisions())
+    return (*[read() for read, _ in _SWITCHES], *_precisions())
 
 
 @contextmanager
@@ -82,6 +88,5 @@ def _precisions() -> tuple[str | None, ...]:
         general = torch.get_float32_matmul_precision()
     except RuntimeError:  # it was set in both ways
         general = None
-    read = getattr(torch._C, "_get_fp32_precision_getter", None)  # noqa: SLF001  # as above
-    places = () if read is None else (read(*place) for place in _PLACES)
-    return (general, *("ieee" if each == "none" else each for each in places))
+    places = [_READ_PRECISION(*place) for place in _PLACES]
+    return (general, *["ieee" if each == "none" else each for each in places])

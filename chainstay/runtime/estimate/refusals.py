@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.dynamo import NoFullGraphError
+from chainstay.runtime.capture.tracing import NoFullGraphError
 
 __all__ = ["told_by_name"]
 

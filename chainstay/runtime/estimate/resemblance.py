@@ -13,8 +13,7 @@ from torch import nn
 
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.layout import MemoryLayout
-from chainstay.runtime.stage.states import State, address_of
+from chainstay.runtime.stage.states import MemoryLayout, State, address_of
 
 __all__ = ["likeness_of"]
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.stage.layout import MemoryLayout
-from chainstay.runtime.stage.states import State, address_of
+from chainstay.runtime.stage.states import MemoryLayout, State, address_of
 
 __all__ = ["Alias", "Source"]
 

@@ -15,7 +15,7 @@ from chainstay.runtime.capture.cuts.crossings import Crossings, find_crossings
 from chainstay.runtime.capture.cuts.cut import ObservedGraph
 from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
 from chainstay.runtime.capture.cuts.movable_nodes import movable_nodes
-from chainstay.runtime.capture.cuts.stage import GraphStage
+from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.operators import Observations
 from chainstay.runtime.joins.graph_join import GraphJoin

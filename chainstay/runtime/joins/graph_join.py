@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from chainstay.runtime.capture.cuts.chain import Position, counted_among, leaf_at
-from chainstay.runtime.capture.cuts.programs import Program
-from chainstay.runtime.capture.cuts.stage import GraphStage
+from chainstay.runtime.capture.cuts.programs import GraphStage, Program
 from chainstay.runtime.capture.cuts.values import SharedValue
 from chainstay.runtime.capture.graph_inputs import GraphInput
 from chainstay.runtime.stage.states import State

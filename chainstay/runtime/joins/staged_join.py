@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chainstay.runtime.capture.cuts.stage import GraphStage
+from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.joins.graph_join import GraphJoin

@@ -14,6 +14,7 @@
 `around_blocks`   what a model does around its blocks
 `block_costs`     what its blocks cost
 `measured_chain`  the front for models that are chains already
+`chain_source`    what such a chain was made from
 `rehearsal`       one step by a plan before it is used
 `progress`        what is told meanwhile
 ================  ===================================================

@@ -176,7 +176,7 @@ class Around:
 
     def root(self, output: object) -> torch.Tensor:
         """Return the root of a step's backward: the loss of `output`, or a sum over all of it."""
-        root: object = loss_in(output) if self.loss is None else self.loss(output)
+        root: object = loss_in(output) if self.loss is None else self.loss.of_output(output)
         if isinstance(root, torch.Tensor):
             require_number(root)
             return root

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from chainstay.runtime.stage.layout import MemoryLayout
-from chainstay.runtime.stage.states import State, address_of
+from chainstay.runtime.stage.states import MemoryLayout, State, address_of
 
 __all__ = ["Gradients", "noting", "seeded", "swallow"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.errors import PlanMismatchError
 from chainstay.problems.offload import OffloadSolution
 from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
 from chainstay.runtime.capture.cuts.cut import cut_again
@@ -25,17 +25,19 @@ from chainstay.runtime.capture.cuts.stage_borders import (
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
     GraphCapture,
-    NoFullGraphError,
-    UnknownCallError,
+    GraphForward,
+    UnplannedGraphError,
+    wants_gradients,
 )
-from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError, wants_gradients
 from chainstay.runtime.capture.graph_key import graph_key
+from chainstay.runtime.capture.tracing import NoFullGraphError, UnknownCallError
 from chainstay.runtime.capture.trials.dispatch_modes import without_modes
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns, require_initialised
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import require_measurable
 from chainstay.runtime.execute.executor import Executor, matching
+from chainstay.runtime.measures.chain_source import ChainSource
 from chainstay.runtime.measures.measured import Measurement, measuring, require_repeats
 from chainstay.runtime.measures.probe import dropping
 from chainstay.runtime.measures.progress import progress_bar
@@ -43,10 +45,7 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.given_stages import (
     Model,
     StageLoop,
-    Stages,
-    is_any_training,
     named_stages,
-    stage_title,
 )
 from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import StagedGraph, measured_graph, subject_of, with_graph
@@ -170,7 +169,7 @@ class PlannedChain(StageLoop):
         key = graph_key(observed, found.inputs, Autocast.now(measured.chain.device))
         graph = cut_again(observed, measured.staged.graph.cuts)
         if key != measured.key or graph is None:
-            raise self._mismatch(activation)
+            raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
         staged = with_graph(measured.staged, graph)
         executor = self._executor.with_chain(staged.chain, staged.traits)
 
@@ -180,97 +179,10 @@ class PlannedChain(StageLoop):
 
         self._capture.plan(forward, found.inputs, planned)
 
-    def _mismatch(self, activation: torch.Tensor) -> PlanMismatchError:
-        planned, layout = self._measured.source.layout, _layout_of(activation)
-        if layout != planned:
-            return PlanMismatchError(
-                f"the plan was measured for an input {planned}, got {layout}; measure and plan "
-                "again with such a sample, or run it under torch.no_grad()"
-            )
-        mode = self._measured.source.mode
-        difference = mode.difference(_Mode.of(self._stages_now(), activation.device))
-        return PlanMismatchError(
-            f"{difference}; measure and plan again in this mode, or run under torch.no_grad()"
-            if difference
-            else "the chain computes something else than when it was measured, so the plan's "
-            "memory does not hold: a stage was replaced, or its parameters (which of them "
-            "require gradients, too), its hooks or what it reads have changed; measure and plan "
-            "again, or run under torch.no_grad()"
-        )
-
     def _stages_now(self) -> list[tuple[str, Any]]:
         return [
             (name, self._modules.get(name, stage)) for name, stage in self._measured.source.named
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What a measured chain was made from.
-
-    Attributes:
-        named: The stages, by the names they have in the model's ``state_dict``.
-        is_training: The model's own training flag.
-        layout: What its input was, for people.
-        mode: In which it was measured.
-    """
-
-    named: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...]
-    is_training: bool
-    layout: str
-    mode: _Mode
-
-    @property
-    def titles(self) -> list[str]:
-        """What people call the stages."""
-        return [stage_title(name, stage) for name, stage in self.named]
-
-
-@dataclass(frozen=True, slots=True)
-class _Mode:
-    """What stages are told besides their input.
-
-    Attributes:
-        flags: Whether each module trains, by what messages call it.
-        autocast: Around the call.
-    """
-
-    flags: tuple[tuple[str, bool], ...]
-    autocast: Autocast | None
-
-    @classmethod
-    def of(cls, named: Stages, device: torch.device) -> _Mode:
-        """The mode of a call now."""
-        flags = tuple(
-            (
-                f"{_inner_title(path, module)} stage {index} ({stage_title(name, stage)})",
-                module.training,
-            )
-            for index, (name, stage) in enumerate(named)
-            if isinstance(stage, nn.Module)
-            for path, module in stage.named_modules()
-            if not list(module.children()) or not path
-        )
-        return cls(flags, Autocast.now(device))
-
-    def difference(self, now: _Mode) -> str:
-        """How another mode differs from this one; empty if it does not."""
-        if self.autocast != now.autocast:
-            before, after = (
-                "no autocast" if mode.autocast is None else str(mode.autocast)
-                for mode in (self, now)
-            )
-            return f"the plan was measured with {before}, got {after}"
-        names = ("evaluation", "training")
-        present = dict(now.flags)
-        for module, was_training in self.flags:
-            is_training = present.get(module, was_training)
-            if is_training != was_training:
-                return (
-                    f"the plan was measured with {module} in {names[was_training]} mode, it is in "
-                    f"{names[is_training]} mode"
-                )
-        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +200,7 @@ class MeasuredChain(Measurement):
 
     staged: StagedGraph
     key: Hashable
-    source: _Source
+    source: ChainSource
 
     @property
     def stages(self) -> tuple[ChainStage, ...]:
@@ -375,18 +287,12 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     """
     require_repeats(repeats)
     named = named_stages(model)
-    _require_sample(sample)
+    source = ChainSource.of(model, named, sample)
     require_measurable(sample.device)
     require_loss(loss)
     for stage in (*(stage for _, stage in named), loss):
         if isinstance(stage, nn.Module):
             require_initialised(stage)
-    source = _Source(
-        named,
-        model.training if isinstance(model, nn.Sequential) else is_any_training(named),
-        _layout_of(sample),
-        _Mode.of(named, sample.device),
-    )
     observed, inputs = traced_stages(named, sample)
     key = graph_key(observed, inputs, Autocast.now(sample.device))
     graph = cut_between_stages(observed, source.titles)
@@ -404,11 +310,6 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     )
 
 
-def _inner_title(path: str, module: nn.Module) -> str:
-    """What people call a module inside a stage, or the stage itself."""
-    return f"the {type(module).__name__} in" if path else "the module of"
-
-
 def _loss_of(
     loss: Loss | None, graph: GraphChain, index: int, inputs: Sequence[Any]
 ) -> ChainStage | None:
@@ -423,30 +324,6 @@ def _loss_of(
             state = stage(state, shared)
         output = graph.finish(state, shared)[index]
     return loss_stage(loss, OutputSample(output, {id(output): index}), graph.output, shared)
-
-
-def _require_sample(sample: object) -> None:
-    if not isinstance(sample, torch.Tensor):
-        raise UnsupportedModelError(
-            f"the sample is a {type(sample).__name__}, must be one tensor; pack several inputs "
-            "into one, or close the stages over those that stay the same"
-        )
-    if sample.layout != torch.strided:
-        raise UnsupportedModelError(
-            f"the sample's layout is {sample.layout}, must be torch.strided; make it dense "
-            "with .to_dense()"
-        )
-    if sample.is_inference() or torch.is_inference_mode_enabled():
-        raise UnsupportedModelError(
-            "the sample or this call is under torch.inference_mode(), where no gradient can be "
-            "measured; call outside, with a sample made outside"
-        )
-
-
-def _layout_of(tensor: torch.Tensor) -> str:
-    """What a plan promises about its input, for people."""
-    wants = " that requires a gradient" if tensor.requires_grad else ""
-    return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}{wants}"
 
 
 class _Capture:

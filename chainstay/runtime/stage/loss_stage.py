@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.cuts.chain import GraphChain, Position
 from chainstay.runtime.capture.cuts.cut import cut_into_chain, observe_graph
-from chainstay.runtime.capture.dynamo import CapturedForward, GraphCapture, NoFullGraphError
-from chainstay.runtime.capture.graph import CapturedGraph, as_captured_graph
-from chainstay.runtime.capture.graph_inputs import inputs_of
+from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
+from chainstay.runtime.capture.graph import as_captured_graph
+from chainstay.runtime.capture.tracing import NoFullGraphError
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -55,7 +55,6 @@ def loss_stage(
     Raises:
         UnsupportedModelError: The loss cannot be traced on this output.
     """
-    places = _Places(found_at, shared)
     if loss is None:
         own = loss_in(output.value)
         index = output.positions.get(id(own))
@@ -63,15 +62,15 @@ def loss_stage(
         if not isinstance(place, Position) or place.is_shared:
             return None
         return ChainStage("loss", (OwnLoss(place.index),), is_loss=True)
-    tracer = _Tracer()
-    graph, inputs = tracer.traced(loss, output.value)
-    observed = observe_graph("the loss", graph, inputs)
-    body = cut_into_chain(observed, granularity=1, blocks=frozenset())
-    sources = tuple(
-        places.of(output.positions[id(value)]) if id(value) in output.positions else value
-        for value in inputs
-    )
-    return ChainStage("loss", (CapturedLoss(body, sources),), is_loss=True)
+
+    def place_of(index: int) -> object:
+        place = found_at[index]
+        if isinstance(place, Position) and place.is_shared:
+            return shared[place.index]
+        return place
+
+    places = {key: place_of(index) for key, index in output.positions.items()}
+    return ChainStage("loss", (_traced(loss, output.value, places),), is_loss=True)
 
 
 def traced_loss(loss: Loss, output: object) -> TracedLoss:
@@ -84,86 +83,29 @@ def traced_loss(loss: Loss, output: object) -> TracedLoss:
     Raises:
         UnsupportedModelError: The loss cannot be traced on this output.
     """
-    graph, inputs = _Tracer().traced(loss, output)
-    body = cut_into_chain(
-        observe_graph("the loss", graph, inputs), granularity=1, blocks=frozenset()
-    )
+    leaves = enumerate(tree_leaves(output))
     places = {
-        id(leaf): place
-        for place, leaf in enumerate(tree_leaves(output))
+        id(leaf): Position(index, is_shared=False)
+        for index, leaf in leaves
         if isinstance(leaf, torch.Tensor)
     }
-    sources = tuple(
-        Position(places[id(value)], is_shared=False) if id(value) in places else value
-        for value in inputs
-    )
-    stand_ins = StandIns(_written(body, sources))
-    return TracedLoss(body, stand_ins.of_all(sources))
+    return _traced(loss, output, places).on(StandIns())
 
 
 def on_stand_ins(loss: ChainStage, stand_ins: StandIns) -> ChainStage:
     """The loss on the stand-ins that its model runs on: a parameter that both read is one leaf."""
     (part,) = loss.parts
-    if not isinstance(part, CapturedLoss):
-        return loss
-    own = StandIns(_written(part.body, part.sources))  # in memory of their own
-    own.of_all(source for source in part.sources if id(source) in own.written)
-    sources = stand_ins.of_all(
-        own.known[id(source)][1] if id(source) in own.known else source for source in part.sources
-    )
-    return replace(loss, parts=(replace(part, sources=sources),))
+    return replace(loss, parts=(part.on(stand_ins),)) if isinstance(part, TracedLoss) else loss
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedLoss:
-    """A loss that has been traced, as a function of the model's output.
+    """A loss that has been traced; a `chain_stage.Part`.
 
     Attributes:
         body: What it computes.
-        sources: Where each of its inputs is: a `Position` in the output, or the input.
-    """
-
-    body: GraphChain
-    sources: tuple[object, ...]
-
-    @property
-    def text(self) -> str:
-        """A text of the computation, for a digest."""
-        return "\n".join(stage.text for stage in self.body.stages)
-
-    def __call__(self, output: object) -> torch.Tensor:
-        """The loss of an output that nests like the one it was traced on."""
-        leaves = tree_leaves(output)
-        values = [leaves[s.index] if isinstance(s, Position) else s for s in self.sources]
-        result: torch.Tensor = self.body(*values)[0]
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    output: Sequence[Position | object]
-    shared: Sequence[Any]
-
-    def of(self, index: int) -> object:
-        """Return output `index`: a `Position` in the last state, or the value itself."""
-        place = self.output[index]
-        if isinstance(place, Position) and place.is_shared:
-            return self.shared[place.index]
-        return place
-
-
-def _written(body: GraphChain, sources: Sequence[object]) -> set[int]:
-    """Identities of the sources that a loss changes in place."""
-    return {id(sources[position]) for stage in body.stages for position in stage.written}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CapturedLoss:
-    """A loss that has been traced; a `stages.Part`.
-
-    Attributes:
-        body: What it computes.
-        sources: Where each of its inputs is: a `Position` in the last state, or the input.
+        sources: Where each of its inputs is: a `Position` among the leaves of the model's output
+            or in the last state, or the input.
     """
 
     body: GraphChain
@@ -184,10 +126,22 @@ class CapturedLoss:
         shapes = [tuple(each.shape) for each in self.sources if isinstance(each, torch.Tensor)]
         return "\n".join([*(stage.text for stage in self.body.stages), f"{shapes}"])
 
-    def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # it has its own
-        """Run the loss on the state; see `Part`."""
+    def __call__(self, state: Sequence[Any], shared: Sequence[Any] = ()) -> State:  # noqa: ARG002  # as `Part`
+        """Run the loss on the last state, or on the leaves of an output; see `Part`."""
         inputs = [state[s.index] if isinstance(s, Position) else s for s in self.sources]
         return self.body(*inputs)[:1]
+
+    def on(self, stand_ins: StandIns) -> TracedLoss:
+        """The loss on stand-ins for what is no part of the output; copies of what it changes."""
+        positions = {position for stage in self.body.stages for position in stage.written}
+        copies = StandIns({id(self.sources[position]) for position in positions})
+        copies.of_all(source for source in self.sources if id(source) in copies.written)
+        sources = (copies.known.get(id(s), (s, s))[1] for s in self.sources)
+        return replace(self, sources=stand_ins.of_all(sources))
+
+    def of_output(self, output: object) -> torch.Tensor:
+        """Return the loss of an output that nests like the one it was traced on."""
+        return self(tree_leaves(output))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,46 +182,30 @@ class SumLoss:
         return (torch.stack(total).sum() if total else state[0].sum(),)
 
 
-class _TracedError(Exception):
-    """Ends a call that was made in order to be traced."""
+def _traced(loss: Loss, output: object, places: Mapping[int, object]) -> TracedLoss:
+    """Trace ``loss(output)`` without running it; `places` tells by identity where its inputs are.
 
-
-@dataclass(slots=True)
-class _Tracer:
-    """Traces a function without running it."""
-
-    found: tuple[CapturedGraph, Sequence[Any]] | None = None
-
-    def traced(self, loss: Loss, output: object) -> tuple[CapturedGraph, Sequence[Any]]:
-        """The graph of ``loss(output)``, and its inputs.
-
-        Raises:
-            UnsupportedModelError: It cannot be traced.
-        """
-        function = loss.forward if isinstance(loss, nn.Module) else loss
-        capture = GraphCapture(function, self._receive, "the loss")
-        try:
-            result = capture.capture(output)
-        except _TracedError:
-            assert self.found is not None, "it was received before"
-            return self.found
-        except NoFullGraphError as reason:
-            raise UnsupportedModelError(
-                f"the loss cannot be traced on the model's output: {reason}; write it in torch "
-                "operators, or leave loss= out (its memory is then yours to add)"
-            ) from reason
+    Other inputs are the user's own; see `TracedLoss.on`.
+    """
+    function = loss.forward if isinstance(loss, nn.Module) else loss
+    capture = GraphCapture(function, GraphForward.from_graph, "the loss")
+    try:
+        result = capture.capture(output)
+    except UnplannedGraphError as found:
+        forward, inputs = found.forward, found.inputs
+        graph = as_captured_graph(forward.graph, forward.inputs)
+        observed = observe_graph("the loss", graph, inputs)
+        body = cut_into_chain(observed, granularity=1, blocks=frozenset())
+        return TracedLoss(body, tuple(places.get(id(value), value) for value in inputs))
+    except NoFullGraphError as reason:
         raise UnsupportedModelError(
-            f"the loss computes nothing from the model's output (it returned a "
-            f"{type(result).__name__}); it must return one real number with a gradient"
-        )
-
-    def _receive(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
-        self.found = (as_captured_graph(graph, inputs_of(graph, inputs)), tuple(inputs))
-
-        def stop(*_: Any) -> Sequence[Any]:  # noqa: ANN401  # TorchDynamo calls it with anything
-            raise _TracedError
-
-        return stop
+            f"the loss cannot be traced on the model's output: {reason}; write it in torch "
+            "operators, or leave loss= out (its memory is then yours to add)"
+        ) from reason
+    raise UnsupportedModelError(
+        f"the loss computes nothing from the model's output (it returned a "
+        f"{type(result).__name__}); it must return one real number with a gradient"
+    )
 
 
 def loss_in(output: object) -> torch.Tensor | None:

@@ -23,8 +23,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.stage.layout import MemoryLayout
-from chainstay.runtime.stage.states import version_of
+from chainstay.runtime.stage.states import MemoryLayout, version_of
 from chainstay.runtime.transfer.engine import Engine, Ticket, flat, whole_storage
 from chainstay.runtime.transfer.pool import Slot
 

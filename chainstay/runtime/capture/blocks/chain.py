@@ -10,7 +10,6 @@ from torch import nn
 
 from chainstay.runtime.capture.blocks.calls import SeenTensor
 from chainstay.runtime.capture.blocks.graphs import BlockGraph
-from chainstay.runtime.capture.cuts.programs import Program
 from chainstay.runtime.devices.sharding import unsharded_again, whole_in_backward
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
@@ -45,25 +44,24 @@ class BlockStage:
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:
         """The next state."""
-        own = tuple(state[position] for position in self.taken)
+        (stage,) = self.graph.chain.stages
+        own = tuple([state[position] for position in self.taken])
+        shared = shared[self.first_shared :]
         if self.block is None:
-            made = self._program(own, shared)
+            made = stage(own, shared)
         else:
             with unsharded_again(self.block):
-                made = self._program(own, shared)
+                made = stage(own, shared)
             whole_in_backward(self.block, made)
-        return (*made, *(state[position] for position in self.carried))
-
-    @property
-    def _program(self) -> Program:
-        (stage,) = self.graph.chain.stages
-        moved = tuple(position + self.first_shared for position in stage.program.shared)
-        return replace(stage.program, shared=moved)
+        return (*made, *[state[position] for position in self.carried])
 
     @property
     def reads(self) -> tuple[int, ...]:
         """The positions of shared values that the block reads; gathered parameters come and go."""
-        return () if self.is_sharded else self._program.shared
+        if self.is_sharded:
+            return ()
+        (stage,) = self.graph.chain.stages
+        return tuple(position + self.first_shared for position in stage.reads)
 
     @property
     def written(self) -> tuple[int, ...]:

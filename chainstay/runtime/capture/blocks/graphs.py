@@ -22,10 +22,16 @@ from chainstay.runtime.capture.blocks.entrances import (
 )
 from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
 from chainstay.runtime.capture.cuts.cut import cut_into_chain, observe_graph
-from chainstay.runtime.capture.dynamo import CapturedForward, GraphCapture, NotRunError
-from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError, wants_gradients
+from chainstay.runtime.capture.dynamo import (
+    CapturedForward,
+    GraphCapture,
+    GraphForward,
+    UnplannedGraphError,
+    wants_gradients,
+)
 from chainstay.runtime.capture.graph import as_captured_graph
 from chainstay.runtime.capture.graph_key import graph_key
+from chainstay.runtime.capture.tracing import NotRunError
 from chainstay.runtime.capture.trials.equivalence import NotTheModelError, Trial
 from chainstay.runtime.devices.autocast import Autocast
 
@@ -148,8 +154,7 @@ class BlockGraphs:
 def _compiled(chain: GraphChain, compiler: Callable[..., Any]) -> GraphChain:
     """The same, run by what torch.compile makes of it."""
     (stage,) = chain.stages
-    program = replace(stage.program, function=compiler(stage.program.function))
-    return replace(chain, stages=(replace(stage, program=program),))
+    return replace(chain, stages=(replace(stage, function=compiler(stage.function)),))
 
 
 _thread = threading.local()

@@ -13,8 +13,7 @@ from torch import fx
 
 from chainstay.runtime.capture.cuts.crossings import Crossings
 from chainstay.runtime.capture.cuts.movable_nodes import with_makers
-from chainstay.runtime.capture.cuts.programs import Program, compile_program
-from chainstay.runtime.capture.cuts.stage import GraphStage
+from chainstay.runtime.capture.cuts.programs import GraphStage, Program, compile_program
 from chainstay.runtime.capture.cuts.stage_names import name_ranges
 from chainstay.runtime.capture.cuts.stage_table import StageRow, as_table, as_text
 from chainstay.runtime.capture.cuts.values import SharedValue, Value, distinct_bytes
@@ -245,10 +244,13 @@ class CutGraph:
             given = {storage for node in before for storage in seen[node].storages}
             saved = {storage for node in nodes for storage in seen[node].saved}
             written = {storage for node in nodes for storage in seen[node].written}
+            program = compile_program(self.captured, nodes, before, shared, after)
             stages.append(
                 GraphStage(
                     name=name,
-                    program=compile_program(self.captured, nodes, before, shared, after),
+                    body=program.body,
+                    function=program.function,
+                    shared=program.shared,
                     operators=len(nodes),
                     saved_bytes=seen.size_of(saved - given),
                     draws_random=any(seen[node].draws_random for node in nodes),

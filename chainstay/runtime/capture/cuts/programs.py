@@ -1,4 +1,4 @@
-"""A range of a graph's operators as one function."""
+"""A range of a graph's operators as one function, and as a stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.regions import Region, RegionModule
 from chainstay.runtime.stage.states import State
 
-__all__ = ["Program", "compile_program"]
+__all__ = ["GraphStage", "Program", "compile_program"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,13 +34,42 @@ class Program:
 
     def __call__(self, state: State, shared: Sequence[Any]) -> tuple[Any, ...]:
         """Run on `state`; what passes through comes out as the same object."""
-        used = [shared[position] for position in self.shared]
-        return self.function(self.body, *state, *used)
+        return self.function(self.body, *state, *[shared[position] for position in self.shared])
 
     @property
     def text(self) -> str:
-        """A text of all operators, those in regions and in graphs that they take included."""
+        """A text of the computation, for a digest: equal for programs that compute the same."""
         return "\n".join(_texts(self.body))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GraphStage(Program):
+    """Part of a captured forward, from one state to the next; a `chain_stage.Part`.
+
+    It can be run any number of times, on detached copies as well.
+
+    Attributes:
+        name: The modules that it runs, as text for people.
+        operators: How many it has.
+        saved_bytes: What autograd saves in it, its incoming state left out.
+        draws_random: Whether it may draw random numbers.
+        written: Positions of the shared values that it changes in place.
+        changes_input: Whether it changes its incoming state in place.
+        fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
+    """
+
+    name: str
+    operators: int
+    saved_bytes: int
+    draws_random: bool
+    written: tuple[int, ...]
+    changes_input: bool = False
+    fills_what_it_saved: bool = False
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Positions of the shared values that it reads."""
+        return self.shared
 
 
 def _texts(body: nn.Module) -> Iterator[str]:

@@ -13,10 +13,10 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.crossings import find_crossings, forbidden_places
 from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
-from chainstay.runtime.capture.dynamo import GraphCapture, NoFullGraphError
-from chainstay.runtime.capture.forward import GraphForward, UnplannedGraphError
+from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
 from chainstay.runtime.capture.graph import CapturedGraph, as_captured_graph, stage_border
 from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.tracing import NoFullGraphError
 from chainstay.runtime.stage.given_stages import StageLoop, Stages, stage_title
 
 __all__ = [

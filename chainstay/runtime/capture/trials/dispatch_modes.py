@@ -9,20 +9,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
-import torch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
     is_in_torch_dispatch_mode,
 )
 
-from chainstay.errors import UnsupportedModelError
+__all__ = ["in_modes", "modes_set_aside", "set_aside", "without_modes"]
 
-__all__ = ["in_modes", "modes_set_aside", "require_no_transform", "without_modes"]
 
-_thread = threading.local()
+class _SetAside(threading.local):
+    """The modes of a thread that are set aside."""
+
+    modes: tuple[TorchDispatchMode, ...] = ()
+
+
+set_aside: Final = _SetAside()
 
 
 @contextmanager
@@ -31,69 +35,36 @@ def modes_set_aside() -> Iterator[None]:
     if not is_in_torch_dispatch_mode(include_infra_modes=False):
         yield
         return
-    before = _set_aside()
+    before = set_aside.modes
     active = [mode for mode in _get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
-    _thread.modes = (*before, *active)
+    set_aside.modes = (*before, *active)
     try:
         with _left(active):
             yield
     finally:
-        _thread.modes = before
+        set_aside.modes = before
 
 
 @contextmanager
 def without_modes() -> Iterator[None]:
     """Inside, no mode of the user's sees anything."""
     with modes_set_aside():
-        hidden = _set_aside()
-        _thread.modes = ()
+        hidden = set_aside.modes
+        set_aside.modes = ()
         try:
             yield
         finally:
-            _thread.modes = hidden
+            set_aside.modes = hidden
 
 
-def in_modes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, run in the modes that were set aside."""
-
-    def run(*args: Any) -> Any:  # noqa: ANN401  # whatever the function takes and gives
-        modes = _set_aside()
-        if not modes:
+def in_modes(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:  # noqa: ANN401  # whatever the function gives
+    """Call `function` in the modes that were set aside."""
+    modes, set_aside.modes = set_aside.modes, ()
+    try:
+        with _entered(modes):
             return function(*args)
-        _thread.modes = ()
-        try:
-            with _entered(modes):
-                return function(*args)
-        finally:
-            _thread.modes = modes
-
-    return run
-
-
-def require_no_transform(name: str) -> None:
-    """Refuse what may change results while the model runs: what a plan runs again is not changed.
-
-    Modes of torch itself only look on.
-
-    Raises:
-        UnsupportedModelError: There is something of the kind.
-    """
-    found = ""
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  # no public way
-        found = "a transform of torch.func"
-    elif torch._C._len_torch_dispatch_stack():  # noqa: SLF001  # likewise
-        modes = map(type, _get_current_dispatch_mode_stack())
-        names = [mode.__name__ for mode in modes if not mode.__module__.startswith("torch.")]
-        found = f"the dispatch mode {names[0]}" if names else ""
-    if found:
-        raise UnsupportedModelError(
-            f"{name} is called under {found}, which what its plan runs again would miss; leave "
-            "that out, or call chainstay.unfit(model)"
-        )
-
-
-def _set_aside() -> tuple[TorchDispatchMode, ...]:
-    return getattr(_thread, "modes", ())
+    finally:
+        set_aside.modes = modes
 
 
 @contextmanager

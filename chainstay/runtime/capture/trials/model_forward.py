@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial, update_wrapper
-from types import FrameType, MethodType
-from typing import Any, Final
+from types import MethodType
+from typing import Any
 
 from torch import nn
 
 __all__ = [
-    "called_module",
     "is_stand_in",
     "own_forward",
     "restore_forward",
@@ -71,20 +69,3 @@ def restore_forward(module: nn.Module) -> None:
     vars(module).pop("forward", None)
     if own is not None:
         vars(module)["forward"] = own
-
-
-def called_module(model: nn.Module) -> nn.Module:
-    """Return the module that is called: a shallow copy of a model has the model's own forward."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # no other way to tell
-    for _ in range(6):
-        if frame is None:
-            return model
-        if frame.f_code is _CALL:
-            found = frame.f_locals["self"]
-            is_copy = vars(found).get("forward") is vars(model).get("forward")
-            return found if is_copy else model
-        frame = frame.f_back
-    return model
-
-
-_CALL: Final = nn.Module._call_impl.__code__  # noqa: SLF001  # where every call of a module passes

@@ -1,0 +1,259 @@
+"""TorchDynamo while it traces: its settings, and its failures in words for people."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from chainstay.errors import ChainstayError, UnsupportedModelError
+
+__all__ = [
+    "NoFullGraphError",
+    "NotRunError",
+    "UnknownCallError",
+    "failures_named",
+    "seeming_eager",
+    "tracing_settings",
+]
+
+_MOST_GRAPHS: Final = 256
+"""Graphs per function. Every call looks through those there are, so more would be slow."""
+
+_SETTINGS: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        "skip_nnmodule_hook_guards": False,  # a hook that is added later must be seen
+        "optimize_ddp": False,  # else a graph is split at the buckets of gradients
+        "cache_size_limit": _MOST_GRAPHS,
+        "accumulated_cache_size_limit": 1 << 30,
+        "fail_on_cache_limit_hit": True,  # instead of running the function as it is
+        "suppress_errors": False,  # likewise
+        "allow_unspec_int_on_nn_module": True,  # a counter becomes an input of the graph
+        "allow_rnn": True,
+        "capture_scalar_outputs": False,  # a number read from a tensor may decide anything
+        "capture_dynamic_output_shape_ops": False,  # likewise
+        "error_on_recompile": False,
+    }
+)
+"""Names that torch 2.6 and 2.13 both know; of others, those that are there are set."""
+
+_LOUD: Final = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch._subclasses")
+"""Loggers that print whole stacks of what is raised anyway."""
+
+_SKIPPED: Final = "found no compiled frames"
+"""What torch.compile says where it has run nothing, in a message without a class of its own."""
+
+_DRAWS: Final = r"\bRandom\.\w+|\bnumpy\.random\b"
+_DECIDES: Final = (
+    "data-dependent (expression|branching)|Could not extract specialized"
+    "|Dynamic control flow is not"  # by torch 2.6
+)
+
+_TRACER: Final = "_dynamo/convert_frame.py"
+
+_RAISED: Final = "context: raised exception "
+"""What TorchDynamo says where the traced code raises."""
+
+_WITH_FAKES: Final = "fake tensor"
+"""Likewise where an operator does; a list of all its arguments follows."""
+
+
+class NotRunError(Exception):
+    """A captured graph was not run, so the call can be made again."""
+
+
+class UnknownCallError(NotRunError):
+    """No captured graph is for this call."""
+
+
+class NoFullGraphError(UnsupportedModelError):
+    """TorchDynamo cannot trace the function into one graph; the text says where and why."""
+
+
+@contextmanager
+def failures_named(name: str) -> Iterator[None]:
+    """Inside, TorchDynamo's failures to capture the function `name` become chainstay's own."""
+    from torch._dynamo import exc  # noqa: PLC0415  # takes more than a second
+
+    try:
+        yield
+    except UnknownCallError:
+        raise UnsupportedModelError(
+            f"TorchDynamo is switched off (torch.compiler.set_stance, TORCHDYNAMO_DISABLE), "
+            f"so {name} cannot be captured and would train without a plan; switch it on, "
+            "or call chainstay.unfit(model)"
+        ) from None
+    except exc.BackendCompilerFailed as failure:
+        raise failure.inner_exception from None
+    except _limit_errors() as failure:
+        raise UnsupportedModelError(
+            f"{name} needs more than {_MOST_GRAPHS} graphs, because what its forward "
+            f"reads differs from call to call ({_last_line(failure)}); keep that constant, or "
+            "keep it in a tensor"
+        ) from failure
+    except exc.TorchDynamoException as failure:
+        raise NoFullGraphError(_reason(failure)) from failure
+    except (ChainstayError, NotRunError):
+        raise
+    except Exception as failure:
+        if _SKIPPED in str(failure):
+            raise UnsupportedModelError(
+                f"TorchDynamo does not look at {name} in this place "
+                f"({_skipped(failure)}); leave that out, or call chainstay.unfit(model)"
+            ) from failure
+        if not _is_from_tracing(failure):
+            raise
+        text = f"{type(failure).__name__}: {_reason(failure)}"
+        raise NoFullGraphError(f"TorchDynamo fails on {name} ({text})") from failure
+
+
+@contextmanager
+def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
+    """Inside, TorchDynamo traces as a plan needs it, and says nothing; guards keep its settings.
+
+    Args:
+        leaves: The arguments of the call, whose sizes become part of the graph.
+    """
+    from torch._dynamo import config  # noqa: PLC0415  # takes more than a second
+
+    known: dict[str, Any] = {k: value for k, value in _SETTINGS.items() if hasattr(config, k)}
+    if hasattr(config, "ignore_logger_methods"):
+        known["ignore_logger_methods"] = {*config.ignore_logger_methods, *_logging_methods()}
+    if hasattr(config, "reorderable_logging_functions"):
+        reordered = {*config.reorderable_logging_functions, print, warnings.warn}
+        known["reorderable_logging_functions"] = reordered
+    with config.patch(**known), _no_drawn_constants(), _quiet(), _static(leaves):
+        yield
+
+
+@contextmanager
+def _no_drawn_constants() -> Iterator[None]:
+    """Inside, ``random.Random`` objects are not traced: their numbers would become constants."""
+    from torch._dynamo import variables  # noqa: PLC0415  # takes more than a second
+
+    traced: Any = getattr(variables, "RandomVariable", None)
+    known = None if traced is None else vars(traced).get("is_supported_random_obj")
+    if known is None:
+        yield
+        return
+    traced.is_supported_random_obj = staticmethod(lambda _: False)
+    try:
+        yield
+    finally:
+        traced.is_supported_random_obj = known
+
+
+def _logging_methods() -> frozenset[Callable[..., Any]]:
+    """Return the logging methods that a graph may leave out, since it needs nothing of them."""
+    names = ("debug", "info", "warning", "warning_once", "warning_advice", "error")
+    return frozenset(
+        getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)
+    )
+
+
+@contextmanager
+def seeming_eager() -> Iterator[None]:
+    """Inside, code that is traced and asks whether it is gets the answer no."""
+    from torch._dynamo.variables import torch as traced  # noqa: PLC0415  # takes more than a second
+
+    table: Any = traced.tracing_state_functions  # a function but in early versions, a table there
+    answers: dict[Any, Any] = table() if callable(table) else table
+    kept = dict(answers)
+    answers.update((question, False) for question, answer in kept.items() if answer is True)
+    try:
+        yield
+    finally:
+        answers.update(kept)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch's warnings while it traces; a failure tells all there is to know."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _static(leaves: Sequence[object]) -> Iterator[None]:
+    """Sizes of these tensors are part of a graph: a plan holds for one shape."""
+    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    with ExitStack() as stack:
+        for tensor in tensors.values():
+            if hasattr(tensor, "_dynamo_static_indices"):
+                continue  # the user's own
+            tensor._dynamo_static_indices = set(range(tensor.dim()))  # type: ignore[attr-defined]  # noqa: SLF001  # what mark_static does
+            stack.callback(delattr, tensor, "_dynamo_static_indices")
+        yield
+
+
+def _limit_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that versions of torch raise when a function has too many graphs."""
+    from torch._dynamo import exc  # noqa: PLC0415  # takes more than a second
+
+    names = ("FailOnRecompileLimitHit", "RecompileLimitExceeded", "FailOnCacheLimitHit")
+    return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
+
+
+def _reason(failure: Exception) -> str:
+    """Return the reason why there is no full graph, in one line."""
+    lines = [line.strip() for line in str(failure).strip().splitlines() if line.strip()]
+    first = lines[0].rstrip(".") if lines else type(failure).__name__
+    details = [line.partition(": ")[2].rstrip(".") for line in lines if line.startswith("Expl")]
+    places = [line for line in lines if line.startswith('File "')]
+    text = f"{first}: {details[0]}" if details else first
+    if re.search(_DRAWS, text):
+        text = (
+            "it draws from Python's random or from NumPy, which no graph can; draw from torch, or "
+            "in front of the model"
+        )
+    elif re.search(_DECIDES, text, re.IGNORECASE):
+        text = (
+            "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide "
+            "by a Python bool or number that the module keeps"
+        )
+    raised = [line.partition("raised exception ")[2] for line in lines if _RAISED in line]
+    if raised:
+        text = f"it raises {raised[0]}"
+    elif _WITH_FAKES in text and ": got " in text:
+        text = f"it raises {text.rpartition(': got ')[2]}"
+    if places:
+        file, _, rest = places[-1].removeprefix('File "').partition('", line ')
+        number, _, function = rest.partition(", in ")
+        text += f" ({file.rsplit('/', 1)[-1]}:{number}, in {function})"
+    return text
+
+
+def _is_from_tracing(failure: Exception) -> bool:
+    """Whether TorchDynamo raised it, and not what it has traced."""
+    frame = failure.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename.endswith(_TRACER):
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def _skipped(failure: Exception) -> str:
+    """Return why TorchDynamo skipped a function; of several frames, the function's is first."""
+    found = [line.partition("): ")[2] for line in str(failure).splitlines() if "): " in line]
+    return found[0].partition(", ")[0] if found else "for a reason of its own"
+
+
+def _last_line(failure: Exception) -> str:
+    lines = [line.strip() for line in str(failure).splitlines() if "last reason" in line]
+    return lines[-1] if lines else type(failure).__name__
