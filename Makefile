@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where the system's Python has torch already (a GPU machine, say), that torch is used.
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
-.PHONY: demo test test-long test-all check docs bench format clean chromium coverage mutants wheel wheel-test
+.PHONY: demo test test-long test-all check docs format clean chromium coverage mutants wheel wheel-test
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -45,9 +45,6 @@ docs: .venv/ready-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "the pages are in site/index.html"
 
-bench: .venv/ready-dev
-	PYTHONPATH=.:tests $(BIN)/python benchmarks/formulations.py
-
 # Branches that the tests take. Kernels are counted as Python: compiled code leaves no trace, so the
 # tests of KERNEL_TESTS run a second time, uncompiled. GPU paths need a GPU; they say so themselves.
 KERNEL_TESTS := tests/unit/test_jit.py tests/unit/test_bucketed_envelope.py tests/agreement/test_dp_engines.py
@@ -69,7 +66,7 @@ wheel: .venv/ready-dev
 WHEEL_TESTS := tests
 wheel-test: wheel
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && set -e && \
-	cp -r docs tests examples benchmarks pyproject.toml CITATION.cff "$$place" && \
+	cp -r docs tests testbed examples benchmarks pyproject.toml CITATION.cff "$$place" && \
 	$(PYTHON) -m venv $(if $(SYSTEM_TORCH),--system-site-packages) "$$place/venv" && \
 	$(if $(SYSTEM_TORCH),,"$$place/venv/bin/pip" install --quiet torch==2.13.0 &&) \
 	"$$place/venv/bin/pip" install --quiet "$$(echo dist/*.whl)[dev,models]" && \

@@ -17,7 +17,7 @@ from torch.nn import functional
 from benchmarks.training import Task
 from models import Attention, Perceptron, gpt2, resnet50
 
-__all__ = ["convnext", "llama", "perceptron", "tasks_on_cpu", "tasks_on_gpu", "vgg16", "vit"]
+__all__ = ["convnext", "llama", "tasks_on_gpu", "vit"]
 
 
 class Patches(nn.Module):
@@ -137,22 +137,6 @@ def llama(
     return nn.Sequential(stages)
 
 
-def vgg16(width: int = 64) -> nn.Sequential:
-    """VGG-16 with a small head, one stage per convolution."""
-    stages, channels = OrderedDict[str, nn.Module](), 3
-    for group, (factor, layers) in enumerate(((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))):
-        for layer in range(layers):
-            parts: list[nn.Module] = [nn.Conv2d(channels, width * factor, 3, padding=1)]
-            parts += [nn.ReLU(inplace=True)]
-            parts += [nn.MaxPool2d(2)] if layer == layers - 1 else []
-            stages[f"group{group}_layer{layer}"] = nn.Sequential(*parts)
-            channels = width * factor
-    stages["head"] = nn.Sequential(
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(channels, 1000)
-    )
-    return nn.Sequential(stages)
-
-
 class ConvNeXtBlock(nn.Module):
     """A depthwise convolution and two linear layers beside a shortcut."""
 
@@ -187,44 +171,13 @@ def convnext(
     return nn.Sequential(stages)
 
 
-def perceptron(layers: int, width: int) -> nn.Sequential:
-    """Linear layers of one width, each with its normalisation, GELU and dropout."""
-    stages = OrderedDict[str, nn.Module](
-        (
-            f"layer{layer}",
-            nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(0.1)),
-        )
-        for layer in range(layers)
-    )
-    stages["head"] = nn.Linear(width, 1000)
-    return nn.Sequential(stages)
-
-
-def tasks_on_cpu() -> Iterator[Task]:
-    """Seven families, a training step of each about half a second on one core."""
-    cpu = torch.device("cpu")
-    yield _on_images("ResNet-50", resnet50, batch=4, side=64, device=cpu)
-    yield _on_images("VGG-16", partial(vgg16, 32), batch=4, side=64, device=cpu)
-    build = partial(convnext, (2, 2, 4, 2), (48, 96, 192, 384))
-    yield _on_images("ConvNeXt", build, batch=4, side=64, device=cpu)
-    small = {"blocks": 8, "width": 192, "heads": 6}
-    build = partial(vit, side=64, patch=8, **small)
-    yield _on_images("ViT", build, batch=8, side=64, device=cpu)
-    build = partial(gpt2, vocabulary=2000, context=128, **small)
-    yield _on_tokens("GPT-2", build, batch=4, length=128, vocabulary=2000, device=cpu)
-    build = partial(llama, vocabulary=2000, context=128, **small)
-    yield _on_tokens("Llama blocks", build, batch=4, length=128, vocabulary=2000, device=cpu)
-    yield _on_vectors("MLP", partial(perceptron, 24, 512), batch=256, width=512, device=cpu)
-
-
 def tasks_on_gpu(device: torch.device) -> Iterator[Task]:
     """Four families at their usual sizes, about a quarter of a second a step on an H200.
 
     On the CPU the same four in small, to see that everything runs.
     """
     if device.type == "cpu":
-        chosen = ("ResNet-50", "ViT", "GPT-2", "Llama blocks")
-        yield from (task for task in tasks_on_cpu() if task.name in chosen)
+        yield from _small_tasks(device)
         return
     yield _on_images("ResNet-50", resnet50, batch=64, side=224, device=device)
     yield _on_images("ViT-B/16", vit, batch=64, side=224, device=device)
@@ -241,6 +194,16 @@ def tasks_on_gpu(device: torch.device) -> Iterator[Task]:
     yield task
 
 
+def _small_tasks(device: torch.device) -> Iterator[Task]:
+    small = {"blocks": 8, "width": 192, "heads": 6}
+    yield _on_images("ResNet-50", resnet50, batch=4, side=64, device=device)
+    build = partial(vit, side=64, patch=8, **small)
+    yield _on_images("ViT", build, batch=8, side=64, device=device)
+    for name, network in (("GPT-2", gpt2), ("Llama blocks", llama)):
+        build = partial(network, vocabulary=2000, context=128, **small)
+        yield _on_tokens(name, build, batch=4, length=128, vocabulary=2000, device=device)
+
+
 Build = Callable[[], nn.Sequential]
 
 
@@ -249,7 +212,7 @@ def _on_images(name: str, build: Build, *, batch: int, side: int, device: torch.
     model = build().to(device)
     images = torch.randn(batch, 3, side, side, device=device)
     classes = torch.randint(1000, (batch,), device=device)
-    return Task(f"{name}", model, images, partial(_cross_entropy, classes))
+    return Task(name, model, images, partial(_cross_entropy, classes))
 
 
 def _on_tokens(  # noqa: PLR0913  # each a number of its own
@@ -260,13 +223,6 @@ def _on_tokens(  # noqa: PLR0913  # each a number of its own
     tokens = torch.randint(vocabulary, (batch, length + 1), device=device)
     following = tokens[:, 1:].flatten()
     return Task(name, model, tokens[:, :-1].contiguous(), partial(_cross_entropy, following))
-
-
-def _on_vectors(name: str, build: Build, *, batch: int, width: int, device: torch.device) -> Task:
-    torch.manual_seed(0)
-    classes = torch.randint(1000, (batch,), device=device)
-    sample = torch.randn(batch, width, device=device)
-    return Task(name, build().to(device), sample, partial(_cross_entropy, classes))
 
 
 def _cross_entropy(targets: torch.Tensor, output: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.offload_networks import Appended
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link
 from chainstay.runtime import PlannedChain, trace_memory
@@ -30,7 +29,7 @@ from combined_support import least_plan, with_random_transfers
 from interrupting import Interrupting, InterruptionError
 from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case
 from runtime_support import random_free, random_persistent
-from zoo import build
+from zoo import Appended, build
 
 PERCENT = (22, 28, 35, 42, 50, 58, 66, 75, 84, 95)
 """Of the way from the least budget to what plain training needs."""

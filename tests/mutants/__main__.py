@@ -31,7 +31,7 @@ MUTANTS: Final = (
     *fitting.MUTANTS,
 )
 _ROOT: Final = Path(__file__).parents[2]
-_COPIED: Final = ("chainstay", "tests", "examples", "benchmarks", "pyproject.toml")
+_COPIED: Final = ("chainstay", "tests", "testbed", "examples", "pyproject.toml")
 _LIMIT_S: Final = 1200.0
 _WITHOUT_SHRINKING: Final = ("--hypothesis-profile", "mutants")
 _PASSED, _FAILED = 0, 1

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
-from benchmarks.paper_figure4 import (
-    BUDGET,
-    Row,
-    drifting_schedule,
-    figure4_chain,
-    measure,
-    plot,
-)
 from chainstay import DP, Family, simulate, solve_chain
 from chainstay.validation import search
+from figure4 import BUDGET, Row, drifting_schedule, figure4_chain, measure
 from golden_chains import GOLDEN, GoldenChain
 
 FIGURE4 = [golden for golden in GOLDEN if golden.name.startswith("figure4")]
@@ -57,9 +49,3 @@ def test_nothing_is_faster_by_mip(n: int) -> None:
 def test_the_proved_bound_is_met_away_from_the_diagonal(n: int, k: int) -> None:
     solution = solve_chain(figure4_chain(n, k), BUDGET, method="mip")
     assert solution.makespan == solution.lower_bound == min(2 * k + 6, k + 2 * n)
-
-
-def test_picture(tmp_path: Path) -> None:
-    picture = tmp_path / "figure4.png"
-    plot([measure(n) for n in range(5, 9)], picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
