@@ -24,9 +24,9 @@ from typing import Final
 
 from benchmarks.solver_speed import FAMILIES, share_of_plain_training
 from chainstay import DP, ChainProfile, InfeasibleBudgetError, simulate, unrestricted_bound
-from chainstay.instances import random_chain
 from chainstay.solution import Method
 from chainstay.validation import search
+from chainstay.verify.chain_instances import random_chain
 from golden_chains import GOLDEN
 
 HERE: Final = Path(__file__).parent

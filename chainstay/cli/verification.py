@@ -14,8 +14,7 @@ from typing import Final
 from chainstay.cli.exit_codes import ExitCode
 from chainstay.cli.terminal import new_table, print_result, print_table, progress_bar, spinner
 from chainstay.files import write_text
-from chainstay.verify import Tally
-from chainstay.verify.suites import SUITES, InstanceResult
+from chainstay.verify import SUITES, Check, Tally
 
 __all__ = ["verify_methods"]
 
@@ -66,24 +65,24 @@ class _Verification:
         self.done = 0
         self.start = time.monotonic()
 
-    def until(self, numbers: range, seconds: float | None) -> InstanceResult | None:
+    def until(self, numbers: range, seconds: float | None) -> Check | None:
         """Check `numbers` until a contradiction, which is returned, or until time is up."""
         with progress_bar("checking", len(numbers)) as step:
             for result in self._timely(numbers, seconds):
-                for name, answer in result.answers:
-                    self.tallies[name].add(answer)
+                for answer in result.answers:
+                    self.tallies[answer.tested.name].add(answer)
                 self.done += 1
                 step("checking")
                 if result.reason:
                     return result
         return None
 
-    def _timely(self, numbers: range, seconds: float | None) -> Iterator[InstanceResult]:
+    def _timely(self, numbers: range, seconds: float | None) -> Iterator[Check]:
         """Yield the checks that start before `seconds` have passed."""
         timely = itertools.takewhile(
             lambda _: seconds is None or time.monotonic() < self.start + seconds, numbers
         )
-        return self.suite.results(timely, self.seed, self.workers)
+        return self.suite.checks(timely, seed=self.seed, workers=self.workers)
 
     def show(self, outcome: str) -> None:
         """Print the summary."""
@@ -130,13 +129,13 @@ class _Verification:
             "methods": methods,
         }
 
-    def report(self, result: InstanceResult, folder: Path) -> None:
+    def report(self, result: Check, folder: Path) -> None:
         """Minimise the contradiction, write it to a file and print its path."""
         with spinner("minimising"):
-            text, stages = result.report()
+            small = self.suite.minimised(result)
         path = folder / f"counter-example-{self.problem}-{self.seed}-{result.number}.json"
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        write_text(path, small.counter_example(seed=self.seed))
         if not self.as_json:
             print_result(f"Instance {result.number}: {result.reason}")
-            print_result(f"Minimised to {stages} stages: {path}")
+            print_result(f"Minimised to {small.problem.stages} stages: {path}")
