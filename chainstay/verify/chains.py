@@ -64,14 +64,6 @@ CHAIN_METHODS: Final = (
         discards=Discards.FREE,
         most_stages=20,
     ),
-    MethodUnderTest(
-        method=DP(persistence="weak", discards=Discards.FREE),
-        family=Family.WEAKLY_PERSISTENT,
-        discards=Discards.FREE,
-        most_stages=20,
-        every=4,
-        only=("no skips",),
-    ),
     *(_exact(CPSAT(discards=rules, time_limit_s=20.0), rules, 6, 4) for rules in Discards),
     *(_exact(MIP(discards=rules, time_limit_s=20.0), rules, 5, 16) for rules in Discards),
     *(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from chainstay.cli import app, verification
+from chainstay.cli import app
 from chainstay.dp import DP
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
@@ -55,7 +55,7 @@ def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
 def test_a_contradiction_is_written_down_and_ends_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "SUITES", {"chain": ChainSuite((LIAR,))})
+    monkeypatch.setattr("chainstay.verify.SUITES", {"chain": ChainSuite((LIAR,))})
     folder = str(tmp_path / "new")
     result = chainstay(
         "verify", "--seed", "4", "--first", "7", "--workers", "1", "--output", folder
@@ -114,7 +114,7 @@ def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch) -> N
             del numbers, seed, workers
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(verification, "SUITES", {"chain": Interrupted()})
+    monkeypatch.setattr("chainstay.verify.SUITES", {"chain": Interrupted()})
     result = chainstay("verify")
     assert result.exit_code == 130
     assert "Interrupted: 0 chains of seed 0 in" in result.stdout
