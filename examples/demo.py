@@ -25,9 +25,9 @@ from torch.utils import checkpoint
 
 from chainstay import DP, Replay, Schedule, measure, simulate, solve_measured
 from chainstay.baselines import checkpoint_sequential
-from chainstay.report.comparison_table import ComparisonRow, comparison
-from chainstay.report.memory_plot import MemoryPanel, plot_memory
 from chainstay.runtime import MeasuredChain, MemoryTrace, trace_memory
+from comparison_table import ComparisonRow, comparison
+from memory_plot import MemoryPanel, plot_memory
 from models import gpt2, resnet50
 
 Forward = Callable[[torch.Tensor], torch.Tensor]

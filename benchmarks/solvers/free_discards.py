@@ -24,9 +24,9 @@ from typing import Final
 from benchmarks import PROFILES, RESULTS
 from benchmarks.solvers.chain_speed import FAMILIES, share_of_plain_training
 from chainstay import DP, ChainProfile, InfeasibleBudgetError, simulate, unrestricted_bound
-from chainstay.instances import random_chain
 from chainstay.solution import Method
 from chainstay.validation import search
+from chainstay.verify.chain_instances import random_chain
 
 SMALL: Final = 6
 STAGES: Final = (20, 100, 339)

@@ -10,7 +10,7 @@ from typing import Final
 from chainstay.applying import planned_as_plan
 from chainstay.cli.models.model_costs import ModelCosts, parse_granularity
 from chainstay.cli.options import ModelOptions, PlanOptions, SolveOptions
-from chainstay.cli.profile_plans import plan_chain
+from chainstay.cli.profile_plans import plan_profile
 from chainstay.cli.solver_methods import chain_method
 from chainstay.cli.strategies import (
     PlanResult,
@@ -46,7 +46,7 @@ def plan_model(
 ) -> PlanResult:
     """Return the fastest plan for a model, with all other strategies."""
     if costs.model is None:
-        result = plan_chain(costs.profile, model_options.model, options, link)
+        result = plan_profile(costs.profile, model_options.model, options, link)
         return replace(result, title=_title(costs))
     plain = costs.plain
     budget = parse_budget(options.budget, lambda: plain.peak_bytes)

@@ -69,18 +69,7 @@ JsonOutput = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """A model, its batch and device, and how its stages are measured.
-
-    Attributes:
-        model: Name of the model, as on the command line.
-        inputs: Shapes of the arguments of its forward; None for the usual ones.
-        device: Name of a device or of a data sheet; None for the default.
-        dtype: Data type of parameters and inputs.
-        by: Method that cuts the model into stages.
-        granularity: ``"fine"``, ``"blocks"`` or the most stages, for a graph.
-        repeats: Least number of timed runs of each stage.
-        cache: Folder for measured costs; None for none.
-    """
+    """A model, its batch and device, and how its stages are measured; see the texts of help."""
 
     model: Annotated[
         str,
@@ -140,16 +129,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveOptions:
-    """The techniques that a plan may use, and the solver.
-
-    Attributes:
-        offload: Whether host memory may be used.
-        link: Speed of the link to the host, as text; None to measure it.
-        host_budget: Host memory that may be used, as text; None for all.
-        method: Name of the solver.
-        time_limit: Time limit of an exact solver, in seconds.
-        discards: Rules for discards; for profile files only.
-    """
+    """The techniques that a plan may use, and the solver; see the texts of help."""
 
     offload: Annotated[
         bool, typer.Option("--offload", help="Also try plans that use host memory.")

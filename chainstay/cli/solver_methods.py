@@ -1,22 +1,27 @@
-"""Solvers and links from the options of a plan."""
+"""Solvers and links from the options of a plan: ``--method``, ``--link 12GB/s,10us,full``."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Final
 
 from chainstay.cli.exit_codes import CommandLineError
-from chainstay.cli.link_option import parse_link
 from chainstay.cli.options import PlanOptions, SolveOptions
 from chainstay.dp import DP
 from chainstay.errors import InvalidBudgetError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.profiles import Link
+from chainstay.schedule import Discards
 from chainstay.solution import Method
 from chainstay.solve.budgets import parse_budget
 from chainstay.solve.chain import AutoChain
 from chainstay.units import parse_bytes
 
-__all__ = ["chain_method", "require_link", "require_valid", "transfer_method"]
+__all__ = ["chain_method", "parse_link", "require_link", "require_valid", "transfer_method"]
+
+_LATENCY: Final = re.compile(r"([0-9]{1,9})(ns|us|ms)")
+_FACTORS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 
 
 def chain_method(options: SolveOptions) -> Method:
@@ -26,8 +31,10 @@ def chain_method(options: SolveOptions) -> Method:
             return AutoChain(discards=options.discards)
         case "dp":
             return DP(discards=options.discards)
-        case "weak":
-            return DP(discards=options.discards, persistence="weak")
+        case "weak":  # its schedules are valid where data may be dropped freely, too
+            is_free = options.discards == Discards.FREE
+            rules = Discards.TABLE1 if is_free else Discards(options.discards)
+            return DP(discards=rules, persistence="weak")
         case "mip":
             return MIP(discards=options.discards, time_limit_s=options.time_limit)
     return CPSAT(discards=options.discards, time_limit_s=options.time_limit)
@@ -74,3 +81,31 @@ def require_link(link: Link | None, options: SolveOptions) -> Link:
         )
     capacity = None if options.host_budget is None else parse_bytes(options.host_budget)
     return link if capacity is None else replace(link, capacity=capacity)
+
+
+def parse_link(text: str) -> Link:
+    """Return the link that `text` means.
+
+    Raises:
+        CommandLineError: The text is no link.
+
+    Example:
+        >>> parse_link("12GB/s,10us,full").latency
+        Fraction(10000, 1)
+    """
+    speed, *rest = (part.strip() for part in text.split(","))
+    amount = parse_bytes(speed[: -len("/s")]) if speed.endswith("/s") else None
+    latency, duplex = 0, "half"
+    for part in rest:
+        if part in ("half", "full"):
+            duplex = part
+        elif match := _LATENCY.fullmatch(part):
+            latency = int(match[1]) * _FACTORS[match[2]]
+        else:
+            amount = None
+    if not amount or len(rest) > 2:
+        raise CommandLineError(
+            f"--link is {text!r}, must be a speed such as 12GB/s, and may go on with a latency and "
+            "half or full: 12GB/s,10us,full"
+        )
+    return Link.from_bytes_per_second(amount, latency_ns=latency, duplex=duplex)

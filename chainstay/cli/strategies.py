@@ -19,7 +19,6 @@ from chainstay.errors import (
     UnsupportedModelError,
 )
 from chainstay.plans import Plan
-from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 from chainstay.timetable import Time
@@ -83,11 +82,6 @@ class PlanResult:
     plan: Plan
     plain_time: Time
     plain_bytes: int
-
-    @property
-    def is_in_slots(self) -> bool:
-        """True if sizes are slots, not bytes."""
-        return isinstance(self.plan.profile, HomogeneousJoin)
 
 
 def solve_strategy(name: str, solve: Callable[[], Solution]) -> Strategy:

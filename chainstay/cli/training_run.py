@@ -58,8 +58,7 @@ class RunResult:
     @property
     def stages(self) -> int:
         """Number of stages of the model."""
-        profile = self.plan.profile
-        return profile.stages if isinstance(profile, JoinProfile) else len(self.plan.stages)
+        return len(self.plan.chain or self.plan.profile)
 
     @property
     def is_within_budget(self) -> bool:

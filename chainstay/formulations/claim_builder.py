@@ -18,6 +18,7 @@ from chainstay.errors import (
 )
 from chainstay.formulations.chain.exactness_conditions import family_of, searched_family_name
 from chainstay.formulations.settings import Limits, TerminationStatus
+from chainstay.problems import ChainProblem
 from chainstay.problems.consistency import MethodResult, contradiction_error
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, OpKind, Schedule
@@ -115,7 +116,7 @@ class ClaimBuilder:
                 f"{self.method} says that nothing fits in {self.budget} bytes, and has a "
                 f"schedule that needs {required}"
             )
-            return contradiction_error(reason, self.profile, self.budget, [said])
+            return contradiction_error(reason, ChainProblem(self.profile, self.budget), [said])
         return InfeasibleBudgetError(
             budget=self.budget,
             required=required,
@@ -130,7 +131,8 @@ class ClaimBuilder:
         hint = MethodResult(
             method="hint", schedule_scope=self.scope, bound_scope=self.scope, claim=hinted
         )
-        return contradiction_error(reason, self.profile, self.budget, [hint, self._said()])
+        problem = ChainProblem(self.profile, self.budget)
+        return contradiction_error(reason, problem, [hint, self._said()])
 
     def _said(self, required: int | None = None) -> MethodResult:
         """Return the method's answer as a statement without a schedule."""

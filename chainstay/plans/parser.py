@@ -137,10 +137,9 @@ def _require_lengths(fields: Fields) -> None:
 
 
 def _stages_of(profile: AnyProfile) -> int:
-    count = profile.stages if isinstance(profile, JoinProfile | HomogeneousJoin) else len(profile)
-    if count > _MOST_STAGES:
-        raise InvalidPlanError(f"the plan is for {count} stages, at most {_MOST_STAGES}")
-    return count
+    if len(profile) > _MOST_STAGES:
+        raise InvalidPlanError(f"the plan is for {len(profile)} stages, at most {_MOST_STAGES}")
+    return len(profile)
 
 
 def _solution(fields: Fields, stages: int) -> Solution:

@@ -11,105 +11,115 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from chainstay import documents
 from chainstay.errors import CertificateError
-from chainstay.profiles import (
-    AnyProfile,
-    ChainProfile,
-    HomogeneousJoin,
-    JoinProfile,
-    OffloadProfile,
-)
-from chainstay.solution import Claim, Scope
+from chainstay.problems.problem import Problem
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Family, Scope
+from chainstay.timetable import Time
 
 __all__ = [
+    "AnyClaim",
     "MethodResult",
-    "contradiction_between",
     "contradiction_error",
     "counter_example_json",
+    "disagreement",
     "require_consistent",
     "result_fields",
 ]
 
-_PROBLEMS: Final = MappingProxyType(
-    {
-        ChainProfile: "chain",
-        HomogeneousJoin: "join",
-        JoinProfile: "join",
-        OffloadProfile: "offload",
-    }
-)
+_ALL: Final = Scope(Family.ALL, Discards.FREE)
+
+
+class AnyClaim(Protocol):
+    """The part of a solver's claim that those about all kinds of problems have."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule."""
+
+    @property
+    def makespan(self) -> Time:
+        """Its time in ns, as the solver counted it."""
+
+    @property
+    def lower_bound(self) -> Time:
+        """Time in ns that no schedule of `family` within the budget goes below."""
+
+    @property
+    def family(self) -> Family:
+        """The schedules that the bound covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodResult:
-    """The result of one method on a network within a budget.
+    """The result of a method on a problem.
 
     Attributes:
         method: The method and its settings.
         schedule_scope: The class in which all schedules of the method lie.
         bound_scope: The class of schedules that its bound, or its "nothing fits", covers.
         claim: Its schedule and bound; None if it found none.
-        required: The least budget in bytes, if it said that nothing fits.
+        required: The least budget, if it said that nothing fits.
     """
 
     method: str
-    schedule_scope: Scope
-    bound_scope: Scope
-    claim: Claim | None = None
+    schedule_scope: Scope = _ALL
+    bound_scope: Scope = _ALL
+    claim: AnyClaim | None = None
     required: int | None = None
 
 
-def contradiction_between(one: MethodResult, other: MethodResult) -> str:
+def disagreement(one: MethodResult, other: MethodResult, unit: str = "bytes") -> str:
     """Return why `other` must be wrong given what `one` shows; empty if both may be right.
 
-    The claim of `one` must have been certified: its makespan is believed here.
+    Args:
+        one: A result whose claim was certified: its makespan is believed here.
+        other: A result whose bound, or "nothing fits", covers the schedules of `one`.
+        unit: The unit of memory.
     """
-    if not other.bound_scope.includes(one.schedule_scope):
-        return ""
-    if one.claim and other.required is not None:
+    fits = one.claim is not None or one.required is not None
+    if other.required is not None and fits and (one.required or 0) < other.required:
+        shown = f"for {one.required}"
+        if one.claim is not None:
+            shown = f"that does, of {one.claim.makespan} ns"
         return (
-            f"{other.method} says that nothing fits in less than {other.required} bytes, and "
-            f"{one.method} has a schedule that does, of {one.claim.makespan} ns"
+            f"{other.method} says that nothing fits in less than {other.required} {unit}, and "
+            f"{one.method} has a schedule {shown}"
         )
     if one.claim and other.claim and one.claim.makespan < other.claim.lower_bound:
         return (
             f"{other.method} says that nothing is faster than {other.claim.lower_bound} ns, and "
             f"{one.method} has a schedule of {one.claim.makespan} ns"
         )
-    if one.required is not None and other.required is not None and one.required < other.required:
-        return (
-            f"{other.method} says that nothing fits in less than {other.required} bytes, and "
-            f"{one.method} has a schedule for {one.required}"
-        )
     return ""
 
 
-def require_consistent(profile: AnyProfile, budget: int, results: Sequence[MethodResult]) -> None:
+def require_consistent(problem: Problem, results: Sequence[MethodResult]) -> None:
     """Compare certified `results` on one problem pairwise.
 
     Raises:
         CertificateError: Two of them cannot both be right.
     """
     for one, other in permutations(results, 2):
-        if reason := contradiction_between(one, other):
-            raise contradiction_error(reason, profile, budget, (one, other))
+        is_covered = other.bound_scope.includes(one.schedule_scope)
+        if is_covered and (reason := disagreement(one, other, problem.unit)):
+            raise contradiction_error(reason, problem, (one, other))
 
 
 def contradiction_error(
-    reason: str, profile: AnyProfile, budget: int, results: Sequence[MethodResult]
+    reason: str, problem: Problem, results: Sequence[MethodResult]
 ) -> CertificateError:
     """Return an error that says `reason` and carries the problem and all results."""
-    answers = [result_fields(result) for result in results]
-    report = counter_example_json(reason, profile, budget, answers)
+    report = counter_example_json(reason, problem, list(map(result_fields, results)))
     error = CertificateError(
         f"{reason}\nThis is a bug in chainstay: please report it with error.report, the document "
-        "that holds the chain, the budget and all that was said. Meanwhile, try another method.",
-        profile=profile,
-        budget=budget,
+        f"that holds the {problem.network}, the budget and all that was said. Meanwhile, try "
+        "another method.",
+        profile=problem.profile,
+        budget=problem.budget,
         statements=tuple(results),
         report=report,
     )
@@ -118,44 +128,31 @@ def contradiction_error(
 
 
 def counter_example_json(
-    reason: str,
-    profile: AnyProfile,
-    budget: int,
-    answers: Sequence[Mapping[str, object]],
-    **source: int,
+    reason: str, problem: Problem, answers: Sequence[Mapping[str, object]], **source: int
 ) -> str:
-    """Return a JSON document of a contradiction: the network, the budget and all results.
+    """Return a JSON document of a contradiction: the problem and all results.
 
     Args:
         reason: Why the answers cannot all be right.
-        profile: The network.
-        budget: Bytes.
+        problem: The problem.
         answers: The results as JSON fields, from `result_fields`.
         source: Origin of the instance, such as its seed and number.
     """
-    body = {
-        "problem": _PROBLEMS[type(profile)],
-        "reason": reason,
-        **source,
-        "budget": budget,
-        "profile": profile.to_json(),
-        "answers": answers,
-    }
+    body = {**problem.to_fields(), "reason": reason, **source, "answers": answers}
     return documents.dump("counter-example", 1, body)
 
 
 def result_fields(result: MethodResult) -> dict[str, object]:
     """Return a result as JSON fields."""
-    fields: dict[str, object] = {"method": result.method}
+    found: dict[str, object] = {"method": result.method}
     if result.required is not None:
-        fields["required"] = result.required
-    if result.claim is not None:
-        claim = result.claim
-        fields |= {
-            "schedule": str(claim.schedule),
-            "makespan": claim.makespan,
-            "lower_bound": claim.lower_bound,
-            "family": claim.family,
-            "discards": claim.discards,
-        }
-    return fields
+        found["required"] = result.required
+    if (claim := result.claim) is not None:
+        found["schedule"] = str(claim.schedule)
+        for name in ("makespan", "lower_bound"):
+            time: Time = getattr(claim, name)
+            found[name] = time if isinstance(time, int) else str(time)
+        for name in ("family", "discards", "timetable"):
+            if getattr(claim, name, None) is not None:
+                found[name] = str(getattr(claim, name))
+    return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, Self
+from typing import ClassVar, Final, Protocol, Self
 
 from chainstay import documents
-from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, InvalidSolutionError
-from chainstay.problems.offload import OffloadClaim, OffloadSolution
-from chainstay.profiles import ChainProfile, Link
+from chainstay.errors import InvalidProfileError, InvalidSolutionError
+from chainstay.problems.chain import ChainProblem
+from chainstay.problems.offload import OffloadClaim, OffloadSolution, TransferProblem
+from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Solution
 from chainstay.timetable import Time, Transfers, exact
@@ -21,14 +23,8 @@ _VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class HybridProblem:
-    """A chain on a device of limited memory beside a host; all of it may be recomputed or moved.
-
-    Attributes:
-        profile: Costs of n stages, without skips.
-        budget: Bytes on the device.
-        link: The link to the host; its capacity and what is beyond it count.
-        transfers: ``"integral"`` or ``"fractional"``.
+class HybridProblem(TransferProblem):
+    """A chain without skips, all of which may be recomputed or moved.
 
     Raises:
         InvalidProfileError: Skips, other transfers, or fractional ones over a link with
@@ -36,9 +32,8 @@ class HybridProblem:
     """
 
     profile: ChainProfile
-    budget: int
-    link: Link
-    transfers: Transfers = Transfers.INTEGRAL
+    kind: ClassVar[str] = "hybrid"
+    techniques: ClassVar[str] = "recomputing and offloading"
 
     def __post_init__(self) -> None:
         if self.transfers not in (Transfers.INTEGRAL, Transfers.FRACTIONAL):
@@ -87,16 +82,15 @@ class HybridProblem:
             required = max(required, saved[i + 1], backward)
         return required
 
-    def require_feasible(self) -> None:
-        """Refuse a budget in which nothing fits, whatever is recomputed or moved.
+    @property
+    def chains(self) -> tuple[tuple[int | None, ChainProfile], ...]:
+        """The chain itself."""
+        return ((None, self.profile),)
 
-        Raises:
-            InfeasibleBudgetError: ``error.required`` is the least feasible budget.
-        """
-        if self.budget < (required := self.required_bytes):
-            raise InfeasibleBudgetError(
-                budget=self.budget, required=required, stages=len(self.profile), family="all"
-            )
+    def simpler(self) -> Iterator[Self]:
+        """Yield problems on a simpler chain or with a smaller budget, over the same link."""
+        for simpler in ChainProblem(self.profile, self.budget).simpler():
+            yield replace(self, profile=simpler.profile, budget=simpler.budget)
 
 
 _NEVER: Final = 1 << 62

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import Final, Protocol, Self
+from typing import ClassVar, Final, Protocol, Self
 
 from chainstay import documents
 from chainstay.errors import (
@@ -14,7 +14,10 @@ from chainstay.errors import (
     InvalidProfileError,
     InvalidSolutionError,
 )
-from chainstay.profiles import ChainProfile, Link, OffloadProfile
+from chainstay.problems.consistency import MethodResult, contradiction_error
+from chainstay.problems.problem import Problem
+from chainstay.problems.simpler import smaller, with_smaller_numbers
+from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.timetable import Move, Time, Timetable, Transfers, exact
@@ -26,7 +29,6 @@ __all__ = [
     "OffloadSolution",
     "TransferProblem",
     "transfer_contradiction_error",
-    "transfer_counter_example_json",
 ]
 
 _KIND: Final = "offload-solution"
@@ -34,14 +36,43 @@ _VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadProblem:
-    """A chain on a device of limited memory beside a host.
+class TransferProblem(Problem):
+    """A chain on a device of limited memory beside a host, to which data may move.
 
     Attributes:
-        profile: Costs of n stages.
-        budget: Bytes on the device.
         link: The link to the host; its capacity counts.
-        transfers: The rules by which activations may move: a `Transfers`, or its name.
+        transfers: The rules by which data may move: a `Transfers`, or its name.
+    """
+
+    link: Link
+    transfers: Transfers = Transfers.INTEGRAL
+    moves: ClassVar[bool] = True
+
+    @property
+    def required_bytes(self) -> int:
+        """The least feasible budget in bytes, if the host has room enough."""
+        raise NotImplementedError
+
+    def require_feasible(self) -> None:
+        """Refuse a budget in which nothing fits, whatever is moved.
+
+        Raises:
+            InfeasibleBudgetError: ``error.required`` is the least feasible budget.
+        """
+        if self.budget < (required := self.required_bytes):
+            raise InfeasibleBudgetError(
+                budget=self.budget, required=required, stages=self.stages, family="all"
+            )
+
+    def to_fields(self) -> dict[str, object]:
+        """Return the problem as JSON fields, for a counter-example."""
+        own = {"transfers": self.transfers, "link": self.link.to_json()}
+        return Problem.to_fields(self) | own
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadProblem(TransferProblem):
+    """A chain whose whole activations may move, and nothing runs again.
 
     Raises:
         InvalidProfileError: Transfers that there are not, interruptible or fractional ones
@@ -49,9 +80,9 @@ class OffloadProblem:
     """
 
     profile: OffloadProfile
-    budget: int
-    link: Link
-    transfers: Transfers = Transfers.INTEGRAL
+    kind: ClassVar[str] = "offload"
+    techniques: ClassVar[str] = "offloading"
+    recomputes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.transfers not in tuple(Transfers):
@@ -74,16 +105,42 @@ class OffloadProblem:
                 "has a second; use solve_hybrid, or leave beyond out"
             )
 
-    def require_feasible(self) -> None:
-        """Refuse a budget in which not even one stage fits at a time.
+    @property
+    def required_bytes(self) -> int:
+        """The least feasible budget in bytes: one stage at a time."""
+        return self.profile.required_bytes
 
-        Raises:
-            InfeasibleBudgetError: ``error.required`` is the least feasible budget.
-        """
-        if self.budget < (required := self.profile.required_bytes):
-            raise InfeasibleBudgetError(
-                budget=self.budget, required=required, stages=len(self.profile), family="all"
-            )
+    def simpler(self) -> Iterator[Self]:
+        """Yield problems with a stage less, a simpler link, or one number less."""
+        profile, link = self.profile, self.link
+        for i in range(len(profile) * (len(profile) > 1)):
+            yield replace(self, profile=_without_stage(profile, i))
+        for other in (replace(link, latency=0), replace(link, duplex="half"), Link(bandwidth=1)):
+            if _weight(other) < _weight(link):
+                yield replace(self, link=other)
+        for budget in filter(None, smaller(self.budget)):
+            yield replace(self, budget=budget)
+        for other_profile in with_smaller_numbers(profile):
+            yield replace(self, profile=other_profile)
+
+
+def _weight(link: Link) -> tuple[int, ...]:
+    """Return numbers of which simpler links have smaller ones."""
+    bandwidth, latency = Fraction(link.bandwidth), Fraction(link.latency)
+    terms = (bandwidth.numerator, bandwidth.denominator, latency.numerator, latency.denominator)
+    return (link.is_full_duplex + sum(terms), *terms)
+
+
+def _without_stage(profile: OffloadProfile, i: int) -> OffloadProfile:
+    """Return the profile without stage i and its output."""
+    return OffloadProfile(
+        **{
+            field.name: numbers[:cut] + numbers[cut + 1 :]
+            for field in fields(profile)
+            for numbers in [getattr(profile, field.name)]
+            for cut in [i + (len(numbers) > len(profile))]
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,96 +242,20 @@ class OffloadSolution(Solution):
         )
 
 
-def _move(fields: documents.Fields) -> Move:
-    ops: tuple[Op, ...] = Schedule.parse(fields.string("op")).ops
+def _move(entry: documents.Fields) -> Move:
+    ops: tuple[Op, ...] = Schedule.parse(entry.string("op")).ops
     if len(ops) != 1:
-        raise InvalidSolutionError(f"{fields.path}: field 'op' has {len(ops)} operations, not one")
-    start, end = (Fraction(fields.rational(name)) for name in ("start", "end"))
+        raise InvalidSolutionError(f"{entry.path}: field 'op' has {len(ops)} operations, not one")
+    start, end = (Fraction(entry.rational(name)) for name in ("start", "end"))
     return Move(ops[0], exact(start), exact(end))
-
-
-class TransferProblem(Protocol):
-    """The fields that `OffloadProblem` and `HybridProblem` have in common."""
-
-    @property
-    def profile(self) -> OffloadProfile | ChainProfile:
-        """Costs of the chain."""
-
-    @property
-    def budget(self) -> int:
-        """Bytes on the device."""
-
-    @property
-    def link(self) -> Link:
-        """The link to the host."""
-
-    @property
-    def transfers(self) -> Transfers:
-        """The rules by which data may move."""
 
 
 def transfer_contradiction_error(
     reason: str, problem: TransferProblem, claims: Mapping[str, OffloadClaim | None]
 ) -> CertificateError:
-    """Return an error that says `reason` and carries the problem and what each method said.
-
-    Args:
-        reason: Why not all of it can be right.
-        problem: The problem that the methods solved.
-        claims: The claims by method; ``None`` for "nothing fits".
-    """
-    report = transfer_counter_example_json(reason, problem, claims)
-    error = CertificateError(
-        f"{reason}\nThis is a bug in chainstay: please report it with error.report, the document "
-        "that holds the problem and all that was said. Meanwhile, try another method.",
-        profile=problem.profile,
-        budget=problem.budget,
-        statements=tuple(claims.items()),
-        report=report,
-    )
-    error.add_note(report)
-    return error
-
-
-def transfer_counter_example_json(
-    reason: str,
-    problem: TransferProblem,
-    claims: Mapping[str, OffloadClaim | None],
-    **source: int,
-) -> str:
-    """Return a JSON document of a contradiction: the problem and what each method said.
-
-    Args:
-        reason: Why not all of it can be right.
-        problem: The problem that the methods solved.
-        claims: The claims by method; ``None`` for "nothing fits".
-        source: Origin of the instance, such as its seed and number.
-    """
-    answers = [
-        {"method": method, "claim": None if claim is None else _claim_fields(claim)}
-        for method, claim in claims.items()
-    ]
-    body = {
-        "problem": "offload" if isinstance(problem, OffloadProblem) else "hybrid",
-        "reason": reason,
-        **source,
-        "budget": problem.budget,
-        "transfers": problem.transfers,
-        "link": problem.link.to_json(),
-        "profile": problem.profile.to_json(),
-        "answers": answers,
-    }
-    return documents.dump("counter-example", 1, body)
-
-
-def _claim_fields(claim: OffloadClaim) -> dict[str, str]:
-    return {
-        "schedule": str(claim.schedule),
-        "makespan": str(claim.makespan),
-        "lower_bound": str(claim.lower_bound),
-        "family": claim.family,
-        "timetable": str(claim.timetable),
-    }
+    """Return the `contradiction_error` of claims by method; ``None`` for "nothing fits"."""
+    results = [MethodResult(method=method, claim=claim) for method, claim in claims.items()]
+    return contradiction_error(reason, problem, results)
 
 
 class OffloadMethod(Protocol):

@@ -232,6 +232,9 @@ class HomogeneousJoin:
         """The number of forward steps of all branches and the tail."""
         return sum(self.lengths) + self.tail_length
 
+    def __len__(self) -> int:
+        return self.stages
+
     @property
     def enough_slots(self) -> int:
         """The number of slots with which nothing has to be recomputed: more are of no use."""

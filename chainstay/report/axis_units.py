@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-__all__ = ["SLOTS", "Scale", "byte_scale", "time_scale"]
+from chainstay.problems import Problem
+
+__all__ = ["Scale", "memory_scale", "time_scale"]
 
 
 class Scale(NamedTuple):
@@ -19,19 +21,12 @@ class Scale(NamedTuple):
     factor: float
 
 
-SLOTS: Final = Scale("slots", 1)
-"""The unit of homogeneous joins."""
-
-
-def byte_scale(largest: float) -> Scale:
-    """Return the binary unit in which `largest` bytes have a number of 1 to 1,023.
-
-    Example:
-        >>> byte_scale(3 * 2**30)
-        Scale(unit='GiB', factor=1073741824)
-    """
-    scales = (Scale(unit, 1024**power) for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")))
-    return next((scale for scale in scales if largest >= scale.factor), Scale("bytes", 1))
+def memory_scale(problem: Problem) -> Scale:
+    """Return slots, or the binary unit in which the budget has a number of 1 to 1,023."""
+    if problem.unit != "bytes":
+        return Scale(problem.unit, 1)
+    units = (Scale(unit, 1024**power) for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")))
+    return next((scale for scale in units if problem.budget >= scale.factor), Scale("bytes", 1))
 
 
 def time_scale(largest: float) -> Scale:

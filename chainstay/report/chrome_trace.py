@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from chainstay.errors import InvalidSolutionError
 from chainstay.profiles import AnyProfile
-from chainstay.report.descriptions import describe_activity, stage_name
+from chainstay.report.descriptions import describe_activity
 from chainstay.report.memory_profile import CATEGORIES
 from chainstay.report.timeline import Activity, Timeline, build_timeline
 from chainstay.schedule import OpKind
@@ -69,7 +69,7 @@ def trace(
         "traceName": "chainstay plan",
         "traceEvents": [
             *_names(timeline),
-            *_operations(timeline, profile),
+            *_operations(timeline),
             *_memory(timeline),
         ],
     }
@@ -86,7 +86,7 @@ def _metadata(name: str, thread: int, /, **args: str | int) -> _Event:
     return {"ph": "M", "name": name, "ts": 0.0, "pid": _PROCESS, "tid": thread, "args": args}
 
 
-def _operations(timeline: Timeline, profile: AnyProfile) -> Iterator[_Event]:
+def _operations(timeline: Timeline) -> Iterator[_Event]:
     for activity in timeline.activities:
         op = activity.op
         yield {
@@ -99,8 +99,8 @@ def _operations(timeline: Timeline, profile: AnyProfile) -> Iterator[_Event]:
             "dur": _microseconds(activity.end - activity.start),
             "args": {
                 "stage": op.stage,
-                "stage name": stage_name(profile, op.branch, op.stage),
-                "does": describe_activity(activity, timeline, profile),
+                "stage name": timeline.problem.stage_name(op.branch, op.stage),
+                "does": describe_activity(activity, timeline),
             },
         }
 

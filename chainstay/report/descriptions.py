@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from chainstay.profiles import AnyProfile, ChainProfile, JoinProfile
 from chainstay.report.timeline import Activity, Timeline
 from chainstay.schedule import OpKind
 
-__all__ = ["describe_activity", "stage_name"]
+__all__ = ["describe_activity"]
 
 _SENTENCES: Final = {
     OpKind.FORWARD_DROP: "forward of {stage}; its input is dropped afterwards",
@@ -28,24 +27,14 @@ _SENTENCES: Final = {
 _AGAIN: Final = " (recomputed: it has run before)"
 
 
-def describe_activity(activity: Activity, timeline: Timeline, profile: AnyProfile) -> str:
+def describe_activity(activity: Activity, timeline: Timeline) -> str:
     """Return one sentence about an operation."""
-    op = activity.op
+    op, problem = activity.op, timeline.problem
     where = f"stage {op.stage}"
-    if name := stage_name(profile, op.branch, op.stage):
+    if name := problem.stage_name(op.branch, op.stage):
         where += f" “{name}”"
     if op.branch is not None:
         where += f" of {timeline.lanes[activity.lane].name}"
-    elif isinstance(profile, JoinProfile):
+    elif problem.network == "join" and problem.chains:
         where += " of the tail"
     return _SENTENCES[op.kind].format(stage=where) + (_AGAIN if activity.is_again else "")
-
-
-def stage_name(profile: AnyProfile, branch: int | None, stage: int) -> str:
-    """Return the name of a stage; empty where it has none."""
-    chain: ChainProfile | None = None
-    if isinstance(profile, ChainProfile):
-        chain = profile
-    elif isinstance(profile, JoinProfile):
-        chain = profile.closing if branch is None else profile.branches[branch]
-    return chain.stages[stage].name if chain and stage < len(chain) else ""

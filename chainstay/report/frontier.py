@@ -6,19 +6,20 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from chainstay.dp.method import DP
-from chainstay.errors import ChainstayError, InfeasibleBudgetError
-from chainstay.problems.hybrid import HybridSolution
-from chainstay.problems.offload import OffloadSolution
-from chainstay.profiles import (
-    AnyProfile,
-    ChainProfile,
-    HomogeneousJoin,
-    JoinProfile,
-    OffloadProfile,
+from chainstay.errors import ChainstayError, InfeasibleBudgetError, InvalidSolutionError
+from chainstay.problems import (
+    AnyProblem,
+    ChainProblem,
+    HybridProblem,
+    JoinProblem,
+    OffloadProblem,
+    problem_of,
 )
+from chainstay.profiles import AnyProfile, ChainProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Solution
 from chainstay.solve import solve_chain, solve_join
@@ -98,15 +99,14 @@ def frontier_of(
         feasible budget, that of keeping all, and up to 15 between them, as far as time allows,
         beside the plan itself. Budgets at which the method found nothing are left out.
     """
+    problem = problem_of(solution, profile, keep=keep, error=InvalidSolutionError)
     rules = _rules(solution)
-    if isinstance(profile, ChainProfile) and not isinstance(solution, OffloadSolution):
-        is_curved = rules == DP() and len(profile) <= _CURVED_STAGES
-        if is_curved:
-            return _whole_curve(profile)
-    solve = _solver(solution, profile, rules, keep)
+    if problem.kind == "chain" and rules == DP() and problem.stages <= _CURVED_STAGES:
+        return _whole_curve(problem.chains[0][1])
+    method, solve = _solver(problem, rules)
     own = FrontierPoint(solution.budget, solution.makespan, solution.lower_bound)
-    points = sorted({own, *_solved(solve, seconds, _expected(solution))})
-    return Frontier(points=tuple(points), method=_text(solution, profile, rules))
+    points = sorted({own, *_solved(solve, seconds, _expected(solution, problem))})
+    return Frontier(points=tuple(points), method=method)
 
 
 def _rules(solution: Solution) -> DP:
@@ -126,44 +126,29 @@ def _whole_curve(profile: ChainProfile) -> Frontier:
     )
 
 
-def _solver(
-    solution: Solution, profile: AnyProfile, rules: DP, keep: Sequence[bool] | None
-) -> _Solve:
-    if isinstance(solution, HybridSolution) and isinstance(profile, ChainProfile):
-        link, transfers = solution.link, solution.transfers
-        return lambda budget: solve_hybrid(
-            profile, budget, link=link, transfers=transfers, method=_HYBRID
-        )
-    if isinstance(solution, OffloadSolution) and isinstance(profile, ChainProfile):
-        return _solver(solution, OffloadProfile.from_chain(profile), rules, keep)
-    if isinstance(solution, OffloadSolution) and isinstance(profile, OffloadProfile):
-        link, transfers = solution.link, solution.transfers
-        return lambda budget: solve_offload(
-            profile, budget, link=link, transfers=transfers, method=AutoOffload(exact_stages=0)
-        )
-    if isinstance(profile, JoinProfile | HomogeneousJoin):
-        return lambda budget: solve_join(profile, budget, keep=keep)
-    assert isinstance(profile, ChainProfile)
-    return lambda budget: solve_chain(profile, budget, method=rules)
+def _solver(problem: AnyProblem, rules: DP) -> tuple[str, _Solve]:
+    """Return a fast method of the problem's kind, for people and to be called with a budget."""
+    match problem:
+        case ChainProblem():
+            return str(rules), partial(solve_chain, problem.profile, method=rules)
+        case JoinProblem():
+            return "dp", partial(solve_join, problem.profile, keep=problem.keep or None)
+        case OffloadProblem(profile=profile, link=link, transfers=transfers):
+            quick = AutoOffload(exact_stages=0)
+            return "auto, without exact solvers", partial(
+                solve_offload, profile, link=link, transfers=transfers, method=quick
+            )
+        case HybridProblem(profile=chain, link=link, transfers=transfers):
+            return str(_HYBRID), partial(
+                solve_hybrid, chain, link=link, transfers=transfers, method=_HYBRID
+            )
 
 
-def _text(solution: Solution, profile: AnyProfile, rules: DP) -> str:
-    if isinstance(solution, HybridSolution):
-        return str(_HYBRID)
-    if isinstance(solution, OffloadSolution):
-        return "auto, without exact solvers"
-    return str(rules) if isinstance(profile, ChainProfile) else "dp"
-
-
-def _expected(solution: Solution) -> float:
+def _expected(solution: Solution, problem: AnyProblem) -> float:
     """Return the seconds that a solve by our methods is likely to take, given the plan's own."""
-    is_pure_offloading = isinstance(solution, OffloadSolution) and not isinstance(
-        solution, HybridSolution
-    )
-    if is_pure_offloading or solution.method.startswith(_LIMITED_BY_TIME):
+    if problem.kind == "offload" or solution.method.startswith(_LIMITED_BY_TIME):
         return 0.0
-    is_coarse = isinstance(solution, HybridSolution)
-    return solution.solve_seconds / (4 if is_coarse else 1)
+    return solution.solve_seconds / (4 if problem.kind == "hybrid" else 1)
 
 
 def _solved(solve: _Solve, seconds: float, expected: float) -> Iterator[FrontierPoint]:

@@ -12,7 +12,6 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from chainstay.profiles import AnyProfile
 from chainstay.report.descriptions import describe_activity
 from chainstay.report.memory_profile import MemoryLevel
 from chainstay.report.timeline import Activity, Timeline
@@ -59,20 +58,20 @@ class Bar(NamedTuple):
     last_stage: int
 
 
-def build_bars(timeline: Timeline, profile: AnyProfile) -> tuple[Bar, ...]:
+def build_bars(timeline: Timeline) -> tuple[Bar, ...]:
     """Return all operations of `timeline` as at most `MAX_BARS` bars, by lane and time."""
     activities = sorted(timeline.activities, key=lambda activity: activity.lane)
     if len(activities) <= MAX_BARS:
-        return tuple(_bar([activity], timeline, profile) for activity in activities)
+        return tuple(_bar([activity], timeline) for activity in activities)
     slot = float(timeline.makespan) / (MAX_BARS // len(timeline.lanes))
     groups = groupby(activities, lambda activity: (activity.lane, float(activity.start) // slot))
-    return tuple(_bar(list(group), timeline, profile) for _, group in groups)
+    return tuple(_bar(list(group), timeline) for _, group in groups)
 
 
-def _bar(group: Sequence[Activity], timeline: Timeline, profile: AnyProfile) -> Bar:
+def _bar(group: Sequence[Activity], timeline: Timeline) -> Bar:
     first, last = group[0], group[-1]
     stages = [activity.op.stage for activity in group]
-    label, description = str(first.op), describe_activity(first, timeline, profile)
+    label, description = str(first.op), describe_activity(first, timeline)
     if len(group) > 1:
         label = f"{first.op} … {last.op}"
         description = f"{len(group)} operations, too short to be drawn one by one"

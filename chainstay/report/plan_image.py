@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from chainstay.errors import InvalidSolutionError
-from chainstay.profiles import AnyProfile, HomogeneousJoin
-from chainstay.report.axis_units import SLOTS, Scale, byte_scale, time_scale
+from chainstay.profiles import AnyProfile
+from chainstay.report.axis_units import Scale, memory_scale, time_scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
 from chainstay.report.gantt_bars import BAR_STYLES, Bar, build_bars, thinned_levels
 from chainstay.report.gantt_layout import bar_spans, lane_spans, lanes_height
@@ -64,12 +64,12 @@ def picture(  # noqa: PLR0913  # options of a plan, all by name
             "times; solve with transfers='integral'"
         )
     time = time_scale(float(timeline.makespan))
-    size = SLOTS if isinstance(profile, HomogeneousJoin) else byte_scale(solution.budget)
+    size = memory_scale(timeline.problem)
     height = lanes_height(timeline.lanes)
     figure = Figure(figsize=(_WIDTH, 4.4 + 1.1 * height), layout="constrained", dpi=130)
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2.6, 0.4 + 1.1 * height))
     _draw_memory(upper, timeline, solution.budget, time, size)
-    _draw_schedule(lower, build_bars(timeline, profile), timeline.lanes, time)
+    _draw_schedule(lower, build_bars(timeline), timeline.lanes, time)
     lines = [title, *fill(solution.describe(), _TITLE_COLUMNS).splitlines()]
     upper.set_title("\n".join(lines), loc="left", fontsize=10, parse_math=False)
     lower.set(xlim=(0, float(timeline.makespan) / time.factor or 1), xlabel=f"time [{time.unit}]")

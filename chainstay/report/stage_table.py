@@ -6,13 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from chainstay.profiles import (
-    AnyProfile,
-    ChainProfile,
-    HomogeneousJoin,
-    JoinProfile,
-    OffloadProfile,
-)
+from chainstay.problems import AnyProblem
+from chainstay.profiles import ChainProfile, HomogeneousJoin, OffloadProfile
 from chainstay.schedule import Schedule
 from chainstay.units import format_bytes, format_time
 
@@ -60,24 +55,20 @@ _OFFLOADED_SIZES: Final = (
 )
 
 
-def stage_table(profile: AnyProfile, schedule: Schedule) -> StageTable:
-    """Return the table of all stages of `profile`, branches before the tail."""
+def stage_table(problem: AnyProblem, schedule: Schedule) -> StageTable:
+    """Return the table of all stages of a network, branches before the tail."""
+    columns: tuple[tuple[str, str], ...]
     runs = Counter((op.branch, op.stage) for op in schedule if op.kind.is_forward)
     moved = _moved(schedule)
-    if isinstance(profile, OffloadProfile):
-        return StageTable(
-            (_STAGE, _FORWARD, _BACKWARD, *_OFFLOADED_SIZES, _MOVES),
-            tuple(_offload_rows(profile, moved)),
-        )
-    if isinstance(profile, HomogeneousJoin):
-        return StageTable((_STAGE, _FORWARD, _BACKWARD, _RUNS), tuple(_slot_rows(profile, runs)))
-    chains: list[tuple[int | None, ChainProfile]]
-    if isinstance(profile, JoinProfile):
-        chains = [*enumerate(profile.branches)]
-        chains += [(None, profile.tail)] if profile.tail else []
-    else:
-        chains = [(None, profile)]
-    columns: tuple[tuple[str, str], ...] = (_STAGE, _NAME, _FORWARD, _BACKWARD, *_SIZES, _RUNS)
+    match problem.profile:
+        case OffloadProfile() as profile:
+            columns = (_STAGE, _FORWARD, _BACKWARD, *_OFFLOADED_SIZES, _MOVES)
+            return StageTable(columns, tuple(_offload_rows(profile, moved)))
+        case HomogeneousJoin() as join:
+            columns = (_STAGE, _FORWARD, _BACKWARD, _RUNS)
+            return StageTable(columns, tuple(_slot_rows(join, runs)))
+    chains = problem.chains
+    columns = (_STAGE, _NAME, _FORWARD, _BACKWARD, *_SIZES, _RUNS)
     if moved:
         columns = (*columns, _MOVES)
     rows = (

@@ -8,20 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from chainstay.errors import InvalidSolutionError
-from chainstay.problems.hybrid import HybridClaim, HybridProblem, HybridSolution
-from chainstay.problems.offload import OffloadClaim, OffloadProblem, OffloadSolution
-from chainstay.profiles import (
-    AnyProfile,
-    ChainProfile,
-    HomogeneousJoin,
-    Join,
-    JoinProfile,
-    Link,
-    OffloadProfile,
-)
+from chainstay.problems import AnyProblem, HybridProblem, OffloadProblem, problem_of
+from chainstay.profiles import AnyProfile, HomogeneousJoin, JoinProfile, Stage
 from chainstay.report.memory_profile import (
     MemoryLevel,
     hybrid_levels,
@@ -29,14 +20,12 @@ from chainstay.report.memory_profile import (
     replay_levels,
     slot_levels,
 )
-from chainstay.schedule import Op, OpKind
+from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Solution
 from chainstay.timetable import Time, Transfers, computations
 from chainstay.validation.event_machine import TransferReplay
-from chainstay.validation.hybrid.certify import replay_hybrid
-from chainstay.validation.join.simulate import simulate_join
-from chainstay.validation.offload.certify import replay_offload
-from chainstay.validation.simulate import Replay, simulate
+from chainstay.validation.replay import replay
+from chainstay.validation.simulate import Replay
 
 __all__ = ["Activity", "Lane", "Timeline", "build_timeline"]
 
@@ -89,6 +78,7 @@ class Timeline:
     """A plan in time.
 
     Attributes:
+        problem: What it is a plan for.
         lanes: Computation first (one a branch, and the tail of a join), then the link.
         activities: All operations, ascending in time. Discards take none and are left out.
         levels: Memory in use over time.
@@ -96,6 +86,7 @@ class Timeline:
         peak_bytes: The most memory ever in use; in slots for a `HomogeneousJoin`.
     """
 
+    problem: AnyProblem
     lanes: tuple[Lane, ...]
     activities: tuple[Activity, ...]
     levels: tuple[MemoryLevel, ...]
@@ -129,25 +120,12 @@ def build_timeline(
             simulator, or is of another kind: it is not of this profile.
         InvalidScheduleError: Its schedule cannot run on this profile.
     """
-    if isinstance(solution, HybridSolution) and isinstance(profile, ChainProfile):
-        timeline = _hybrid_timeline(solution, profile)
-    elif isinstance(solution, OffloadSolution):
-        timeline = _offload_timeline(solution, _offload_profile(solution, profile))
-    elif isinstance(profile, JoinProfile | HomogeneousJoin):
-        replayed = simulate_join(profile, solution.schedule, keep=keep, overheads=overheads)
-        timeline = _join_timeline(profile, replayed, overheads)
-    elif isinstance(profile, ChainProfile):
-        replayed = simulate(
-            profile, solution.schedule, discards=solution.discards, overheads=overheads
-        )
-        needs = overheads or _needs(replayed, _overheads(profile))
-        lanes = (Lane("compute", len(profile)),)
-        timeline = _replayed_timeline(replayed, lanes, replay_levels(replayed, needs))
-    else:
-        raise _mismatch(solution, profile)
-    if timeline is not None:
-        _require(solution, timeline.makespan, timeline.peak_bytes)
-    return timeline
+    problem = problem_of(solution, profile, keep=keep, error=InvalidSolutionError)
+    replayed = replay(problem, solution, overheads=overheads)
+    _require(solution, replayed.makespan, replayed.peak_bytes)
+    if isinstance(replayed, TransferReplay):
+        return _transfer_timeline(problem, solution.schedule, replayed)
+    return _replayed_timeline(problem, replayed, overheads)
 
 
 def _require(solution: Solution, makespan: Time, peak_bytes: int) -> None:
@@ -161,59 +139,57 @@ def _require(solution: Solution, makespan: Time, peak_bytes: int) -> None:
     )
 
 
-def _mismatch(solution: Solution, profile: object) -> InvalidSolutionError:
-    return InvalidSolutionError(
-        f"a {type(solution).__name__} is no plan of a {type(profile).__name__}; pass the profile "
-        "that was solved"
-    )
+def _replayed_timeline(
+    problem: AnyProblem, replayed: Replay, overheads: Sequence[int] | None
+) -> Timeline:
+    """Return the timeline of operations that run one after another.
 
-
-def _key(op: Op) -> tuple[int | None, int, bool]:
-    return op.branch, op.stage, op.kind is OpKind.BACKWARD
-
-
-def _overheads(
-    chain: ChainProfile, branch: int | None = None
-) -> dict[tuple[int | None, int, bool], int]:
-    """Return the overhead bytes of operations, by branch, stage and whether it is a backward."""
-    forward = {(branch, i, False): s.forward_overhead_bytes for i, s in enumerate(chain.stages)}
-    backward = {(branch, i, True): s.backward_overhead_bytes for i, s in enumerate(chain.stages)}
-    return forward | backward
-
-
-def _needs(replayed: Replay, overheads: dict[tuple[int | None, int, bool], int]) -> tuple[int, ...]:
-    """Return the overhead of each operation, by its stage."""
-    return tuple(overheads.get(_key(snapshot.op), 0) for snapshot in replayed.timeline)
-
-
-def _join_timeline(profile: Join, replayed: Replay, needs: Sequence[int] | None) -> Timeline:
-    if isinstance(profile, HomogeneousJoin):
-        lengths, tail = list(profile.lengths), profile.tail_length
-        has_tail = tail > 0
+    Args:
+        problem: A chain or a join.
+        replayed: Its simulation.
+        overheads: Bytes that each operation needs; None: as the profile says.
+    """
+    if problem.unit == "slots":
         levels = slot_levels(replayed)
     else:
-        lengths, tail = [len(branch) for branch in profile.branches], len(profile.closing)
-        has_tail = profile.tail is not None
-        overheads = _overheads(profile.closing)
-        for j, branch in enumerate(profile.branches):
-            overheads |= _overheads(branch, j)
-        levels = replay_levels(replayed, needs or _needs(replayed, overheads))
-    lanes = [Lane(f"branch {j}", max(length, 1)) for j, length in enumerate(lengths)]
-    lanes.append(Lane("tail" if has_tail else "turn", max(tail, 1)))
-    return _replayed_timeline(replayed, tuple(lanes), levels)
-
-
-def _replayed_timeline(
-    replayed: Replay, lanes: tuple[Lane, ...], levels: tuple[MemoryLevel, ...]
-) -> Timeline:
+        levels = replay_levels(replayed, overheads or _overheads(problem, replayed))
     timed = ((snapshot.op, snapshot.start, snapshot.end) for snapshot in replayed.timeline)
+    lanes = tuple(_lanes(problem.profile))
     return Timeline(
+        problem=problem,
         lanes=lanes,
         activities=tuple(_activities(timed, lanes)),
         levels=levels,
         makespan=replayed.makespan,
         peak_bytes=replayed.peak_bytes,
     )
+
+
+def _lanes(profile: AnyProfile) -> Iterator[Lane]:
+    """Yield what computes: one lane, or one a branch and the tail's, or the turn's without one."""
+    match profile:
+        case HomogeneousJoin():
+            lengths, tail = profile.lengths, profile.tail_length
+        case JoinProfile():
+            lengths = tuple(map(len, profile.branches))
+            tail = len(profile.tail or ())
+        case _:
+            yield Lane("compute", len(profile))
+            return
+    yield from (Lane(f"branch {j}", max(length, 1)) for j, length in enumerate(lengths))
+    yield Lane("tail" if tail else "turn", max(tail, 1))
+
+
+def _overheads(problem: AnyProblem, replayed: Replay) -> tuple[int, ...]:
+    """Return the overhead bytes of each operation, as its stage has them."""
+    chains = dict(problem.chains)
+    needs = []
+    for op in (snapshot.op for snapshot in replayed.timeline):
+        stages = chains[op.branch].stages if op.branch in chains else ()
+        stage = stages[op.stage] if op.stage < len(stages) else Stage()
+        is_backward = op.kind is OpKind.BACKWARD
+        needs.append(stage.backward_overhead_bytes if is_backward else stage.forward_overhead_bytes)
+    return tuple(needs)
 
 
 def _activities(
@@ -237,86 +213,32 @@ def _activities(
             done.add((op.branch, op.stage))
 
 
-def _offload_profile(solution: Solution, profile: AnyProfile) -> OffloadProfile:
-    if isinstance(profile, ChainProfile):
-        return OffloadProfile.from_chain(profile)
-    if isinstance(profile, OffloadProfile):
-        return profile
-    raise _mismatch(solution, profile)
-
-
-def _offload_timeline(solution: OffloadSolution, profile: OffloadProfile) -> Timeline:
-    problem = OffloadProblem(profile, solution.budget, solution.link, solution.transfers)
-    replayed = replay_offload(problem, _claim(solution, OffloadClaim))
-    times = (*profile.forward_times, *reversed(profile.backward_times))
-    return _with_link(
-        zip(computations(len(profile)), times, strict=True),
-        replayed,
-        stages=len(profile),
-        link=solution.link,
-        levels=offload_levels(profile, replayed.timetable, solution.link, solution.transfers),
-    )
-
-
-def _hybrid_timeline(solution: HybridSolution, profile: ChainProfile) -> Timeline | None:
-    problem = HybridProblem(profile, solution.budget, solution.link, solution.transfers)
-    replayed = replay_hybrid(problem, _claim(solution, HybridClaim))
-    if solution.transfers is not Transfers.INTEGRAL:
-        _require(solution, replayed.makespan, replayed.peak_bytes)
-        return None
-    stages = profile.stages
-    timed = [
-        (
-            op,
-            stages[op.stage].forward_time if op.kind.is_forward else stages[op.stage].backward_time,
-        )
-        for op in solution.schedule
-        if op.kind.is_forward or op.kind is OpKind.BACKWARD
-    ]
-    return _with_link(
-        timed,
-        replayed,
-        stages=len(profile),
-        link=solution.link,
-        levels=hybrid_levels(
-            profile, solution.schedule, budget=solution.budget, link=solution.link
-        ),
-    )
-
-
-_Claim = TypeVar("_Claim", bound=OffloadClaim)
-
-
-def _claim(solution: OffloadSolution, kind: type[_Claim]) -> _Claim:
-    is_integral = solution.transfers is Transfers.INTEGRAL
-    return kind(
-        schedule=solution.schedule,
-        makespan=solution.makespan,
-        lower_bound=solution.lower_bound,
-        family=solution.family,
-        timetable=None if is_integral else solution.timetable,
-    )
-
-
-def _with_link(
-    timed: Iterable[tuple[Op, int]],
-    replayed: TransferReplay,
-    *,
-    stages: int,
-    link: Link,
-    levels: tuple[MemoryLevel, ...],
-) -> Timeline:
-    """Return a timeline with transfers, from computations in order and their times."""
-    names = ["to host", "from host", "to disk", "from disk"]
-    lanes = (Lane("compute", stages), *map(Lane, names[: 2 * len(link.levels)]))
+def _transfer_timeline(
+    problem: AnyProblem, schedule: Schedule, replayed: TransferReplay
+) -> Timeline | None:
+    """Return a timeline with transfers, if there are times."""
     timetable = replayed.timetable
-    pairs = zip(timed, timetable.starts, strict=True)
+    match problem:
+        case HybridProblem(profile=chain, link=link, budget=budget):
+            if problem.transfers is not Transfers.INTEGRAL:
+                return None
+            stages = [(stage.forward_time, stage.backward_time) for stage in chain.stages]
+            ops = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
+            levels = hybrid_levels(chain, schedule, budget=budget, link=link)
+        case OffloadProblem(profile=profile, link=link):
+            stages = list(zip(profile.forward_times, profile.backward_times, strict=True))
+            ops = list(computations(len(profile)))
+            levels = offload_levels(profile, timetable, link, problem.transfers)
+    names = ["to host", "from host", "to disk", "from disk"]
+    lanes = (Lane("compute", problem.stages), *map(Lane, names[: 2 * len(link.levels)]))
     entries: list[tuple[Op, Time, Time]] = [
-        (op, start, start + time) for (op, time), start in pairs
+        (op, start, start + stages[op.stage][op.kind is OpKind.BACKWARD])
+        for op, start in zip(ops, timetable.starts, strict=True)
     ]
     entries += [(move.op, move.start, move.end) for move in timetable.moves]
     entries.sort(key=lambda entry: entry[1])
     return Timeline(
+        problem=problem,
         lanes=lanes,
         activities=tuple(_activities(entries, lanes)),
         levels=levels,

@@ -5,7 +5,8 @@ Read `chain` first; `join`, `offload` and `hybrid` do the same for their problem
 `whole_transfers` hold methods.
 """
 
-from chainstay.solve.chain import AutoChain, budget_bytes, resolve_method, solve_chain
+from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.chain import AutoChain, resolve_method, solve_chain
 from chainstay.solve.join import JoinMethod, solve_join
 
 __all__ = ["AutoChain", "JoinMethod", "budget_bytes", "resolve_method", "solve_chain", "solve_join"]

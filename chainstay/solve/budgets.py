@@ -1,14 +1,40 @@
-"""Parse what users write for a budget into bytes."""
+"""What users write for a budget, in bytes; a percentage is of what plain training needs."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
 
+from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InvalidBudgetError
+from chainstay.profiles import AnyProfile, ChainProfile, HomogeneousJoin, OffloadProfile
+from chainstay.schedule import Schedule
 from chainstay.units import parse_bytes, parse_percentage
+from chainstay.validation.join.simulate import simulate_join
+from chainstay.validation.simulate import simulate
 
-__all__ = ["parse_budget"]
+__all__ = ["budget_bytes", "parse_budget", "plain_peak"]
+
+
+def plain_peak(profile: AnyProfile) -> int:
+    """Return what plain training of a network needs, in bytes (slots of a `HomogeneousJoin`)."""
+    match profile:
+        case ChainProfile():
+            return simulate(profile, Schedule.keep_all(len(profile))).peak_bytes
+        case OffloadProfile():
+            return profile.peak_bytes
+        case HomogeneousJoin():
+            return profile.enough_slots
+    return simulate_join(profile, keep_all_join(profile)).peak_bytes
+
+
+def budget_bytes(profile: AnyProfile, budget: int | str) -> int:
+    """Return `budget` in bytes; a percentage is of the peak of plain training, rounded down.
+
+    Raises:
+        InvalidBudgetError: Not a positive whole number of bytes, nor text for one.
+    """
+    return parse_budget(budget, lambda: plain_peak(profile))
 
 
 def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,19 +14,19 @@ from chainstay.errors import (
     InfeasibleBudgetError,
     InvalidProfileError,
     SolverLimitError,
-    UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
+from chainstay.problems import ChainProblem
 from chainstay.problems.consistency import MethodResult, contradiction_error, require_consistent
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
-from chainstay.solve.budgets import parse_budget
+from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.common import MEASURED_PROFILE, require_profile, resolve, timed_claim
 from chainstay.timetable import Time
 from chainstay.validation.certify import certify
-from chainstay.validation.simulate import simulate
 
-__all__ = ["AutoChain", "budget_bytes", "resolve_method", "solve_chain"]
+__all__ = ["AutoChain", "certify_chain", "resolve_method", "solve_chain"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,34 +67,36 @@ def solve_chain(
         >>> solution.makespan, solution.peak_bytes, solution.is_optimal
         (14, 90, True)
     """
-    if not isinstance(profile, ChainProfile):
-        raise InvalidProfileError(
-            f"profile is a {type(profile).__name__}, must be a ChainProfile; of a measured "
-            "chain, pass measured.profile"
-        )
-    budget = budget_bytes(profile, budget)
+    require_profile(profile, ChainProfile, MEASURED_PROFILE)
+    problem = ChainProblem(profile, budget_bytes(profile, budget))
     solver = resolve_method(method)
-    start = time.perf_counter()
-    if isinstance(solver, CPSAT | MIP):
-        claim = _warm_started_claim(solver, profile, budget)
-    else:
-        claim = solver(profile, budget)
-    seconds = time.perf_counter() - start
-    if not isinstance(claim, Claim):
-        raise UnknownMethodError(
-            f"method {solver} returned a {type(claim).__name__}, must return a Claim"
-        )
-    solution = certify(profile, claim, budget=budget, method=str(solver), solve_seconds=seconds)
-    return _with_unrestricted_bound(profile, claim, solution)
+
+    def ask() -> Claim:
+        if isinstance(solver, CPSAT | MIP):
+            return _warm_started_claim(solver, profile, problem.budget)
+        return solver(profile, problem.budget)
+
+    claim, seconds = timed_claim(ask, solver, Claim)
+    return certify_chain(problem, claim, method=str(solver), solve_seconds=seconds)
 
 
-def budget_bytes(profile: ChainProfile, budget: int | str) -> int:
-    """Return `budget` in bytes; a percentage is of the peak of plain training, rounded down.
+def certify_chain(
+    problem: ChainProblem, claim: Claim, *, method: str, solve_seconds: float = 0.0
+) -> Solution:
+    """Return a claim as a solution, with the bound on all schedules.
 
     Raises:
-        InvalidBudgetError: Not a positive whole number of bytes, nor text for one.
+        CertificateError: The claim is false, or the schedule faster than that bound.
     """
-    return parse_budget(budget, lambda: _keep_all_peak(profile))
+    profile, budget = problem.profile, problem.budget
+    solution = certify(profile, claim, budget=budget, method=method, solve_seconds=solve_seconds)
+    bound: Time = unrestricted_bound(profile, budget)
+    if claim.scope == Scope(Family.ALL, Discards.FREE):
+        bound = max(bound, solution.lower_bound)
+    if bound > solution.makespan:
+        reason = f"nothing is faster than {bound} ns, yet {method} has {claim.makespan} ns"
+        raise contradiction_error(reason, problem, [MethodResult(method=method, claim=claim)])
+    return replace(solution, unrestricted_bound=bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,8 @@ class AutoChain:
         self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
     ) -> Claim:
         """Return the best claim of the dynamic program and, on a short chain, an exact solver."""
-        known = _persistent_optimum(profile, budget, Discards(self.discards))
-        if known.claim is None:
+        known, claim = _persistent_optimum(profile, budget, Discards(self.discards))
+        if claim is None:
             assert known.required is not None, "the dynamic program always answers"
             wider = self._try_exact_solvers(profile, budget, known, hint)
             if wider is None:
@@ -142,7 +143,6 @@ class AutoChain:
                     family=Family.PERSISTENT,
                 )
             return wider
-        claim = known.claim
         if claim.family is Family.ALL:
             return claim
         wider = self._try_exact_solvers(profile, budget, known, claim.schedule)
@@ -180,48 +180,24 @@ def resolve_method(method: Method | str) -> Method:
     Raises:
         UnknownMethodError: There is no such method.
     """
-    if isinstance(method, str) and method in _METHODS:
-        return _METHODS[method]
-    if isinstance(method, str | type) or not callable(method):
-        known = ", ".join(map(repr, _METHODS))
-        raise UnknownMethodError(
-            f"method is {method!r}; choose {known}, a settings object such as DP(slots=500), "
-            "or a callable of the Method protocol"
-        )
-    return method
-
-
-def _with_unrestricted_bound(profile: ChainProfile, claim: Claim, solution: Solution) -> Solution:
-    """Return `solution` with the bound on all schedules.
-
-    Raises:
-        CertificateError: The solution is faster than that bound.
-    """
-    bound: Time = unrestricted_bound(profile, solution.budget)
-    if claim.scope == Scope(Family.ALL, Discards.FREE):
-        bound = max(bound, solution.lower_bound)
-    if bound > solution.makespan:
-        reason = f"nothing is faster than {bound} ns, yet {solution.method} has {claim.makespan} ns"
-        result = MethodResult(
-            method=solution.method, schedule_scope=claim.scope, bound_scope=claim.scope, claim=claim
-        )
-        raise contradiction_error(reason, profile, solution.budget, [result])
-    return replace(solution, unrestricted_bound=bound)
+    return resolve(method, _METHODS, example="DP(slots=500)", own="Method")
 
 
 def _warm_started_claim(method: CPSAT | MIP, profile: ChainProfile, budget: int) -> Claim:
     """Return the claim of an exact solver that starts from the persistent optimum."""
     try:
-        known = _persistent_optimum(profile, budget, Discards(method.discards))
+        known, claim = _persistent_optimum(profile, budget, Discards(method.discards))
     except InvalidProfileError as reason:  # sizes beyond the dynamic program's arithmetic
         _log.info("%s without a start: %s", method, reason)
         return method(profile, budget)
-    hint = known.claim.schedule if known.claim else None
+    hint = claim.schedule if claim else None
     return _cross_checked_claim(method, profile, budget, known, hint)
 
 
-def _persistent_optimum(profile: ChainProfile, budget: int, discards: Discards) -> MethodResult:
-    """Return the result of the persistent dynamic program, checked by the simulator.
+def _persistent_optimum(
+    profile: ChainProfile, budget: int, discards: Discards
+) -> tuple[MethodResult, Claim | None]:
+    """Return the result of the persistent dynamic program, checked, and its claim if all fits.
 
     Raises:
         InvalidProfileError: The sizes overflow exact 64-bit arithmetic.
@@ -235,13 +211,14 @@ def _persistent_optimum(profile: ChainProfile, budget: int, discards: Discards) 
         claim = method(profile, required)
     certify(profile, claim, budget=required or budget, method=str(method), solve_seconds=0.0)
     persistent = Scope(Family.PERSISTENT, discards)
-    if required is not None:
-        return MethodResult(
-            method=str(method), schedule_scope=persistent, bound_scope=persistent, required=required
-        )
-    return MethodResult(
-        method=str(method), schedule_scope=persistent, bound_scope=claim.scope, claim=claim
+    result = MethodResult(
+        method=str(method),
+        schedule_scope=persistent,
+        bound_scope=persistent if required is not None else claim.scope,
+        claim=None if required is not None else claim,
+        required=required,
     )
+    return result, None if required is not None else claim
 
 
 def _cross_checked_claim(
@@ -263,15 +240,11 @@ def _cross_checked_claim(
         refusal = MethodResult(
             method=str(method), schedule_scope=scope, bound_scope=scope, required=error.required
         )
-        require_consistent(profile, budget, (known, refusal))
+        require_consistent(ChainProblem(profile, budget), (known, refusal))
         raise
     certify(profile, claim, budget=budget, method=str(method), solve_seconds=0.0)
     result = MethodResult(
         method=str(method), schedule_scope=scope, bound_scope=claim.scope, claim=claim
     )
-    require_consistent(profile, budget, (known, result))
+    require_consistent(ChainProblem(profile, budget), (known, result))
     return claim
-
-
-def _keep_all_peak(profile: ChainProfile) -> int:
-    return simulate(profile, Schedule.keep_all(len(profile))).peak_bytes

@@ -1,11 +1,12 @@
-"""Shared by the solvers of problems with transfers: links with a limit, and timed calls."""
+"""What the four fronts share: checks of profiles, methods by name, timed calls, host limits."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from types import UnionType
+from typing import Final, TypeVar
 
 from chainstay.errors import (
     ChainstayError,
@@ -16,12 +17,25 @@ from chainstay.errors import (
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
+from chainstay.problems.offload import TransferProblem
 from chainstay.profiles import Link
 from chainstay.units import parse_bytes
 
-__all__ = ["IntegerProgramMethod", "host_limit_error", "limited_link", "timed_claim"]
+__all__ = [
+    "MEASURED_PROFILE",
+    "IntegerProgramMethod",
+    "claim_within_host_limit",
+    "limited_link",
+    "require_profile",
+    "resolve",
+    "timed_claim",
+]
 
-_Problem = TypeVar("_Problem")
+MEASURED_PROFILE: Final = "a ChainProfile; of a measured chain, pass measured.profile"
+"""What the profile of a chain must be, for people."""
+
+_Problem = TypeVar("_Problem", bound=TransferProblem)
+_Method = TypeVar("_Method")
 _Claim = TypeVar("_Claim")
 
 
@@ -60,43 +74,91 @@ def limited_link(link: object, host_budget: int | str | None) -> Link:
     return replace(link, capacity=size if link.capacity is None else min(size, link.capacity))
 
 
-def timed_claim(
-    solver: Callable[[_Problem], object], problem: _Problem, kind: type[_Claim]
-) -> tuple[_Claim, float]:
-    """Run `solver` and return its claim, and the seconds that it took.
+def require_profile(profile: object, kinds: type | UnionType, needed: str) -> None:
+    """Refuse a profile that is not of `kinds`; `needed` says what it must be.
 
     Raises:
-        UnknownMethodError: The solver returned no such claim.
+        InvalidProfileError: It is not.
+    """
+    if not isinstance(profile, kinds):
+        raise InvalidProfileError(f"profile is a {type(profile).__name__}, must be {needed}")
+
+
+def resolve(
+    method: _Method | str, known: Mapping[str, _Method], *, which: str = "", example: str, own: str
+) -> _Method:
+    """Return the method of that name, or `method` itself.
+
+    Args:
+        method: A name, or a method.
+        known: Methods by name.
+        which: The problems that they are for, for people; empty for all of this front.
+        example: A settings object, for people.
+        own: Name of the protocol of users' own methods.
+
+    Raises:
+        UnknownMethodError: There is no such method.
+    """
+    if isinstance(method, str) and method in known:
+        return known[method]
+    if isinstance(method, str | type) or not callable(method):
+        raise UnknownMethodError(
+            f"method is {method!r}; {which}choose {', '.join(map(repr, known))}, a settings object "
+            f"such as {example}, or a callable of the {own} protocol"
+        )
+    return method
+
+
+def timed_claim(
+    ask: Callable[[], object], method: object, kind: type[_Claim]
+) -> tuple[_Claim, float]:
+    """Run a method by calling `ask`; return its claim, and the seconds that it took.
+
+    Raises:
+        UnknownMethodError: The method returned no such claim.
     """
     start = time.perf_counter()
-    claim = solver(problem)
+    claim = ask()
     seconds = time.perf_counter() - start
     if not isinstance(claim, kind):
         article = "an" if kind.__name__.startswith("O") else "a"
         raise UnknownMethodError(
-            f"method {solver} returned a {type(claim).__name__}, must return {article} "
+            f"method {method} returned a {type(claim).__name__}, must return {article} "
             f"{kind.__name__}"
         )
     return claim, seconds
 
 
-def host_limit_error(
-    reason: SolverLimitError, link: Link, required_bytes: Callable[[Link], int]
-) -> ChainstayError:
-    """Return the error to raise when a solver found nothing; it names enough host memory, if any.
+def claim_within_host_limit(
+    solver: Callable[[_Problem], object],
+    problem: _Problem,
+    kind: type[_Claim],
+    held_bytes: Callable[[_Problem], int],
+) -> tuple[_Claim, float]:
+    """Run `solver` and return its claim and the seconds that it took.
 
     Args:
-        reason: The solver's own error.
-        link: The link that the solver was given.
-        required_bytes: Function from a link to a memory without limit to the bytes that a plan
-            needs on the host.
+        solver: The method.
+        problem: A feasible problem.
+        kind: The class of its claims.
+        held_bytes: Function from a problem without a limit on host memory to the bytes that a
+            plan needs there.
+
+    Raises:
+        HostBudgetError: It found nothing; the error names enough host memory.
+        SolverLimitError: It found nothing, and host memory is not the reason.
+        UnknownMethodError: The solver returned no such claim.
     """
-    if link.capacity is None:
-        return reason
     try:
-        required = required_bytes(replace(link, capacity=None, beyond=None))
-    except ChainstayError:
-        return reason
-    if required <= link.capacity:
-        return reason
-    return HostBudgetError(budget=link.capacity, required=required, is_least=True)
+        return timed_claim(lambda: solver(problem), solver, kind)
+    except SolverLimitError as reason:
+        capacity = problem.link.capacity
+        if capacity is None:
+            raise
+        try:
+            required = held_bytes(replace(problem, link=replace(problem.link, capacity=None)))
+        except ChainstayError:
+            raise reason from None
+        if required <= capacity:
+            raise
+        raise HostBudgetError(budget=capacity, required=required, is_least=True) from reason

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, cast
 
 from chainstay.dp import DP
 from chainstay.dp.hybrid import hybrid_bound
-from chainstay.errors import InvalidProfileError, SolverLimitError, UnknownMethodError
+from chainstay.errors import UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.problems.hybrid import HybridClaim, HybridMethod, HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link
-from chainstay.schedule import Discards, Schedule
-from chainstay.solve.budgets import parse_budget
-from chainstay.solve.common import host_limit_error, limited_link, timed_claim
+from chainstay.schedule import Discards
+from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.common import (
+    MEASURED_PROFILE,
+    claim_within_host_limit,
+    limited_link,
+    require_profile,
+    resolve,
+)
 from chainstay.solve.hybrid_auto import AutoHybrid
 from chainstay.solve.hybrid_exact import IntegerProgramHybrid
 from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
 from chainstay.timetable import Transfers
 from chainstay.validation.hybrid.certify import certify_hybrid, replay_hybrid
-from chainstay.validation.simulate import simulate
 
-__all__ = ["AutoHybrid", "IntegerProgramHybrid", "Pofo", "solve_hybrid"]
+__all__ = ["AutoHybrid", "IntegerProgramHybrid", "Pofo", "certify_with_bound", "solve_hybrid"]
 
 
 def solve_hybrid(  # noqa: PLR0913  # all by name
@@ -80,28 +84,31 @@ def solve_hybrid(  # noqa: PLR0913  # all by name
         >>> solution.makespan, solution.host_bytes
         (52, 10)
     """
-    if not isinstance(profile, ChainProfile):
-        raise InvalidProfileError(
-            f"profile is a {type(profile).__name__}, must be a ChainProfile; of a measured "
-            "chain, pass measured.profile"
-        )
-    keep_all = Schedule.keep_all(len(profile))
+    require_profile(profile, ChainProfile, MEASURED_PROFILE)
     limited = limited_link(link, host_budget)
-    size = parse_budget(budget, lambda: simulate(profile, keep_all).peak_bytes)
+    size = budget_bytes(profile, budget)
     problem = HybridProblem(profile, size, limited, cast("Transfers", transfers))
     solver = _resolve_method(method, problem.transfers)
     problem.require_feasible()
 
-    def host_bytes(link: Link) -> int:
-        unlimited = replace(problem, link=link)
-        return replay_hybrid(unlimited, AutoHybrid(exact_stages=0)(unlimited)).held_bytes[0]
+    def held_bytes(unlimited: HybridProblem) -> int:
+        claim = AutoHybrid(exact_stages=0)(unlimited)
+        return replay_hybrid(unlimited, claim).held_bytes[0]
 
-    try:
-        claim, seconds = timed_claim(solver, problem, HybridClaim)
-    except SolverLimitError as reason:
-        raise host_limit_error(reason, limited, host_bytes) from reason
-    bound = hybrid_bound(profile, size, relaxed_link(limited))
-    return certify_hybrid(problem, claim, bound=bound, method=str(solver), solve_seconds=seconds)
+    claim, seconds = claim_within_host_limit(solver, problem, HybridClaim, held_bytes)
+    return certify_with_bound(problem, claim, method=str(solver), solve_seconds=seconds)
+
+
+def certify_with_bound(
+    problem: HybridProblem, claim: HybridClaim, *, method: str, solve_seconds: float = 0.0
+) -> HybridSolution:
+    """Return a claim as a solution, with the bound on all schedules.
+
+    Raises:
+        CertificateError: The claim is false.
+    """
+    bound = hybrid_bound(problem.profile, problem.budget, relaxed_link(problem.link))
+    return certify_hybrid(problem, claim, bound=bound, method=method, solve_seconds=solve_seconds)
 
 
 _METHODS: Final[Mapping[Transfers, Mapping[str, HybridMethod]]] = MappingProxyType(
@@ -121,9 +128,6 @@ def _resolve_method(
     method: HybridMethod | DP | MIP | CPSAT | str, transfers: Transfers
 ) -> HybridMethod:
     """Return the method of that name or with these settings, or `method` itself."""
-    known = _METHODS[transfers]
-    if isinstance(method, str) and method in known:
-        return known[method]
     if isinstance(method, DP):
         if method != DP(slots=method.slots):
             raise UnknownMethodError(
@@ -142,10 +146,5 @@ def _resolve_method(
                 "use method='dp'"
             )
         return IntegerProgramHybrid(method)
-    if isinstance(method, str | type) or not callable(method):
-        choices = ", ".join(map(repr, known))
-        raise UnknownMethodError(
-            f"method is {method!r}; for {transfers} transfers choose {choices}, a settings object "
-            "such as DP(slots=50), or a callable of the HybridMethod protocol"
-        )
-    return method
+    which, example = f"for {transfers} transfers ", "DP(slots=50)"
+    return resolve(method, _METHODS[transfers], which=which, example=example, own="HybridMethod")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
-from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
 from chainstay.dp.join import claim_join
-from chainstay.errors import InvalidProfileError, UnknownMethodError
+from chainstay.errors import UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.join.method import claim_by_phases
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Solution
-from chainstay.solve.budgets import parse_budget
+from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.common import require_profile, resolve, timed_claim
 from chainstay.validation.certify import certify_join
-from chainstay.validation.join.simulate import simulate_join
 
 __all__ = ["AnyJoinMethod", "JoinMethod", "join_claim", "solve_join"]
 
@@ -89,21 +87,14 @@ def solve_join(
         >>> solution.makespan, solution.peak_bytes, solution.is_optimal
         (74, 9, True)
     """
-    if not isinstance(profile, HomogeneousJoin | JoinProfile):
-        raise InvalidProfileError(
-            f"profile is a {type(profile).__name__}, must be a JoinProfile; chains on their own "
-            "are for solve_chain"
-        )
+    needed = "a JoinProfile; chains on their own are for solve_chain"
+    require_profile(profile, HomogeneousJoin | JoinProfile, needed)
     flags = kept_gradients(profile, keep)
-    size = parse_budget(budget, lambda: _keep_all_peak(profile))
-    solver = _resolve_method(method)
-    start = time.perf_counter()
-    claim = join_claim(solver, profile, size, keep=flags)
-    seconds = time.perf_counter() - start
-    if not isinstance(claim, Claim):
-        raise UnknownMethodError(
-            f"method {solver} returned a {type(claim).__name__}, must return a Claim"
-        )
+    size = budget_bytes(profile, budget)
+    solver = resolve(method, _METHODS, example="DP(slots=500)", own="JoinMethod")
+    claim, seconds = timed_claim(
+        lambda: join_claim(solver, profile, size, keep=flags), solver, Claim
+    )
     return certify_join(
         profile, claim, keep=flags, budget=size, method=str(solver), solve_seconds=seconds
     )
@@ -130,22 +121,3 @@ def join_claim(
     if isinstance(method, MIP | CPSAT):
         return claim_by_phases(method, profile, budget, keep=keep)
     return method(profile, budget, keep=keep)
-
-
-def _resolve_method(method: AnyJoinMethod | str) -> AnyJoinMethod:
-    """Return the method of that name, or `method` itself."""
-    if isinstance(method, str) and method in _METHODS:
-        return _METHODS[method]
-    if isinstance(method, str | type) or not callable(method):
-        known = ", ".join(map(repr, _METHODS))
-        raise UnknownMethodError(
-            f"method is {method!r}; choose {known}, a settings object such as DP(slots=500), "
-            "or a callable of the JoinMethod protocol"
-        )
-    return method
-
-
-def _keep_all_peak(profile: Join) -> int:
-    if isinstance(profile, HomogeneousJoin):
-        return profile.enough_slots
-    return simulate_join(profile, keep_all_join(profile)).peak_bytes

@@ -36,8 +36,14 @@ from chainstay.problems.offload import (
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family
-from chainstay.solve.budgets import parse_budget
-from chainstay.solve.common import IntegerProgramMethod, host_limit_error, limited_link, timed_claim
+from chainstay.solve.budgets import budget_bytes
+from chainstay.solve.common import (
+    IntegerProgramMethod,
+    claim_within_host_limit,
+    limited_link,
+    require_profile,
+    resolve,
+)
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
 from chainstay.validation.offload.certify import certify_offload, replay_offload
@@ -96,32 +102,20 @@ def solve_offload(  # noqa: PLR0913  # all by name
         >>> str(solution.schedule), solution.makespan, solution.peak_bytes, solution.is_optimal
         ('Oa0 Fa0 Fa1 B1 Pa0 B0', 9, 8, True)
     """
-    if not isinstance(profile, OffloadProfile):
-        raise InvalidProfileError(
-            f"profile is a {type(profile).__name__}, must be an OffloadProfile; of a chain, pass "
-            "OffloadProfile.from_chain(chain)"
-        )
-    size = parse_budget(budget, lambda: profile.peak_bytes)
+    needed = "an OffloadProfile; of a chain, pass OffloadProfile.from_chain(chain)"
+    require_profile(profile, OffloadProfile, needed)
+    size = budget_bytes(profile, budget)
     limited = limited_link(link, host_budget)
     problem = OffloadProblem(profile, size, limited, cast("Transfers", transfers))
     solver = _resolve_method(method, problem.transfers)
     problem.require_feasible()
 
-    def host_bytes(link: Link) -> int:
-        unlimited = replace(problem, link=link)
+    def held_bytes(unlimited: OffloadProblem) -> int:
         return replay_offload(unlimited, _heuristic_claim(unlimited)).held_bytes[0]
 
-    try:
-        claim, seconds = timed_claim(solver, problem, OffloadClaim)
-    except SolverLimitError as reason:
-        raise host_limit_error(reason, limited, host_bytes) from reason
-    return certify_offload(
-        problem,
-        claim,
-        bound=fractional_optimum(problem),
-        method=str(solver),
-        solve_seconds=seconds,
-    )
+    claim, seconds = claim_within_host_limit(solver, problem, OffloadClaim, held_bytes)
+    bound = fractional_optimum(problem)
+    return certify_offload(problem, claim, bound=bound, method=str(solver), solve_seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,18 +270,11 @@ def _resolve_method(
     method: OffloadMethod | DP | MIP | CPSAT | str, transfers: Transfers
 ) -> OffloadMethod:
     """Return the method of that name or with these settings, or `method` itself."""
-    known = _METHODS[transfers]
-    if isinstance(method, str) and method in known:
-        return known[method]
     if isinstance(method, DP | MIP | CPSAT):
         return _with_settings(method, transfers)
-    if isinstance(method, str | type) or not callable(method):
-        choices = ", ".join(map(repr, known))
-        raise UnknownMethodError(
-            f"method is {method!r}; for {transfers} transfers choose {choices}, a settings object "
-            "such as CPSAT(time_limit_s=10), or a callable of the OffloadMethod protocol"
-        )
-    return method
+    which = f"for {transfers} transfers "
+    example = "CPSAT(time_limit_s=10)"
+    return resolve(method, _METHODS[transfers], which=which, example=example, own="OffloadMethod")
 
 
 def _with_settings(method: DP | MIP | CPSAT, transfers: Transfers) -> OffloadMethod:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from chainstay.errors import InvalidScheduleError
+from chainstay.problems import ChainProblem, JoinProblem, Problem
 from chainstay.problems.consistency import MethodResult, contradiction_error
-from chainstay.profiles import AnyProfile, ChainProfile, Join
+from chainstay.profiles import ChainProfile, Join
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim, Solution
 from chainstay.validation.join.simulate import simulate_join
@@ -34,7 +35,10 @@ def certify(
             than claimed, or is faster than its own lower bound.
     """
     solution = _certified(
-        profile, claim, partial(simulate, profile, discards=claim.discards), budget, method
+        ChainProblem(profile, budget),
+        claim,
+        partial(simulate, profile, discards=claim.discards),
+        method,
     )
     return replace(solution, solve_seconds=solve_seconds)
 
@@ -63,30 +67,32 @@ def certify_join(  # noqa: PLR0913  # one solve has so many facts
             than claimed, or is faster than its own lower bound.
     """
     solution = _certified(
-        profile, claim, partial(simulate_join, profile, keep=keep), budget, method
+        JoinProblem(profile, budget, tuple(keep)),
+        claim,
+        partial(simulate_join, profile, keep=keep),
+        method,
     )
     return replace(solution, solve_seconds=solve_seconds)
 
 
 def _certified(
-    profile: ChainProfile | Join,
+    problem: ChainProblem | JoinProblem,
     claim: Claim,
     replayed: Callable[[Schedule], Replay],
-    budget: int,
     method: str,
 ) -> Solution:
     try:
         replay = replayed(claim.schedule)
     except InvalidScheduleError as invalid:
-        raise _refused(profile, claim, budget, method, str(invalid)) from invalid
-    if refusal := _difference(claim, replay.makespan, replay.peak_bytes, budget):
-        raise _refused(profile, claim, budget, method, refusal)
+        raise _refused(problem, claim, method, str(invalid)) from invalid
+    if refusal := _difference(claim, replay.makespan, replay.peak_bytes, problem.budget):
+        raise _refused(problem, claim, method, refusal)
     return Solution(
         schedule=claim.schedule,
         makespan=replay.makespan,
         peak_bytes=replay.peak_bytes,
-        budget=budget,
-        lower_bound=max(claim.lower_bound, profile.least_time),
+        budget=problem.budget,
+        lower_bound=max(claim.lower_bound, problem.profile.least_time),
         family=claim.family,
         discards=claim.discards,
         method=method,
@@ -111,10 +117,8 @@ def _difference(claim: Claim, makespan: int, peak_bytes: int, budget: int) -> st
     return ""
 
 
-def _refused(
-    profile: AnyProfile, claim: Claim, budget: int, method: str, refusal: str
-) -> Exception:
+def _refused(problem: Problem, claim: Claim, method: str, refusal: str) -> Exception:
     statement = MethodResult(
         method=method, schedule_scope=claim.scope, bound_scope=claim.scope, claim=claim
     )
-    return contradiction_error(f"{method}: {refusal}", profile, budget, [statement])
+    return contradiction_error(f"{method}: {refusal}", problem, [statement])

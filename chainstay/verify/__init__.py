@@ -1,27 +1,38 @@
 """Verification: run every method on random instances, and simulate and compare the answers.
 
-`chain_checks` draws instances, runs each method that the sampling plan (`TESTED_METHODS`) has
-for them, replays every claim in the simulator, and compares all answers with each other
-(`chainstay.problems.consistency`). The first contradiction ends it; `minimised_chain` makes its
-instance as small as it gets, and `chain_counter_example` writes it down. Read `chain_methods`,
-`chain_answers` and `batches`; `cross_check` is shared by `join`, `offload` and `hybrid`.
+Read `cross_check`, which is all of it for any kind of problem; `chains`, `joins`, `offloads` and
+`hybrids` are the suites: their methods, and what these promise. The ``_instances`` modules draw
+problems, and `processes` shares them out.
 """
 
-from chainstay.verify.batches import ChainCheck, Tally, chain_checks
-from chainstay.verify.chain_answers import CheckedAnswer, Contradiction, find_contradiction
-from chainstay.verify.chain_counter_example import chain_counter_example, minimised_chain
-from chainstay.verify.chain_methods import TESTED_METHODS, ExhaustiveChainSearch, MethodUnderTest
+from types import MappingProxyType
+from typing import Final
+
+from chainstay.verify.chains import ChainSuite
+from chainstay.verify.cross_check import Answer, Check, MethodUnderTest, Suite, Tally
+from chainstay.verify.hybrids import HybridSuite
+from chainstay.verify.joins import JoinSuite
+from chainstay.verify.offloads import OffloadSuite
 
 __all__ = [
-    "TESTED_METHODS",
-    "ChainCheck",
-    "CheckedAnswer",
-    "Contradiction",
-    "ExhaustiveChainSearch",
+    "SUITES",
+    "Answer",
+    "ChainSuite",
+    "Check",
+    "HybridSuite",
+    "JoinSuite",
     "MethodUnderTest",
+    "OffloadSuite",
+    "Suite",
     "Tally",
-    "chain_checks",
-    "chain_counter_example",
-    "find_contradiction",
-    "minimised_chain",
 ]
+
+SUITES: Final = MappingProxyType(
+    {
+        "chain": ChainSuite(),
+        "join": JoinSuite(),
+        "hybrid": HybridSuite(),
+        "offload": OffloadSuite(),
+    }
+)
+"""The suites, by the names that ``chainstay verify --problem`` takes."""

@@ -1,202 +1,319 @@
-"""One instance, checked with all methods: shared by joins and problems with transfers."""
+"""The cross-check: every method on random problems, replayed and compared with the others.
+
+A `Suite` is one kind of problems: how an instance is drawn from its number, the methods under
+test, and what their claims say about each other. The first contradiction ends a run; its problem
+is made as small as it gets by methods that still contradict each other, and written down.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Generic, Protocol, TypeVar
+from functools import partial
+from itertools import permutations
+from typing import Any, ClassVar, Final
 
-from chainstay.errors import ChainstayError, InfeasibleBudgetError, SolverLimitError
-from chainstay.problems.offload import OffloadSolution
-from chainstay.solution import Solution
+from chainstay.errors import (
+    ChainstayError,
+    InfeasibleBudgetError,
+    InvalidScheduleError,
+    SolverLimitError,
+)
+from chainstay.problems import AnyProblem
+from chainstay.problems.consistency import (
+    AnyClaim,
+    MethodResult,
+    counter_example_json,
+    disagreement,
+    result_fields,
+)
+from chainstay.schedule import Discards
+from chainstay.solution import Family, Solution
 from chainstay.timetable import Transfers
+from chainstay.validation.replay import replay
+from chainstay.verify.processes import in_batches
 
-__all__ = [
-    "MINIMISING_SECONDS",
-    "CrossCheck",
-    "TransferAnswer",
-    "TransferMethodUnderTest",
-    "minimised_check",
-    "required_budget_error",
-    "run_and_certify",
-]
+__all__ = ["Answer", "Check", "MethodUnderTest", "Suite", "Tally"]
 
-_Method = TypeVar("_Method")
-_Tested = TypeVar("_Tested")
-_Claim = TypeVar("_Claim")
-_Solution = TypeVar("_Solution", bound=OffloadSolution)
-_Instance = TypeVar("_Instance")
-_Answer = TypeVar("_Answer")
-
-MINIMISING_SECONDS: Final = 60.0
+_MINIMISING_SECONDS: Final = 60.0
 """Time limit for making one counter-example small, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferMethodUnderTest(Generic[_Method]):
-    """A method and the instances that it is run on.
+class MethodUnderTest:
+    """A method, what it promises, and the instances that it is run on.
 
     Attributes:
         method: The method.
-        transfers: Transfers of the problem that it solves.
-        most_stages: Length of the longest chains that it is run on.
+        most_stages: Number of stages of the largest networks that it is run on.
         every: It is run on one in so many of those.
+        only: Names of the restrictions of its suite that its problems must meet.
+        family: The family that its schedules belong to, where nothing moves.
+        discards: The rules for discards that they keep, where nothing moves.
+        complete_under: Rules for discards under which, by its promise, its optimum is that of
+            all schedules, on chains where `is_complete` holds; the strictest rules first.
+        transfers: Transfers of the problem that it solves, where data may move.
     """
 
-    method: _Method
-    transfers: Transfers
+    method: Any
     most_stages: int
     every: int = 1
+    only: tuple[str, ...] = ()
+    family: Family = Family.ALL
+    discards: Discards = Discards.TABLE1
+    complete_under: tuple[Discards, ...] = ()
+    transfers: Transfers | None = None
 
     @property
     def name(self) -> str:
-        """The method, its settings, and the model of transfers."""
-        return f"{self.method}, {self.transfers}"
-
-    @property
-    def base_sampling(self) -> str:
-        """The chains that it is run on, in words."""
-        which = "all" if self.every == 1 else f"1 in {self.every}"
-        return f"{which}, n ≤ {self.most_stages}"
+        """The method, its settings, and the rules of transfers."""
+        return f"{self.method}, {self.transfers}" if self.transfers else str(self.method)
 
     @property
     def sampling(self) -> str:
         """The instances that it is run on, in words."""
-        return self.base_sampling
-
-    def is_sampled(self, number: int, stages: int) -> bool:
-        """Return whether the plan runs this method on instance `number` of so many stages."""
-        return stages <= self.most_stages and number % self.every == 0
+        which = "all" if self.every == 1 else f"1 in {self.every}"
+        return ", ".join((which, f"n ≤ {self.most_stages}", *self.only))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferAnswer(Generic[_Tested, _Claim, _Solution]):
-    """The answer of one method about one instance.
+class Answer:
+    """The answer of one method about one problem.
 
     Attributes:
         tested: The method.
-        seconds: Wall time in seconds, its replay included.
+        problem: The problem, with the rules of transfers that the method solves.
+        seconds: Wall time in seconds, the replay included.
         claim: The claim; None if there is none.
-        required: The least budget in bytes, if it said that nothing fits.
+        required: The least budget, if the method said that nothing fits.
         solution: The claim as a solution, if the simulator confirmed it.
         refusal: Reason why the answer cannot be right, by itself; empty if there is none.
     """
 
-    tested: _Tested
+    tested: MethodUnderTest
+    problem: AnyProblem
     seconds: float = 0.0
-    claim: _Claim | None = None
+    claim: AnyClaim | None = None
     required: int | None = None
-    solution: _Solution | None = None
+    solution: Solution | None = None
     refusal: str = ""
 
-
-def run_and_certify(
-    tested: _Tested,
-    ask: Callable[[], _Claim],
-    certify: Callable[[_Claim], _Solution],
-    refuse: Callable[[_Solution], str] = lambda _: "",
-) -> TransferAnswer[_Tested, _Claim, _Solution]:
-    """Run a method, replay its claim, and look for what `refuse` finds wrong with it."""
-    start = time.perf_counter()
-    claim: _Claim | None = None
-    answer: TransferAnswer[_Tested, _Claim, _Solution] = TransferAnswer(tested=tested)
-    try:
-        claim = ask()
-        solution = certify(claim)
-        answer = replace(answer, claim=claim, solution=solution, refusal=refuse(solution))
-    except InfeasibleBudgetError as infeasible:
-        answer = replace(answer, required=infeasible.required)
-    except SolverLimitError:
-        pass
-    except ChainstayError as error:
-        answer = replace(answer, claim=claim, refusal=str(error))
-    return replace(answer, seconds=time.perf_counter() - start)
-
-
-class RequiredBudgetAnswer(Protocol):
-    """The part of an answer that concerns a least budget."""
-
     @property
-    def required(self) -> int | None:
-        """The least budget, if the method said that nothing fits."""
+    def result(self) -> MethodResult:
+        """What the method said."""
+        return MethodResult(method=self.tested.name, claim=self.claim, required=self.required)
 
-    @property
-    def solution(self) -> Solution | None:
-        """The claim as a solution, if the simulator confirmed it."""
-
-    @property
-    def refusal(self) -> str:
-        """The reason why the answer cannot be right, by itself."""
-
-
-def required_budget_error(
-    answer: RequiredBudgetAnswer,
-    name: str,
-    budget: int,
-    answer_at: Callable[[int], RequiredBudgetAnswer],
-) -> str:
-    """Return why the least budget that `answer` names is wrong; empty if it is right or not named.
-
-    Args:
-        answer: The answer at `budget`.
-        name: Name of the method.
-        budget: Bytes or slots.
-        answer_at: Function from another budget to the method's answer.
-    """
-    if (required := answer.required) is None:
-        return answer.refusal
-    roomy = answer_at(required)
-    if required <= budget or roomy.required is not None or roomy.refusal:
-        return (
-            f"{name} reports that nothing fits in {budget} and that {required} would do, which "
-            f"is wrong: {roomy.refusal or 'it does not'}"
-        )
-    if required > 1 and answer_at(required - 1).solution is not None:
-        return f"{name} reports that {required} is the least budget, but {required - 1} is enough"
-    return answer.refusal
+    def to_fields(self) -> dict[str, object]:
+        """Return the answer and the replay of its schedule as JSON fields."""
+        found = {**result_fields(self.result), "refusal": self.refusal}
+        if self.claim is not None:
+            try:
+                replayed = replay(self.problem, self.claim)
+            except InvalidScheduleError as error:
+                found["replay"] = {"invalid": error.reason}
+            else:
+                span, peak = replayed.makespan, replayed.peak_bytes
+                makespan = span if isinstance(span, int) else str(span)
+                found["replay"] = {"makespan": makespan, "peak_bytes": peak}
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossCheck(Generic[_Instance, _Answer, _Tested]):
-    """One instance with the answers of all methods that were run on it.
+class Check:
+    """One problem with the answers of all methods that were run on it.
 
     Attributes:
         number: Number of the instance.
-        instance: The instance.
+        problem: The problem.
         answers: One answer per method.
         reason: Reason why not all can be right; empty if they can.
         between: The methods whose answers cannot all be right.
     """
 
     number: int
-    instance: _Instance
-    answers: tuple[_Answer, ...]
+    problem: AnyProblem
+    answers: tuple[Answer, ...]
     reason: str = ""
-    between: tuple[_Tested, ...] = ()
+    between: tuple[MethodUnderTest, ...] = ()
+
+    def counter_example(self, *, seed: int) -> str:
+        """Return a JSON document of the contradiction."""
+        fields = [answer.to_fields() for answer in self.answers]
+        problem = self.answers[0].problem if self.answers else self.problem
+        return counter_example_json(self.reason, problem, fields, seed=seed, number=self.number)
 
 
-def minimised_check(
-    check: CrossCheck[_Instance, _Answer, _Tested],
-    simpler: Callable[[_Instance], Iterable[_Instance]],
-    again: Callable[[_Instance], CrossCheck[_Instance, _Answer, _Tested]],
-    seconds: float,
-) -> CrossCheck[_Instance, _Answer, _Tested]:
-    """Return the same contradiction on a smallest instance, unless time ran out.
+@dataclass(slots=True)
+class Tally:
+    """Sums over the answers of one method.
 
-    Args:
-        check: A check with a contradiction.
-        simpler: Function that yields instances a little simpler than one.
-        again: Function that runs the methods that disagreed on another instance.
-        seconds: Time limit.
+    Attributes:
+        instances: Number of answers.
+        optimal: Number of solutions that are proved optimal.
+        infeasible: Number of answers that say that nothing fits.
+        worst_gap: Largest relative gap between makespan and lower bound.
+        seconds: Wall time in all, in seconds.
     """
-    deadline = time.monotonic() + seconds
 
-    def failing(instance: _Instance) -> CrossCheck[_Instance, _Answer, _Tested] | None:
-        found = again(instance)
-        return found if found.reason and time.monotonic() < deadline else None
+    instances: int = 0
+    optimal: int = 0
+    infeasible: int = 0
+    worst_gap: float = 0.0
+    seconds: float = 0.0
 
-    small = check
-    while found := next(filter(None, map(failing, simpler(small.instance))), None):
-        small = replace(found, number=check.number)
-    return small
+    def add(self, answer: Answer) -> None:
+        """Count one more answer."""
+        self.instances += 1
+        self.seconds += answer.seconds
+        self.infeasible += answer.required is not None
+        if answer.solution is not None:
+            self.optimal += answer.solution.is_optimal
+            self.worst_gap = max(self.worst_gap, answer.solution.gap)
+
+
+@dataclass(frozen=True)
+class Suite(ABC):
+    """One kind of problems, and the methods run on them.
+
+    Attributes:
+        methods: Methods that may be run.
+        noun: Name of the instances, in the plural.
+        names_least_budget: Whether "nothing fits" is to name the least budget of the method.
+    """
+
+    methods: tuple[MethodUnderTest, ...]
+    noun: ClassVar[str]
+    names_least_budget: ClassVar[bool] = True
+
+    @abstractmethod
+    def instance(self, seed: int, number: int) -> AnyProblem:
+        """Return instance `number` of `seed`."""
+
+    @abstractmethod
+    def meets(self, restriction: str, problem: AnyProblem) -> bool:
+        """Return whether a problem meets a restriction in `MethodUnderTest.only`."""
+
+    @abstractmethod
+    def ask(self, tested: MethodUnderTest, problem: AnyProblem) -> AnyClaim:
+        """Run a method and return its claim, which is not certified yet."""
+
+    @abstractmethod
+    def certify(self, tested: MethodUnderTest, problem: AnyProblem, claim: Any) -> Solution:  # noqa: ANN401  # of the problem's class
+        """Return the claim as a solution.
+
+        Raises:
+            CertificateError: It cannot be right, by itself.
+        """
+
+    @abstractmethod
+    def covers(self, other: Answer, one: Answer) -> bool:
+        """Return whether the bound or "nothing fits" of `other` holds for the claim of `one`."""
+
+    def believed(self, answer: Answer) -> MethodResult:
+        """Return what an answer says about all that it covers."""
+        return answer.result
+
+    def takes(self, tested: MethodUnderTest, number: int, problem: AnyProblem) -> bool:
+        """Return whether the plan runs a method on instance `number`, which is this problem."""
+        is_sampled = problem.stages <= tested.most_stages and number % tested.every == 0
+        return is_sampled and all(self.meets(each, problem) for each in tested.only)
+
+    def checks(self, numbers: Iterable[int], *, seed: int, workers: int = 1) -> Iterator[Check]:
+        """Check the instances `numbers` of `seed`; the results come in their order.
+
+        Args:
+            numbers: Numbers of instances, taken a few batches ahead with several workers.
+            seed: Seed of all instances.
+            workers: Number of processes; with one, all is done in this one.
+        """
+        return in_batches(numbers, partial(self._check_numbers, seed), workers)
+
+    def _check_numbers(self, seed: int, numbers: Sequence[int]) -> list[Check]:
+        checks = []
+        for number in numbers:
+            try:
+                checks.append(self._check(number, self.instance(seed, number), self.methods))
+            except Exception as error:
+                error.add_note(f"while checking instance {number} of seed {seed}")
+                raise
+        return checks
+
+    def _check(self, number: int, problem: AnyProblem, methods: Sequence[MethodUnderTest]) -> Check:
+        taking = [tested for tested in methods if self.takes(tested, number, problem)]
+        answers = tuple(self._answer(tested, problem) for tested in taking)
+        reason, between = self.find_contradiction(answers)
+        return Check(
+            number=number, problem=problem, answers=answers, reason=reason, between=between
+        )
+
+    def _answer(self, tested: MethodUnderTest, problem: AnyProblem) -> Answer:
+        """Run a method, replay its claim, and check a least budget that it names."""
+        start = time.perf_counter()
+        answer = self._certified(tested, problem)
+        if answer.required is not None and self.names_least_budget:
+            answer = replace(answer, refusal=self._least_budget_error(answer, answer.required))
+        return replace(answer, seconds=time.perf_counter() - start)
+
+    def _certified(self, tested: MethodUnderTest, problem: AnyProblem) -> Answer:
+        if tested.transfers is not None:
+            problem = replace(problem, transfers=tested.transfers)  # type: ignore[arg-type]  # it has some
+        answer = Answer(tested=tested, problem=problem)
+        claim: AnyClaim | None = None
+        try:
+            claim = self.ask(tested, problem)
+            solution = self.certify(tested, problem, claim)
+        except InfeasibleBudgetError as infeasible:
+            return replace(answer, required=infeasible.required)
+        except SolverLimitError:
+            return answer
+        except ChainstayError as error:
+            return replace(answer, claim=claim, refusal=str(error).partition("\nThis is a bug")[0])
+        return replace(answer, claim=claim, solution=solution)
+
+    def _least_budget_error(self, answer: Answer, required: int) -> str:
+        """Return why the least budget that `answer` names is wrong; empty if it is right."""
+        problem, name = answer.problem, answer.tested.name
+        roomy = self._certified(answer.tested, replace(problem, budget=required))
+        if required <= problem.budget or roomy.required is not None or roomy.refusal:
+            return (
+                f"{name} reports that nothing fits in {problem.budget} {problem.unit} and that "
+                f"{required} {problem.unit} would do, which is wrong: "
+                f"{roomy.refusal or 'it does not'}"
+            )
+        tight = replace(problem, budget=required - 1)
+        if required > 1 and self._certified(answer.tested, tight).solution is not None:
+            return (
+                f"{name} reports that {required} {problem.unit} is the least budget, but "
+                f"{required - 1} is enough"
+            )
+        return ""
+
+    def find_contradiction(
+        self, answers: Sequence[Answer]
+    ) -> tuple[str, tuple[MethodUnderTest, ...]]:
+        """Return the first reason why not all `answers` can be right, and the methods behind it."""
+        for answer in answers:
+            if answer.refusal:
+                return answer.refusal, (answer.tested,)
+        for one, other in permutations(answers, 2):
+            if not self.covers(other, one):
+                continue
+            if reason := disagreement(one.result, self.believed(other), one.problem.unit):
+                return reason, (one.tested, other.tested)
+        return "", ()
+
+    def minimised(self, check: Check, *, seconds: float = _MINIMISING_SECONDS) -> Check:
+        """Return the same contradiction about a smallest problem, unless time ran out."""
+        deadline = time.monotonic() + seconds
+
+        def failing(problem: AnyProblem) -> Check | None:
+            found = self._check(0, problem, check.between)
+            return found if found.reason and time.monotonic() < deadline else None
+
+        again = self._check(0, check.problem, check.between)  # without all who are right
+        small = again if again.reason else check
+        while found := next(filter(None, map(failing, small.problem.simpler())), None):
+            small = found
+        return replace(small, number=check.number)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainstay.cli.link_option import parse_link
+from chainstay.cli.solver_methods import parse_link
 from chainstay.cli.models.named_models import ModelSpec
 from chainstay.errors import ChainstayError, InvalidPlanError
 from chainstay.plans import Cut, Fingerprint, Plan

@@ -10,7 +10,6 @@ import pytest
 from chainstay import DP, InfeasibleBudgetError, solve_chain, solve_offload
 from chainstay.dp.hybrid import Amounts, ExactHybrid, bracket, hybrid_bound
 from chainstay.dp.jit import is_available
-from chainstay.instances import random_chain
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
@@ -19,6 +18,7 @@ from chainstay.timetable import Time
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 from chainstay.validation.hybrid.search import hybrid_optimum
 from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.verify.chain_instances import random_chain
 from golden_hybrids import GOLDEN_HYBRIDS, GoldenHybrid
 from hybrid_support import some_budget, tiny_chain
 

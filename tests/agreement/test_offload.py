@@ -27,7 +27,7 @@ from chainstay.validation.offload.certify import certify_offload, replay_offload
 from chainstay.validation.offload.search import offload_optimum, proposition3_bound
 from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.offload.simulate_timetable import simulate_timetable
-from chainstay.verify.offload_instances import random_offload
+from chainstay.verify.transfer_instances import random_offload
 from golden_offloads import FEASIBLE, GOLDEN, GoldenOffload, require_solvers
 from offload_strategies import OffloadCase, offload_cases
 

@@ -7,6 +7,8 @@ from functools import cache
 from typing import Final
 
 from chainstay.dp import DP
+from chainstay.errors import InvalidSolutionError
+from chainstay.problems import AnyProblem, problem_of
 from chainstay.profiles import (
     AnyProfile,
     ChainProfile,
@@ -31,6 +33,11 @@ class Plan:
 
     solution: Solution
     profile: AnyProfile
+
+    @property
+    def problem(self) -> AnyProblem:
+        """What it is a plan for."""
+        return problem_of(self.solution, self.profile, error=InvalidSolutionError)
 
 
 def a_chain(stages: int, *, name: str = "block") -> ChainProfile:

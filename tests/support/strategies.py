@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from chainstay.instances import with_skip
 from chainstay.profiles import ChainProfile, Skip, Stage
+from chainstay.verify.chain_instances import with_skip
 
 TIMES = st.one_of(st.integers(0, 3), st.integers(0, 100))
 FAMILIES_WITHOUT_SKIPS = (

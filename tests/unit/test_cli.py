@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from chainstay.cli import app, verification
+from chainstay.cli import app
 from chainstay.dp import DP
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim, Family
-from chainstay.verify import TESTED_METHODS, MethodUnderTest
-from chainstay.verify.offload import TESTED_OFFLOAD_METHODS
-from chainstay.verify.suites import InstanceResult as CheckedInstance
-from chainstay.verify.suites import chain_suite
+from chainstay.verify import ChainSuite, Check, MethodUnderTest
+from chainstay.verify.chains import CHAIN_METHODS
+from chainstay.verify.offloads import OFFLOAD_METHODS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +47,7 @@ def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
     result = chainstay("verify", "--instances", "32", "--seed", "1")
     assert result.exit_code == 0
     assert "No contradiction: 32 chains of seed 1 in" in result.stdout
-    for tested in TESTED_METHODS:
+    for tested in CHAIN_METHODS:
         assert tested.name in result.stdout
         assert tested.sampling in result.stdout
 
@@ -56,7 +55,7 @@ def test_a_clean_run_ends_with_a_summary_and_status_0() -> None:
 def test_a_contradiction_is_written_down_and_ends_with_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "SUITES", {"chain": chain_suite((LIAR,))})
+    monkeypatch.setattr("chainstay.verify.SUITES", {"chain": ChainSuite((LIAR,))})
     folder = str(tmp_path / "new")
     result = chainstay(
         "verify", "--seed", "4", "--first", "7", "--workers", "1", "--output", folder
@@ -76,7 +75,7 @@ def test_offloading_is_verified_too() -> None:
     result = chainstay("verify", "--problem", "offload", "--instances", "24", "--seed", "1")
     assert result.exit_code == 0
     assert "No contradiction: 24 offloading instances of seed 1 in" in result.stdout
-    for tested in TESTED_OFFLOAD_METHODS:
+    for tested in OFFLOAD_METHODS:
         assert tested.name in result.stdout
 
 
@@ -110,12 +109,12 @@ def test_time_is_kept() -> None:
 
 
 def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(numbers: Iterable[int], seed: int, workers: int) -> Iterator[CheckedInstance]:
-        del numbers, seed, workers
-        raise KeyboardInterrupt
+    class Interrupted(ChainSuite):
+        def checks(self, numbers: Iterable[int], *, seed: int, workers: int = 1) -> Iterator[Check]:
+            del numbers, seed, workers
+            raise KeyboardInterrupt
 
-    campaign = dataclasses.replace(chain_suite(), results=interrupted)
-    monkeypatch.setattr(verification, "SUITES", {"chain": campaign})
+    monkeypatch.setattr("chainstay.verify.SUITES", {"chain": Interrupted()})
     result = chainstay("verify")
     assert result.exit_code == 130
     assert "Interrupted: 0 chains of seed 0 in" in result.stdout

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from chainstay import ChainProfile, JoinProfile, OffloadProfile, Stage, applying, load_plan
 from chainstay.cli import app, output_files, profile_plans, training_run
 from chainstay.cli.exit_codes import CommandLineError
-from chainstay.cli.link_option import parse_link
 from chainstay.cli.models.named_models import ModelSpec
+from chainstay.cli.solver_methods import parse_link
 from chainstay.documents import dump
 
 MODELS = '''

@@ -27,14 +27,10 @@ from chainstay.cli.models.workload import Target, build_workload
 
 GPT2 = "'hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=64&n_positions=32' -i 2x16"
 SMALL = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64"
-BERT = f"hf:bert?{SMALL}&vocab_size=64&max_position_embeddings=16"
+HEADS = Path(__file__).parent.parent / "hf_heads.py"
 T5 = "hf:t5?num_layers=2&d_model=32&d_kv=16&d_ff=64&num_heads=2&vocab_size=64"
 VIT = f"hf:vit?{SMALL}&image_size=32&patch_size=16&num_labels=3"
 TIMM_VIT = "timm:vit_tiny_patch16_224?img_size=32&depth=2&embed_dim=32&num_heads=2&num_classes=3"
-WAV2VEC2 = (
-    f"hf:wav2vec2?{SMALL}&classifier_proj_size=8&num_conv_pos_embedding_groups=2&"
-    "conv_dim=(8,8,8,8,8,8,8)&mask_time_prob=0.0&layerdrop=0.0"
-)
 SQUEEZENET = "'torchvision:squeezenet1_1?num_classes=3' -i 2x3x32x32"
 MODELS = '''
 import torch
@@ -117,8 +113,8 @@ def told(line: str, status: int) -> str:
         GPT2,
         SQUEEZENET,
         f"'{VIT}'",
-        f"'{WAV2VEC2}' -i 1x2000",
-        f"'{BERT}&task=sequence-classification'",
+        f"'{HEADS}:audio_classification'",
+        f"'{HEADS}:sequence_classification'",
     ],
 )
 def test_the_least_budget_that_is_named_is_met_bit_for_bit(model: str) -> None:
@@ -138,8 +134,8 @@ def test_the_least_budget_that_is_named_is_met_bit_for_bit(model: str) -> None:
     [
         f"'{T5}' -i 2x8",
         f"'{TIMM_VIT}'",
-        f"'{BERT}&task=token-classification'",
-        f"'{BERT}&task=question-answering'",
+        f"'{HEADS}:token_classification'",
+        f"'{HEADS}:question_answering'",
     ],
 )
 def test_a_budget_that_is_given_to_run_is_kept_bit_for_bit(model: str) -> None:

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner, Result
 
-from chainstay import ChainProfile, JoinProfile, OffloadProfile, Schedule, Stage, load_plan
+from chainstay import ChainProfile, JoinProfile, Schedule, Stage, load_plan
 from chainstay.cli import app, output_files, strategies, terminal, training_steps
+from chainstay.cli.commands.profile import stage_costs_table
 from chainstay.cli.exit_codes import ExitCode, exit_code_for
 from chainstay.cli.models.workload import default_loss
-from chainstay.cli.stage_tables import stage_tables
 from chainstay.cli.terminal import short_bytes
 from chainstay.cli.training_steps import TrainingRecord, fits_here
 from chainstay.errors import (
@@ -30,9 +30,9 @@ from chainstay.errors import (
     SolverLimitError,
     UnsupportedModelError,
 )
-from chainstay.report.comparison_table import ComparisonRow, comparison
 from chainstay.solve import solve_chain
 from chainstay.validation.simulate import simulate
+from comparison_table import ComparisonRow, comparison
 
 STAGE = Stage(
     name="stage", forward_time=10**6, backward_time=2 * 10**6, output_bytes=1000,
@@ -73,28 +73,10 @@ def test_sizes_have_three_digits(size: int, text: str) -> None:
     assert short_bytes(size) == text
 
 
-def test_every_kind_of_profile_has_a_table() -> None:
-    chain = printed(*stage_tables(CHAIN))
+def test_every_stage_has_a_row() -> None:
+    chain = printed(stage_costs_table(CHAIN))
     assert " ".join(chain[2].split()) == "0 stage 1 ms 2 ms 1000 B 2.93 KiB 2.00 KiB"
     assert len(chain) == 2 + len(CHAIN)
-
-    short = replace(CHAIN, stages=(STAGE,))
-    tail = replace(short, input_bytes=2000, input_gradient_bytes=2000)
-    join = printed(*stage_tables(JoinProfile(branches=(CHAIN, short), tail=tail)))
-    titles = [line.strip() for line in join if line.strip() in ("branch 0", "branch 1", "tail")]
-    assert titles == ["branch 0", "branch 1", "tail"]
-    assert sum(" stage " in line and "ms" in line for line in join) == 4 + 1 + 1
-    assert len(stage_tables(JoinProfile(branches=(CHAIN, short)))) == 2
-
-    slots = JoinProfile.homogeneous((2, 3), forward_time=10**6, backward_time=10**9, turn_time=0)
-    assert [line.split() for line in printed(*stage_tables(slots))[-2:]] == [
-        ["0", "2", "1", "ms", "1", "s"],
-        ["1", "3", "1", "ms", "1", "s"],
-    ]
-
-    offload = printed(*stage_tables(OffloadProfile.from_chain(CHAIN)))
-    assert len(offload) == 2 + len(CHAIN)
-    assert offload[2].split()[:5] == ["0", "1", "ms", "2", "ms"]
 
 
 def test_what_was_measured_is_shown_beside_what_was_planned() -> None:
@@ -118,7 +100,7 @@ def test_what_was_measured_is_shown_beside_what_was_planned() -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 @pytest.mark.parametrize("measured", [(), (0.0, 1.0, 2.0)])
 def test_memory_is_drawn(suffix: str, measured: Sequence[float]) -> None:
-    plots = pytest.importorskip("chainstay.report.memory_plot")
+    plots = pytest.importorskip("memory_plot")
     plain = simulate(CHAIN, Schedule.keep_all(len(CHAIN)))
     panel = plots.MemoryPanel(
         title="a net\n" + "long " * 40, planned=plain, plain_peak_bytes=plain.peak_bytes,
@@ -221,7 +203,9 @@ def test_exact_solvers_of_profile_files_agree(discards: str) -> None:
         assert solution.is_optimal
         found[method] = solution.makespan
     assert found["mip"] == found["cpsat"]
-    assert found["mip"] <= found["weak"] <= found["dp"]
+    assert found["mip"] <= min(found["weak"], found["dp"])
+    if discards != "free":  # which the weak program does not use
+        assert found["weak"] <= found["dp"]
 
 
 def test_joins_of_files_are_not_offloaded_and_slots_are_no_bytes() -> None:

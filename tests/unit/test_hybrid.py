@@ -16,11 +16,11 @@ from chainstay.dp.hybrid.recompute_fronts import (
     recompute_cost,
 )
 from chainstay.dp.jit import interpreted
-from chainstay.instances import with_skip
 from chainstay.profiles import Link, Skip
 from chainstay.schedule import Schedule
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 from chainstay.validation.hybrid.simulate import simulate_hybrid
+from chainstay.verify.chain_instances import with_skip
 from hybrid_support import CHAIN
 
 LINK = Link(bandwidth=2)

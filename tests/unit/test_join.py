@@ -41,12 +41,7 @@ from chainstay.formulations.join.highs_backend import pyomo_model
 from chainstay.profiles import Join, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Scope
-from chainstay.verify.join import (
-    JoinMethodUnderTest,
-    join_checks,
-    join_counter_example,
-    minimised_join,
-)
+from chainstay.verify import JoinSuite, MethodUnderTest
 
 # Sizes of many digits, so that every term of a sum shows in it.
 TEXT = ChainProfile(
@@ -411,12 +406,12 @@ def test_verify_finds_and_minimises_a_wrong_method() -> None:
             discards=Discards.TAPE,
         )
 
-    wrong = JoinMethodUnderTest(method=hasty, family=None, most_stages=30)
-    right = JoinMethodUnderTest(method=DP(), family=Family.CANONICAL_PERSISTENT, most_stages=30)
-    checks = join_checks(range(60), seed=3, methods=(wrong, right))
+    wrong = MethodUnderTest(method=hasty, most_stages=30, only=("slots",))
+    right = MethodUnderTest(method=DP(), family=Family.CANONICAL_PERSISTENT, most_stages=30)
+    checks = JoinSuite((wrong, right)).checks(range(60), seed=3)
     check = next(check for check in checks if "nothing is faster" in check.reason)
-    small = minimised_join(check, seconds=20)
+    small = JoinSuite().minimised(check, seconds=20)
     assert small.reason
-    assert small.instance.profile.stages <= 4
-    document = json.loads(join_counter_example(small, seed=3))
+    assert small.problem.stages <= 4
+    document = json.loads(small.counter_example(seed=3))
     assert (document["problem"], document["seed"]) == ("join", 3)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from chainstay.errors import CertificateError, InvalidProfileError, InvalidScheduleError
-from chainstay.instances import with_skip
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.profiles import (
     Join,
@@ -27,6 +26,7 @@ from chainstay.validation.join.search import join_optimum
 from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.simulate import simulate
+from chainstay.verify.chain_instances import with_skip
 from hybrid_support import CHAIN
 
 TURNING = JoinProfile(branches=(CHAIN, CHAIN))

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 
 from chainstay.dp import DP
 from chainstay.errors import BackendError, InvalidSolutionError
+from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile
 from chainstay.report import Frontier, FrontierPoint, frontier_of, gantt_bars, page, picture, trace
-from chainstay.report.axis_units import byte_scale, time_scale
+from chainstay.report.axis_units import memory_scale, time_scale
 from chainstay.report.html import elements
 from chainstay.report.memory_profile import MemoryLevel
 from chainstay.report.proof import proof_text
@@ -80,7 +81,9 @@ def test_page_of_every_kind(kind: str) -> None:
     solution, profile = plan(kind).solution, plan(kind).profile
     reader = _read(page(solution, profile, title=f"A {kind}", frontier=_NO_FRONTIER))
     assert reader.texts["h1"] == reader.texts["title"] == [f"A {kind}"]
-    assert reader.tags.count("tr") == len(stage_table(profile, solution.schedule).rows) + 1
+    assert (
+        reader.tags.count("tr") == len(stage_table(plan(kind).problem, solution.schedule).rows) + 1
+    )
     assert "section" in reader.tags
     loads = {"src", "href", "srcset", "action", "data", "poster"}
     assert not [name for name, _ in reader.attributes if name in loads]
@@ -121,10 +124,10 @@ def test_long_schedules_are_merged_and_never_look_better(monkeypatch: pytest.Mon
     solution, profile = plan("chain").solution, plan("chain").profile
     timeline = build_timeline(solution, profile)
     assert timeline is not None
-    alone = gantt_bars.build_bars(timeline, profile)
+    alone = gantt_bars.build_bars(timeline)
     assert [block.label for block in alone] == str(solution.schedule).split()
     monkeypatch.setattr(gantt_bars, "MAX_BARS", 6)
-    merged = gantt_bars.build_bars(timeline, profile)
+    merged = gantt_bars.build_bars(timeline)
     assert len(merged) <= 7
     assert (merged[0].start, merged[-1].end) == (0, solution.makespan)
     counts = [int(block.description.split()[0]) for block in merged if "…" in block.label]
@@ -335,7 +338,7 @@ class TestProof:
 
 def test_stage_table_counts_runs_and_moves() -> None:
     hybrid = plan("hybrid integral")
-    table = stage_table(hybrid.profile, hybrid.solution.schedule)
+    table = stage_table(hybrid.problem, hybrid.solution.schedule)
     names = [name for name, _ in table.columns]
     text = str(hybrid.solution.schedule).split()
     for row in table.rows:
@@ -345,7 +348,7 @@ def test_stage_table_counts_runs_and_moves() -> None:
         assert ("input" in moves) == (f"Oa{stage}" in text)
         assert ("saved" in moves) == (f"Ob{stage}" in text)
     join = plan("join")
-    rows = stage_table(join.profile, join.solution.schedule).rows
+    rows = stage_table(join.problem, join.solution.schedule).rows
     text = str(join.solution.schedule).split()
     for row in rows:
         prefix, _, stage = row[0].text.removeprefix("tail ").rpartition(":")
@@ -357,7 +360,8 @@ def test_stage_table_counts_runs_and_moves() -> None:
 
 
 def test_scales() -> None:
-    assert [byte_scale(size).unit for size in (5, 2000, 2**21, 2**30)] == [
+    chain = a_chain(1)
+    assert [memory_scale(ChainProblem(chain, n)).unit for n in (5, 2000, 2**21, 2**30)] == [
         "bytes", "KiB", "MiB", "GiB",
     ]  # fmt: skip
     assert [time_scale(time).unit for time in (5, 1000, 10**6, 10**9)] == ["ns", "µs", "ms", "s"]

@@ -274,7 +274,9 @@ def test_a_plan_of_another_profile_is_refused() -> None:
         build_timeline(solution, slower)
     with pytest.raises(InvalidScheduleError):
         build_timeline(solution, a_chain(7))
-    with pytest.raises(InvalidSolutionError, match="Solution is no plan of a OffloadProfile"):
+    with pytest.raises(InvalidSolutionError, match="Solution is no solution of a OffloadProfile"):
         build_timeline(solution, plan("offload integral").profile)
-    with pytest.raises(InvalidSolutionError, match="OffloadSolution is no plan of a JoinProfile"):
+    with pytest.raises(
+        InvalidSolutionError, match="OffloadSolution is no solution of a JoinProfile"
+    ):
         build_timeline(plan("offload integral").solution, plan("join").profile)

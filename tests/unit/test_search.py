@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
-from chainstay.instances import with_skip
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Family
@@ -20,6 +19,7 @@ from chainstay.validation import search
 from chainstay.validation import simulate as simulator
 from chainstay.validation.search import LARGEST_CHAIN, least_budget, optimum
 from chainstay.validation.simulate import simulate
+from chainstay.verify.chain_instances import with_skip
 from golden_chains import GOLDEN, GoldenChain
 from strategies import FAMILIES, chains
 

@@ -13,25 +13,16 @@ import pytest
 
 from chainstay.dp import DP, least_budget
 from chainstay.errors import BackendError, InfeasibleBudgetError, SolverLimitError
-from chainstay.instances import CHAIN_FAMILIES, ChainInstance, random_chain, simpler_chains
+from chainstay.problems import AnyProblem, ChainProblem
 from chainstay.problems.consistency import MethodResult
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family, Method, Scope, Solution
 from chainstay.validation import search
 from chainstay.validation.simulate import simulate
-from chainstay.verify import (
-    TESTED_METHODS,
-    ChainCheck,
-    CheckedAnswer,
-    ExhaustiveChainSearch,
-    MethodUnderTest,
-    Tally,
-    chain_checks,
-    chain_counter_example,
-    find_contradiction,
-    minimised_chain,
-)
+from chainstay.verify import Answer, ChainSuite, Check, MethodUnderTest, Tally
+from chainstay.verify.chain_instances import CHAIN_FAMILIES, random_chain
+from chainstay.verify.chains import CHAIN_METHODS, ExhaustiveChainSearch
 
 TRUTH = MethodUnderTest(method=ExhaustiveChainSearch(), family=Family.ALL, most_stages=4)
 
@@ -82,9 +73,9 @@ def under_test(method: Method, family: Family = Family.ALL) -> MethodUnderTest:
     return MethodUnderTest(method=method, family=family, most_stages=4)
 
 
-def first_contradiction(*methods: MethodUnderTest) -> ChainCheck:
-    found = chain_checks(range(400), seed=26, methods=methods)
-    return next(check for check in found if check.contradiction is not None)
+def first_contradiction(*methods: MethodUnderTest) -> Check:
+    found = ChainSuite(methods).checks(range(400), seed=26)
+    return next(check for check in found if check.reason)
 
 
 def test_instances_depend_on_seed_and_number_alone() -> None:
@@ -112,9 +103,9 @@ SKIPPING = next(
 
 
 @pytest.mark.parametrize("instance", [random_chain(1, 2), SKIPPING], ids=["plain", "skips"])
-def test_simpler_instances_are_simpler_and_end(instance: ChainInstance) -> None:
+def test_simpler_instances_are_simpler_and_end(instance: ChainProblem) -> None:
     steps = 0
-    while (step := next(simpler_chains(instance), None)) is not None:
+    while (step := next(instance.simpler(), None)) is not None:
         assert weight(step) < weight(instance)
         instance, steps = step, steps + 1
     assert weight(instance) == (1, 0, 1)
@@ -122,7 +113,7 @@ def test_simpler_instances_are_simpler_and_end(instance: ChainInstance) -> None:
 
 
 def test_simpler_instances_of_skips_lose_them_one_by_one_or_by_a_number() -> None:
-    profiles = [step.profile for step in simpler_chains(SKIPPING)]
+    profiles = [step.profile for step in SKIPPING.simpler()]
     assert [len(profile.skips) for profile in profiles].count(2) >= 3
     reaches = {tuple((s.first, s.last) for s in profile.skips) for profile in profiles}
     sizes = {
@@ -132,9 +123,10 @@ def test_simpler_instances_of_skips_lose_them_one_by_one_or_by_a_number() -> Non
     assert len(sizes) > 1
 
 
-def weight(instance: ChainInstance) -> tuple[int, int, int]:
+def weight(instance: AnyProblem) -> tuple[int, int, int]:
     """Stages, skips, and the sum of all numbers."""
     profile = instance.profile
+    assert isinstance(profile, ChainProfile)
     arrays = profile.arrays()._replace(fresh=np.array(0), gradients=np.array(0))
     skips = sum(skip.first + skip.last + skip.bytes + skip.gradient_bytes for skip in profile.skips)
     total = instance.budget + skips + sum(int(array.sum()) for array in arrays)
@@ -144,43 +136,48 @@ def weight(instance: ChainInstance) -> tuple[int, int, int]:
 @pytest.mark.long
 def test_a_short_real_run_is_clean() -> None:
     names = set()
-    for check in chain_checks(range(64), seed=1):
-        assert check.contradiction is None
+    for check in ChainSuite().checks(range(64), seed=1):
+        assert not check.reason
         names |= {answer.tested.name for answer in check.answers}
-    assert names == {each.name for each in TESTED_METHODS}
+    assert names == {each.name for each in CHAIN_METHODS}
 
 
 def test_the_plan_is_said_in_words() -> None:
     assert TRUTH.sampling == "all, n ≤ 4"
     assert under_test(ExhaustiveChainSearch()).name == "search (table1)"
     assert dataclasses.replace(TRUTH, every=8).sampling == "1 in 8, n ≤ 4"
-    assert dataclasses.replace(TRUTH, takes_skips=False).sampling == "all, n ≤ 4, no skips"
+    assert dataclasses.replace(TRUTH, only=("no skips",)).sampling == "all, n ≤ 4, no skips"
     chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=(Stage(),) * 4)
     longer = dataclasses.replace(chain, stages=(Stage(),) * 5)
     skipping = dataclasses.replace(chain, skips=(Skip(first=0, last=1, bytes=0),))
-    assert not TRUTH.takes(0, longer)
-    assert dataclasses.replace(TRUTH, every=8).takes(16, chain)
-    assert not dataclasses.replace(TRUTH, every=8).takes(17, chain)
-    assert TRUTH.takes(0, skipping)
-    assert not dataclasses.replace(TRUTH, takes_skips=False).takes(0, skipping)
+    assert not takes(TRUTH, 0, longer)
+    assert takes(dataclasses.replace(TRUTH, every=8), 16, chain)
+    assert not takes(dataclasses.replace(TRUTH, every=8), 17, chain)
+    assert takes(TRUTH, 0, skipping)
+    assert takes(dataclasses.replace(TRUTH, only=("no skips",)), 0, chain)
+    assert not takes(dataclasses.replace(TRUTH, only=("no skips",)), 0, skipping)
+
+
+def takes(tested: MethodUnderTest, number: int, profile: ChainProfile) -> bool:
+    return ChainSuite().takes(tested, number, ChainProblem(profile, 1))
 
 
 def test_a_number_checked_alone_gives_the_same_answers() -> None:
-    among = list(chain_checks(range(20, 30), seed=2, methods=[TRUTH]))[4]
-    (alone,) = chain_checks([24], seed=2, methods=[TRUTH])
-    assert alone.instance == among.instance
+    among = list(ChainSuite((TRUTH,)).checks(range(20, 30), seed=2))[4]
+    (alone,) = ChainSuite((TRUTH,)).checks([24], seed=2)
+    assert alone.problem == among.problem
     assert [a.result for a in alone.answers] == [a.result for a in among.answers]
 
 
 def test_several_processes_give_the_answers_of_one_in_the_same_order() -> None:
-    many = list(chain_checks(range(100), seed=3, methods=[TRUTH], workers=2))
-    one = list(chain_checks(range(100), seed=3, methods=[TRUTH]))
+    many = list(ChainSuite((TRUTH,)).checks(range(100), seed=3, workers=2))
+    one = list(ChainSuite((TRUTH,)).checks(range(100), seed=3))
     assert [check.number for check in many] == list(range(100))
-    assert [check.instance for check in many] == [check.instance for check in one]
+    assert [check.problem for check in many] == [check.problem for check in one]
     assert [said(check) for check in many] == [said(check) for check in one]
 
 
-def said(check: ChainCheck) -> list[MethodResult]:
+def said(check: Check) -> list[MethodResult]:
     return [answer.result for answer in check.answers]
 
 
@@ -192,7 +189,7 @@ def test_several_processes_end_when_their_checks_are_no_longer_wanted() -> None:
             taken.append(number)
             yield number
 
-    found = chain_checks(numbers(), seed=3, methods=[TRUTH], workers=2)
+    found = ChainSuite((TRUTH,)).checks(numbers(), seed=3, workers=2)
     assert next(found).number == 0
     found.close()  # type: ignore[attr-defined]  # it is a generator
     assert len(taken) <= 100  # a few batches ahead of the first result
@@ -222,54 +219,64 @@ def test_several_processes_end_when_their_checks_are_no_longer_wanted() -> None:
 )
 def test_a_lie_is_found_and_its_instance_made_as_small_as_it_gets(lie: str, text: str) -> None:
     check = first_contradiction(under_test(Liar(lie), Family.PERSISTENT), TRUTH)
-    assert check.contradiction is not None
-    assert re.search(text, check.contradiction.reason)
-    small = minimised_chain(check.instance, check.contradiction.between)
+    assert re.search(text, check.reason)
+    small = ChainSuite().minimised(check)
+    assert small.number == check.number
+    assert re.search(text, small.reason)
     if lie == "bound":  # true up to 3 stages and of small numbers
-        assert weight(small) < (5, 200)
+        assert weight(small.problem) < (5, 200)
     else:
-        assert weight(small) <= (3, 2)
-    document = json.loads(chain_counter_example(check, seed=5, instance=small))
+        assert weight(small.problem) <= (3, 2)
+    document = json.loads(small.counter_example(seed=5))
     assert document["chainstay"] == "counter-example"
-    assert ChainProfile.from_json(document["profile"]) == small.profile
+    assert document["problem"] == "chain"
+    assert ChainProfile.from_json(document["profile"]) == small.problem.profile
     assert (document["number"], document["seed"]) == (check.number, 5)
-    assert document["budget"] == small.budget
+    assert document["budget"] == small.problem.budget
     assert document["answers"][0]["method"].startswith(("liar", "search"))
 
 
 def test_a_counter_example_holds_claims_and_replays() -> None:
     check = first_contradiction(under_test(Liar("bound"), Family.PERSISTENT), TRUTH)
-    text = chain_counter_example(check, seed=5, instance=check.instance)
+    text = check.counter_example(seed=5)
     answers = {answer["method"]: answer for answer in json.loads(text)["answers"]}
     liar, truth = answers["liar (bound)"], answers["search (table1)"]
     assert truth["replay"]["makespan"] == truth["makespan"] < liar["lower_bound"]
     assert liar["family"] == "all"
-    replay = simulate(check.instance.profile, Schedule.parse(liar["schedule"]))
+    replay = simulate(profile_of(check), Schedule.parse(liar["schedule"]))
     assert liar["replay"] == {"makespan": replay.makespan, "peak_bytes": replay.peak_bytes}
+
+
+def profile_of(check: Check) -> ChainProfile:
+    assert isinstance(check.problem, ChainProblem)
+    return check.problem.profile
 
 
 def test_a_counter_example_says_why_a_schedule_is_invalid() -> None:
     check = first_contradiction(under_test(Liar("op"), Family.PERSISTENT))
-    (answer,) = json.loads(chain_counter_example(check, seed=5, instance=check.instance))["answers"]
+    (answer,) = json.loads(check.counter_example(seed=5))["answers"]
     assert "needs" in answer["replay"]["invalid"]
 
 
 def test_without_time_the_instance_stays_as_it_is() -> None:
     check = first_contradiction(under_test(Liar("makespan")))
-    assert check.contradiction is not None
-    assert (
-        minimised_chain(check.instance, check.contradiction.between, seconds=0.0) == check.instance
-    )
+    small = ChainSuite().minimised(check, seconds=0.0)
+    assert (small.problem, small.reason) == (check.problem, check.reason)
 
 
 def test_a_method_that_runs_out_of_time_contradicts_nobody() -> None:
-    for check in chain_checks(range(30), seed=0, methods=[under_test(Liar("late")), TRUTH]):
-        assert check.contradiction is None
+    for check in ChainSuite(
+        (
+            under_test(Liar("late")),
+            TRUTH,
+        )
+    ).checks(range(30), seed=0):
+        assert not check.reason
 
 
 def test_a_crash_names_the_instance() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        list(chain_checks(range(30), seed=9, methods=[under_test(Liar("crash"))]))
+        list(ChainSuite((under_test(Liar("crash")),)).checks(range(30), seed=9))
     assert caught.value.__notes__[0].endswith("of seed 9")
 
 
@@ -293,11 +300,20 @@ def test_bounds_are_held_against_what_they_speak_about(
     family: Family, rules: str, covers: Family, other_rules: str, *, is_held_against: bool
 ) -> None:
     fast, slow = shown(2, family, family, rules), shown(3, covers, covers, other_rules)
-    assert (find_contradiction([fast, slow]) is not None) == is_held_against
-    assert (find_contradiction([slow, fast]) is not None) == is_held_against
+    assert bool(contradiction(fast, slow)) == is_held_against
+    assert bool(contradiction(slow, fast)) == is_held_against
 
 
-def shown(makespan: int, family: Family, covers: Family, rules: str) -> CheckedAnswer:
+def contradiction(*answers: Answer) -> str:
+    return ChainSuite().find_contradiction(answers)[0]
+
+
+PROBLEM = ChainProblem(
+    ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=(Stage(saved_bytes=1),)), 1
+)
+
+
+def shown(makespan: int, family: Family, covers: Family, rules: str) -> Answer:
     """An answer that claims an optimum of `makespan`."""
     claim = Claim(
         schedule=Schedule.keep_all(1),
@@ -309,9 +325,6 @@ def shown(makespan: int, family: Family, covers: Family, rules: str) -> CheckedA
     tested = MethodUnderTest(
         method=ExhaustiveChainSearch(), family=family, discards=Discards(rules), most_stages=1
     )
-    result = MethodResult(
-        method=tested.name, schedule_scope=tested.scope, bound_scope=claim.scope, claim=claim
-    )
     solution = Solution(
         schedule=claim.schedule,
         makespan=makespan,
@@ -322,28 +335,22 @@ def shown(makespan: int, family: Family, covers: Family, rules: str) -> CheckedA
         method="",
         solve_seconds=0.0,
     )
-    return CheckedAnswer(tested=tested, result=result, seconds=0.0, solution=solution)
+    return Answer(tested=tested, problem=PROBLEM, claim=claim, solution=solution)
 
 
-def refused(required: int) -> CheckedAnswer:
-    scope = Scope(Family.ALL, Discards.TABLE1)
-    result = MethodResult(
-        method=TRUTH.name, schedule_scope=scope, bound_scope=scope, required=required
-    )
-    return CheckedAnswer(tested=TRUTH, result=result, seconds=0.0)
+def refused(required: int) -> Answer:
+    return Answer(tested=TRUTH, problem=PROBLEM, required=required)
 
 
 def test_infeasible_is_held_against_a_schedule_and_against_a_smaller_need() -> None:
-    found = find_contradiction([refused(5), shown(2, Family.ALL, Family.ALL, "table1")])
-    assert found is not None
-    assert "less than 5 bytes, and search (table1) has a schedule that does" in found.reason
-    found = find_contradiction([refused(5), refused(4)])
-    assert found is not None
-    assert "nothing fits in less than 5 bytes, and search (table1) has a sch" in found.reason
-    assert find_contradiction([refused(5), refused(5)]) is None
+    found = contradiction(refused(5), shown(2, Family.ALL, Family.ALL, "table1"))
+    assert "less than 5 bytes, and search (table1) has a schedule that does" in found
+    found = contradiction(refused(5), refused(4))
+    assert "nothing fits in less than 5 bytes, and search (table1) has a schedule for 4" in found
+    assert not contradiction(refused(5), refused(5))
 
 
-WEAK = next(each for each in TESTED_METHODS if each.name == "dp, weakly persistent")
+WEAK = next(each for each in CHAIN_METHODS if each.name == "dp, weakly persistent")
 
 
 @pytest.mark.parametrize(
@@ -361,7 +368,8 @@ def test_the_weak_program_is_held_to_its_promise_on_the_domain_at_hand(
     stage = Stage(forward_time=1, output_bytes=3, saved_bytes=4, gradient_bytes=3)
     stages = (stage, dataclasses.replace(stage, **changes), stage)  # type: ignore[arg-type]
     profile = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=stages)
-    assert WEAK.infeasibility_scope(profile) == scope
+    refusal = Answer(tested=WEAK, problem=ChainProblem(profile, 1), required=2)
+    assert ChainSuite.scope(refusal) == scope
     least = least_budget(profile, persistence="weak")
     claim = WEAK.method(profile, least)
     assert claim.scope == scope  # what it says of its bound is what it says of its least budget
@@ -388,14 +396,10 @@ class SlowWeak:
 
 def test_a_weak_program_that_misses_what_floats_is_found_out() -> None:
     liar = dataclasses.replace(WEAK, method=SlowWeak())
-    honest = [WEAK, TRUTH, *(each for each in TESTED_METHODS if "cpsat" in each.name)]
-    numbers = range(0, 2400, 4)
-    found = next(
-        check.contradiction
-        for check in chain_checks(numbers, seed=1, methods=[liar, *honest])
-        if check.contradiction is not None
-    )
-    assert found.reason.startswith("slow weak says that nothing is faster than")
+    honest = [WEAK, TRUTH, *(each for each in CHAIN_METHODS if "cpsat" in each.name)]
+    checks = ChainSuite((liar, *honest)).checks(range(0, 2400, 4), seed=1)
+    found = next(check.reason for check in checks if check.reason)
+    assert found.startswith("slow weak says that nothing is faster than")
 
 
 def test_tallies_add_up() -> None:

@@ -15,18 +15,12 @@ from chainstay.solution import Family
 from chainstay.solve.hybrid import AutoHybrid, Pofo
 from chainstay.timetable import Transfers
 from chainstay.validation.hybrid.search import hybrid_optimum
-from chainstay.verify.hybrid import (
-    TESTED_HYBRID_METHODS,
-    HybridCheck,
-    HybridMethodUnderTest,
-    hybrid_checks,
-    hybrid_counter_example,
-    minimised_hybrid,
-    random_hybrid,
-)
+from chainstay.verify import Check, HybridSuite, MethodUnderTest
+from chainstay.verify.hybrids import HYBRID_METHODS
+from chainstay.verify.transfer_instances import random_hybrid
 
 QUICK = AutoHybrid(combined=Pofo(tries=20), exact_stages=0)
-(SEARCH,) = [each for each in TESTED_HYBRID_METHODS if str(each.method) == "search"]
+(SEARCH,) = [each for each in HYBRID_METHODS if str(each.method) == "search"]
 
 
 @dataclass(frozen=True)
@@ -66,19 +60,19 @@ def recomputed(problem: HybridProblem) -> HybridClaim:
     return HybridClaim(schedule=claim.schedule, makespan=claim.makespan, lower_bound=0)
 
 
-def under_test(lie: str) -> HybridMethodUnderTest:
-    return HybridMethodUnderTest(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=2)
+def under_test(lie: str) -> MethodUnderTest:
+    return MethodUnderTest(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=2)
 
 
-def first_contradiction(*methods: HybridMethodUnderTest) -> HybridCheck:
-    found = hybrid_checks(range(300), seed=6, methods=methods)
+def first_contradiction(*methods: MethodUnderTest) -> Check:
+    found = HybridSuite(methods).checks(range(300), seed=6)
     return next(check for check in found if check.reason)
 
 
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        ("makespan", r"liar (makespan), integral: liar (makespan), integral: the schedule takes"),
+        ("makespan", "liar (makespan), integral: the schedule takes"),
         ("optimal", "liar (optimal), integral says that nothing is faster than"),
         ("twice", "liar (twice), integral says that nothing is faster than"),
     ],
@@ -86,19 +80,22 @@ def first_contradiction(*methods: HybridMethodUnderTest) -> HybridCheck:
 def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
     check = first_contradiction(under_test(lie), SEARCH)
     assert check.reason.startswith(reason)
-    small = minimised_hybrid(check, seconds=10)
+    small = HybridSuite().minimised(check, seconds=10)
     assert small.reason.startswith(reason)
     assert small.number == check.number
-    assert len(small.instance.profile) == 2
-    assert small.instance.link == check.instance.link
-    assert sizes(small.instance.profile) <= sizes(check.instance.profile)
-    document = json.loads(hybrid_counter_example(small, seed=6))
+    before, after = check.problem, small.problem
+    assert isinstance(before, HybridProblem)
+    assert isinstance(after, HybridProblem)
+    assert len(after.profile) == 2
+    assert after.link == before.link
+    assert sizes(after.profile) <= sizes(before.profile)
+    document = json.loads(small.counter_example(seed=6))
     assert (document["number"], document["seed"]) == (check.number, 6)
     assert (document["problem"], document["transfers"]) == ("hybrid", "integral")
-    assert ChainProfile.from_json(document["profile"]) == small.instance.profile
-    assert Link.from_json(document["link"]) == small.instance.link
-    said = {answer["method"]: answer["claim"] for answer in document["answers"]}
-    assert said[f"liar ({lie}), integral"] is not None
+    assert ChainProfile.from_json(document["profile"]) == after.profile
+    assert Link.from_json(document["link"]) == after.link
+    said = {answer["method"]: answer for answer in document["answers"]}
+    assert said[f"liar ({lie}), integral"]["schedule"]
 
 
 def sizes(profile: ChainProfile) -> int:
@@ -107,32 +104,29 @@ def sizes(profile: ChainProfile) -> int:
 
 
 def test_who_is_late_or_says_that_nothing_fits_contradicts_nobody() -> None:
-    checks = hybrid_checks(range(20), seed=6, methods=[under_test("late"), SEARCH])
+    checks = HybridSuite((under_test("late"), SEARCH)).checks(range(20), seed=6)
     assert not any(check.reason for check in checks)
-    for check in hybrid_checks(range(20), seed=6, methods=[under_test("infeasible")]):
+    for check in HybridSuite((under_test("infeasible"),)).checks(range(20), seed=6):
         assert not check.reason
         for answer in check.answers:
-            assert answer.claim is None or len(check.instance.profile) == 1
+            assert answer.claim is None or check.problem.stages == 1
 
 
 def test_search_says_if_it_finds_nothing_where_something_fits() -> None:
     """With little room on the host, more than the least budget may be needed."""
     tight = 0
     for number in range(800):
-        instance = random_hybrid(6, number)
-        if len(instance.profile) > 2:
-            continue
-        problem = HybridProblem(instance.profile, instance.budget, instance.link)
-        if instance.budget < problem.required_bytes:
+        problem = random_hybrid(6, number)
+        if problem.stages > 2 or problem.budget < problem.required_bytes:
             continue
         found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
         if found is not None:
             continue
         tight += 1
-        assert instance.link.capacity is not None
+        assert problem.link.capacity is not None
         with pytest.raises(SolverLimitError, match="nothing fits, although something should"):
             SEARCH.method(problem)
-        (check,) = hybrid_checks([number], seed=6)
+        (check,) = HybridSuite().checks([number], seed=6)
         assert not check.reason
         break
     assert tight

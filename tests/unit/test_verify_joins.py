@@ -7,17 +7,19 @@ from dataclasses import astuple, dataclass, replace
 import pytest
 
 from chainstay.dp import DP
+from chainstay.problems import AnyProblem, JoinProblem
 from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile
 from chainstay.solution import Claim, Family
 from chainstay.solve.join import join_claim
-from chainstay.verify.join import JoinMethodUnderTest, join_checks, minimised_join
-from chainstay.verify.join_instances import JoinInstance, random_join, simpler_joins
+from chainstay.verify import JoinSuite, MethodUnderTest
+from chainstay.verify.join_instances import random_join
 
 DRAWN = [random_join(4, number) for number in range(200)]
 
 
-def weight(instance: JoinInstance) -> tuple[int, int, int]:
+def weight(instance: AnyProblem) -> tuple[int, int, int]:
     """Chains and stages, gradients to keep, and the sum of all numbers."""
+    assert isinstance(instance, JoinProblem)
     profile, kept = instance.profile, sum(instance.keep)
     if isinstance(profile, HomogeneousJoin):
         tail = -1 if profile.tail_steps is None else profile.tail_steps
@@ -44,7 +46,7 @@ def test_joins_a_little_simpler_are_simpler_and_have_what_joins_need(kind: type[
     drawn = [each for each in DRAWN[:60] if isinstance(each.profile, kind)]
     assert len(drawn) > 10
     for instance in drawn:
-        for simpler in simpler_joins(instance):
+        for simpler in instance.simpler():
             # Without its last stage, a chain may have a larger output: the stages come first.
             assert weight(simpler) < weight(instance), (instance, simpler)
             assert len(simpler.keep) == branches_of(simpler.profile) >= 1
@@ -69,7 +71,7 @@ def test_every_part_of_a_join_can_go() -> None:
     profile = instance.profile
     assert isinstance(profile, JoinProfile)
     assert profile.tail is not None
-    simpler = list(simpler_joins(instance))
+    simpler = list(instance.simpler())
     assert replace(instance, keep=(False, False, False)) in simpler
     assert replace(instance, budget=instance.budget - 1) in simpler
     joins = [each.profile for each in simpler if isinstance(each.profile, JoinProfile)]
@@ -78,7 +80,7 @@ def test_every_part_of_a_join_can_go() -> None:
         (fewer,) = [each for each in simpler if others == getattr(each.profile, "branches", ())]
         assert fewer.keep == instance.keep[:j] + instance.keep[j + 1 :]
         sizes = {join.branches[j].input_bytes for join in joins if len(join.branches) == 3}
-        assert {0, branch.input_bytes // 2, branch.input_bytes} <= sizes
+        assert {0, branch.input_bytes - branch.input_bytes // 2, branch.input_bytes} <= sizes
     lengths = {len(join.tail) if join.tail else 0 for join in joins}
     assert lengths == {0, len(profile.tail) - 1, len(profile.tail)}
 
@@ -93,7 +95,7 @@ def test_the_simplest_join_is_one_branch_of_nothing(kind: type[Join], *, with_ta
         small, found = instance, iter([instance])
         while (step := next(found, None)) is not None:
             small = step
-            found = (s for s in simpler_joins(small) if has_a_tail(s.profile) >= with_tail)
+            found = (s for s in small.simpler() if has_a_tail(s.profile) >= with_tail)
         # A branch of unit slots may have no stage; other chains have one, and a tail's input
         # is as large as the branch's output.
         least = 1 + with_tail if kind is HomogeneousJoin else 2 + 2 * with_tail
@@ -114,13 +116,14 @@ class Late:
 
 @pytest.mark.parametrize("kind", [HomogeneousJoin, JoinProfile])
 def test_a_lie_about_tails_is_made_as_small_as_a_join_with_a_tail_gets(kind: type[Join]) -> None:
-    liar = JoinMethodUnderTest(method=Late(), family=Family.CANONICAL_PERSISTENT, most_stages=30)
-    checks = join_checks(range(60), seed=4, methods=[liar])
-    check = next(c for c in checks if c.reason and isinstance(c.instance.profile, kind))
+    liar = MethodUnderTest(method=Late(), family=Family.CANONICAL_PERSISTENT, most_stages=30)
+    checks = JoinSuite((liar,)).checks(range(60), seed=4)
+    check = next(c for c in checks if c.reason and isinstance(c.problem.profile, kind))
     assert "the solver claimed" in check.reason
-    small = minimised_join(check, seconds=20)
+    small = JoinSuite().minimised(check, seconds=20)
     assert "the solver claimed" in small.reason
     assert small.number == check.number
-    assert isinstance(small.instance.profile, kind)
-    assert has_a_tail(small.instance.profile)
-    assert weight(small.instance)[:2] == ((2, 0) if kind is HomogeneousJoin else (4, 0))
+    assert isinstance(small.problem, JoinProblem)
+    assert isinstance(small.problem.profile, kind)
+    assert has_a_tail(small.problem.profile)
+    assert weight(small.problem)[:2] == ((2, 0) if kind is HomogeneousJoin else (4, 0))

@@ -13,18 +13,11 @@ from chainstay.problems.offload import OffloadClaim, OffloadProblem
 from chainstay.profiles import OffloadProfile
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Transfers
-from chainstay.verify import Tally
-from chainstay.verify.offload import (
-    TESTED_OFFLOAD_METHODS,
-    OffloadCheck,
-    OffloadMethodUnderTest,
-    minimised_offload,
-    offload_checks,
-    offload_counter_example,
-)
-from chainstay.verify.offload_instances import random_offload, simpler_offload
+from chainstay.verify import Check, MethodUnderTest, OffloadSuite, Tally
+from chainstay.verify.offloads import OFFLOAD_METHODS
+from chainstay.verify.transfer_instances import random_offload
 
-TRUTH = OffloadMethodUnderTest(method=Heuristics(), transfers=Transfers.INTEGRAL, most_stages=4)
+TRUTH = MethodUnderTest(method=Heuristics(), transfers=Transfers.INTEGRAL, most_stages=4)
 
 
 @dataclass(frozen=True)
@@ -52,8 +45,8 @@ class Liar:
         raise AssertionError
 
 
-def first_contradiction(*methods: OffloadMethodUnderTest) -> OffloadCheck:
-    found = offload_checks(range(400), seed=8, methods=methods)
+def first_contradiction(*methods: MethodUnderTest) -> Check:
+    found = OffloadSuite(methods).checks(range(400), seed=8)
     return next(check for check in found if check.reason)
 
 
@@ -67,7 +60,7 @@ def test_instances_depend_on_seed_and_number_alone() -> None:
 
 def test_simpler_instances_end() -> None:
     instance, steps = random_offload(1, 2), 0
-    while (step := next(simpler_offload(instance), None)) is not None:
+    while (step := next(instance.simpler(), None)) is not None:
         assert step != instance
         instance, steps = step, steps + 1
         assert steps < 10_000
@@ -80,30 +73,28 @@ def test_simpler_instances_end() -> None:
     [("makespan", "the solver claimed"), ("infeasible", "nothing fits")],
 )
 def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
-    liar = OffloadMethodUnderTest(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=4)
+    liar = MethodUnderTest(method=Liar(lie), transfers=Transfers.INTEGRAL, most_stages=4)
     check = first_contradiction(TRUTH, liar)
     assert reason in check.reason
-    small = minimised_offload(check, seconds=10)
+    small = OffloadSuite().minimised(check, seconds=10)
     assert small.reason
-    assert len(small.instance.profile) == 2
-    document = json.loads(offload_counter_example(small, seed=8))
+    assert small.problem.stages == 2
+    document = json.loads(small.counter_example(seed=8))
     assert document["number"] == check.number
-    assert OffloadProfile.from_json(document["profile"]) == small.instance.profile
+    assert OffloadProfile.from_json(document["profile"]) == small.problem.profile
 
 
 def test_a_bound_is_held_against_stricter_models() -> None:
     """That a heuristic is optimal is refuted by the exact methods beside it."""
-    liar = OffloadMethodUnderTest(
-        method=Liar("optimal"), transfers=Transfers.INTEGRAL, most_stages=4
-    )
-    exact = [each for each in TESTED_OFFLOAD_METHODS if str(each.method) == "search"]
+    liar = MethodUnderTest(method=Liar("optimal"), transfers=Transfers.INTEGRAL, most_stages=4)
+    exact = [each for each in OFFLOAD_METHODS if str(each.method) == "search"]
     check = first_contradiction(liar, *(replace(each, every=1) for each in exact))
     assert "says that nothing is faster than" in check.reason
 
 
 def test_all_methods_agree_on_some_instances() -> None:
     tally = Tally()
-    for check in offload_checks(range(60), seed=11):
+    for check in OffloadSuite().checks(range(60), seed=11):
         assert not check.reason, (check.number, check.reason)
         for answer in check.answers:
             if answer.tested.method == Algorithm1():

@@ -20,7 +20,6 @@ from chainstay.cli.options import (
 )
 from chainstay.cli.output_files import output_path, write_output
 from chainstay.cli.terminal import print_result, print_table, spinner
-from chainstay.units import format_bytes
 
 if TYPE_CHECKING:
     from chainstay.cli.strategies import PlanResult
@@ -122,11 +121,12 @@ def _print_result(result: PlanResult) -> None:
 
     solution = result.plan.solution
     share = solution.budget / result.plain_bytes if result.plain_bytes else 1.0
-    budget = f"{solution.budget} slots" if result.is_in_slots else format_bytes(solution.budget)
+    problem = result.plan.problem
+    budget = problem.format_size(solution.budget)
     print_result(result.title, style="bold")
     print_result(f"budget: {budget}, {share:.0%} of what plain training needs\n")
     print_table(strategy_table(result.strategies, result.chosen, result.plain_time))
     text = solution.describe()
-    if result.is_in_slots:  # whose sizes are no bytes, and whose times no nanoseconds
-        text = f"{solution.makespan} time units in {solution.peak_bytes} slots"
+    if problem.unit == "slots":  # whose sizes are no bytes, and whose times no nanoseconds
+        text = f"{solution.makespan} time units in {problem.format_size(solution.peak_bytes)}"
     print_result(f"\n{result.chosen.name}: {text}")

@@ -8,14 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from chainstay.cli.options import JsonOutput, ModelOptions, flatten_options
 from chainstay.cli.output_files import output_path, write_output
-from chainstay.cli.terminal import print_note, print_result, print_table, spinner
+from chainstay.cli.terminal import (
+    new_table,
+    print_note,
+    print_result,
+    print_table,
+    printable,
+    short_bytes,
+    spinner,
+)
 from chainstay.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from chainstay.cli.models.model_costs import ModelCosts
+    from chainstay.profiles import ChainProfile
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -60,17 +71,13 @@ def profile(
 
 
 def _print_stages(costs: ModelCosts) -> None:
-    # Needs numpy, which --help must not load.
-    from chainstay.cli.stage_tables import stage_tables
-
     print_result(costs.workload.title, style="bold")
     model = costs.model
     if model is not None and model.origin:
         print_note(f"cut {model.origin.rstrip()}")
     if model is not None and model.attempt is not None:
         print_note("its branches meet: chainstay plan also tries to plan each branch apart")
-    for table in stage_tables(costs.profile):
-        print_table(table)
+    print_table(stage_costs_table(costs.profile))
     size = sum(parameter.nbytes for parameter in costs.workload.model.parameters())
     plain = costs.plain
     print_result(
@@ -78,3 +85,23 @@ def _print_stages(costs: ModelCosts) -> None:
         f"{format_bytes(plain.peak_bytes)}, besides {format_bytes(size)} of parameters and their "
         "gradients"
     )
+
+
+def stage_costs_table(profile: ChainProfile) -> Table:
+    """Return a table of the costs of every stage, no wider than 80 columns."""
+    table = new_table()
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("stage", overflow="fold", ratio=1)
+    for heading in ("forward", "backward", "passes on", "saves", "needs more"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for index, stage in enumerate(profile.stages):
+        table.add_row(
+            str(index),
+            Text(printable(stage.name)),
+            format_time(stage.forward_time),
+            format_time(stage.backward_time),
+            short_bytes(stage.output_bytes),
+            short_bytes(stage.saved_bytes),
+            short_bytes(max(stage.forward_overhead_bytes, stage.backward_overhead_bytes)),
+        )
+    return table

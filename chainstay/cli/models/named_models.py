@@ -137,11 +137,9 @@ def _hugging_face(spec: ModelSpec) -> BuiltModel:
     # Needs transformers, which only Hugging Face models do.
     from chainstay.cli.models.hf_models import build_config, model_with_head
 
-    settings = dict(spec.settings)
-    task = settings.pop("task", None)
     with _explained_failures(spec):
-        config = build_config(spec.name, settings)
-        return BuiltModel(model_with_head(config, task).train(), config=config)
+        config = build_config(spec.name, spec.settings)
+        return BuiltModel(model_with_head(config).train(), config=config)
 
 
 def _own_model(spec: ModelSpec) -> BuiltModel:

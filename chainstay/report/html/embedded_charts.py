@@ -14,8 +14,8 @@ from bokeh.embed import components
 from bokeh.models import Range1d
 from bokeh.resources import Resources
 
-from chainstay.profiles import AnyProfile, HomogeneousJoin
-from chainstay.report.axis_units import SLOTS, Scale, byte_scale, time_scale
+from chainstay.problems import Problem
+from chainstay.report.axis_units import Scale, memory_scale, time_scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
 from chainstay.report.frontier import Frontier
 from chainstay.report.gantt_bars import BAR_STYLES, Bar, build_bars, thinned_levels
@@ -47,18 +47,16 @@ class EmbeddedCharts(NamedTuple):
 
 
 def draw(
-    solution: Solution, profile: AnyProfile, timeline: Timeline | None, frontier: Frontier
+    solution: Solution, problem: Problem, timeline: Timeline | None, frontier: Frontier
 ) -> EmbeddedCharts:
     """Draw all charts that there are data for."""
-    is_in_slots = isinstance(profile, HomogeneousJoin)
-    time = time_scale(float(solution.makespan))
-    size = SLOTS if is_in_slots else byte_scale(solution.budget)
+    time, size = time_scale(float(solution.makespan)), memory_scale(problem)
     figures: dict[str, charts.Figure] = {}
-    content: dict[str, Any] = {"unit": SLOTS.unit if is_in_slots else ""}
+    content: dict[str, Any] = {"unit": problem.unit if problem.unit == "slots" else ""}
     bars: tuple[Bar, ...] = ()
     levels: tuple[MemoryLevel, ...] = ()
     if timeline is not None:
-        bars = build_bars(timeline, profile)
+        bars = build_bars(timeline)
         levels = thinned_levels(timeline.levels, float(timeline.makespan))
         x_range = _time_range(float(timeline.makespan) / time.factor)
         figures["memory"] = charts.memory_chart(

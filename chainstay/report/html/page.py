@@ -7,7 +7,7 @@ script shows as text. The page's own policy forbids it to load anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import import_module
 from importlib.metadata import version
@@ -16,17 +16,17 @@ from string import Template
 from types import ModuleType
 from typing import Final
 
-from chainstay.errors import BackendError
-from chainstay.problems.hybrid import HybridSolution
+from chainstay.errors import BackendError, InvalidSolutionError
+from chainstay.problems import Problem, problem_of
 from chainstay.problems.offload import OffloadSolution
-from chainstay.profiles import AnyProfile, HomogeneousJoin, JoinProfile
+from chainstay.profiles import AnyProfile
 from chainstay.report.frontier import Frontier, frontier_of
 from chainstay.report.html import elements
 from chainstay.report.proof import proof_text
 from chainstay.report.stage_table import stage_table
 from chainstay.report.timeline import build_timeline
 from chainstay.solution import Solution
-from chainstay.units import format_bytes, format_time
+from chainstay.units import format_time
 
 __all__ = ["page"]
 
@@ -80,10 +80,11 @@ def page(  # noqa: PLR0913  # options of a plan, all by name
         InvalidScheduleError: Its schedule cannot run on this profile.
     """
     drawing = _drawing()
+    problem = problem_of(solution, profile, keep=keep, error=InvalidSolutionError)
     timeline = build_timeline(solution, profile, keep=keep, overheads=overheads)
     if frontier is None:
         frontier = frontier_of(solution, profile, keep=keep)
-    drawn = drawing.draw(solution, profile, timeline, frontier)
+    drawn = drawing.draw(solution, problem, timeline, frontier)
     proof = proof_text(solution)
     return _fill(
         "page.html",
@@ -94,9 +95,9 @@ def page(  # noqa: PLR0913  # options of a plan, all by name
         library=drawn.library,
         charts=drawn.script,
         data=elements.json_text(drawn.content),
-        kind=_kind(solution, profile),
-        lead=escape(_lead(solution, profile)),
-        figures="\n".join(_figures(solution, profile)),
+        kind=_kind(problem),
+        lead=escape(_lead(solution, problem)),
+        figures="\n".join(_figures(solution, problem)),
         timeline=_fill("timeline.html", **drawn.timeline)
         if timeline
         else elements.paragraph(_NO_TIMES),
@@ -105,8 +106,8 @@ def page(  # noqa: PLR0913  # options of a plan, all by name
         sentence=escape(proof.sentence),
         facts="\n".join(elements.definition(*fact) for fact in proof.facts),
         notes="\n".join(map(elements.paragraph, proof.notes)),
-        table=elements.table(stage_table(profile, solution.schedule)),
-        table_note=_SLOTS_NOTE if isinstance(profile, HomogeneousJoin) else _SIZES_NOTE,
+        table=elements.table(stage_table(problem, solution.schedule)),
+        table_note=_SLOTS_NOTE if problem.unit == "slots" else _SIZES_NOTE,
         operations=f"{len(solution.schedule):,}",
         schedule=escape(str(solution.schedule)),
     )
@@ -132,36 +133,23 @@ def _fill(name: str, **parts: str) -> str:
     return Template(_asset(name)).substitute(parts)
 
 
-def _kind(solution: Solution, profile: AnyProfile) -> str:
-    if isinstance(profile, JoinProfile | HomogeneousJoin):
+def _kind(problem: Problem) -> str:
+    if problem.network == "join":
         return "plan of a join"
-    if isinstance(solution, HybridSolution):
-        return "plan of a chain, recomputing and offloading"
-    if isinstance(solution, OffloadSolution):
-        return "plan of a chain, offloading"
-    return "plan of a chain, recomputing"
+    return f"plan of a chain, {problem.techniques}"
 
 
-def _lead(solution: Solution, profile: AnyProfile) -> str:
-    join = isinstance(profile, JoinProfile | HomogeneousJoin)
-    stages = profile.stages if isinstance(profile, JoinProfile | HomogeneousJoin) else len(profile)
-    chains = "a join" if join else "a chain"
-    size = _size(profile)
+def _lead(solution: Solution, problem: Problem) -> str:
+    stages, size = problem.stages, problem.format_size
     return (
-        f"One training step of {chains} of {stages:,} stage{'s' * (stages != 1)} within "
+        f"One training step of a {problem.network} of {stages:,} stage{'s' * (stages != 1)} within "
         f"{size(solution.budget)}: {len(solution.schedule):,} operations take "
         f"{format_time(solution.makespan)} and never need more than {size(solution.peak_bytes)}."
     )
 
 
-def _size(profile: AnyProfile) -> Callable[[int], str]:
-    if isinstance(profile, HomogeneousJoin):
-        return lambda slots: f"{slots} slot{'s' * (slots != 1)}"
-    return format_bytes
-
-
-def _figures(solution: Solution, profile: AnyProfile) -> Iterator[str]:
-    least, size = profile.least_time, _size(profile)
+def _figures(solution: Solution, problem: Problem) -> Iterator[str]:
+    least, size = problem.profile.least_time, problem.format_size
     excess = float(solution.makespan) / least - 1 if least else 0.0
     shortest = format_time(least).replace(" ", "\N{NO-BREAK SPACE}")
     yield elements.figure(
@@ -175,7 +163,7 @@ def _figures(solution: Solution, profile: AnyProfile) -> Iterator[str]:
         f"of {size(solution.budget)}",
         share=solution.peak_bytes / solution.budget,
     )
-    if not isinstance(solution, OffloadSolution) or isinstance(solution, HybridSolution):
+    if problem.recomputes:
         forwards = [(op.branch, op.stage) for op in solution.schedule if op.kind.is_forward]
         again = len(forwards) - len(set(forwards))
         yield elements.figure(

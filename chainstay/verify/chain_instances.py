@@ -1,23 +1,20 @@
-"""Random chains under budgets, each made from a seed and a number alone, and simpler ones.
+"""Random chains under budgets, each made from a seed and a number alone.
 
-For `chainstay.verify`: instance ``number`` of a seed is the same whether it is drawn alone
-or after a million others, in any process.
+Instance ``number`` of a seed is the same whether it is drawn alone or after a million others, in
+any process.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
-from chainstay.errors import InvalidProfileError
+from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile, Skip, Stage
 
-__all__ = ["CHAIN_FAMILIES", "ChainInstance", "random_chain", "simpler_chains", "with_skip"]
+__all__ = ["CHAIN_FAMILIES", "random_chain", "with_skip"]
 
 CHAIN_FAMILIES: Final = (
     "plain",  # gradients like activations, saved data a few times the output
@@ -34,18 +31,9 @@ _LARGEST_SIZES: Final = (3, 10, 60)
 _SHARES: Final = 8
 
 _Random: TypeAlias = random.Random
-_Record = TypeVar("_Record", ChainProfile, Skip, Stage)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainInstance:
-    """A chain and a budget in bytes."""
-
-    profile: ChainProfile
-    budget: int
-
-
-def random_chain(seed: int, number: int) -> ChainInstance:
+def random_chain(seed: int, number: int) -> ChainProblem:
     """Return instance `number` of `seed`: a chain of some family and a tight to ample budget.
 
     Example:
@@ -56,103 +44,7 @@ def random_chain(seed: int, number: int) -> ChainInstance:
     profile = _chain(draw, draw.choice(CHAIN_FAMILIES))
     least, most = _least_bytes(profile), _most_bytes(profile)
     budget = least + (most - least) * draw.randint(0, _SHARES) // _SHARES
-    return ChainInstance(profile=profile, budget=max(1, budget))
-
-
-def simpler_chains(instance: ChainInstance) -> Iterator[ChainInstance]:
-    """Yield instances a little simpler than this one, the simplest first.
-
-    One stage or skip less; all sizes and the budget, or all times, at a half; one number
-    less by all, a half, a quarter, … of it.
-    """
-    profile = instance.profile
-    for i in range(len(profile) * (len(profile) > 1)):
-        yield from _if_valid(instance, partial(_without_stage, profile, i))
-    for i in range(len(profile.skips)):
-        skips = profile.skips[:i] + profile.skips[i + 1 :]
-        yield replace(instance, profile=replace(profile, skips=skips))
-    yield from _halved(instance)
-    for value in filter(None, _smaller(instance.budget)):
-        yield replace(instance, budget=value)
-    for change in _with_one_number_less(profile):
-        yield from _if_valid(instance, change)
-
-
-def _if_valid(
-    instance: ChainInstance, change: Callable[[], ChainProfile]
-) -> Iterator[ChainInstance]:
-    """Yield the instance on a changed chain, unless its skips no longer fit in its sizes."""
-    with suppress(InvalidProfileError):
-        yield replace(instance, profile=change())
-
-
-def _with_one_number_less(profile: ChainProfile) -> Iterator[Callable[[], ChainProfile]]:
-    """Yield functions that make chains with one size, time or reach less."""
-    for field in ("input_bytes", "input_gradient_bytes"):
-        for value in _smaller(getattr(profile, field)):
-            yield partial(_with, profile, field, value)
-    for parts in ("stages", "skips"):
-        for i, record in enumerate(getattr(profile, parts)):
-            for field, quantity in asdict(record).items():
-                for value in () if field == "name" else _smaller(quantity):
-                    yield partial(_with_part, profile, parts, i, field, value)
-
-
-def _without_stage(profile: ChainProfile, i: int) -> ChainProfile:
-    """Return the chain without stage i and its output; skips go on between what remains."""
-    last = len(profile) - 2
-    ends = [(s.first - (s.first > i + 1), min(last, s.last - (s.last > i))) for s in profile.skips]
-    skips = zip(profile.skips, ends, strict=True)
-    return replace(
-        profile,
-        stages=profile.stages[:i] + profile.stages[i + 1 :],
-        skips=tuple(
-            replace(skip, first=first, last=end) for skip, (first, end) in skips if first < end
-        ),
-    )
-
-
-def _with(record: _Record, field: str, value: int) -> _Record:
-    changes: dict[str, Any] = {field: value}
-    return replace(record, **changes)
-
-
-def _with_part(profile: ChainProfile, parts: str, i: int, field: str, value: int) -> ChainProfile:
-    """Return `profile` with one field of its stage or skip number i changed."""
-    records = [*getattr(profile, parts)]
-    records[i] = _with(records[i], field, value)
-    changes: dict[str, Any] = {parts: tuple(records)}
-    return replace(profile, **changes)
-
-
-def _halved(instance: ChainInstance) -> Iterator[ChainInstance]:
-    """Yield all sizes and the budget at a half, and all times, where that is simpler."""
-    profile = instance.profile
-    sizes = ChainProfile(
-        input_bytes=profile.input_bytes // 2,
-        input_gradient_bytes=profile.input_gradient_bytes // 2,
-        stages=tuple(_half(stage, "bytes") for stage in profile.stages),
-        skips=tuple(_half(skip, "bytes") for skip in profile.skips),
-    )
-    times = replace(profile, stages=tuple(_half(stage, "_time") for stage in profile.stages))
-    if instance.budget > 1:
-        yield ChainInstance(profile=sizes, budget=instance.budget // 2)
-    if times != profile:
-        yield replace(instance, profile=times)
-
-
-def _half(record: _Record, which: str) -> _Record:
-    """Return `record` with half of every quantity whose name ends in `which`."""
-    changes = {name: n // 2 for name, n in asdict(record).items() if name.endswith(which)}
-    return replace(record, **changes)
-
-
-def _smaller(value: int) -> Iterator[int]:
-    """Yield numbers to try instead of `value`, ascending from 0 to one less."""
-    step = value
-    while step:
-        yield value - step
-        step //= 2
+    return ChainProblem(profile, max(1, budget))
 
 
 def _chain(draw: _Random, family: str) -> ChainProfile:

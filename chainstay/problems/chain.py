@@ -1,0 +1,46 @@
+"""The problem of a chain: recompute within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from chainstay.errors import InvalidProfileError
+from chainstay.problems.problem import Problem
+from chainstay.problems.simpler import halved, simpler_chains, smaller
+from chainstay.profiles import ChainProfile
+
+__all__ = ["ChainProblem"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainProblem(Problem):
+    """A chain and a budget in bytes; the rules for discards are those of a claim about it."""
+
+    profile: ChainProfile
+    kind: ClassVar[str] = "chain"
+
+    @property
+    def chains(self) -> tuple[tuple[int | None, ChainProfile], ...]:
+        """The chain itself."""
+        return ((None, self.profile),)
+
+    def simpler(self) -> Iterator[Self]:
+        """Yield problems with a stage or skip less, halves of all sizes or times, a number less."""
+        profile = self.profile
+        for chain in simpler_chains(profile):
+            if len(chain) + len(chain.skips) < len(profile) + len(profile.skips):
+                yield replace(self, profile=chain)
+        with suppress(InvalidProfileError):
+            sizes = halved(profile, "bytes")
+            if self.budget > 1:
+                yield replace(self, profile=sizes, budget=self.budget // 2)
+        if (times := halved(profile, "_time")) != profile:
+            yield replace(self, profile=times)
+        for budget in filter(None, smaller(self.budget)):
+            yield replace(self, budget=budget)
+        for chain in simpler_chains(profile):
+            if len(chain) + len(chain.skips) == len(profile) + len(profile.skips):
+                yield replace(self, profile=chain)

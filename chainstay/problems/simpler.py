@@ -1,0 +1,84 @@
+"""Records of numbers made a little simpler, so that a counter-example gets as small as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from chainstay.errors import InvalidProfileError
+from chainstay.profiles import ChainProfile
+
+__all__ = ["halved", "simpler_chains", "smaller", "with_smaller_numbers"]
+
+_Record = TypeVar("_Record")
+
+
+def smaller(number: int) -> Iterator[int]:
+    """Yield numbers to try instead of `number`, ascending from 0 to one less.
+
+    Example:
+        >>> list(smaller(10))
+        [0, 5, 8, 9]
+    """
+    step = number
+    while step > 0:
+        yield number - step
+        step //= 2
+
+
+def with_smaller_numbers(record: _Record) -> Iterator[_Record]:
+    """Yield `record` with one number less, wherever in it that is; only what is valid."""
+    for field in fields(record):  # type: ignore[arg-type]  # it is a dataclass
+        for value in _smaller_values(getattr(record, field.name)):
+            with suppress(InvalidProfileError):
+                changes: dict[str, Any] = {field.name: value}
+                yield replace(record, **changes)  # type: ignore[type-var]  # as above
+
+
+def _smaller_values(value: Any) -> Iterator[Any]:  # noqa: ANN401  # whatever a record holds
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield from smaller(value)
+    elif isinstance(value, tuple):
+        for i, part in enumerate(value):
+            for less in _smaller_values(part):
+                yield (*value[:i], less, *value[i + 1 :])
+    elif is_dataclass(value):
+        yield from with_smaller_numbers(value)
+
+
+def halved(record: _Record, ending: str) -> _Record:
+    """Return `record` with half of every number whose name ends with `ending`, parts included."""
+    changes: dict[str, Any] = {}
+    for field in fields(record):  # type: ignore[arg-type]  # it is a dataclass
+        value = getattr(record, field.name)
+        if isinstance(value, tuple):
+            changes[field.name] = tuple(halved(part, ending) for part in value)
+        elif field.name.endswith(ending):
+            changes[field.name] = value // 2
+    return replace(record, **changes)  # type: ignore[type-var]  # as above
+
+
+def simpler_chains(profile: ChainProfile) -> Iterator[ChainProfile]:
+    """Yield chains with one stage or skip less, then with one number less."""
+    for i in range(len(profile) * (len(profile) > 1)):
+        with suppress(InvalidProfileError):  # its skips no longer fit in its sizes
+            yield _without_stage(profile, i)
+    for i in range(len(profile.skips)):
+        yield replace(profile, skips=profile.skips[:i] + profile.skips[i + 1 :])
+    yield from with_smaller_numbers(profile)
+
+
+def _without_stage(profile: ChainProfile, i: int) -> ChainProfile:
+    """Return the chain without stage i and its output; skips go on between what remains."""
+    last = len(profile) - 2
+    ends = [(s.first - (s.first > i + 1), min(last, s.last - (s.last > i))) for s in profile.skips]
+    skips = zip(profile.skips, ends, strict=True)
+    return replace(
+        profile,
+        stages=profile.stages[:i] + profile.stages[i + 1 :],
+        skips=tuple(
+            replace(skip, first=first, last=end) for skip, (first, end) in skips if first < end
+        ),
+    )

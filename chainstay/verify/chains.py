@@ -1,0 +1,117 @@
+"""Chains verified: recomputing without transfers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from chainstay.dp import DP
+from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations.chain.exactness_conditions import is_complete
+from chainstay.problems import ChainProblem
+from chainstay.profiles import ChainProfile
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Claim, Family, Scope, Solution
+from chainstay.solve.chain import certify_chain
+from chainstay.validation import search
+from chainstay.verify.chain_instances import random_chain
+from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
+
+__all__ = ["CHAIN_METHODS", "ChainSuite", "ExhaustiveChainSearch"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExhaustiveChainSearch:
+    """Exhaustive search as a method."""
+
+    discards: Discards = Discards.TABLE1
+
+    def __str__(self) -> str:
+        return f"search ({self.discards})"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """Return the optimum; no hint is needed."""
+        del hint
+        return search.optimum(profile, budget, discards=self.discards)
+
+
+def _exact(method: Any, rules: Discards, most_stages: int, every: int) -> MethodUnderTest:  # noqa: ANN401  # MIP or CPSAT
+    return MethodUnderTest(
+        method=method,
+        family=Family.SINGLE_SWEEP,
+        discards=rules,
+        complete_under=(rules,),
+        most_stages=most_stages,
+        every=every,
+    )
+
+
+CHAIN_METHODS: Final = (
+    MethodUnderTest(method=DP(), family=Family.PERSISTENT, most_stages=20),
+    MethodUnderTest(method=DP(slots=1500), family=Family.PERSISTENT, most_stages=8),
+    MethodUnderTest(
+        method=DP(persistence="weak"),
+        family=Family.WEAKLY_PERSISTENT,
+        complete_under=(Discards.TABLE1, Discards.TAPE),
+        most_stages=20,
+        only=("no skips",),
+    ),
+    MethodUnderTest(
+        method=DP(discards=Discards.FREE),
+        family=Family.PERSISTENT,
+        discards=Discards.FREE,
+        most_stages=20,
+    ),
+    *(_exact(CPSAT(discards=rules, time_limit_s=20.0), rules, 6, 4) for rules in Discards),
+    *(_exact(MIP(discards=rules, time_limit_s=20.0), rules, 5, 16) for rules in Discards),
+    *(
+        MethodUnderTest(
+            method=ExhaustiveChainSearch(rules), discards=rules, most_stages=5, every=16
+        )
+        for rules in Discards
+    ),
+)
+"""Cheap methods on every chain, expensive ones on samples of short chains."""
+
+
+@dataclass(frozen=True)
+class ChainSuite(Suite):
+    """Chains with and without skips."""
+
+    methods: tuple[MethodUnderTest, ...] = CHAIN_METHODS
+    noun: ClassVar[str] = "chains"
+
+    def instance(self, seed: int, number: int) -> ChainProblem:
+        """Return instance `number` of `seed`."""
+        return random_chain(seed, number)
+
+    def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # a ChainProblem
+        """Return whether a chain has no skips."""
+        return restriction == "no skips" and not problem.profile.skips
+
+    def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:  # noqa: ANN401  # as above
+        """Run a method."""
+        claim: Claim = tested.method(problem.profile, problem.budget)
+        return claim
+
+    def certify(self, tested: MethodUnderTest, problem: Any, claim: Claim) -> Solution:  # noqa: ANN401  # as above
+        """Return the claim as a solution; no schedule may be below the bound on all of them."""
+        return certify_chain(problem, claim, method=tested.name)
+
+    def covers(self, other: Answer, one: Answer) -> bool:
+        """Return whether the scope of `other` includes that of `one`."""
+        return self.scope(other).includes(Scope(one.tested.family, one.tested.discards))
+
+    @staticmethod
+    def scope(answer: Answer) -> Scope:
+        """Return the class of schedules that a bound, or "nothing fits", covers."""
+        tested, claim = answer.tested, answer.claim
+        if isinstance(claim, Claim):
+            return claim.scope
+        assert isinstance(answer.problem, ChainProblem), "this suite is about chains"
+        for rules in tested.complete_under:
+            if is_complete(answer.problem.profile, rules):
+                return Scope(Family.ALL, rules)
+        return Scope(tested.family, tested.discards)
