@@ -73,12 +73,6 @@ MUTANTS: Final = (
         "unit/test_transfers_runtime.py::test_pool_reuses_and_evicts",
     ),
     Mutant(
-        "runtime/measures/clock.py",
-        "moved.append(forward + backward - runs[index].stalled)",
-        "moved.append(forward + backward)",
-        "unit/test_runtime_accounting.py::test_moving_is_timed_with_all_that_is_saved[2]",
-    ),
-    Mutant(
         "runtime/execute/recompute.py",
         "        if self.held:  # what moves is told from what stays step by step",
         "        if False:",

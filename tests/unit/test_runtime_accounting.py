@@ -5,28 +5,24 @@ from __future__ import annotations
 import io
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from chainstay.profiles import Link, Skip
+from chainstay.profiles import Skip
 from chainstay.runtime import measure
-from chainstay.runtime.measures import clock, timed_runs
+from chainstay.runtime.measures import clock
 from chainstay.runtime.measures.account import Account, StageCost
 from chainstay.runtime.measures.clock import StageTime, StageTimes, stage_times
 from chainstay.runtime.measures.cost_files import AccountFile
 from chainstay.runtime.measures.progress import progress_bar, unseen
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.runtime.stage.states import State
-from chainstay.runtime.transfer.cpu_engine import CopyingEngine, CopyTicket
-from chainstay.runtime.transfer.engine import Ticket, Transfer
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
 from runtime_support import stages_of
@@ -237,14 +233,12 @@ def test_accounts_with_skips_come_back_whole(tmp_path: Path) -> None:
 def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
     long = StageTimes(forward=[10, 12, 11], backward=[20, 22, 21], dropped=[50, 40, 46])
     long.again = [13, 12, 14]  # so hooks take 14 - 13
-    long.moved = [38]  # in the first pass, which took 30 when all was kept
     short = StageTimes(forward=[2], backward=[3], dropped=[15], again=[7])  # and here 10 - 7
-    short.moved = [6]  # hooks alone take more
     loss = StageTimes(forward=[3], backward=[4])
     times = stage_times([long, short, loss])
     assert times == [
-        StageTime(13, 19, hooks=2, moving=8),
-        StageTime(5, 0, rerun=2, hooks=2, moving=2),
+        StageTime(13, 19, hooks=2),
+        StageTime(5, 0, rerun=2, hooks=2),
         StageTime(3, 4),
     ]
     account = Account(
@@ -269,77 +263,23 @@ def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reruns", "hooked", "moved"),
+    ("text", "reruns", "hooked"),
     [
-        ("Fa0 Fa1 Ob1 Fa2 Fa3 B3 B2 Pb1 B1 B0", 0, {2}, {1}),
-        ("Fa0 Fc1 Oa2 Fa2 Fa3 B3 B2 Pa2 Fa1 B1 B0", 1, {1, 2}, set()),
-        ("Fa0 Ob0 Fa1 Fa2 Ob2 Fa3 B3 Pb2 B2 B1 Pb0 B0", 0, {1, 3}, {0, 2}),
-        ("Fa0 Ob0 Fa1 Ob1 Fa2 Fa3 B3 B2 Pb1 B1 Pb0 B0", 0, {2}, {0, 1}),
+        ("Fa0 Fa1 Ob1 Fa2 Fa3 B3 B2 Pb1 B1 B0", 0, {1, 2}),
+        ("Fa0 Fc1 Oa2 Fa2 Fa3 B3 B2 Pa2 Fa1 B1 B0", 1, {1, 2}),
+        ("Fa0 Ob0 Fa1 Fa2 Ob2 Fa3 B3 Pb2 B2 B1 Pb0 B0", 0, {0, 1, 2, 3}),
+        ("Fa0 Ob0 Fa1 Ob1 Fa2 Fa3 B3 B2 Pb1 B1 Pb0 B0", 0, {0, 1, 2}),
     ],
 )
 def test_what_moves_takes_the_stages_that_make_and_read_it_time(
-    text: str, reruns: int, hooked: set[int], moved: set[int]
+    text: str, reruns: int, hooked: set[int]
 ) -> None:
-    each = replace(cost("x", 0, 0), rerun_time=5, hooks_time=3, moving_time=7)
+    each = replace(cost("x", 0, 0), rerun_time=5, hooks_time=3)
     account = replace(ACCOUNT, stages=(each,) * 4)
     times = [stage.backward_time for stage in account.profile_for(Schedule.parse(text)).stages]
     assert times == [
-        2 + 3 * (stage in hooked) + 7 * (stage in moved) + 5 * reruns * (stage == 1)
-        for stage in range(len(times))
+        2 + 3 * (stage in hooked) + 5 * reruns * (stage == 1) for stage in range(len(times))
     ]
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_moving_is_timed_with_all_that_is_saved(
-    monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    """Not what waiting takes: each of these transfers lasts a fifth of a second.
-
-    Ordering one takes a tenth.
-    """
-    monkeypatch.setattr(clock, "_AT_ONCE", Link(bandwidth=Fraction(1), latency=200_000_000))
-    monkeypatch.setattr(clock, "_MOVED_PASSES", 1)
-    sent = list[int]()
-    send = CopyingEngine.send
-
-    def counted(self: CopyingEngine, transfers: Sequence[Transfer]) -> CopyTicket:
-        sent.append(sum(memory.nbytes for memory, _ in transfers))
-        until = time.thread_time() + 0.1
-        while time.thread_time() < until:
-            pass
-        return send(self, transfers)
-
-    monkeypatch.setattr(CopyingEngine, "send", counted)
-    if threads > 1:  # by a clock that goes on while the thread waits, for transfers alone
-        waited = [0.0]
-        wait = CopyingEngine.wait
-
-        def waiting(self: CopyingEngine, ticket: Ticket) -> None:
-            stalled = self.stalled
-            wait(self, ticket)
-            waited[0] += self.stalled - stalled
-
-        monkeypatch.setattr(CopyingEngine, "wait", waiting)
-        for module in (clock, timed_runs):
-            monkeypatch.setattr(module, "now", lambda: time.thread_time_ns() + int(waited[0] * 1e9))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        measured = measure(
-            nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.GELU()) for _ in "abc")),
-            torch.zeros(2, 4),
-            repeats=2,
-        )
-    finally:
-        torch.set_num_threads(before)
-    stages = measured.account.stages[:-1]
-    assert len(stages) == 3
-    assert sent == [each.saved_bytes for each in reversed(stages)] * 2, "once to warm up"
-    for each in stages:
-        assert 20_000_000 < each.moving_time < 350_000_000
-    assert not any(each.name.startswith("chainstay") for each in threading.enumerate()), (
-        "it was closed"
-    )
 
 
 def test_what_passes_before_a_stopwatch_starts_belongs_to_no_stage(
@@ -366,7 +306,6 @@ def timed(time: StageTime) -> StageCost:
         backward_time=time.backward,
         rerun_time=time.rerun,
         hooks_time=time.hooks,
-        moving_time=time.moving,
     )
 
 

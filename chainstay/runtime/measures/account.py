@@ -54,8 +54,6 @@ class StageCost:
             run; buffers may be saved for the backward.
         rerun_time: What each forward but the first takes beyond `forward_time`.
         hooks_time: What it takes besides, if anything goes that the first run left.
-        moving_time: What it takes instead of that if what it saves goes to the host and comes
-            back: of the thread that computes, the link's time not included.
     """
 
     name: str
@@ -71,19 +69,17 @@ class StageCost:
     random_bytes: int = 0
     rerun_time: int = 0
     hooks_time: int = 0
-    moving_time: int = 0
 
-    def surplus_time(self, runs: int, *, is_released: bool, is_moved: bool = False) -> int:
+    def surplus_time(self, runs: int, *, is_released: bool) -> int:
         """Return the time of the stage beyond its forward and backward times, in ns.
 
         Args:
             runs: How often it runs.
             is_released: Whether something that it reads or saves goes before its backward.
-            is_moved: Whether what it saves goes to the host.
         """
         again = max(runs - 1, 0)
         hooks = self.hooks_time if again or is_released else 0
-        return again * self.rerun_time + (self.moving_time if is_moved else hooks)
+        return again * self.rerun_time + hooks
 
     def stage(self, *, forward: int, backward: int, surplus_time: int = 0) -> Stage:
         """Return the stage with these overheads, and with `surplus_time` in its backward."""
@@ -252,17 +248,12 @@ class Account:
         """
         runs = Counter(op.stage for op in schedule if op.kind.is_forward)
         released = {op.stage for op in schedule if op.kind is OpKind.DISCARD_ACTIVATION}
-        moved = set()
         for op in schedule:
             if op.kind.is_offload:
                 maker = item_of(op).stage
                 released |= {maker, maker + 1}
-                if op.kind is OpKind.OFFLOAD_SAVED:
-                    moved.add(maker)
         for index, cost in enumerate(self.stages):
-            yield cost.surplus_time(
-                runs[index], is_released=index in released, is_moved=index in moved
-            )
+            yield cost.surplus_time(runs[index], is_released=index in released)
 
     def _outputs(self, schedule: Schedule) -> Iterator[int]:
         """Yield the bytes that each operation reads of an earlier output the caller still has."""

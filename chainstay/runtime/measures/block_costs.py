@@ -296,7 +296,6 @@ class _Accountant:
             backward_time=observed.time.backward + before.nanoseconds + behind.nanoseconds,
             rerun_time=observed.time.rerun,
             hooks_time=observed.time.hooks,
-            moving_time=observed.time.moving,
             output_bytes=output,
             saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
             gradient_bytes=self._gradient_bytes(index + 1),

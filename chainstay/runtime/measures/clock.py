@@ -3,15 +3,13 @@
 The chain is passed through again and again. In one pass every stage is kept: forward through
 all of them, then backward, without hooks, as in a plain step; so memory is as cold, and as new to
 the process, as it is there. In the next every stage is dropped and run again by the
-executor itself, with all that this takes: handles, surroundings, recapture. In a few, on a CPU,
-what every stage saves is sent away and fetched back. Where a step might not
-fit in memory, and where parameters come and go, each stage goes backward at once instead.
+executor itself, with all that this takes: handles, surroundings, recapture. Where a step might
+not fit in memory, and where parameters come and go, each stage goes backward at once instead.
 
 A profile has one forward time, for first runs and for others. It is what one more run
 takes; what a kept stage takes less than that is in its backward time. Where a run again takes
 more than a kept forward and backward together, as of stages so short that the runtime's own work
-counts, the rest is told apart, and so is what hooks around a first run take, and what it takes
-the computing thread to have things moved (`StageTime`).
+counts, the rest is told apart, and so is what hooks around a first run take (`StageTime`).
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median, quantiles
@@ -27,17 +24,15 @@ from typing import Any, Final
 
 import torch
 
-from chainstay.profiles import Link
 from chainstay.runtime.devices.device_memory import unused_host_bytes
 from chainstay.runtime.execute.environment import Traits, incoming
 from chainstay.runtime.measures.boundary import noting, swallow
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.progress import Progress, unseen
-from chainstay.runtime.measures.timed_runs import DroppedRun, MovedRun, dropped_run, moved_run, now
+from chainstay.runtime.measures.timed_runs import DroppedRun, dropped_run, now
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import State, detached, state_bytes
-from chainstay.runtime.transfer.cpu_engine import CopyingEngine
 
 __all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
 
@@ -47,12 +42,6 @@ by the root of the number of passes."""
 
 _SECONDS: Final = 10.0
 """The most to spend on passes beyond the least number of them."""
-
-_MOVED_PASSES: Final = 5
-"""So many tell what moving takes, which is next to nothing beside what stages do."""
-
-_AT_ONCE: Final = Link.from_bytes_per_second(10**15)
-"""For transfers that nobody waits for longer than copying takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +68,19 @@ class StageTimes:
         backward: The times of kept backwards.
         dropped: The times of forward, run again and backward together.
         again: The part of these that was run again; empty where nobody can tell.
-        moved: The times of both together, what is saved in between being sent away and fetched
-            back; in the first passes only, if at all.
     """
 
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
 
     @property
     def extra(self) -> int:
         """The time that dropping the stage and running it again adds to keeping it, in ns."""
-        return self._beyond_kept(self.dropped)
-
-    @property
-    def moving(self) -> int:
-        """The time that moving what the stage saves adds to keeping it, in ns."""
-        return max(self._beyond_kept(self.moved), 0) if self.moved else 0
-
-    def _beyond_kept(self, times: Sequence[int]) -> int:
         kept = map(sum, zip(self.forward, self.backward, strict=True))
         # Passes of each kind take turns: what else the machine does is in all.
-        return int(median(more - less for more, less in zip(times, kept, strict=False)))
+        return int(median(more - less for more, less in zip(self.dropped, kept, strict=False)))
 
     def profiled(self, hooks: int) -> StageTime:
         """Return the times of the stage for a profile.
@@ -116,7 +94,7 @@ class StageTimes:
         again = int(median(self.again)) if self.again else max(self.extra, 0)
         forward = min(again, both)
         hooks = hooks if self.again else 0
-        return StageTime(forward, both - forward, again - forward, hooks, max(self.moving, hooks))
+        return StageTime(forward, both - forward, again - forward, hooks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +106,12 @@ class StageTime:
         backward: What else a kept run takes.
         rerun: What each forward but the first takes beyond `forward`.
         hooks: What it takes if anything is dropped that its first run left, besides.
-        moving: What it takes instead if what it saves is sent away and fetched back.
     """
 
     forward: int
     backward: int
     rerun: int = 0
     hooks: int = 0
-    moving: int = 0
 
 
 def stage_times(times: Sequence[StageTimes]) -> list[StageTime]:
@@ -176,15 +152,9 @@ def time_chain(
     leaves = chain.leaves(range(len(stages))) if chain.is_whole else ()
     begin = time.monotonic()
 
-    def moves(done: int) -> bool:
-        is_quick = time.monotonic() - begin < _SECONDS / 2  # or giving orders takes next to nothing
-        return chain.is_whole and is_quick and done < _MOVED_PASSES
-
-    with zeroed_gradients(leaves), closing(CopyingEngine(_AT_ONCE)) as engine:
+    with zeroed_gradients(leaves):
         chain.keep()
         chain.drop()
-        if moves(0):
-            chain.move(engine)
         chain.times = [StageTimes() for _ in stages]
         for done in range(repeats * min(repeats, 4)):
             if done >= repeats and (
@@ -194,8 +164,6 @@ def time_chain(
             progress("timing", steps=len(stages), more=len(stages) * (done >= repeats))
             chain.keep()
             chain.drop()
-            if moves(done):
-                chain.move(engine)
     progress("timing", steps=len(stages))
     return chain.times
 
@@ -283,18 +251,6 @@ class _Chain:
                 self.times[index].dropped.append(forward + backward)
                 if self.device.type == "cpu":
                     self.times[index].again.append(runs[index].again)
-
-    def move(self, engine: CopyingEngine) -> None:
-        """One pass, what every stage saves sent away and fetched back before its backward."""
-        runs: list[MovedRun] = []
-
-        def start(timed: TimedStage) -> _Forward:
-            runs.append(moved_run(timed.stage, timed.traits, engine, self.shared))
-            return runs[-1].forward
-
-        for index, forward, backward in self._passed(self._count_without_loss, start):
-            if backward is not None:
-                self.times[index].moved.append(forward + backward - runs[index].stalled)
 
     def leaves(self, stages: Iterable[int]) -> list[torch.Tensor]:
         """Return the tensors that these stages send gradients to."""

@@ -240,7 +240,6 @@ def account_for(
                 backward_time=each.time.backward,
                 rerun_time=each.time.rerun,
                 hooks_time=each.time.hooks,
-                moving_time=each.time.moving,
                 output_bytes=each.result.bytes,
                 saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
                 gradient_bytes=gradients[index + 1].allocated_bytes,
