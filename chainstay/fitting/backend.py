@@ -26,16 +26,10 @@ __all__ = ["chainstay_backend"]
 
 @dataclass(slots=True)
 class _Compiled:
-    """One use of torch.compile.
+    """One use of torch.compile."""
 
-    Attributes:
-        options: The user's options; held, so that their identity stays their own.
-        frame: Number of the function that is traced.
-        planner: Plans its graphs.
-    """
-
-    options: Mapping[str, Any]
-    frame: int | None
+    options: Mapping[str, Any]  # held, so that their identity stays their own
+    frame: int | None  # number of the function that is traced
     planner: Planner | None = None
 
     def plan(self, forward: GraphForward, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:

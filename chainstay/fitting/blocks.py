@@ -41,18 +41,11 @@ _MOST_LOOKS: Final = 8
 
 @dataclass(slots=True)
 class _Kind:
-    """Calls that look alike from outside.
+    """Calls that look alike from outside."""
 
-    Attributes:
-        planned: A plan for as many blocks as such a call has been seen to run; ``None`` if such
-            calls run plainly.
-        looks: How often its blocks have been looked for.
-        is_outgrown: Whether a call has run blocks that the plan does not know.
-    """
-
-    planned: PlannedBlocks | None
-    looks: int = 1
-    is_outgrown: bool = False
+    planned: PlannedBlocks | None  # `None` if such calls run plainly
+    looks: int = 1  # how often its blocks were looked for
+    is_outgrown: bool = False  # a call has run blocks that the plan does not know
 
 
 @dataclass(slots=True, eq=False)

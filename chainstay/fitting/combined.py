@@ -92,17 +92,7 @@ def solve_combined(
 
 @dataclass(slots=True)
 class _HybridSearch:
-    """The state of a search for plans that recompute and transfer.
-
-    Attributes:
-        measured: The chain.
-        budget: Bytes.
-        link: The link to the host.
-        best: The fastest plan that fits.
-        method: What it was found by.
-        offered: Plans looked at.
-        optimistic: What every schedule needs at least.
-    """
+    """The state of a search for plans that recompute and transfer."""
 
     measured: Measurement
     budget: int
@@ -110,7 +100,7 @@ class _HybridSearch:
     best: TimedSchedule | None = None
     method: str = ""
     offered: set[SlotPlan] = field(default_factory=set)
-    optimistic: ChainProfile = field(init=False)
+    optimistic: ChainProfile = field(init=False)  # what every schedule needs at least
 
     def __post_init__(self) -> None:
         self.optimistic = bounding_chain(self.measured.account.optimistic())

@@ -51,12 +51,11 @@ from chainstay.runtime.capture.trials.model_forward import (
     stand_in_for,
     unbound_forward,
 )
-from chainstay.runtime.execute.alternatives import Alternative, table_of
+from chainstay.runtime.execute.alternatives import Alternative
 from chainstay.runtime.execute.handles import hooks_set_aside
 from chainstay.runtime.execute.planned import Planned, PlannedBlocks
 from chainstay.runtime.measures.kept_gradients import gradients_kept
 from chainstay.solution import Solution
-from chainstay.units import format_bytes
 
 __all__ = ["Fitted", "fitted_of"]
 
@@ -66,10 +65,6 @@ _PLANNING: Final = RLock()
 
 class Fitted:
     """Stands in for ``model.forward``, and shows what it does there.
-
-    Attributes:
-        settings: The arguments of `chainstay.fit`.
-        planner: Makes the plans.
 
     Args:
         model: Whose forward it is; nothing of it is changed before `install`.
@@ -165,15 +160,6 @@ class Fitted:
         del vars(model)["chainstay"]
         release_blocks(model)
 
-    def remove(self, model: nn.Module) -> None:
-        """Leave the model as it was, and let go of the plans.
-
-        Raises:
-            UnsupportedModelError: See `require_in_place`.
-        """
-        self.uninstall(model)
-        self.close()
-
     def require_in_place(self, model: nn.Module) -> None:
         """Refuse a model whose forward was replaced since it was fitted.
 
@@ -205,39 +191,29 @@ class Fitted:
             self._forwards = tuple(
                 (kind, kind.forward) for kind in kinds if hasattr(kind, "forward")
             )
-            blocks = self._blocks
-            reason = "" if blocks else blocks_needed(call, self.settings.by)
-            if reason:
-                blocks = blocks_for(self.planner, call, reason)
-            if blocks is None:
+            reason, refusal = blocks_needed(call, self.settings.by), None
+            if self._blocks is None and not reason:
                 try:
                     return self._run_graph(call, is_real=is_real)
-                except (NoFullGraphError, NoStagesError, NotTheModelError) as refusal:
+                except (NoFullGraphError, NoStagesError, NotTheModelError) as found:
                     if self.settings.by in ("graph", "export"):
                         raise
-                    with _unnoticed(call.model):
-                        blocks, planned = self._run_by_blocks(call, refusal)
-            else:
-                with _unnoticed(call.model):
+                    reason, refusal = str(found), found
+            with _unnoticed(call.model):
+                try:
+                    blocks = self._blocks or blocks_for(self.planner, call, reason)
                     planned = blocks.plan_for(call)
+                except SampleFailsError:
+                    raise
+                except UnsupportedModelError as other:
+                    if refusal is None:
+                        raise
+                    raise UnsupportedModelError(
+                        f"{self._name} cannot be planned: {refusal} (as one graph). Nor can its "
+                        f"blocks be stages: {other} (by blocks)"
+                    ) from refusal
             self._blocks, self._capture = blocks, None
         return blocks(call, planned) if is_real else None
-
-    def _run_by_blocks(
-        self, call: Call, refusal: UnsupportedModelError
-    ) -> tuple[BlockForward, PlannedBlocks | None]:
-        """Plan the model by blocks, because there is no graph of the whole model."""
-        try:
-            blocks = blocks_for(self.planner, call, str(refusal))
-            with _unnoticed(call.model):
-                return blocks, blocks.plan_for(call)
-        except SampleFailsError:
-            raise
-        except UnsupportedModelError as other:
-            raise UnsupportedModelError(
-                f"{self._name} cannot be planned: {refusal} (as one graph). Nor can its blocks be "
-                f"stages: {other} (by blocks)"
-            ) from refusal
 
     def _run_graph(self, call: Call, *, is_real: bool) -> Any:  # noqa: ANN401  # the model's own
         """Trace the call and plan it; then make it, if `is_real`."""
@@ -320,19 +296,8 @@ class Fitted:
     def __str__(self) -> str:
         if not self.plans:
             return f"{self._name}, not planned yet: its first training call does that"
-        planned = self.latest.planned
-        solution, profile = planned.solution, planned.profile
         others = f"; {len(self.plans)} plans are kept" if len(self.plans) > 1 else ""
-        least = planned.plain_time or profile.least_time
-        slower = float(solution.makespan) / least - 1 if least else 0.0
-        return (
-            f"{self._name} in {len(profile)} stages, the loss included: "
-            f"{solution.describe()}\n{planned.origin}"
-            f"predicted {slower:.1%} slower than plain training at a peak of "
-            f"{format_bytes(solution.peak_bytes)}{others}\n"
-            f"{table_of(planned.alternatives) + chr(10) if planned.alternatives else ''}"
-            f"{solution.schedule}"
-        )
+        return self.latest.describe(self._name, others)
 
     def __repr__(self) -> str:
         told = self.solution.describe() if self.plans else "not planned yet"
@@ -402,13 +367,7 @@ def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_no_transform(name: str) -> None:
-    """Refuse what may change results while the model runs: what a plan runs again is not changed.
-
-    Modes of torch itself only look on.
-
-    Raises:
-        UnsupportedModelError: There is something of the kind.
-    """
+    """Refuse what may change results, which a recomputation would miss; torch's own look on."""
     found = ""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  # no public way
         found = "a transform of torch.func"

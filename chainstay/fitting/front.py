@@ -210,7 +210,8 @@ def unfit(model: Module) -> Module:
         raise UnsupportedModelError(
             f"this {type(model).__name__} is not fitted; call chainstay.fit(model, ...) first"
         )
-    fitted.remove(model)
+    fitted.uninstall(model)
+    fitted.close()
     return model
 
 

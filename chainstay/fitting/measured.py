@@ -149,15 +149,7 @@ def measure_model(
 
 @dataclass(slots=True)
 class _PlainPlans:
-    """A `PlanMaker` that measures, and plans nothing but plain training.
-
-    Attributes:
-        solver: Measures.
-        once_traced: Called before.
-        costs: What was measured.
-        staged: The graph, if it is one.
-        attempt: The attempt to plan its branches apart.
-    """
+    """A `PlanMaker` that measures, and plans nothing but plain training."""
 
     solver: SolvedPlans
     once_traced: Callable[[], None]

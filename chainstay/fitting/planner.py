@@ -28,6 +28,7 @@ from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import require_measurable
+from chainstay.runtime.execute.alternatives import table_of
 from chainstay.runtime.execute.planned import Planned, PlannedBlocks, PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.around_blocks import Around
@@ -166,6 +167,26 @@ class NotedPlan:
 
     planned: Planned
     fingerprint: Fingerprint | None
+
+    def describe(self, name: str, others: str) -> str:
+        """Return the plan in words and as a table.
+
+        Args:
+            name: The model's name.
+            others: A remark on other plans.
+        """
+        planned = self.planned
+        solution, profile = planned.solution, planned.profile
+        least = planned.plain_time or profile.least_time
+        slower = float(solution.makespan) / least - 1 if least else 0.0
+        return (
+            f"{name} in {len(profile)} stages, the loss included: "
+            f"{solution.describe()}\n{planned.origin}"
+            f"predicted {slower:.1%} slower than plain training at a peak of "
+            f"{format_bytes(solution.peak_bytes)}{others}\n"
+            f"{table_of(planned.alternatives) + chr(10) if planned.alternatives else ''}"
+            f"{solution.schedule}"
+        )
 
 
 class PlanMaker(Protocol):

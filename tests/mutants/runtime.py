@@ -28,8 +28,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/stage/states.py",
-        "return sum({address_of(tensor): allocated_bytes(tensor) for tensor in state}.values())",
-        "return sum(allocated_bytes(tensor) for tensor in state)",
+        "return sum({address_of(part): allocated_bytes(part) for part in parts}.values())",
+        "return sum(map(allocated_bytes, parts))",
         "unit/test_runtime_states.py::test_copies_share_memory_where_the_originals_do",
     ),
     Mutant(

@@ -20,8 +20,7 @@ from chainstay import (
 )
 from chainstay.runtime.estimate import DEVICES
 from chainstay.runtime.estimate.devices import device_model
-from chainstay.runtime.estimate.observer import Watching
-from chainstay.runtime.estimate.prices import Pricing
+from chainstay.runtime.estimate.observer import watch
 from chainstay.runtime.estimate.stand_ins import FakeStandIns
 
 SLOW = DeviceModel(
@@ -96,7 +95,7 @@ def watched(function: Any, *shapes: tuple[int, ...]) -> tuple[int, int, int]:  #
     with mode:
         tensors = [torch.empty(shape) for shape in shapes]
         held: list[object] = []
-        (phase,) = Watching(Pricing(SLOW), mode).watch([lambda: held.append(function(*tensors))])
+        (phase,) = watch([lambda: held.append(function(*tensors))], SLOW, mode)
     return phase.memory.peak_bytes, phase.memory.end_bytes, phase.nanoseconds
 
 

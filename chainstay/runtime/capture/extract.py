@@ -37,12 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Extracted:
-    """A model whose forward runs as stages.
-
-    Attributes:
-        model: The user's.
-        capture: Its graphs; the one of the sample goes by stages.
-    """
+    """A model whose forward runs as stages."""
 
     model: nn.Module
     capture: GraphCapture

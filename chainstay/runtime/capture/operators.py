@@ -290,17 +290,11 @@ class _Observer:
 
 @dataclass
 class _Kernels(TorchDispatchMode):
-    """The writes and random draws of the kernels that run inside.
-
-    Attributes:
-        written: Tensors that were changed in place.
-        draws_random: Whether any kernel may have drawn random numbers.
-        fills_saved: Whether any kernel saves its noise before it is drawn.
-    """
+    """The writes and random draws of the kernels that run inside."""
 
     written: list[torch.Tensor] = field(default_factory=list)
     draws_random: bool = False
-    fills_saved: bool = False
+    fills_saved: bool = False  # a kernel saves its noise before that is drawn
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it

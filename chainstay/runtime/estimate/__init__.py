@@ -8,7 +8,6 @@
 `attention`        dropout in attention, as GPUs do it
 `prices`           what an operator takes
 `observer`         memory and time of code, operator by operator
-`resemblance`      stages that are alike
 `stage_estimates`  every stage run alone
 `estimated`        what comes out
 `refusals`         what cannot be estimated, told by name

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from io import StringIO
-from typing import Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from chainstay.profiles import ChainProfile
+from chainstay.runtime.capture.cuts.stage_table import as_text, stage_table
 from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.units import format_bytes, format_time
 
 __all__ = ["Estimated"]
-
-_WIDTH: Final = 120
-"""Of the text, in columns; names that do not fit are folded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +36,9 @@ class Estimated:
 
     def table(self) -> Table:
         """The stages for people, to be printed by rich."""
-        table = Table(box=SIMPLE_HEAD, title=self._title(), title_justify="left")
-        table.add_column("stage", justify="right")
-        table.add_column("modules", overflow="fold")
-        for title in ("forward", "backward", "passes on", "saves", "forward +", "backward +"):
-            table.add_column(title, justify="right")
-        for index, stage in enumerate(self.profile.stages):
-            table.add_row(
-                str(index),
+        columns = ("forward", "backward", "passes on", "saves", "forward +", "backward +")
+        rows = (
+            (
                 stage.name,
                 format_time(stage.forward_time),
                 format_time(stage.backward_time),
@@ -58,12 +47,12 @@ class Estimated:
                 format_bytes(stage.forward_overhead_bytes),
                 format_bytes(stage.backward_overhead_bytes),
             )
-        return table
+            for stage in self.profile.stages
+        )
+        return stage_table(self._title(), columns, rows)
 
     def __str__(self) -> str:
-        text = StringIO()
-        Console(file=text, width=_WIDTH).print(self.table())
-        return text.getvalue().rstrip()
+        return as_text(self.table())
 
     def _title(self) -> str:
         return (

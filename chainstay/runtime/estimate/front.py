@@ -28,8 +28,6 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.estimate.attention import attention_as_on
 from chainstay.runtime.estimate.devices import DeviceModel, device_model
 from chainstay.runtime.estimate.estimated import Estimated
-from chainstay.runtime.estimate.observer import Watching
-from chainstay.runtime.estimate.prices import Pricing
 from chainstay.runtime.estimate.refusals import told_by_name
 from chainstay.runtime.estimate.stage_estimates import estimate_stages
 from chainstay.runtime.estimate.stand_ins import FakeStandIns
@@ -89,7 +87,7 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         >>> [(stage.name, stage.saved_bytes) for stage in estimated.profile.stages]
         [('0+1', 128), ('2', 8), ('loss', 4)]
     """
-    pricing = Pricing(device_model(device))
+    figures = device_model(device)
     require_loss(loss)
     require_granularity(granularity)
     built = _built(model)
@@ -110,14 +108,14 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         call = TracedCall.of(shadow, args, kwargs)
         graph = cut_into_chain(call.observed, granularity, repeated_blocks(shadow))
         behind = loss_stage(loss, call.output, graph.output, graph.begin(call.inputs)[1])
-        with attention_as_on(pricing.device):
+        with attention_as_on(figures):
             subject = subject_of(graph, call.inputs, behind, here)
-            observed, memories = estimate_stages(subject, Watching(pricing, stand_ins.mode))
+            observed, memories = estimate_stages(subject, figures, stand_ins.mode)
         profile = assemble_profile(observed, memories, subject, Autocast.now(here))
     parameters = list(built.parameters())
     return Estimated(
         model=name,
-        device=pricing.device,
+        device=figures,
         profile=profile,
         parameters=sum(each.numel() for each in parameters),
         parameter_bytes=sum(each.nbytes for each in parameters),

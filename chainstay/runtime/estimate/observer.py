@@ -19,10 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay.runtime.devices.memory import MemoryTrace
-from chainstay.runtime.estimate.prices import Pricing, tensors_in
+from chainstay.runtime.estimate.devices import DeviceModel
+from chainstay.runtime.estimate.prices import operator_ns, tensors_in
 from chainstay.runtime.stage.states import address_of
 
-__all__ = ["WatchedPhase", "Watching"]
+__all__ = ["WatchedPhase", "watch"]
 
 _SET: Final = torch.ops.aten.set_
 
@@ -40,48 +41,33 @@ class WatchedPhase:
     nanoseconds: int
 
 
-@dataclass(frozen=True, slots=True)
-class Watching:
-    """The settings under which code is watched.
+def watch(
+    phases: Iterable[Callable[[], None]], device: DeviceModel, mode: FakeTensorMode
+) -> list[WatchedPhase]:
+    """Run functions one after another and watch each.
 
-    Attributes:
-        pricing: The prices of operators.
-        mode: The mode of the fake tensors; everything is to be called under it.
+    Args:
+        phases: May be a generator that makes each phase when its turn has come.
+        device: Whose times count.
+        mode: The mode of the fake tensors, under which this is called.
     """
-
-    pricing: Pricing
-    mode: FakeTensorMode
-
-    def watch(self, phases: Iterable[Callable[[], None]]) -> list[WatchedPhase]:
-        """Run functions one after another and watch each.
-
-        Args:
-            phases: May be a generator that makes each phase when its turn has come.
-        """
-        watch = _Watch(self.pricing, self.mode)
-        watched = []
-        with watch:
-            for phase in phases:
-                watch.peak, watch.nanoseconds = watch.level, 0
-                phase()
-                memory = MemoryTrace(peak_bytes=watch.peak, end_bytes=watch.level)
-                watched.append(WatchedPhase(memory, watch.nanoseconds))
-        return watched
+    watched = []
+    with _Watch(device, mode) as seen:
+        for phase in phases:
+            seen.peak, seen.nanoseconds = seen.level, 0
+            phase()
+            memory = MemoryTrace(peak_bytes=seen.peak, end_bytes=seen.level)
+            watched.append(WatchedPhase(memory, seen.nanoseconds))
+    return watched
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operator below autograd.
+    """Sees every operator below autograd; sizes in bytes, times since they were set to 0."""
 
-    Attributes:
-        level: Bytes of storages made under this watch and alive.
-        peak: The most since somebody set it to `level`.
-        nanoseconds: Since somebody set it to 0.
-    """
-
-    def __init__(self, pricing: Pricing, mode: FakeTensorMode) -> None:
+    def __init__(self, device: DeviceModel, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self.level = self.peak = self.nanoseconds = 0
-        self._pricing = pricing
+        self._device = device
         self._mode = mode
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -99,7 +85,7 @@ class _Watch(TorchDispatchMode):
         for tensor in tensors_in(result):
             if address_of(tensor) not in given:
                 self._count(tensor)
-        self.nanoseconds += self._pricing.nanoseconds(func, args, kwargs, result)
+        self.nanoseconds += operator_ns(self._device, func, args, kwargs, result)
         return result
 
     @contextmanager

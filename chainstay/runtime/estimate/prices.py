@@ -8,7 +8,6 @@ once. Views and uninitialised memory are free.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.runtime.stage.states import address_of
 
-__all__ = ["Pricing", "tensors_in"]
+__all__ = ["operator_ns", "tensors_in"]
 
 _aten: Final = torch.ops.aten
 
@@ -45,52 +44,36 @@ _READ_IN_PART: Final = frozenset(
 _CONVOLUTIONS: Final = frozenset({_aten.convolution, _aten.convolution_backward})
 
 
-@dataclass(frozen=True, slots=True)
-class Pricing:
-    """Times of operators on a device.
-
-    Attributes:
-        device: Which.
-    """
-
-    device: DeviceModel
-
-    def nanoseconds(
-        self,
-        operator: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: object,
-    ) -> int:
-        """Time of one call of `operator` in ns, by the shapes of what it took and gave."""
-        packet = operator.overloadpacket
-        moved = _moved_bytes(operator, args, kwargs, result)
-        if moved == 0 or packet in _UNINITIALISED:
-            return 0
-        count = flop_registry.get(_COUNTED_LIKE.get(packet, packet))
-        flops = count(*args, **kwargs, out_val=result) if count else 0
-        throughput = self._throughput(packet, tensors_in((args, kwargs)))
-        return self.device.kernel_ns(flops=flops, throughput=throughput, moved_bytes=moved)
-
-    def fill_ns(self, size: int) -> int:
-        """Time in ns of writing `size` bytes."""
-        return self.device.kernel_ns(flops=0, throughput=1, moved_bytes=size)
-
-    def _throughput(self, packet: object, tensors: Iterable[torch.Tensor]) -> float:
-        """Arithmetic per second in the type of the first real tensor."""
-        dtype = next((each.dtype for each in tensors if each.is_floating_point()), None)
-        if dtype == torch.bfloat16:
-            return self.device.bfloat16
-        if dtype == torch.float16:
-            return self.device.float16
-        is_convolution = packet in _CONVOLUTIONS
-        return self.device.tf32 if _allows_tf32(is_convolution) else self.device.float32
+def operator_ns(
+    device: DeviceModel,
+    operator: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    result: object,
+) -> int:
+    """Time of one call of `operator` in ns, by the shapes of what it took and gave."""
+    packet = operator.overloadpacket
+    moved = _moved_bytes(operator, args, kwargs, result)
+    if moved == 0 or packet in _UNINITIALISED:
+        return 0
+    count = flop_registry.get(_COUNTED_LIKE.get(packet, packet))
+    flops = count(*args, **kwargs, out_val=result) if count else 0
+    throughput = _throughput(device, packet, tensors_in((args, kwargs)))
+    return device.kernel_ns(flops=flops, throughput=throughput, moved_bytes=moved)
 
 
-def _allows_tf32(is_convolution: bool) -> bool:  # noqa: FBT001  # torch has a setting for each
-    if is_convolution:
-        return bool(torch.backends.cudnn.allow_tf32)
-    return torch.get_float32_matmul_precision() != "highest"
+def _throughput(device: DeviceModel, packet: object, tensors: Iterable[torch.Tensor]) -> float:
+    """Arithmetic per second in the type of the first real tensor."""
+    dtype = next((each.dtype for each in tensors if each.is_floating_point()), None)
+    if dtype == torch.bfloat16:
+        return device.bfloat16
+    if dtype == torch.float16:
+        return device.float16
+    if packet in _CONVOLUTIONS:
+        allows_tf32 = bool(torch.backends.cudnn.allow_tf32)
+    else:
+        allows_tf32 = torch.get_float32_matmul_precision() != "highest"
+    return device.tf32 if allows_tf32 else device.float32
 
 
 def tensors_in(tree: object) -> list[torch.Tensor]:

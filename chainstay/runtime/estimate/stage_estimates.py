@@ -3,21 +3,25 @@
 The definitions are those of `costs`: stages go through the same phases as when they are
 measured for real, and the profile is put together by the same code. Differences:
 
-* Stages that are alike (see `resemblance`) are run through the phases once.
+* Of stages that are alike, as a network's repeated blocks are, one is run through the phases.
 * Random states are in a GPU's host memory, so that saving them costs nothing.
 * Nothing has a value: that a stage gives the same when it runs again is taken on trust.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from chainstay.runtime.estimate.observer import Watching
-from chainstay.runtime.estimate.resemblance import likeness_of
+from chainstay.runtime.estimate.devices import DeviceModel
+from chainstay.runtime.estimate.observer import WatchedPhase, watch
 from chainstay.runtime.execute.environment import Traits
+from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime
 from chainstay.runtime.measures.costs import (
     ObservedStage,
@@ -26,9 +30,10 @@ from chainstay.runtime.measures.costs import (
     require_number,
 )
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
+from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
-from chainstay.runtime.stage.states import State, detached, is_among
+from chainstay.runtime.stage.states import MemoryLayout, State, address_of, detached, is_among
 
 __all__ = ["estimate_stages"]
 
@@ -46,20 +51,21 @@ class _Probed:
 
 
 def estimate_stages(
-    subject: Subject, watching: Watching
+    subject: Subject, device: DeviceModel, mode: FakeTensorMode
 ) -> tuple[list[ObservedStage], list[StageMemory]]:
     """Costs of every stage; call it under the stand-ins' mode, with gradients enabled.
 
     Args:
         subject: Stages and stand-ins.
-        watching: How they are watched.
+        device: Whose times count.
+        mode: The mode of the stand-ins.
 
     Raises:
         UnsupportedModelError: The loss gives something else than one number, the model
             integers, or a stage fails.
     """
     runs = _Runs.of(subject)
-    probed = _probe_all(subject, runs, watching)
+    probed = _probe_all(subject, runs, device, mode)
     observed = [
         ObservedStage(
             stage=stage,
@@ -77,13 +83,7 @@ def estimate_stages(
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The chain run once, stage by stage.
-
-    Attributes:
-        states: The input of every stage.
-        leaves: What every stage sends a gradient to, outside the chain.
-        lineage: Which states share what.
-    """
+    """The chain run once: every stage's input, what it sends gradients to, what states share."""
 
     states: list[State]
     leaves: list[tuple[torch.Tensor, ...]]
@@ -113,14 +113,16 @@ class _Runs:
         self.states.append(detached(output))
 
 
-def _probe_all(subject: Subject, runs: _Runs, watching: Watching) -> list[_Probed]:
+def _probe_all(
+    subject: Subject, runs: _Runs, device: DeviceModel, mode: FakeTensorMode
+) -> list[_Probed]:
     """The last stage first: its gradients lie as the one below gets them."""
     known: dict[Hashable, _Probed] = {}
     probed: list[_Probed] = []
     gradients = None
     for index, stage in reversed(list(enumerate(subject.stages))):
         source = runs.states[index]
-        likeness = likeness_of(stage, source, subject.shared, gradients)
+        likeness = _likeness_of(stage, source, subject.shared, gradients)
         if likeness not in known:
             probe = StageProbe(
                 stage=stage,
@@ -129,16 +131,44 @@ def _probe_all(subject: Subject, runs: _Runs, watching: Watching) -> list[_Probe
                 output_gradients=gradients,
             )
             with blaming(stage, index, source):
-                known[likeness] = _probe(probe, source, subject.device, watching)
+                phases = watch(probe.phases(source, subject.device), device, mode)
+            known[likeness] = _probed(probe, phases, device)
         probed.append(known[likeness])
         gradients = probed[-1].memory.input_gradients
     return probed[::-1]
 
 
-def _probe(probe: StageProbe, source: State, device: torch.device, watching: Watching) -> _Probed:
-    phases = watching.watch(probe.phases(source, device))
+def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceModel) -> _Probed:
     memory = probe.memory(phase.memory for phase in phases)
     # What makes the gradients that enter the backward, and their root, is the stage behind.
     made = (0, *(size for size in memory.output_gradients.sizes if size))
-    backward_time = phases[_BACKWARD].nanoseconds - sum(map(watching.pricing.fill_ns, made))
+    filling = (device.kernel_ns(flops=0, throughput=1, moved_bytes=size) for size in made)
+    backward_time = phases[_BACKWARD].nanoseconds - sum(filling)
     return _Probed(memory, phases[_FORWARD].nanoseconds, max(backward_time, 0))
+
+
+def _likeness_of(
+    stage: ChainStage, state: State, shared: Sequence[Any], gradients: Gradients | None
+) -> Hashable:
+    """Return a key, equal for stages that cost the same: they lie in memory alike, too."""
+    texts = tuple(part.text for part in stage.parts)
+    read = [shared[position] for part in stage.parts for position in part.reads]
+    return texts, _places_of([*state, *read]), gradients
+
+
+def _places_of(values: Iterable[Any]) -> tuple[Hashable, ...]:
+    """Return numbers for tensors' layouts, the storages they share, and their gradients."""
+    storages: dict[int, int] = {}
+    objects: dict[int, int] = {}
+    return tuple(
+        (
+            MemoryLayout.of(value),
+            storages.setdefault(address_of(value), len(storages)),
+            objects.setdefault(id(value), len(objects)),
+            value.requires_grad,
+            isinstance(value, nn.Parameter),
+        )
+        if isinstance(value, torch.Tensor)
+        else (type(value), value)
+        for value in values
+    )

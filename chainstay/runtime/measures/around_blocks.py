@@ -234,26 +234,15 @@ class Around:
 
 @dataclass(slots=True, eq=False)
 class _Trip:
-    """One run around the blocks.
-
-    Attributes:
-        around: What runs.
-        gradients: The gradients of the input of every block.
-        on_mark: Called at the end of each phase.
-        marks: What ended each phase.
-        gradient_bytes: By stage, the bytes of the gradients that it gets.
-        lasting_bytes: By stage, the bytes of those that live on behind its backward.
-        held: Stages whose input lived on at the end of the forward.
-        following: The next block that is called.
-    """
+    """One run around the blocks."""
 
     around: Around
     gradients: Sequence[Gradients]
     on_mark: Callable[[], None]
     marks: list[tuple[str, int]] = field(default_factory=list)
     gradient_bytes: dict[int, int] = field(default_factory=dict)
-    lasting_bytes: dict[int, int] = field(default_factory=dict)
-    held: list[int] = field(default_factory=list)
+    lasting_bytes: dict[int, int] = field(default_factory=dict)  # behind the stage's backward
+    held: list[int] = field(default_factory=list)  # stages whose input outlived the forward
     following: int = 0
     _gradients: dict[int, list[tuple[StorageWeakRef, int]]] = field(default_factory=dict)
     _starts: dict[int, State] = field(default_factory=dict)

@@ -207,15 +207,7 @@ def _account_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """All blocks, measured one by one.
-
-    Attributes:
-        chain: The chain to which they belong.
-        stages: They themselves.
-        observed: Their times.
-        memories: Their memory.
-        device: Where they are.
-    """
+    """All blocks, measured one by one."""
 
     chain: BlockChain
     stages: tuple[ChainStage, ...]
@@ -244,13 +236,7 @@ class _Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Accountant:
-    """Puts blocks and what is around them together.
-
-    Attributes:
-        blocks: Measured one by one.
-        outside: A step without them.
-        standing: Bytes that a plan holds through the whole step.
-    """
+    """Puts blocks and what is around them together."""
 
     blocks: _Blocks
     outside: Outside

@@ -80,12 +80,7 @@ class ChainSource:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """What stages are told besides their input.
-
-    Attributes:
-        flags: Whether each module trains, by what messages call it.
-        autocast: Around the call.
-    """
+    """What stages are told besides their input."""
 
     flags: tuple[tuple[str, bool], ...]
     autocast: Autocast | None

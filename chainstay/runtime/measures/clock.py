@@ -176,24 +176,14 @@ _Forward = Callable[[State], State]
 
 @dataclass(slots=True)
 class _Chain:
-    """The chain that is passed through.
-
-    Attributes:
-        stages: The chain, the loss included.
-        source: Its input.
-        shared: What all stages may read.
-        device: Where it runs.
-        stopwatch: A stopwatch for anything that runs there.
-        is_whole: The backward begins when all stages are done, not behind each of them.
-        times: So far.
-    """
+    """The chain that is passed through."""
 
     stages: Sequence[TimedStage]
     source: State
     shared: Sequence[Any]
     device: torch.device
     stopwatch: _Stopwatch
-    is_whole: bool = False
+    is_whole: bool = False  # all stages run forward before the first backward
     times: list[StageTimes] = field(init=False)
 
     def __post_init__(self) -> None:

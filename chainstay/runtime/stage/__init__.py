@@ -1,8 +1,7 @@
 """A model as a chain of stages, each of which takes a state and gives the next.
 
 ==============  ===================================================
-`states`        what stages pass on
-`layout`        how a tensor lies in memory
+`states`        what stages pass on, and how it lies in memory
 `lineage`       memory that several states share
 `chain_stage`   a stage: one part of a graph or several, run as one
 `given_stages`  a model that is given as stages

@@ -60,18 +60,11 @@ def merge_idle_cuts(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The input of stage `index`.
-
-    Attributes:
-        index: At least 1.
-        bytes: The bytes of all of it.
-        idle_bytes: The bytes of what no graph in front of this stage or of it saves, and it does
-            not pass on: without the cut it is gone after it.
-    """
+    """The input of stage `index`."""
 
     index: int
     bytes: int
-    idle_bytes: int
+    idle_bytes: int  # saved by neither side and not passed on: without the cut soon gone
 
     @property
     def is_idle(self) -> bool:

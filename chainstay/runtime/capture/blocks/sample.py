@@ -157,16 +157,7 @@ class _SampledCall:
 
 @dataclass(slots=True)
 class _Sampler:
-    """Runs blocks by their graphs, and keeps what they get and give.
-
-    Attributes:
-        graphs: The graphs of the blocks.
-        names: Paths of the blocks to be taken.
-        sharded: Whether parameters are sharded, as for `sample_blocks`.
-        unfit: Blocks that cannot be stages, and why.
-        pieces: Calls so far.
-        numbers: The numbers that tell tensors apart.
-    """
+    """Runs blocks by their graphs, and keeps what they get and give."""
 
     graphs: BlockGraphs
     names: Mapping[nn.Module, str]

@@ -2,16 +2,13 @@
 
 ===============  ===================================================
 `crossings`      what crosses each place between two operators
-`allowed_cuts`   places at which a cut is allowed
 `movable_nodes`  values that many stages use: made once
 `cut_points`     the places that are chosen
-`split_stages`   stages that save much, split again
 `branches`       parts that know nothing of each other
 `cut`            all of that, in order
 `stage_borders`  cuts between stages that were given one by one
 `values`         what crosses a cut
-`programs`       a range of operators as one function
-`stage`          a stage of the graph
+`programs`       a range of operators as one function, and as a stage
 `chain`          all of its stages
 `stage_names`    what people call them
 `stage_table`    a table of them

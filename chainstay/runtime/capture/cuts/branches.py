@@ -78,27 +78,17 @@ def find_towers(captured: CapturedGraph, seen: Observations, movable: frozenset[
 
 @dataclass(slots=True)
 class _Groups:
-    """Operators with gradients that depend on each other.
-
-    Attributes:
-        seen: What operators do.
-        group_of: Per operator, a group's number, or ``None`` for the tail.
-        members: Per group, in order.
-        saved: Per group, storages that autograd saves there.
-        sizes: Per group, their bytes.
-        writers: Who last changed a storage in place.
-        joint: The largest smaller one of two groups that became one, and where.
-        everything: Bytes that autograd saves in the whole model.
-    """
+    """Operators with gradients that depend on each other."""
 
     seen: Observations
-    group_of: dict[fx.Node, int | None] = field(default_factory=dict)
+    group_of: dict[fx.Node, int | None] = field(default_factory=dict)  # `None` for the tail
     members: dict[int, list[fx.Node]] = field(default_factory=dict)
-    saved: dict[int, set[int]] = field(default_factory=dict)
+    saved: dict[int, set[int]] = field(default_factory=dict)  # storages, by group
     sizes: dict[int, int] = field(default_factory=dict)
-    writers: dict[int, fx.Node] = field(default_factory=dict)
+    writers: dict[int, fx.Node] = field(default_factory=dict)  # the last one of each storage
+    # The largest smaller one of two groups that became one, and where.
     joint: tuple[int, fx.Node] | None = None
-    everything: int = field(init=False)
+    everything: int = field(init=False)  # bytes that the whole model saves
 
     def __post_init__(self) -> None:
         saved = (storage for each in self.seen.nodes.values() for storage in each.saved)

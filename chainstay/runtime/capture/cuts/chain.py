@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,12 +15,13 @@ from chainstay.runtime.capture.cuts.crossings import Crossings
 from chainstay.runtime.capture.cuts.movable_nodes import with_makers
 from chainstay.runtime.capture.cuts.programs import GraphStage, Program, compile_program
 from chainstay.runtime.capture.cuts.stage_names import name_ranges
-from chainstay.runtime.capture.cuts.stage_table import StageRow, as_table, as_text
+from chainstay.runtime.capture.cuts.stage_table import as_text, stage_table
 from chainstay.runtime.capture.cuts.values import SharedValue, Value, distinct_bytes
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
 from chainstay.runtime.capture.operators import Observations
 from chainstay.runtime.stage.states import State, address_of
+from chainstay.units import format_bytes
 
 __all__ = [
     "CutGraph",
@@ -111,21 +112,21 @@ class GraphChain:
 
     def table(self) -> Table:
         """The stages for people, to be printed by rich."""
-        return as_table(self.name, list(self._rows()))
+        rows = (
+            (
+                stage.name,
+                str(stage.operators),
+                f"{sum(self.shared[position].elements for position in stage.reads):,}",
+                f"{len(state)} of {format_bytes(distinct_bytes(state))}",
+                format_bytes(stage.saved_bytes),
+            )
+            for stage, state in zip(self.stages, self.boundaries[1:], strict=True)
+        )
+        columns = ("operators", "parameters", "passes on", "saves")
+        return stage_table(f"{self.name} in {len(self.stages)} stages", columns, rows)
 
     def __str__(self) -> str:
         return as_text(self.table())
-
-    def _rows(self) -> Iterator[StageRow]:
-        for index, stage in enumerate(self.stages):
-            yield StageRow(
-                name=stage.name,
-                operators=stage.operators,
-                parameters=sum(self.shared[position].elements for position in stage.reads),
-                tensors=len(self.boundaries[index + 1]),
-                boundary_bytes=self.boundary_bytes(index + 1),
-                saved_bytes=stage.saved_bytes,
-            )
 
 
 def counted_among(shared: Sequence[Any], inputs: Sequence[GraphInput]) -> tuple[torch.Tensor, ...]:

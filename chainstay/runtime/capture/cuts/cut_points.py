@@ -3,21 +3,23 @@
 A good cut is crossed by little: candidates are the places that one tensor alone crosses, and
 local minima of the bytes that cross. Of neighbours that are crossed by equally much, those
 count whose tensors autograd saves anyway, so that keeping the state costs nothing more.
-Stages that still save much are split where a cut costs least (see `splitting`).
+
+Stages that still save much are split where a cut costs least. Down a U-Net every level adds to
+what crosses, so that there is no minimum before the bottom; yet a cut pays as soon as keeping its
+state costs less than keeping what it lets go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Final, Literal
 
 from torch import fx
 
-from chainstay.runtime.capture.cuts.allowed_cuts import Place, allowed_places, saved_between
-from chainstay.runtime.capture.cuts.crossings import Crossings
-from chainstay.runtime.capture.cuts.split_stages import split_large_stages
+from chainstay.runtime.capture.cuts.crossings import Crossings, forbidden_places
 from chainstay.runtime.capture.cuts.stage_names import block_of
 from chainstay.runtime.capture.operators import Observations
 
@@ -32,6 +34,22 @@ _BIG: Final = 1 << 62
 
 _LEAST_NEWS: Final = 256
 """A state that differs from the one before in less than this part is no state of its own."""
+
+_LARGE: Final = 20
+"""A stage is large that saves more than this part of what the whole model saves."""
+
+_LEAST_PART: Final = 4
+"""Neither side of a split saves less than this part of the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place at which a cut is allowed."""
+
+    index: int  # of the operator in front of it
+    storages: frozenset[int]
+    size: int  # in bytes, without what model and caller hold
+    is_saved: bool  # by autograd, in any case
 
 
 def choose_cuts(
@@ -50,34 +68,52 @@ def choose_cuts(
             are joined until there are no more than so many.
         blocks: Paths of the model's repeated blocks.
     """
-    places = allowed_places(crossings, seen)
+    places = _allowed_places(crossings, seen)
     count = len(crossings.operators)
-    saved = partial(saved_between, crossings, seen)
+    saved = partial(_saved_between, crossings, seen)
     cuts = _without_idle_stages(_distinct(_candidates(places), seen), count, saved)
     if granularity == "blocks":
         return tuple(_between_blocks(cuts, crossings.operators, blocks))
-    cuts = split_large_stages(cuts, places, crossings, seen)
+    cuts = _with_large_split(cuts, places, saved, count, seen)
     while granularity != "fine" and len(cuts) >= granularity:
         cuts.remove(min(cuts, key=_joined_weight(cuts, count, saved)))
     return tuple(cuts)
 
 
-def _candidates(places: Sequence[Place]) -> list[Place]:
+def _allowed_places(crossings: Crossings, seen: Observations) -> list[_Place]:
+    """Allowed places with a state that something requires a gradient of."""
+    forbidden = forbidden_places(crossings, seen)
+    saved = {storage for node in crossings.operators for storage in seen[node].saved}
+    places = []
+    for index, state in enumerate(crossings.sweep()):
+        if index not in forbidden and any(seen[node].requires_grad for node in state):
+            storages = frozenset(storage for node in state for storage in seen[node].storages)
+            places.append(_Place(index, storages, seen.size_of(storages), storages <= saved))
+    return places
+
+
+def _saved_between(crossings: Crossings, seen: Observations, start: int, end: int) -> int:
+    """Bytes that operators ``start`` to ``end - 1`` save, each storage counted once."""
+    nodes = crossings.operators[start:end]
+    return seen.size_of(storage for node in nodes for storage in seen[node].saved)
+
+
+def _candidates(places: Sequence[_Place]) -> list[_Place]:
     """Places that one tensor alone crosses, and local minima."""
     runs = [
         list(run) for _, run in groupby(places, key=lambda place: (place.size, len(place.storages)))
     ]
     sizes = [_BIG, *(run[0].size for run in runs), _BIG]
-    found: list[Place] = []
+    found: list[_Place] = []
     for before, run, after in zip(sizes, runs, sizes[2:], strict=False):
         if len(run[0].storages) == 1 or before > run[0].size <= after:
             found += [place for place in run if place.is_saved] or [run[-1]]
     return found
 
 
-def _distinct(places: Sequence[Place], seen: Observations) -> list[int]:
+def _distinct(places: Sequence[_Place], seen: Observations) -> list[int]:
     """Leave out places whose state is that of the place before and next to nothing else."""
-    kept: list[Place] = []
+    kept: list[_Place] = []
     for place in places:
         new = place.storages - kept[-1].storages if kept else place.storages
         if seen.size_of(new) * _LEAST_NEWS >= place.size:
@@ -122,3 +158,31 @@ def _between_blocks(
         for cut, (block, following) in zip(cuts, pairwise(ends), strict=True)
         if block is None or block != following
     ]
+
+
+def _with_large_split(
+    cuts: Sequence[int], places: Sequence[_Place], saved: _Saved, count: int, seen: Observations
+) -> list[int]:
+    """Add cuts where stages are large, and both sides have a fair part of what they save."""
+    everything = saved(0, count)
+    crossing = {place.index: place.storages for place in places}
+    found = set(cuts)
+    pending = list(pairwise([-1, *cuts, count - 1]))
+    while pending:
+        before, after = pending.pop()
+        whole = saved(before + 1, after + 1)
+        if whole * _LARGE <= everything:
+            continue
+        kept = crossing.get(before, frozenset[int]())
+        added = {
+            place: seen.size_of(place.storages - kept)
+            for place in places
+            if before < place.index < after
+            and saved(before + 1, place.index + 1) * _LEAST_PART >= whole
+            and saved(place.index + 1, after + 1) * _LEAST_PART >= whole
+        }
+        best = min(added, key=added.__getitem__, default=None)
+        if best is not None and added[best] * 2 <= whole:
+            found.add(best.index)
+            pending += [(before, best.index), (best.index, after)]
+    return sorted(found)

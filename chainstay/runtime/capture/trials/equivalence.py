@@ -188,23 +188,14 @@ class Trial:
 
 @dataclass(slots=True, eq=False)
 class _Outcome:
-    """The outcome of a forward.
-
-    Attributes:
-        value: What it returned.
-        leaves: The tensors and other leaves in there.
-        changed: Values of what it wrote.
-        random: States of generators afterwards.
-        positions: For each leaf that is also in the other outcome, its position there.
-        unmatched: Index of a leaf that is not, if there is one.
-    """
+    """The outcome of a forward."""
 
     value: Any
     leaves: Sequence[object]
     changed: Sequence[torch.Tensor]
-    random: Sequence[tuple[torch.device, torch.Tensor]]
-    positions: dict[int, int] = field(default_factory=dict)
-    unmatched: int | None = None
+    random: Sequence[tuple[torch.device, torch.Tensor]]  # states of generators afterwards
+    positions: dict[int, int] = field(default_factory=dict)  # in the other outcome, by identity
+    unmatched: int | None = None  # index of a leaf that the other outcome has not
 
     def pair_with(self, other: _Outcome, given: set[int]) -> None:
         """Find every tensor of this outcome in `other`; what is `given` was an input."""

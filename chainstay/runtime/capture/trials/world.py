@@ -61,15 +61,10 @@ def world_kept(functions: Sequence[object], device: torch.device) -> Iterator[No
 
 @dataclass(slots=True)
 class _World:
-    """The objects that were found, and how to put them back.
-
-    Attributes:
-        restores: Put back one thing each, if it has changed.
-        seen: What was looked at, by identity; held, so that no identity is used twice.
-    """
+    """The objects that were found, and how to put them back."""
 
     restores: list[Callable[[], None]] = field(default_factory=list)
-    seen: dict[int, object] = field(default_factory=dict)
+    seen: dict[int, object] = field(default_factory=dict)  # held: no identity is used twice
 
     def look_at(self, values: Iterable[object]) -> None:
         """Take note of these values and of what they reach, as far as a forward is likely to."""
