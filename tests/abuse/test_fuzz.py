@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainstay.cli.solver_methods import parse_link
 from chainstay.cli.models.named_models import ModelSpec
+from chainstay.cli.solver_methods import parse_link
 from chainstay.errors import ChainstayError, InvalidPlanError
 from chainstay.plans import Cut, Fingerprint, Plan
 from chainstay.plans.parser import parse_plan, parse_profile
