@@ -32,9 +32,9 @@ def chain_method(options: SolveOptions) -> Method:
         case "dp":
             return DP(discards=options.discards)
         case "weak":  # its schedules are valid where data may be dropped freely, too
-            is_free = options.discards == Discards.FREE
-            rules = Discards.TABLE1 if is_free else Discards(options.discards)
-            return DP(discards=rules, persistence="weak")
+            rules = Discards(options.discards)
+            own = Discards.TABLE1 if rules is Discards.FREE else rules
+            return DP(discards=own, persistence="weak")
         case "mip":
             return MIP(discards=options.discards, time_limit_s=options.time_limit)
     return CPSAT(discards=options.discards, time_limit_s=options.time_limit)
