@@ -1,12 +1,14 @@
 """Settings for all tests: two tiers, and hypothesis draws the same examples at every run.
 
 `make test` runs everything but what is marked ``long``, `make test-all` runs all. Tests that take
-many seconds each are marked by hand; of a test with many cases, all but a few are marked here.
+many seconds each are marked by hand; of a test with many cases, all but a few are marked here, the
+largest networks first.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from typing import Final
 
@@ -31,6 +33,10 @@ settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.g
 
 _CASES: Final = 4
 """Of each test with more cases, `make test` runs so many, from the first to the last."""
+_LARGE: Final = re.compile(
+    "ResNet-101|DenseNet-121|densenet_case|Inception v3|VGG-16|ViT-B/16|T5|CLIP|HF ViT"
+)
+"""Networks that take seconds where others show the same; `make test` leaves them out."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
@@ -38,7 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the other cases as long."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
+        test, _, case = item.nodeid.partition("[")
+        if _LARGE.search(case):
+            item.add_marker(pytest.mark.long)
+        elif item.get_closest_marker("long") is None:
+            cases[test].append(item)
     for group in cases.values():
         if len(group) > _CASES:
             places = {round(k * (len(group) - 1) / (_CASES - 1)) for k in range(_CASES)}

@@ -18,6 +18,12 @@ from chainstay.validation.simulate import simulate
 from golden_chains import GOLDEN, GoldenChain
 from strategies import chains
 
+BY_NAME = {golden.name: golden for golden in GOLDEN}
+STAGE = Stage(forward_time=10, backward_time=7, output_bytes=3, saved_bytes=5, gradient_bytes=3)
+CHAIN = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(STAGE,) * 6)
+PERIODIC = Schedule.parse("Fc0 Fn1 Fn2 Fa3 Fa4 Fa5 B5 B4 B3 Fa0 Fa1 Fa2 B2 B1 B0")
+NO_TIME = 1e-9
+
 SHORT = [golden for golden in GOLDEN if golden.stages <= 8 and golden.has_small_gradients]
 RULES = st.sampled_from(Discards)
 

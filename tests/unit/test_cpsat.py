@@ -13,7 +13,6 @@ import pytest
 from chainstay.errors import (
     BackendError,
     CertificateError,
-    InfeasibleBudgetError,
     InvalidProfileError,
     InvalidScheduleError,
     SolverLimitError,
@@ -27,32 +26,18 @@ from chainstay.formulations.cpsat.ortools_backend import CpSatResult
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Schedule
-from chainstay.solution import Family
 from chainstay.validation.simulate import simulate
+from formulation_support import BY_NAME, CHAIN, NO_TIME, PERIODIC, STAGE
 from golden_chains import GOLDEN, GoldenChain
 
-BY_NAME = {golden.name: golden for golden in GOLDEN}
-STAGE = Stage(forward_time=10, backward_time=7, output_bytes=3, saved_bytes=5, gradient_bytes=3)
-CHAIN = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(STAGE,) * 6)
-PERIODIC = Schedule.parse("Fc0 Fn1 Fn2 Fa3 Fa4 Fa5 B5 B4 B3 Fa0 Fa1 Fa2 B2 B1 B0")
-NO_TIME = 1e-9
 MINUTE = Limits(time_s=60.0)
 
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"discards": "none"}, "discards is 'none', must be one of: table1, tape, free"),
-        ({"time_limit_s": 0}, "time_limit_s is 0, must be a positive number"),
-        ({"time_limit_s": float("nan")}, "time_limit_s is nan"),
-        ({"time_limit_s": float("inf")}, "time_limit_s is inf"),
-        ({"time_limit_s": "60"}, "time_limit_s is '60'"),
-        ({"time_limit_s": True}, "time_limit_s is True"),
         ({"workers": 0}, "workers is 0, must be a positive integer"),
         ({"workers": 1.5}, "workers is 1.5"),
-        ({"seed": -1}, "seed is -1, must be an integer from 0 to 2147483647"),
-        ({"seed": 2**31}, "seed is 2147483648"),
-        ({"seed": True}, "seed is True"),
     ],
 )
 def test_settings_that_do_not_exist_are_refused(settings: dict[str, Any], text: str) -> None:
@@ -94,24 +79,6 @@ def test_a_missing_solver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
     with pytest.raises(BackendError, match=r'pip install "ortools>=9\.10"'):
         CPSAT()(CHAIN, 28)
-
-
-def test_claim_says_optimal_with_equal_bound() -> None:
-    claim = CPSAT()(CHAIN, 28)
-    assert claim.makespan == claim.lower_bound
-    assert claim.family is Family.ALL
-    assert claim.discards is Discards.TABLE1
-    assert simulate(CHAIN, claim.schedule).peak_bytes <= 28
-
-
-def test_a_budget_beyond_all_numbers_is_plenty() -> None:
-    assert CPSAT()(CHAIN, 10**30).makespan == CHAIN.least_time
-
-
-def test_a_slow_hint_is_improved() -> None:
-    optimum = CPSAT()(CHAIN, 40).makespan
-    assert optimum < simulate(CHAIN, PERIODIC).makespan
-    assert CPSAT()(CHAIN, 40, hint=PERIODIC).makespan == optimum
 
 
 def test_a_hint_is_a_cutoff() -> None:
@@ -181,26 +148,6 @@ def test_without_time_the_hint_comes_back() -> None:
     assert CHAIN.least_time <= claim.lower_bound < claim.makespan
 
 
-def test_without_time_and_hint_there_is_nothing_to_show() -> None:
-    with pytest.raises(SolverLimitError, match="no schedule of this 6-stage chain in 28 b") as late:
-        CPSAT(time_limit_s=NO_TIME)(CHAIN, 28)
-    assert late.value.best_bound == CHAIN.least_time
-
-
-def test_a_late_hint_for_another_chain_is_refused() -> None:
-    with pytest.raises(InvalidScheduleError, match="Fa6 of the hint names stage 6, the last one"):
-        CPSAT(time_limit_s=NO_TIME)(CHAIN, 28, hint=Schedule.keep_all(7))
-
-
-def test_infeasible_budgets_name_the_least_one() -> None:
-    with pytest.raises(InfeasibleBudgetError, match=r"^no schedule of this 6") as caught:
-        CPSAT()(CHAIN, 5)
-    required = caught.value.required
-    assert CPSAT()(CHAIN, required).makespan > 0
-    with pytest.raises(InfeasibleBudgetError, match=f"budget is {required} bytes"):
-        CPSAT()(CHAIN, required - 1)
-
-
 def test_least_budget_that_no_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SolverLimitError, match="6-stage chain is not known after 1e-09 s"):
         chain_claims.minimum_budget(CHAIN, limits=Limits(time_s=NO_TIME))
@@ -257,18 +204,6 @@ def test_sums_beyond_exact_floats_are_refused() -> None:
         InvalidProfileError, match=r"exact up to 2\*\*53; measure in coarser units, or use"
     ):
         CPSAT()(profile, 10**15)
-
-
-def test_large_gradients_restrict_the_family() -> None:
-    golden = BY_NAME["pub_deltafree_006@92"]
-    assert CPSAT()(golden.profile, golden.budget).family is Family.SINGLE_SWEEP
-    with pytest.raises(InfeasibleBudgetError, match="no single-sweep schedule"):
-        CPSAT()(golden.profile, 1)
-
-
-def test_same_seed_and_one_worker_same_answer() -> None:
-    method = CPSAT(seed=7)
-    assert len({str(method(CHAIN, 26).schedule) for _ in range(3)}) == 1
 
 
 @pytest.mark.parametrize("sentence", CONSTRAINTS, ids=lambda sentence: sentence.__name__)
