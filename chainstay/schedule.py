@@ -17,9 +17,7 @@ text   [BEHJS24]      meaning (stage ``i`` has input ``a^i`` and output ``a^{i+1
 ``Db`` --             drop what ``Fa`` of stage ``i`` saved
 ``Oa`` --             offload: send activation ``a^i`` to the host, then drop it here
 ``Ob`` --             offload what ``Fa`` of stage ``i`` saved
-``Sa`` --             spill: the same, to the memory beyond the host (a disk)
-``Sb`` --             spill what ``Fa`` of stage ``i`` saved
-``Pa`` --             prefetch: bring activation ``a^i`` back from where it is
+``Pa`` --             prefetch: bring activation ``a^i`` back from the host
 ``Pb`` --             prefetch what ``Fa`` of stage ``i`` saved
 ``T``  --             the turn of a join: all branches' outputs in, their gradients out
 ====== ============== ==========================================================
@@ -42,7 +40,7 @@ _KIND: Final = "schedule"
 _VERSION: Final = 1
 _WORD: Final = re.compile(
     r"(?:(?P<branch>0|[1-9][0-9]{0,8}):)?"
-    r"(?P<kind>Fn|Fc|Fa|B|Da|Db|Oa|Ob|Sa|Sb|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})|T"
+    r"(?P<kind>Fn|Fc|Fa|B|Da|Db|Oa|Ob|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})|T"
 )
 
 
@@ -57,8 +55,6 @@ class OpKind(StrEnum):
     DISCARD_SAVED = "Db"
     OFFLOAD_ACTIVATION = "Oa"
     OFFLOAD_SAVED = "Ob"
-    SPILL_ACTIVATION = "Sa"
-    SPILL_SAVED = "Sb"
     PREFETCH_ACTIVATION = "Pa"
     PREFETCH_SAVED = "Pb"
     TURN = "T"
@@ -87,14 +83,7 @@ class OpKind(StrEnum):
 _FORWARDS: Final = frozenset(
     {OpKind.FORWARD_DROP, OpKind.FORWARD_KEEP_INPUT, OpKind.FORWARD_KEEP_ALL}
 )
-_AWAY: Final = frozenset(
-    {
-        OpKind.OFFLOAD_ACTIVATION,
-        OpKind.OFFLOAD_SAVED,
-        OpKind.SPILL_ACTIVATION,
-        OpKind.SPILL_SAVED,
-    }
-)
+_AWAY: Final = frozenset({OpKind.OFFLOAD_ACTIVATION, OpKind.OFFLOAD_SAVED})
 _BACK: Final = frozenset({OpKind.PREFETCH_ACTIVATION, OpKind.PREFETCH_SAVED})
 
 
@@ -199,9 +188,9 @@ class Schedule:
         for index, (word, match) in enumerate(zip(words, matches, strict=True)):
             if match is None:
                 raise InvalidScheduleError(
-                    f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Sa, "
-                    "Sb, Pa or Pb and a stage number, as in 'Fa0', after a branch and a colon in a "
-                    "join, as in '1:Fa0', or T for its turn",
+                    f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Pa "
+                    "or Pb and a stage number, as in 'Fa0', after a branch and a colon in a join, "
+                    "as in '1:Fa0', or T for its turn",
                     index=index,
                     ops=[word[:20] for word in words],
                 )

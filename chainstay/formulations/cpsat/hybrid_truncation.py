@@ -111,7 +111,7 @@ def _least_with(problem: HybridProblem, item: Item, count: int) -> Fraction:
     kind, i = item
     stages, link = problem.profile.stages, problem.link
     size = item_bytes(problem, item)
-    moving = (count + 1) * min(level.transfer_time(size) for level in link.levels)
+    moving = (count + 1) * link.transfer_time(size)
     reader = i if kind == "a" else i + 1
     # Besides the first run of the forward that reads it, backwards read it: of its reader, and
     # of the stage that saved it.
