@@ -15,7 +15,7 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, Solver
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.profiles import Link
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Schedule
 from chainstay.solution import Family
 from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
 from chainstay.timetable import Time, Transfers, exact
@@ -205,8 +205,7 @@ def _moved_bytes(problem: HybridProblem, plan: SlotPlan) -> int:
 
 def _with_moves(plan: SlotPlan) -> Schedule:
     """Return a plan as a schedule: its offloads first, then its computations."""
-    kinds = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
-    moves = (Op(kinds[kind], i) for kind, i in sorted(plan.moved))
+    moves = (Item(*item).offload for item in sorted(plan.moved))
     return Schedule((*moves, *plan.ops))
 
 

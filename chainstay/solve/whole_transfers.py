@@ -14,21 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time
-from chainstay.validation.hybrid.data_items import Item, freed_items, output_item, read_items
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
 
 __all__ = ["TimedSchedule", "WholeTransferSearch"]
-
-_OFFLOAD: Final = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
-_PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
 
 
 class TimedSchedule(NamedTuple):
@@ -97,9 +93,14 @@ class WholeTransferSearch:
             self._times.append((snapshot.end - snapshot.start) * self.problem.link.ticks)
         self._find_lifetimes()
 
-    def best(self, moved: Collection[Item]) -> TimedSchedule | None:
-        """Return the best schedule found from moving `moved`, or ``None`` if nothing fits."""
-        first = next(filter(None, map(self._first, self._more_and_more(moved))), None)
+    def best(self, moved: Collection[tuple[str, int]]) -> TimedSchedule | None:
+        """Return the best schedule found from moving `moved`, or ``None`` if nothing fits.
+
+        Args:
+            moved: The items, as `Item`.
+        """
+        items = {Item(*item) for item in moved}
+        first = next(filter(None, map(self._first, self._more_and_more(items))), None)
         if first is None:  # not even with all that can leave, the way to run in least memory
             return None
         timed, chosen = first
@@ -128,11 +129,11 @@ class WholeTransferSearch:
 
     def _find_lifetimes(self) -> None:
         """Find the items that are made before the turn and read on both sides of it or after it."""
-        stored: set[Item] = {("a", 0)}
-        made: dict[Item, int] = {("a", 0): -1}
+        stored = {Item("a", 0)}
+        made = {Item("a", 0): -1}
         served: dict[Item, int] = {}
         for position, op in enumerate(self.ops):
-            for item in read_items(op, stored):
+            for item in op.reads(stored):
                 if position < self._turn:
                     served[item] = position
                 elif item in made:
@@ -140,16 +141,16 @@ class WholeTransferSearch:
                     self._lifetimes.setdefault(
                         item, self._lifetime_of(item, made[item], last, position)
                     )
-            for item in freed_items(op):
+            for item in op.frees:
                 stored.discard(item)
                 if position < self._turn:
                     made.pop(item, None)
-            if op.kind is not OpKind.BACKWARD:
-                stored.add(output_item(op))
+            if (output := op.makes) is not None:
+                stored.add(output)
                 if position < self._turn:
-                    made[output_item(op)] = position
+                    made[output] = position
                 else:
-                    made.pop(output_item(op), None)
+                    made.pop(output, None)
 
         ends = ("b", len(self.problem.profile) - 1)
         self._lifetimes = {
@@ -247,15 +248,13 @@ class WholeTransferSearch:
             timed.append((start, 1, position, op))
         sent: list[tuple[Op, int]] = []
         for index, (lifetime, start) in enumerate(zip(moving[0], forward.move_starts, strict=True)):
-            kind, i = lifetime.item
-            sent.append((Op(_OFFLOAD[kind], i), lifetime.made))
+            sent.append((lifetime.item.offload, lifetime.made))
             timed.append((start, 0, index, sent[-1][0]))
         for index, (lifetime, start) in enumerate(
             zip(moving[1], backward.move_starts, strict=True)
         ):
-            kind, i = lifetime.item
             begin = end - start - lifetime.ticks
-            timed.append((begin, 2, -index, Op(_PREFETCH[kind], i)))
+            timed.append((begin, 2, -index, lifetime.item.prefetch))
         ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
         for op, made in sent:  # makers that take no time come before what they make leaves
             if made >= 0:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from chainstay.errors import InvalidProfileError
-from chainstay.formulations.cpsat.hybrid_truncation import Item, ModelSize, item_bytes, items_of
+from chainstay.formulations.cpsat.hybrid_truncation import ModelSize, item_bytes, items_of
 from chainstay.formulations.cpsat.hybrid_variables import (
     ComputationInterval,
     HybridProgram,
@@ -29,6 +29,7 @@ from chainstay.formulations.cpsat.hybrid_variables import (
 from chainstay.formulations.cpsat.ortools_backend import Literal, new_model
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
+from chainstay.schedule import Item
 from chainstay.timetable import Time
 
 __all__ = ["build"]
@@ -195,9 +196,9 @@ def _add_lifetimes(program: HybridProgram) -> None:
     """Add lifetimes: of what is made from its making, of what is prefetched from its prefetch."""
     problem, model = program.problem, program.model
     program.lifetimes = {item: [] for item in items_of(problem)}
-    program.add_lifetime(("a", 0), _INPUT, 0, 0, model.new_constant(1))
+    program.add_lifetime(Item("a", 0), _INPUT, 0, 0, model.new_constant(1))
     for position, p in enumerate(program.computations):
-        for item, exists in ((("a", p.stage + 1), p.plain), (("b", p.stage), p.saves)):
+        for item, exists in ((Item("a", p.stage + 1), p.plain), (Item("b", p.stage), p.saves)):
             if exists is not None:
                 program.add_lifetime(item, position, p.start, p.end, exists)
     for item, lifetimes in program.lifetimes.items():
@@ -275,12 +276,12 @@ def _read(program: HybridProgram) -> None:
     """Let each computation read a lifetime of its input in either form, and of saved data."""
     for position, p in enumerate(program.computations):
         program.reads[position] = []
-        sources: list[Item] = [("a", p.stage)]
+        sources = [Item("a", p.stage)]
         if p.stage:
-            sources.append(("b", p.stage - 1))
+            sources.append(Item("b", p.stage - 1))
         program.model.add(sum(_reading(program, position, sources)) == p.runs)
         if p.is_backward:
-            program.model.add(sum(_reading(program, position, [("b", p.stage)])) == 1)
+            program.model.add(sum(_reading(program, position, [Item("b", p.stage)])) == 1)
 
 
 def _reading(program: HybridProgram, position: int, sources: list[Item]) -> list[Literal]:
@@ -295,7 +296,7 @@ def _reading(program: HybridProgram, position: int, sources: list[Item]) -> list
             model.add_implication(reads, lifetime.exists)
             model.add(lifetime.ready <= p.start).only_enforce_if(reads)
             model.add(lifetime.end >= p.end).only_enforce_if(reads)
-            if len(sources) > 1 and item[0] == "b":
+            if len(sources) > 1 and item.kind == "b":
                 _not_while_the_other_form_returns(program, p, reads)
             lifetime.uses.append(reads)
             program.reads[position].append((item, lifetime, reads))
@@ -310,10 +311,10 @@ def _not_while_the_other_form_returns(
 
     A schedule reads the plain form where both are stored, and waits if it is on its way.
     """
-    transfers = program.transfers.get(("a", p.stage))
+    transfers = program.transfers.get(Item("a", p.stage))
     if transfers is None:
         return
-    for lifetime in program.lifetimes["a", p.stage]:
+    for lifetime in program.lifetimes[Item("a", p.stage)]:
         if lifetime.maker != _PREFETCH:
             continue
         is_back = program.model.new_bool_var("")

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final
 
-from chainstay.formulations.cpsat.hybrid_truncation import Item
 from chainstay.formulations.cpsat.hybrid_variables import (
     ComputationInterval,
     HybridProgram,
@@ -16,14 +14,10 @@ from chainstay.formulations.cpsat.hybrid_variables import (
     LifetimeInterval,
 )
 from chainstay.formulations.cpsat.ortools_backend import CpSatResult
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time, Timetable
 
 __all__ = ["decode", "start_from"]
-
-_OFFLOAD_KINDS: Final = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
-_PREFETCH_KINDS: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
-_DISCARD_KINDS: Final = {"a": OpKind.DISCARD_ACTIVATION, "b": OpKind.DISCARD_SAVED}
 
 
 def decode(program: HybridProgram, outcome: CpSatResult) -> Schedule:
@@ -70,15 +64,15 @@ class _ScheduleBuilder:
         positions = {entry: position for position, entry in enumerate(order)}
         dropped: dict[int, list[Op]] = {}
         for number, entries in self.uses.items():
-            kind, i = self.items[number]
+            item = self.items[number]
             last = max(entries, key=positions.__getitem__)
             op = ops[last]
-            if op.kind is OpKind.BACKWARD and op.stage == i:
+            if item in op.frees:
                 continue
-            if op.kind is OpKind.FORWARD_KEEP_INPUT and (kind, i) == ("a", op.stage):
+            if op.kind is OpKind.FORWARD_KEEP_INPUT and item == ("a", op.stage):
                 ops[last] = Op(OpKind.FORWARD_DROP, op.stage)
             else:
-                dropped.setdefault(last, []).append(Op(_DISCARD_KINDS[kind], i))
+                dropped.setdefault(last, []).append(item.discard)
         return Schedule(
             tuple(op for entry in order for op in (ops[entry], *dropped.get(entry, ())))
         )
@@ -129,20 +123,15 @@ class _Decoder:
 
     def add_transfers(self, item: Item, transfers: ItemTransfers) -> None:
         """Add the transfers of an item."""
-        kind, i = item
         lifetimes = self.program.lifetimes[item]
         if self.outcome.is_on(transfers.sent):
             sending = zip(lifetimes, transfers.senders, strict=False)
             sender = [lifetime for lifetime, sends in sending if self.outcome.is_on(sends)]
-            self.builder.add(
-                (self._value(transfers.start), 0), Op(_OFFLOAD_KINDS[kind], i), _numbers(sender)
-            )
+            self.builder.add((self._value(transfers.start), 0), item.offload, _numbers(sender))
         returned = lifetimes[len(transfers.senders) :]
         for lifetime, (comes, start) in zip(returned, transfers.prefetches, strict=True):
             if self.outcome.is_on(comes):
-                self.builder.add(
-                    (self._value(start), 2), Op(_PREFETCH_KINDS[kind], i), [lifetime.number]
-                )
+                self.builder.add((self._value(start), 2), item.prefetch, [lifetime.number])
 
     def _value(self, time: object) -> int:
         """Return the value of a time in the answer."""
@@ -193,12 +182,12 @@ def _hint_transfers(
     found: dict[Op, list[Time]] = {}
     for move in timetable.moves:
         found.setdefault(move.op, []).append(move.start)
-    for (kind, i), transfers in program.transfers.items():
-        times = found.get(Op(_OFFLOAD_KINDS[kind], i), [])
+    for item, transfers in program.transfers.items():
+        times = found.get(item.offload, [])
         program.model.add_hint(transfers.sent, bool(times))
         for time in times:
             program.model.add_hint(transfers.start, in_units(time))
-        back = found.get(Op(_PREFETCH_KINDS[kind], i), [])
+        back = found.get(item.prefetch, [])
         for number, (comes, start) in enumerate(transfers.prefetches):
             program.model.add_hint(comes, number < len(back))
             if number < len(back):

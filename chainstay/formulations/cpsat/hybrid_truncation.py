@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, TypeAlias
+from typing import Final
 
 from chainstay.problems.hybrid import HybridProblem
+from chainstay.schedule import Item
 from chainstay.timetable import Time, exact
 
-__all__ = ["Item", "ModelSize", "item_bytes", "items_of"]
-
-Item: TypeAlias = tuple[str, int]
-"""``("a", i)`` is activation ``a^i``; ``("b", i)`` is what ``Fa`` of stage i saved."""
+__all__ = ["ModelSize", "item_bytes", "items_of"]
 
 _NEVER: Final = Fraction(1 << 100)
 _MOST_SWEEPS: Final = 4
@@ -32,8 +30,7 @@ _MOST_PREFETCHES: Final = 5
 
 def items_of(problem: HybridProblem) -> list[Item]:
     """Return what can be stored and read: inputs of stages, and what stages save."""
-    stages = range(len(problem.profile))
-    return [("a", i) for i in stages] + [("b", i) for i in stages]
+    return [Item(kind, i) for kind in "ab" for i in range(len(problem.profile))]
 
 
 def item_bytes(problem: HybridProblem, item: Item) -> int:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
-from chainstay.formulations.cpsat.hybrid_truncation import Item, ModelSize
+from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
 from chainstay.formulations.cpsat.ortools_backend import Literal, Model
 from chainstay.problems.hybrid import HybridProblem
+from chainstay.schedule import Item
 from chainstay.timetable import Time
 
 __all__ = ["ComputationInterval", "HybridProgram", "ItemTransfers", "LifetimeInterval", "TimeUnits"]
