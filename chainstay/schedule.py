@@ -17,9 +17,7 @@ text   [BEHJS24]      meaning (stage ``i`` has input ``a^i`` and output ``a^{i+1
 ``Db`` --             drop what ``Fa`` of stage ``i`` saved
 ``Oa`` --             offload: send activation ``a^i`` to the host, then drop it here
 ``Ob`` --             offload what ``Fa`` of stage ``i`` saved
-``Sa`` --             spill: the same, to the memory beyond the host (a disk)
-``Sb`` --             spill what ``Fa`` of stage ``i`` saved
-``Pa`` --             prefetch: bring activation ``a^i`` back from where it is
+``Pa`` --             prefetch: bring activation ``a^i`` back from the host
 ``Pb`` --             prefetch what ``Fa`` of stage ``i`` saved
 ``T``  --             the turn of a join: all branches' outputs in, their gradients out
 ====== ============== ==========================================================
@@ -28,21 +26,21 @@ text   [BEHJS24]      meaning (stage ``i`` has input ``a^i`` and output ``a^{i+1
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Self, overload
+from typing import Final, NamedTuple, Self, overload
 
 from chainstay import documents
 from chainstay.errors import InvalidScheduleError
 
-__all__ = ["Discards", "Op", "OpKind", "Schedule"]
+__all__ = ["Discards", "Item", "Op", "OpKind", "Schedule", "update_stored"]
 
 _KIND: Final = "schedule"
 _VERSION: Final = 1
 _WORD: Final = re.compile(
     r"(?:(?P<branch>0|[1-9][0-9]{0,8}):)?"
-    r"(?P<kind>Fn|Fc|Fa|B|Da|Db|Oa|Ob|Sa|Sb|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})|T"
+    r"(?P<kind>Fn|Fc|Fa|B|Da|Db|Oa|Ob|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})|T"
 )
 
 
@@ -57,8 +55,6 @@ class OpKind(StrEnum):
     DISCARD_SAVED = "Db"
     OFFLOAD_ACTIVATION = "Oa"
     OFFLOAD_SAVED = "Ob"
-    SPILL_ACTIVATION = "Sa"
-    SPILL_SAVED = "Sb"
     PREFETCH_ACTIVATION = "Pa"
     PREFETCH_SAVED = "Pb"
     TURN = "T"
@@ -87,16 +83,9 @@ class OpKind(StrEnum):
 _FORWARDS: Final = frozenset(
     {OpKind.FORWARD_DROP, OpKind.FORWARD_KEEP_INPUT, OpKind.FORWARD_KEEP_ALL}
 )
-_AWAY: Final = frozenset(
-    {
-        OpKind.OFFLOAD_ACTIVATION,
-        OpKind.OFFLOAD_SAVED,
-        OpKind.SPILL_ACTIVATION,
-        OpKind.SPILL_SAVED,
-    }
-)
+_AWAY: Final = frozenset({OpKind.OFFLOAD_ACTIVATION, OpKind.OFFLOAD_SAVED})
 _BACK: Final = frozenset({OpKind.PREFETCH_ACTIVATION, OpKind.PREFETCH_SAVED})
-
+_MOVES_SAVED: Final = frozenset({OpKind.OFFLOAD_SAVED, OpKind.PREFETCH_SAVED, OpKind.DISCARD_SAVED})
 
 _KINDS: Final = frozenset(OpKind)
 _NUMBERS: Final = range(10**9)
@@ -116,6 +105,44 @@ class Discards(StrEnum):
     TABLE1 = "table1"
     TAPE = "tape"
     FREE = "free"
+
+
+class Item(NamedTuple):
+    """Something that a schedule of a chain stores.
+
+    Attributes:
+        kind: ``"a"``: activation ``a^number``; ``"b"``: what ``Fa`` of stage `number` saved.
+        number: The index of the activation, or of the stage that saved data.
+    """
+
+    kind: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.number}"
+
+    @property
+    def stage(self) -> int:
+        """The stage that makes the item; -1 for the network's input."""
+        return self.number - (self.kind == "a")
+
+    @property
+    def offload(self) -> Op:
+        """The operation that sends the item to the host."""
+        is_saved = self.kind == "b"
+        return Op(OpKind.OFFLOAD_SAVED if is_saved else OpKind.OFFLOAD_ACTIVATION, self.number)
+
+    @property
+    def prefetch(self) -> Op:
+        """The operation that brings the item back."""
+        is_saved = self.kind == "b"
+        return Op(OpKind.PREFETCH_SAVED if is_saved else OpKind.PREFETCH_ACTIVATION, self.number)
+
+    @property
+    def discard(self) -> Op:
+        """The operation that drops the item."""
+        is_saved = self.kind == "b"
+        return Op(OpKind.DISCARD_SAVED if is_saved else OpKind.DISCARD_ACTIVATION, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +191,54 @@ class Op:
         prefix = "" if self.branch is None else f"{self.branch}:"
         return f"{prefix}{self.kind}{self.stage}"
 
+    @property
+    def item(self) -> Item:
+        """The item that a transfer moves or a discard drops."""
+        return Item("b" if self.kind in _MOVES_SAVED else "a", self.stage)
+
+    @property
+    def makes(self) -> Item | None:
+        """The item that a forward makes; None for other operations."""
+        if self.kind is OpKind.FORWARD_KEEP_ALL:
+            return Item("b", self.stage)
+        return Item("a", self.stage + 1) if self.kind in _FORWARDS else None
+
+    @property
+    def frees(self) -> tuple[Item, ...]:
+        """The items that a computation or discard removes where they are stored."""
+        match self.kind:
+            case OpKind.BACKWARD:
+                return (Item("a", self.stage), Item("b", self.stage))
+            case OpKind.FORWARD_DROP:
+                return (Item("a", self.stage),)
+            case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
+                return (self.item,)
+        return ()
+
+    def reads(self, stored: Collection[Item]) -> tuple[Item, ...]:
+        """Return the items that a computation reads.
+
+        Its input is ``a^i`` where that is stored, else part of what the stage before saved.
+        """
+        plain = Item("a", self.stage)
+        source = plain if plain in stored else Item("b", self.stage - 1)
+        return (source, Item("b", self.stage)) if self.kind is OpKind.BACKWARD else (source,)
+
+
+def update_stored(stored: set[Item], op: Op) -> None:
+    """Add to `stored` what `op` makes, and remove what it frees, whether or not it may run.
+
+    Example:
+        >>> stored = {Item("a", 0)}
+        >>> for op in Schedule.parse("Fc0 Fa1 Fn1 Da0 Fa2 B2"):
+        ...     update_stored(stored, op)
+        >>> sorted(map(str, stored))
+        ['b1']
+    """
+    if (made := op.makes) is not None:
+        stored.add(made)
+    stored.difference_update(op.frees)
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -199,9 +274,9 @@ class Schedule:
         for index, (word, match) in enumerate(zip(words, matches, strict=True)):
             if match is None:
                 raise InvalidScheduleError(
-                    f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Sa, "
-                    "Sb, Pa or Pb and a stage number, as in 'Fa0', after a branch and a colon in a "
-                    "join, as in '1:Fa0', or T for its turn",
+                    f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Pa "
+                    "or Pb and a stage number, as in 'Fa0', after a branch and a colon in a join, "
+                    "as in '1:Fa0', or T for its turn",
                     index=index,
                     ops=[word[:20] for word in words],
                 )

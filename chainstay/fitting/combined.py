@@ -149,7 +149,7 @@ class _HybridSearch:
             link=self.link,
             transfers=Transfers.INTEGRAL,
             timetable=replay.timetable,
-            held_bytes=replay.held_bytes,
+            host_bytes=replay.host_bytes,
         )
 
     def _take_over(self, solution: Solution) -> None:

@@ -54,11 +54,6 @@ class Means:
         """
         if link is not None and not isinstance(link, Link):
             raise ValueError(f"link is {link!r}, must be a Link, or None to have it measured")
-        if link is not None and link.beyond is not None:
-            raise ValueError(
-                "link goes on beyond the host's memory, to where this runtime sends nothing yet; "
-                "pass replace(link, beyond=None)"
-            )
         limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
         is_here = bool(offload) or (offload is None and (link is not None or device.type == "cuda"))
         if not is_here and (link is not None or limit is not None):

@@ -55,7 +55,7 @@ def solve_offloaded(
         schedule=program.schedule,
         makespan=program.replay.makespan,
         timetable=program.replay.timetable,
-        held_bytes=program.replay.held_bytes,
+        host_bytes=program.replay.host_bytes,
         peak_bytes=program.plan.peak_bytes,
     )
 

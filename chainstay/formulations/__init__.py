@@ -1,8 +1,9 @@
 """Integer programs for each problem, for two solvers: Pyomo models for HiGHS, and CP-SAT programs.
 
-Each folder (`chain`, `join`, `offload`, `hybrid`) states variables, then constraints, and decodes a
-schedule; `cpsat` states the same problems a second time. `MIP` and `CPSAT` are the methods, and
-importing them needs neither Pyomo nor a solver. `chain.formulation.build` returns a Pyomo model.
+Each folder (`chain`, `join`, `offload`) states variables, then constraints, and decodes a schedule;
+`cpsat` states chains and offloading a second time, and alone states their combination. `MIP` and
+`CPSAT` are the methods, and importing them needs neither Pyomo nor a solver.
+`chain.formulation.build` returns a Pyomo model.
 """
 
 from chainstay.formulations.cpsat import CPSAT

@@ -28,7 +28,7 @@ class HybridProblem(TransferProblem):
 
     Raises:
         InvalidProfileError: Skips, other transfers, or fractional ones over a link with
-            latency, two directions or two levels, or to a memory with a limit.
+            latency or two directions, or to a memory with a limit.
     """
 
     profile: ChainProfile

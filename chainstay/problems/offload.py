@@ -76,7 +76,7 @@ class OffloadProblem(TransferProblem):
 
     Raises:
         InvalidProfileError: Transfers that there are not, interruptible or fractional ones
-            over a link with latency or to a memory with a limit, or a link of two levels.
+            over a link with latency or to a memory with a limit.
     """
 
     profile: OffloadProfile
@@ -98,11 +98,6 @@ class OffloadProblem(TransferProblem):
             raise InvalidProfileError(
                 f"the link's capacity is {self.link.capacity} bytes, and {self.transfers} "
                 "transfers know no limit on host memory; use transfers='integral'"
-            )
-        if self.link.beyond is not None:
-            raise InvalidProfileError(
-                "offloading whole activations supports one memory behind the link, and this link "
-                "has a second; use solve_hybrid, or leave beyond out"
             )
 
     @property
@@ -171,18 +166,13 @@ class OffloadSolution(Solution):
         link: The link to the host.
         transfers: The rules by which activations move.
         timetable: Starts and ends of computations and transfers, as the simulator counted them.
-        held_bytes: The most bytes behind each link at any time, the host's first.
+        host_bytes: The most bytes in host memory at any time.
     """
 
     link: Link
     transfers: Transfers
     timetable: Timetable
-    held_bytes: tuple[int, ...] = (0,)
-
-    @property
-    def host_bytes(self) -> int:
-        """The most bytes in host memory at any time."""
-        return self.held_bytes[0]
+    host_bytes: int = 0
 
     def describe(self) -> str:
         """Return one sentence for people: `Solution.describe`, and what moves."""
@@ -203,7 +193,7 @@ class OffloadSolution(Solution):
             "solve_seconds": self.solve_seconds,
             "link": self.link.to_json(),
             "transfers": self.transfers,
-            "held_bytes": list(self.held_bytes),
+            "host_bytes": self.host_bytes,
             "starts": [{"at": str(start)} for start in self.timetable.starts],
             "moves": [
                 {"op": str(move.op), "start": str(move.start), "end": str(move.end)}
@@ -234,12 +224,25 @@ class OffloadSolution(Solution):
             solve_seconds=document.number("solve_seconds"),
             link=Link.from_json(document.string("link")),
             transfers=Transfers(document.choice("transfers", Transfers)),
-            held_bytes=document.integers("held_bytes"),
+            host_bytes=_host_bytes(document),
             timetable=Timetable(
                 tuple(exact(start.rational("at")) for start in document.children("starts")),
                 tuple(_move(move) for move in document.children("moves")),
             ),
         )
+
+
+def _host_bytes(document: documents.Fields) -> int:
+    """Return the most bytes on the host, for which older documents have a list of one number."""
+    if "held_bytes" not in document.values:
+        return document.integer("host_bytes")
+    found = document.integers("held_bytes")
+    if len(found) != 1:
+        raise InvalidSolutionError(
+            f"solution document: field 'held_bytes' has {len(found)} numbers, must have one: what "
+            "the host holds; solve again for a link to the host alone"
+        )
+    return found[0]
 
 
 def _move(entry: documents.Fields) -> Move:

@@ -1,4 +1,4 @@
-"""Links between a device and other memories: how long a transfer takes, exactly."""
+"""The link between a device and its host: how long a transfer takes, exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from chainstay.profiles.quantities import whole
 __all__ = ["Duplex", "Link"]
 
 _KIND: Final = "link"
-_VERSION: Final = 2
+_VERSION: Final = 3
+_OLDEST_VERSION: Final = 2
 _LARGEST: Final = 2**64
 
 
@@ -34,35 +35,28 @@ class Duplex(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link that moves whole tensors, one at a time, to the host or a memory beyond it.
+    """A link that moves whole tensors, one at a time, to the host.
 
     Attributes:
         bandwidth: Bytes per time unit of the profile (per ns for measured ones), an exact
             rational; a float is refused because it seldom is what was meant.
         latency: Time units before the first byte of every transfer; an exact rational.
         duplex: ``"half"`` or ``"full"``.
-        capacity: Bytes that the memory behind the link may hold at any time, ``None`` for no
-            limit.
-        beyond: The link to a second, slower memory (a disk), which has one level at most;
-            transfers over it run beside those over this one.
+        capacity: Bytes that the host may hold at any time, ``None`` for no limit.
 
     Raises:
         InvalidProfileError: A bandwidth that is not a positive rational, a latency that is
-            negative or no rational, an unknown `duplex`, a negative `capacity`, or a third
-            level.
+            negative or no rational, an unknown `duplex`, or a negative `capacity`.
 
     Example:
         >>> Link(bandwidth=Fraction(25, 2)).transfer_time(100)
         Fraction(8, 1)
-        >>> Link(bandwidth=6, capacity=100, beyond=Link(bandwidth=4)).transfer_ticks(100, 1)
-        300
     """
 
     bandwidth: Fraction | int
     latency: Fraction | int = 0
     duplex: Duplex | str = Duplex.HALF
     capacity: int | None = None
-    beyond: Link | None = None
 
     def __post_init__(self) -> None:
         bandwidth, latency = (
@@ -75,13 +69,6 @@ class Link:
             raise InvalidProfileError(f"duplex is {self.duplex!r}, must be 'half' or 'full'")
         if self.capacity is not None:
             object.__setattr__(self, "capacity", whole(self.capacity, "capacity"))
-        if self.beyond is not None and not isinstance(self.beyond, Link):
-            raise InvalidProfileError(f"beyond is {self.beyond!r}, must be a Link or None")
-        if self.beyond is not None and self.beyond.beyond is not None:
-            raise InvalidProfileError(
-                f"beyond is {self.beyond!r}, which has a link beyond it as well; "
-                "there are two levels at most, so leave the last one out"
-            )
         object.__setattr__(self, "bandwidth", bandwidth)
         object.__setattr__(self, "latency", latency)
         object.__setattr__(self, "duplex", Duplex(self.duplex))
@@ -109,37 +96,22 @@ class Link:
         return self.duplex == Duplex.FULL
 
     @property
-    def levels(self) -> tuple[Link, ...]:
-        """This link, and the one beyond it if there is one."""
-        return (self,) if self.beyond is None else (self, self.beyond)
-
-    @property
     def is_plain(self) -> bool:
-        """True if it is half-duplex, without latency, and to one memory without limit."""
-        is_bare = self.capacity is None and self.beyond is None
-        return is_bare and not self.latency and not self.is_full_duplex
+        """True if it is half-duplex, without latency, and to a memory without limit."""
+        return self.capacity is None and not self.latency and not self.is_full_duplex
 
     @property
     def ticks(self) -> int:
         """The number of ticks in a time unit; in ticks, every transfer takes a whole number."""
-        return math.lcm(
-            *(
-                number
-                for link in self.levels
-                for number in (
-                    Fraction(link.bandwidth).numerator,
-                    Fraction(link.latency).denominator,
-                )
-            )
-        )
+        return math.lcm(Fraction(self.bandwidth).numerator, Fraction(self.latency).denominator)
 
     def transfer_time(self, size: int) -> Fraction:
         """Return the time units that moving `size` bytes takes, in either direction."""
         return Fraction(self.latency) + Fraction(size) / self.bandwidth
 
-    def transfer_ticks(self, size: int, level: int = 0) -> int:
-        """Return the `ticks` that moving `size` bytes takes; at `level` 1, over the link beyond."""
-        return int(self.levels[level].transfer_time(size) * self.ticks)
+    def transfer_ticks(self, size: int) -> int:
+        """Return the `ticks` that moving `size` bytes takes."""
+        return int(self.transfer_time(size) * self.ticks)
 
     def to_json(self) -> str:
         """Return the link as a JSON document; `from_json` gives an equal link back."""
@@ -148,7 +120,6 @@ class Link:
             "latency": str(self.latency),
             "duplex": str(self.duplex),
             "capacity": "" if self.capacity is None else str(self.capacity),
-            "beyond": "" if self.beyond is None else self.beyond.to_json(),
         }
         return documents.dump(_KIND, _VERSION, body)
 
@@ -157,15 +128,23 @@ class Link:
         """Read the document that `to_json` writes.
 
         Raises:
-            InvalidProfileError: Malformed, of another kind or version, or not a link.
+            InvalidProfileError: Malformed, of another kind or version, not a link, or with a
+                second memory ``beyond`` the host.
         """
-        document = documents.parse(text, _KIND, _VERSION, InvalidProfileError)
+        document = documents.parse(
+            text, _KIND, _VERSION, InvalidProfileError, oldest=_OLDEST_VERSION
+        )
+        if document.values.get("beyond"):
+            raise InvalidProfileError(
+                "link document: field 'beyond' names a second memory behind the host's, which "
+                "this chainstay does not support; remove the field, and solve again for the link "
+                "to the host alone"
+            )
         return cls(
             bandwidth=document.rational("bandwidth"),
             latency=document.rational("latency"),
             duplex=document.choice("duplex", Duplex),
             capacity=_whole_or_none(document, "capacity"),
-            beyond=cls.from_json(document.string("beyond")) if document.string("beyond") else None,
         )
 
 

@@ -18,8 +18,6 @@ _SENTENCES: Final = {
     OpKind.DISCARD_SAVED: "what {stage} saved for its backward is dropped",
     OpKind.OFFLOAD_ACTIVATION: "the input of {stage} moves to host memory",
     OpKind.OFFLOAD_SAVED: "what {stage} saved for its backward moves to host memory",
-    OpKind.SPILL_ACTIVATION: "the input of {stage} moves to the memory beyond the host",
-    OpKind.SPILL_SAVED: "what {stage} saved for its backward moves beyond the host",
     OpKind.PREFETCH_ACTIVATION: "the input of {stage} comes back",
     OpKind.PREFETCH_SAVED: "what {stage} saved for its backward comes back",
     OpKind.TURN: "the turn: all branches meet, and forward becomes backward",

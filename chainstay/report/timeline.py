@@ -29,11 +29,6 @@ from chainstay.validation.simulate import Replay
 
 __all__ = ["Activity", "Lane", "Timeline", "build_timeline"]
 
-_SPILLS: Final = {
-    OpKind.SPILL_ACTIVATION: OpKind.PREFETCH_ACTIVATION,
-    OpKind.SPILL_SAVED: OpKind.PREFETCH_SAVED,
-}
-"""Operations that move data beyond the host, each with the one that brings it back."""
 _DISCARDS: Final = (OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED)
 
 
@@ -197,16 +192,12 @@ def _activities(
 ) -> Iterator[Activity]:
     last = sum(not lane.is_link for lane in lanes) - 1
     done: set[tuple[int | None, int]] = set()
-    spilled: set[tuple[OpKind, int]] = set()
     for op, start, end in timed:
         if op.kind in _DISCARDS:
             continue
         lane = last if op.branch is None else op.branch
-        if op.kind in _SPILLS:
-            spilled.add((_SPILLS[op.kind], op.stage))
         if op.kind.is_transfer:
-            is_beyond = op.kind in _SPILLS or (op.kind, op.stage) in spilled
-            lane = last + 1 + op.kind.is_prefetch + 2 * is_beyond
+            lane = last + 1 + op.kind.is_prefetch
         is_again = op.kind.is_forward and (op.branch, op.stage) in done
         yield Activity(op, lane, start, end, is_again)
         if op.kind.is_forward:
@@ -229,8 +220,7 @@ def _transfer_timeline(
             stages = list(zip(profile.forward_times, profile.backward_times, strict=True))
             ops = list(computations(len(profile)))
             levels = offload_levels(profile, timetable, link, problem.transfers)
-    names = ["to host", "from host", "to disk", "from disk"]
-    lanes = (Lane("compute", problem.stages), *map(Lane, names[: 2 * len(link.levels)]))
+    lanes = (Lane("compute", problem.stages), Lane("to host"), Lane("from host"))
     entries: list[tuple[Op, Time, Time]] = [
         (op, start, start + stages[op.stage][op.kind is OpKind.BACKWARD])
         for op, start in zip(ops, timetable.starts, strict=True)

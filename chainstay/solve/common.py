@@ -133,7 +133,7 @@ def claim_within_host_limit(
     solver: Callable[[_Problem], object],
     problem: _Problem,
     kind: type[_Claim],
-    held_bytes: Callable[[_Problem], int],
+    host_bytes: Callable[[_Problem], int],
 ) -> tuple[_Claim, float]:
     """Run `solver` and return its claim and the seconds that it took.
 
@@ -141,7 +141,7 @@ def claim_within_host_limit(
         solver: The method.
         problem: A feasible problem.
         kind: The class of its claims.
-        held_bytes: Function from a problem without a limit on host memory to the bytes that a
+        host_bytes: Function from a problem without a limit on host memory to the bytes that a
             plan needs there.
 
     Raises:
@@ -156,7 +156,7 @@ def claim_within_host_limit(
         if capacity is None:
             raise
         try:
-            required = held_bytes(replace(problem, link=replace(problem.link, capacity=None)))
+            required = host_bytes(replace(problem, link=replace(problem.link, capacity=None)))
         except ChainstayError:
             raise reason from None
         if required <= capacity:

@@ -46,11 +46,12 @@ def solve_hybrid(  # noqa: PLR0913  # all by name
         budget: Bytes on the device for the network's input, activations, saved tensors,
             gradients of activations and overheads: an int, text such as ``"8GiB"``, or a share
             of what plain training needs, ``"50%"``.
-        link: The link to the host, and to a second, slower memory where it has one `beyond` it.
+        link: The link to the host.
         method: ``"auto"``: the best of keeping all, recomputing only, offloading only, and
             both, improved by a constraint program on short chains; ``"dp"`` (or `DP` with its
-            slots): both, by [POFO]; ``"cpsat"`` and ``"mip"`` (or `CPSAT`, `MIP`): every
-            schedule of a short chain, for integral transfers; or a callable of `HybridMethod`.
+            slots): both, by [POFO]; ``"cpsat"`` (or `CPSAT`): every schedule of a short chain, for
+            integral transfers; ``"mip"`` (or `MIP`, by its time limit, threads and seed): the
+            same integer program, which only CP-SAT solves; or a callable of `HybridMethod`.
         transfers: ``"integral"`` (what runs on machines) or ``"fractional"`` ([POFO]'s model).
         host_budget: Bytes that may be on the host at any moment, or text such as ``"8GiB"``;
             ``None``: the link's own capacity.
@@ -91,11 +92,11 @@ def solve_hybrid(  # noqa: PLR0913  # all by name
     solver = _resolve_method(method, problem.transfers)
     problem.require_feasible()
 
-    def held_bytes(unlimited: HybridProblem) -> int:
+    def host_bytes(unlimited: HybridProblem) -> int:
         claim = AutoHybrid(exact_stages=0)(unlimited)
-        return replay_hybrid(unlimited, claim).held_bytes[0]
+        return replay_hybrid(unlimited, claim).host_bytes
 
-    claim, seconds = claim_within_host_limit(solver, problem, HybridClaim, held_bytes)
+    claim, seconds = claim_within_host_limit(solver, problem, HybridClaim, host_bytes)
     return certify_with_bound(problem, claim, method=str(solver), solve_seconds=seconds)
 
 
@@ -117,7 +118,7 @@ _METHODS: Final[Mapping[Transfers, Mapping[str, HybridMethod]]] = MappingProxyTy
             "auto": AutoHybrid(),
             "dp": Pofo(),
             "cpsat": IntegerProgramHybrid(CPSAT()),
-            "mip": IntegerProgramHybrid(MIP()),
+            "mip": IntegerProgramHybrid(CPSAT()),
         },
         Transfers.FRACTIONAL: {"auto": AutoHybrid(), "dp": Pofo()},
     }
@@ -144,6 +145,10 @@ def _resolve_method(
             raise UnknownMethodError(
                 f"{type(method).__name__} is for integral transfers here, not {transfers} ones; "
                 "use method='dp'"
+            )
+        if isinstance(method, MIP):
+            method = CPSAT(
+                time_limit_s=method.time_limit_s, workers=method.threads, seed=method.seed
             )
         return IntegerProgramHybrid(method)
     which, example = f"for {transfers} transfers ", "DP(slots=50)"

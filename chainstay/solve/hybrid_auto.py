@@ -115,7 +115,7 @@ def _offloading(problem: HybridProblem) -> Schedule | None:
     """Return the best schedule that offloads whole saved data, if one fits."""
     profile = OffloadProfile.from_chain(problem.profile)
     try:
-        simpler = OffloadProblem(profile, problem.budget, replace(problem.link, beyond=None))
+        simpler = OffloadProblem(profile, problem.budget, problem.link)
         schedule = Heuristics()(simpler).schedule
     except ChainstayError as reason:
         _log.info("without offloading only: %s", reason)

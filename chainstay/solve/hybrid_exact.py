@@ -1,4 +1,4 @@
-"""`MIP` or `CPSAT` over all schedules of a short chain with transfers, warm-started or alone."""
+"""`CPSAT` over all schedules of a short chain with transfers, warm-started or alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 
 from chainstay.dp.hybrid import hybrid_bound
 from chainstay.errors import SolverLimitError, UnknownMethodError
-from chainstay.formulations import CPSAT
-from chainstay.formulations.cpsat import hybrid_claims as cpsat_claims
-from chainstay.formulations.hybrid import claims as mip_claims
-from chainstay.formulations.hybrid.incremental import WarmStart
+from chainstay.formulations.cpsat.hybrid_claims import claim
+from chainstay.formulations.cpsat.hybrid_incremental import WarmStart
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.solve.common import IntegerProgramMethod
@@ -65,5 +63,4 @@ class IntegerProgramHybrid(IntegerProgramMethod):
         )
 
     def _solve(self, problem: HybridProblem, known: WarmStart | None, least: Time) -> HybridClaim:
-        claim = cpsat_claims.claim if isinstance(self.settings, CPSAT) else mip_claims.claim
         return claim(problem, self.settings.solver_settings, known=known, least=least)

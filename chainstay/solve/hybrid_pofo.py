@@ -15,7 +15,7 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, Solver
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.profiles import Link
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Schedule
 from chainstay.solution import Family
 from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
 from chainstay.timetable import Time, Transfers, exact
@@ -119,15 +119,10 @@ class Pofo:
         """Return persistent plans and a lower bound on all of them, over a link without latency.
 
         [POFO] knows no limit on what is away. Where there is one, a slower link has the same
-        effect: plans are made for slower ones, until what they move just has room. Of two
-        levels, the first has plans of its own.
+        effect: plans are made for slower ones, until what they move just has room.
         """
         plans, bound = self._plans(problem, relaxed_link(problem.link))
         plans += self._with_room(problem, problem.link, plans)
-        if problem.link.beyond is not None:
-            host = replace(problem.link, beyond=None)
-            plans += self._plans(problem, relaxed_link(host))[0]
-            plans += self._with_room(problem, host, plans)
         return plans, bound
 
     def _with_room(
@@ -192,18 +187,12 @@ def nothing_found_error(problem: HybridProblem) -> SolverLimitError:
 
 def relaxed_link(link: Link) -> Link:
     """Return a half-duplex link without latency or limit that can do at least as much."""
-    return Link(
-        bandwidth=sum(
-            (level.bandwidth * (2 if level.is_full_duplex else 1) for level in link.levels),
-            start=Fraction(0),
-        )
-    )
+    return Link(bandwidth=link.bandwidth * (2 if link.is_full_duplex else 1))
 
 
 def _room(link: Link) -> float:
     """Return the bytes that may be away from the device."""
-    limits = [level.capacity for level in link.levels]
-    return sum(math.inf if limit is None else limit for limit in limits)
+    return math.inf if link.capacity is None else link.capacity
 
 
 def _moved_bytes(problem: HybridProblem, plan: SlotPlan) -> int:
@@ -216,8 +205,7 @@ def _moved_bytes(problem: HybridProblem, plan: SlotPlan) -> int:
 
 def _with_moves(plan: SlotPlan) -> Schedule:
     """Return a plan as a schedule: its offloads first, then its computations."""
-    kinds = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
-    moves = (Op(kinds[kind], i) for kind, i in sorted(plan.moved))
+    moves = (Item(*item).offload for item in sorted(plan.moved))
     return Schedule((*moves, *plan.ops))
 
 

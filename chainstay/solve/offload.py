@@ -110,10 +110,10 @@ def solve_offload(  # noqa: PLR0913  # all by name
     solver = _resolve_method(method, problem.transfers)
     problem.require_feasible()
 
-    def held_bytes(unlimited: OffloadProblem) -> int:
-        return replay_offload(unlimited, _heuristic_claim(unlimited)).held_bytes[0]
+    def host_bytes(unlimited: OffloadProblem) -> int:
+        return replay_offload(unlimited, _heuristic_claim(unlimited)).host_bytes
 
-    claim, seconds = claim_within_host_limit(solver, problem, OffloadClaim, held_bytes)
+    claim, seconds = claim_within_host_limit(solver, problem, OffloadClaim, host_bytes)
     bound = fractional_optimum(problem)
     return certify_offload(problem, claim, bound=bound, method=str(solver), solve_seconds=seconds)
 

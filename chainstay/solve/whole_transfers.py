@@ -5,8 +5,8 @@ first out, computations as soon as enough has left. Glued together and sorted by
 a schedule, which the simulator times. Local search then changes what is moved, item by item,
 and when transfers are issued, position by position.
 
-All that moves is away at the turn, so what is behind each link must have room there together.
-Where it has not, the fast link takes what is away for the shortest time.
+All that moves is away at the turn, so the host must have room for it together. Where it has not,
+it takes what is away for the shortest time.
 """
 
 from __future__ import annotations
@@ -14,24 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time
-from chainstay.validation.hybrid.data_items import Item, freed_items, output_item, read_items
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
 
 __all__ = ["TimedSchedule", "WholeTransferSearch"]
-
-_OFFLOAD: Final = (
-    {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED},
-    {"a": OpKind.SPILL_ACTIVATION, "b": OpKind.SPILL_SAVED},
-)
-_PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
 
 
 class TimedSchedule(NamedTuple):
@@ -41,8 +34,8 @@ class TimedSchedule(NamedTuple):
     schedule: Schedule
 
 
-_Choice: TypeAlias = frozenset[tuple[Item, int]]
-"""The items that move, each with the link that it moves over."""
+_Choice: TypeAlias = frozenset[Item]
+"""The items that move."""
 
 
 class _ItemLifetime(NamedTuple):
@@ -54,7 +47,7 @@ class _ItemLifetime(NamedTuple):
         last_forward: Position of the last computation before the turn that reads it.
         first_backward: Position of the first computation after the turn that reads it.
         size: Bytes.
-        ticks: Transfer time over each link, in ticks.
+        ticks: Transfer time, in ticks of the link.
     """
 
     item: Item
@@ -62,18 +55,7 @@ class _ItemLifetime(NamedTuple):
     last_forward: int
     first_backward: int
     size: int
-    ticks: tuple[int, ...]
-
-
-class _PlannedTransfer(NamedTuple):
-    """An item that moves, and the link that it moves over."""
-
-    lifetime: _ItemLifetime
-    level: int
-
-    @property
-    def ticks(self) -> int:
-        return self.lifetime.ticks[self.level]
+    ticks: int
 
 
 @dataclass(slots=True)
@@ -111,9 +93,14 @@ class WholeTransferSearch:
             self._times.append((snapshot.end - snapshot.start) * self.problem.link.ticks)
         self._find_lifetimes()
 
-    def best(self, moved: Collection[Item]) -> TimedSchedule | None:
-        """Return the best schedule found from moving `moved`, or ``None`` if nothing fits."""
-        first = next(filter(None, map(self._first, self._more_and_more(moved))), None)
+    def best(self, moved: Collection[tuple[str, int]]) -> TimedSchedule | None:
+        """Return the best schedule found from moving `moved`, or ``None`` if nothing fits.
+
+        Args:
+            moved: The items, as `Item`.
+        """
+        items = {Item(*item) for item in moved}
+        first = next(filter(None, map(self._first, self._more_and_more(items))), None)
         if first is None:  # not even with all that can leave, the way to run in least memory
             return None
         timed, chosen = first
@@ -142,11 +129,11 @@ class WholeTransferSearch:
 
     def _find_lifetimes(self) -> None:
         """Find the items that are made before the turn and read on both sides of it or after it."""
-        stored: set[Item] = {("a", 0)}
-        made: dict[Item, int] = {("a", 0): -1}
+        stored = {Item("a", 0)}
+        made = {Item("a", 0): -1}
         served: dict[Item, int] = {}
         for position, op in enumerate(self.ops):
-            for item in read_items(op, stored):
+            for item in op.reads(stored):
                 if position < self._turn:
                     served[item] = position
                 elif item in made:
@@ -154,16 +141,16 @@ class WholeTransferSearch:
                     self._lifetimes.setdefault(
                         item, self._lifetime_of(item, made[item], last, position)
                     )
-            for item in freed_items(op):
+            for item in op.frees:
                 stored.discard(item)
                 if position < self._turn:
                     made.pop(item, None)
-            if op.kind is not OpKind.BACKWARD:
-                stored.add(output_item(op))
+            if (output := op.makes) is not None:
+                stored.add(output)
                 if position < self._turn:
-                    made[output_item(op)] = position
+                    made[output] = position
                 else:
-                    made.pop(output_item(op), None)
+                    made.pop(output, None)
 
         ends = ("b", len(self.problem.profile) - 1)
         self._lifetimes = {
@@ -173,88 +160,71 @@ class WholeTransferSearch:
         }
 
     def _first(self, moved: Collection[Item]) -> tuple[TimedSchedule, _Choice] | None:
-        """Return the best schedule that moves `moved` over all links, or over the first only."""
-        levels = len(self.problem.link.levels)
-        choices = dict.fromkeys(self._assigned(moved, count) for count in range(1, levels + 1))
-        candidates = [
-            (timed, chosen) for chosen in choices if (timed := self._glued_halves(chosen))
-        ]
-        return min(candidates, default=None, key=lambda pair: pair[0].makespan)
+        """Return the schedule that moves those of `moved` for which the host has room."""
+        chosen = self._with_room(moved)
+        timed = self._glued_halves(chosen)
+        return None if timed is None else (timed, chosen)
 
-    def _assigned(self, moved: Collection[Item], levels: int) -> _Choice:
-        """Choose for each item one of the first `levels` links that has room, if there is one."""
-        room = [
-            math.inf if link.capacity is None else link.capacity
-            for link in self.problem.link.levels[:levels]
-        ]
-        chosen: set[tuple[Item, int]] = set()
+    def _with_room(self, moved: Collection[Item]) -> _Choice:
+        """Return those of `moved` for which the host has room, taken in turn from the latest."""
+        capacity = self.problem.link.capacity
+        room = math.inf if capacity is None else capacity
+        chosen: set[Item] = set()
         lifetimes = [self._lifetimes[item] for item in moved if item in self._lifetimes]
         for lifetime in sorted(
             lifetimes, key=lambda lifetime: (lifetime.made, lifetime.item), reverse=True
         ):
-            level = next((k for k, left in enumerate(room) if lifetime.size <= left), None)
-            if level is not None:
-                room[level] -= lifetime.size
-                chosen.add((lifetime.item, level))
+            if lifetime.size <= room:
+                room -= lifetime.size
+                chosen.add(lifetime.item)
         return frozenset(chosen)
 
     def _has_room(self, chosen: _Choice) -> bool:
-        held = [0] * len(self.problem.link.levels)
-        for item, level in chosen:
-            held[level] += self._lifetimes[item].size
-        limits = [link.capacity for link in self.problem.link.levels]
-        return all(limit is None or size <= limit for size, limit in zip(held, limits, strict=True))
+        capacity = self.problem.link.capacity
+        return capacity is None or sum(self._lifetimes[item].size for item in chosen) <= capacity
 
     def _lifetime_of(
         self, item: Item, made: int, last_forward: int, first_backward: int
     ) -> _ItemLifetime:
         profile, (kind, i) = self.problem.profile, item
         size = profile.activation_bytes(i) if kind == "a" else profile.stages[i].saved_bytes
-        link = self.problem.link
-        ticks = tuple(link.transfer_ticks(size, level) for level in range(len(link.levels)))
+        ticks = self.problem.link.transfer_ticks(size)
         return _ItemLifetime(item, made, last_forward, first_backward, size, ticks)
 
     def _neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
-        """Yield choices with one item less, one more, over another link, or exchanged."""
+        """Yield choices with one item less, one more, or one exchanged."""
         return filter(self._has_room, self._all_neighbours(chosen))
 
     def _all_neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
-        levels = range(len(self.problem.link.levels))
-        moved = {item for item, _ in chosen}
-        others = [item for item in sorted(self._lifetimes) if item not in moved]
-        for pair in sorted(chosen):
-            yield chosen - {pair}
+        others = [item for item in sorted(self._lifetimes) if item not in chosen]
+        for item in sorted(chosen):
+            yield chosen - {item}
         for item in others:
-            for level in levels:
-                yield chosen | {(item, level)}
-        for item, level in sorted(chosen):
-            for other in levels:
-                if other != level:
-                    yield chosen - {(item, level)} | {(item, other)}
+            yield chosen | {item}
+        for item in sorted(chosen):
             for near in sorted(others, key=lambda other: abs(other[1] - item[1]))[:3]:
-                yield chosen - {(item, level)} | {(near, level)}
+                yield chosen - {item} | {near}
 
     def _glued_halves(self, chosen: _Choice, limit: Time | None = None) -> TimedSchedule | None:
         """Glue the halves in two ways; return the faster if it fits and takes less than `limit`."""
-        moving = [_PlannedTransfer(self._lifetimes[item], level) for item, level in sorted(chosen)]
-        moving.sort(key=lambda t: t.lifetime.made)
-        mirrored = sorted(moving, key=lambda t: -t.lifetime.first_backward)
+        moving = [self._lifetimes[item] for item in sorted(chosen)]
+        moving.sort(key=lambda lifetime: lifetime.made)
+        mirrored = sorted(moving, key=lambda lifetime: -lifetime.first_backward)
         turn, last = self._turn, len(self.ops) - 1
         forward = _half(
             self._excess[:turn],
             self._times[:turn],
-            [(t.lifetime.made, t.lifetime.last_forward, t) for t in moving],
+            [(lifetime.made, lifetime.last_forward, lifetime) for lifetime in moving],
         )
         backward = _half(
             self._excess[turn:][::-1],
             self._times[turn:][::-1],
-            [(last - t.lifetime.first_backward,) * 2 + (t,) for t in mirrored],
+            [(last - lifetime.first_backward,) * 2 + (lifetime,) for lifetime in mirrored],
         )
         if forward is None or backward is None:
             return None
-        together = map(sum, zip(forward.moved, backward.moved, strict=True))
-        tight = max(forward.end + backward.end, *together)
-        loose = max(forward.end, *forward.moved) + max(backward.end, *backward.moved)
+        tight = max(forward.end + backward.end, forward.moved + backward.moved)
+        loose = max(forward.end, forward.moved) + max(backward.end, backward.moved)
         best: TimedSchedule | None = None
         for end in dict.fromkeys((tight, loose)):
             schedule = self._glued((forward, backward), (moving, mirrored), end)
@@ -264,7 +234,7 @@ class WholeTransferSearch:
     def _glued(
         self,
         halves: tuple[_HalfTimes, _HalfTimes],
-        transfers: tuple[Sequence[_PlannedTransfer], Sequence[_PlannedTransfer]],
+        moving: tuple[Sequence[_ItemLifetime], Sequence[_ItemLifetime]],
         end: int,
     ) -> Schedule:
         """Sort all operations by their starts; offloads first, prefetches last among equals."""
@@ -277,18 +247,14 @@ class WholeTransferSearch:
                 start = end - backward.starts[last - position] - self._times[position]
             timed.append((start, 1, position, op))
         sent: list[tuple[Op, int]] = []
-        for index, (transfer, start) in enumerate(
-            zip(transfers[0], forward.move_starts, strict=True)
-        ):
-            kind, i = transfer.lifetime.item
-            sent.append((Op(_OFFLOAD[transfer.level][kind], i), transfer.lifetime.made))
+        for index, (lifetime, start) in enumerate(zip(moving[0], forward.move_starts, strict=True)):
+            sent.append((lifetime.item.offload, lifetime.made))
             timed.append((start, 0, index, sent[-1][0]))
-        for index, (transfer, start) in enumerate(
-            zip(transfers[1], backward.move_starts, strict=True)
+        for index, (lifetime, start) in enumerate(
+            zip(moving[1], backward.move_starts, strict=True)
         ):
-            kind, i = transfer.lifetime.item
-            begin = end - start - transfer.ticks
-            timed.append((begin, 2, -index, Op(_PREFETCH[kind], i)))
+            begin = end - start - lifetime.ticks
+            timed.append((begin, 2, -index, lifetime.item.prefetch))
         ordered = [op for *_, op in sorted(timed, key=lambda entry: entry[:3])]
         for op, made in sent:  # makers that take no time come before what they make leaves
             if made >= 0:
@@ -349,16 +315,23 @@ def _moved_by_one(schedule: Schedule) -> Iterator[Schedule]:
 
 
 class _HalfTimes(NamedTuple):
-    """All computations before the turn, or after it in reversed time; in ticks."""
+    """The times of the computations and transfers of one half, the second in reversed time.
+
+    Attributes:
+        starts: Starts of the computations, in ticks.
+        end: End of the last computation, in ticks.
+        move_starts: Starts of the transfers, in ticks.
+        moved: End of the last transfer, in ticks.
+    """
 
     starts: list[int]
     end: int
     move_starts: list[int]
-    moved: tuple[int, int]
+    moved: int
 
 
 def _half(
-    excess: Sequence[int], times: Sequence[int], items: Sequence[tuple[int, int, _PlannedTransfer]]
+    excess: Sequence[int], times: Sequence[int], items: Sequence[tuple[int, int, _ItemLifetime]]
 ) -> _HalfTimes | None:
     """Run everything as early as it can; ``None`` if memory is too small with all items away.
 
@@ -366,19 +339,20 @@ def _half(
         excess: By computation, bytes that it needs above the budget with nothing offloaded.
         times: By computation, its time in ticks.
         items: For each item, the computation after which it may move, the one after which its
-            memory may be free, and its transfer.
+            memory may be free, and its lifetime.
     """
     starts: list[int] = []
     ends: list[int] = []
     move_starts: list[int] = []
     gone: list[tuple[int, int, int]] = []
-    free = [0, 0]
+    free = 0  # when the link is free
     clock = index = 0
     for position, (over, time) in enumerate(zip(excess, times, strict=True)):
         while index < len(items) and items[index][0] < position:
-            move_starts.append(_moved(items[index], ends, free))
-            _, served, transfer = items[index]
-            gone.append((free[transfer.level], served, transfer.lifetime.size))
+            made, served, lifetime = items[index]
+            move_starts.append(max(free, ends[made] if made >= 0 else 0))
+            free = move_starts[-1] + lifetime.ticks
+            gone.append((free, served, lifetime.size))
             index += 1
         away = 0
         for end, served, size in sorted(gone):
@@ -391,13 +365,7 @@ def _half(
         starts.append(clock)
         clock += time
         ends.append(clock)
-    move_starts += [_moved(item, ends, free) for item in items[index:]]
-    return _HalfTimes(starts, clock, move_starts, (free[0], free[1]))
-
-
-def _moved(item: tuple[int, int, _PlannedTransfer], ends: Sequence[int], free: list[int]) -> int:
-    """Return when a transfer starts; its link is `free` when it ends."""
-    made, _, transfer = item
-    start = max(free[transfer.level], ends[made] if made >= 0 else 0)
-    free[transfer.level] = start + transfer.ticks
-    return start
+    for made, _, lifetime in items[index:]:
+        move_starts.append(max(free, ends[made] if made >= 0 else 0))
+        free = move_starts[-1] + lifetime.ticks
+    return _HalfTimes(starts, clock, move_starts, free)

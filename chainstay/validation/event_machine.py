@@ -1,9 +1,9 @@
-"""A device, its links and a host that issues operations: the base of both simulators of transfers.
+"""A device, its link and a host that issues operations: the base of both simulators of transfers.
 
 The host issues one operation after the other and waits until the one at hand can start.
-Offloads are queued; each link serves its own first in, first out, one transfer at a time (or
-one per direction). An offload takes its bytes behind the link when it starts, and holds them
-until the last prefetch of the item has ended. Everything starts as early as that allows.
+Offloads are queued; the link serves them first in, first out, one transfer at a time (or one
+per direction). An offload takes its bytes on the host when it starts, and holds them until the
+last prefetch of the item has ended. Everything starts as early as that allows.
 
 Subclasses say what computations and prefetches need, make and free.
 """
@@ -34,13 +34,13 @@ class TransferReplay:
         makespan: Time at which the last backward ends, in ns.
         peak_bytes: The most bytes in use on the device at any time.
         timetable: Start of every computation, and start and end of every transfer, in ns.
-        held_bytes: The most bytes behind each link at any time, the host's first.
+        host_bytes: The most bytes on the host at any time.
     """
 
     makespan: Time
     peak_bytes: int
     timetable: Timetable
-    held_bytes: tuple[int, ...] = (0,)
+    host_bytes: int = 0
 
 
 _COMPUTES: Final = 0
@@ -49,21 +49,22 @@ _COMPUTES: Final = 0
 
 @dataclass(slots=True)
 class EventMachine(ABC):
-    """The state of a simulation of a device, its links and the host that issues operations.
+    """The state of a simulation of a device, its link and the host that issues operations.
 
     Attributes:
         profile: Costs of the chain.
         budget: Bytes on the device.
-        link: The link to the host, and the one beyond it if there is one.
+        link: The link to the host.
         now: Current time, in ticks of the link.
         memory: Bytes in use on the device.
         peak: The most bytes in use on the device so far.
         computing: The computation that is running.
         events: A heap of running operations: end in ticks, rank at equal ends, operation.
-        queues: Offloads issued and not yet started, by link.
-        busy: Links, or directions of links, that are in use.
-        held: Bytes behind each link.
-        most_held: The most bytes behind each link so far.
+        queue: Offloads issued and not yet started.
+        busy: The directions of the link that are in use; ``False`` is the way to the host, and
+            both ways if it is half-duplex.
+        held: Bytes on the host.
+        most_held: The most bytes on the host so far.
         starts: Starts of the computations issued so far, in ticks.
         moves: Transfers started so far: operation, start and end in ticks.
     """
@@ -76,16 +77,12 @@ class EventMachine(ABC):
     peak: int = 0
     computing: Op | None = None
     events: list[tuple[int, int, Op]] = field(default_factory=list)
-    queues: list[tuple[Op, ...]] = field(default_factory=list)
-    busy: set[tuple[int, bool]] = field(default_factory=set)
-    held: list[int] = field(default_factory=list)
-    most_held: list[int] = field(default_factory=list)
+    queue: tuple[Op, ...] = ()
+    busy: set[bool] = field(default_factory=set)
+    held: int = 0
+    most_held: int = 0
     starts: list[int] = field(default_factory=list)
     moves: list[tuple[Op, int, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        levels = len(self.link.levels)
-        self.queues, self.held, self.most_held = [()] * levels, [0] * levels, [0] * levels
 
     def copy(self) -> Self:
         """Return another machine in the same state."""
@@ -105,9 +102,8 @@ class EventMachine(ABC):
             raise InvalidOperationError(missing)
         while self.events:
             self._advance()
-        for queue in self.queues:
-            if queue:
-                raise InvalidOperationError(self._no_room_behind_the_link(queue[0]))
+        if self.queue:
+            raise InvalidOperationError(self._no_room_on_the_host(self.queue[0]))
 
     def replay(self) -> TransferReplay:
         """Return what happened, once `finish` has returned."""
@@ -123,7 +119,7 @@ class EventMachine(ABC):
                     for op, start, end in moves
                 ),
             ),
-            held_bytes=tuple(self.most_held),
+            host_bytes=self.most_held,
         )
 
     @abstractmethod
@@ -133,10 +129,6 @@ class EventMachine(ABC):
     @abstractmethod
     def moved_bytes(self, op: Op) -> int:
         """Return the bytes that the transfer `op` moves."""
-
-    @abstractmethod
-    def level(self, op: Op) -> int:
-        """Return the link that the transfer `op` uses: 0 to the host, 1 beyond it."""
 
     @abstractmethod
     def _missing_end(self) -> str:
@@ -171,9 +163,8 @@ class EventMachine(ABC):
             self._advance()
 
     def _deadlock(self, op: Op, need: int) -> str:
-        for queue in self.queues:
-            if queue and self._can_leave(queue[0]):
-                return self._no_room_behind_the_link(queue[0])
+        if self.queue and self._can_leave(self.queue[0]):
+            return self._no_room_on_the_host(self.queue[0])
         if (total := self.memory + need) > self.budget:
             return (
                 f"{op} waits for ever: it needs {need} bytes beside the {self.memory} in use, "
@@ -181,12 +172,10 @@ class EventMachine(ABC):
             )
         return f"{op} waits for ever: what it needs comes later in the schedule"
 
-    def _no_room_behind_the_link(self, op: Op) -> str:
-        level, size = self.level(op), self.moved_bytes(op)
-        capacity = self.link.levels[level].capacity
+    def _no_room_on_the_host(self, op: Op) -> str:
         return (
-            f"{op} waits for ever: it needs {size} bytes beside the {self.held[level]} that are "
-            f"{'beyond' if level else 'on'} the host, where {capacity} are allowed"
+            f"{op} waits for ever: it needs {self.moved_bytes(op)} bytes beside the {self.held} "
+            f"that are on the host, where {self.link.capacity} are allowed"
         )
 
     def _advance(self) -> None:
@@ -195,7 +184,7 @@ class EventMachine(ABC):
         self._settle()
 
     def _settle(self) -> None:
-        """End everything that ends by now, and start the offloads that the links can serve."""
+        """End everything that ends by now, and start the offloads that the link can serve."""
         while True:
             self._free()
             if self.events and self.events[0][0] <= self.now:
@@ -205,33 +194,32 @@ class EventMachine(ABC):
                     self._moved(op)
                 else:
                     self._computed(op)
-            elif (level := next(filter(self._can_start, range(len(self.queues))), -1)) >= 0:
-                op, *rest = self.queues[level]
-                self.queues[level] = tuple(rest)
-                self.held[level] += self.moved_bytes(op)
-                self.most_held[level] = max(self.most_held[level], self.held[level])
+            elif self._can_offload():
+                op, *rest = self.queue
+                self.queue = tuple(rest)
+                self.held += self.moved_bytes(op)
+                self.most_held = max(self.most_held, self.held)
                 self._start_move(op)
             else:
                 return
 
-    def _can_start(self, level: int) -> bool:
-        """Return whether the oldest queued offload of a link can start."""
-        if not (queue := self.queues[level]):
+    def _can_offload(self) -> bool:
+        """Return whether the oldest queued offload can start."""
+        if not self.queue:
             return False
-        op, capacity = queue[0], self.link.levels[level].capacity
-        has_room = capacity is None or self.held[level] + self.moved_bytes(op) <= capacity
+        op, capacity = self.queue[0], self.link.capacity
+        has_room = capacity is None or self.held + self.moved_bytes(op) <= capacity
         return has_room and self._channel(op) not in self.busy and self._can_leave(op)
 
     def _queue(self, op: Op) -> None:
-        """Queue an offload; it starts when its link has served those before it."""
-        self.queues[self.level(op)] += (op,)
+        """Queue an offload; it starts when the link has served those before it."""
+        self.queue += (op,)
         self._settle()
 
     def _is_link_free(self, op: Op) -> bool:
-        """Return whether the link of the prefetch `op` is free; offloads queued on it go first."""
-        level = self.level(op)
-        is_shared = not self.link.levels[level].is_full_duplex
-        return self._channel(op) not in self.busy and not (is_shared and self.queues[level])
+        """Return whether the link is free for the prefetch `op`; queued offloads go first."""
+        is_shared = not self.link.is_full_duplex
+        return self._channel(op) not in self.busy and not (is_shared and self.queue)
 
     def _compute(self, op: Op, ticks: int) -> None:
         """Start the computation `op`, which takes `ticks`."""
@@ -240,15 +228,13 @@ class EventMachine(ABC):
         heapq.heappush(self.events, (self.now + ticks, _COMPUTES, op))
 
     def _start_move(self, op: Op) -> None:
-        level = self.level(op)
-        end = self.now + self.link.transfer_ticks(self.moved_bytes(op), level)
+        end = self.now + self.link.transfer_ticks(self.moved_bytes(op))
         self.busy.add(self._channel(op))
         self.moves.append((op, self.now, end))
-        heapq.heappush(self.events, (end, 1 + 2 * level + op.kind.is_prefetch, op))
+        heapq.heappush(self.events, (end, 1 + op.kind.is_prefetch, op))
 
-    def _channel(self, op: Op) -> tuple[int, bool]:
-        level = self.level(op)
-        return level, self.link.levels[level].is_full_duplex and op.kind.is_prefetch
+    def _channel(self, op: Op) -> bool:
+        return self.link.is_full_duplex and op.kind.is_prefetch
 
     def _acquire(self, need: int) -> None:
         self.memory += need

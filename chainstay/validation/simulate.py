@@ -226,8 +226,6 @@ class _ChainMemory:
             case (
                 OpKind.OFFLOAD_ACTIVATION
                 | OpKind.OFFLOAD_SAVED
-                | OpKind.SPILL_ACTIVATION
-                | OpKind.SPILL_SAVED
                 | OpKind.PREFETCH_ACTIVATION
                 | OpKind.PREFETCH_SAVED
             ):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, SolverLimitError
-from chainstay.formulations import CPSAT, MIP
+from chainstay.formulations import CPSAT
 from chainstay.problems import HybridProblem
 from chainstay.problems.consistency import MethodResult
 from chainstay.problems.hybrid import HybridClaim, HybridSolution
@@ -82,7 +82,6 @@ class _SingleTechnique:
 _integral = partial(MethodUnderTest, transfers=Transfers.INTEGRAL)
 _fractional = partial(MethodUnderTest, transfers=Transfers.FRACTIONAL, only=("simple link",))
 _CPSAT: Final = IntegerProgramHybrid(CPSAT(time_limit_s=3.0), alone=True)
-_MIP: Final = IntegerProgramHybrid(MIP(time_limit_s=10.0), alone=True)
 
 HYBRID_METHODS: Final = (
     _fractional(method=Pofo(), most_stages=5),
@@ -93,7 +92,6 @@ HYBRID_METHODS: Final = (
     _integral(method=AutoHybrid(combined=Pofo(tries=60), time_limit_s=1.0), most_stages=3, every=3),
     _integral(method=_ExhaustiveHybridSearch(), most_stages=2),
     _integral(method=_CPSAT, most_stages=3, every=3),
-    _integral(method=_MIP, most_stages=2, every=5),
 )
 """Quick methods on every instance, exhaustive search and exact ones on samples of the shortest."""
 

@@ -64,7 +64,7 @@ _BARE: Final = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(_STAG
 _JOIN: Final = JoinProfile(branches=(_BARE, _BARE))
 _PLAIN: Final = replace(_CHAIN, skips=())
 _OFFLOAD: Final = OffloadProfile.from_chain(_PLAIN)
-_LINK: Final = Link(bandwidth=Fraction(3, 2), latency=1, capacity=9, beyond=Link(bandwidth=1))
+_LINK: Final = Link(bandwidth=Fraction(3, 2), latency=1, capacity=9)
 _SOLUTION: Final = Solution(
     schedule=Schedule.keep_all(3),
     makespan=9,
@@ -90,7 +90,7 @@ def _flowing() -> OffloadSolution:
 
 
 def _hybrid() -> HybridSolution:
-    link = Link(bandwidth=Fraction(3, 2), capacity=9, beyond=Link(bandwidth=1))
+    link = Link(bandwidth=Fraction(3, 2), capacity=9)
     return solve_hybrid(_PLAIN, "80%", link=link, method=Pofo(slots=30, tries=60))
 
 
@@ -331,18 +331,15 @@ def test_offloading_of_anything(values: list[Any]) -> None:
     only_own_errors(lambda: OffloadProfile(**dict(zip(names, values, strict=True))))
 
 
-@given(VALUES | st.fractions(), VALUES | st.fractions(), VALUES, VALUES, VALUES)
+@given(VALUES | st.fractions(), VALUES | st.fractions(), VALUES, VALUES)
 def test_links_of_anything(
     bandwidth: Any,  # noqa: ANN401  # anything
     latency: Any,  # noqa: ANN401
     duplex: Any,  # noqa: ANN401
     capacity: Any,  # noqa: ANN401
-    beyond: Any,  # noqa: ANN401
 ) -> None:
     link = only_own_errors(
-        lambda: Link(
-            bandwidth=bandwidth, latency=latency, duplex=duplex, capacity=capacity, beyond=beyond
-        )
+        lambda: Link(bandwidth=bandwidth, latency=latency, duplex=duplex, capacity=capacity)
     )
     for made in (link, only_own_errors(lambda: Link(bandwidth=bandwidth, latency=latency))):
         if made is not None:

@@ -118,7 +118,7 @@ def test_never_behind_either_way_alone(model: str, share: float) -> None:
     assert combined.lower_bound <= combined.makespan
     assert combined.peak_bytes <= budget
     overheads = measured.overheads_for(combined.schedule)
-    if combined.held_bytes == (0,):  # then the referee of chains knows all of it
+    if combined.host_bytes == 0:  # then the referee of chains knows all of it
         own = measured.profile_for(combined.schedule)
         replay = simulate(own, combined.schedule, discards="free", overheads=overheads)
         assert replay.makespan == combined.makespan

@@ -139,7 +139,6 @@ def test_host_budget_by_name() -> None:
         ({"offload": None}, ValueError, "a cpu model has no link to the host but one passed"),
         ({"offload": False, "recompute": True, "host_budget": 1}, ValueError, "are for offload"),
         ({"offload": None, "host_budget": 1}, ValueError, "a cpu model has no link to the host"),
-        ({"link": Link(bandwidth=2, beyond=Link(bandwidth=1))}, ValueError, "beyond the host's"),
         ({"link": 12}, ValueError, "link is 12, must be a Link"),
         ({"host_budget": "much"}, InvalidBudgetError, "host_budget is 'much'|'much'"),
         ({"host_budget": -1}, InvalidBudgetError, "host_budget is -1; write whole bytes"),

@@ -1,4 +1,4 @@
-"""All program lists of short chains: constraint program, Pyomo model, search and golden optima."""
+"""All program lists of short chains: constraint program, search and golden optima."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import pytest
 
 from chainstay import CPSAT, MIP, InvalidScheduleError, UnknownMethodError, solve_hybrid
 from chainstay.errors import SolverLimitError
-from chainstay.formulations import highs_backend as backends
 from chainstay.formulations.cpsat import ortools_backend
 from chainstay.formulations.cpsat.hybrid import build
 from chainstay.formulations.cpsat.hybrid_codec import decode, start_from
-from chainstay.formulations.hybrid import formulation as hybrid
-from chainstay.formulations.hybrid.incremental import Incumbent
-from chainstay.formulations.hybrid.truncation import ModelSize
-from chainstay.formulations.pyomo_types import pyo
+from chainstay.formulations.cpsat.hybrid_incremental import Incumbent
+from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.profiles import ChainProfile, Link, Stage
@@ -45,16 +42,6 @@ def by_cpsat(problem: HybridProblem, extent: ModelSize) -> tuple[Time, Schedule]
     return makespan, decode(program, outcome)
 
 
-def by_mip(problem: HybridProblem, extent: ModelSize) -> tuple[Time, Schedule] | None:
-    program = hybrid.build(problem, extent)
-    outcome = backends.solve(program.model, LIMITS, gap=0.5)
-    if outcome.status is TerminationStatus.INFEASIBLE:
-        return None
-    assert outcome.status is TerminationStatus.OPTIMAL
-    units = round(pyo.value(program.model.makespan))
-    return exact(Fraction(units * program.time_unit, problem.link.ticks)), program.decode()
-
-
 def replayed(problem: HybridProblem, schedule: Schedule) -> Time:
     return simulate_hybrid(
         problem.profile, schedule, budget=problem.budget, link=problem.link
@@ -73,25 +60,13 @@ def test_cpsat_finds_the_golden_integral_optimum(golden: GoldenHybrid) -> None:
     assert replayed(problem, found[1]) == golden.integral
 
 
-@pytest.mark.parametrize("name", ["ppub06", "ppub08"])
-def test_the_pyomo_model_finds_it_too(name: str) -> None:
-    golden = next(golden for golden in GOLDEN_HYBRIDS if golden.name == name)
-    problem = HybridProblem(golden.profile, golden.budget, golden.link)
-    found = by_mip(problem, ONCE)
-    assert found is not None
-    assert found[0] == golden.integral
-    assert replayed(problem, found[1]) == golden.integral
-
-
 @pytest.mark.parametrize("seed", range(16))
-def test_two_statements_of_the_same_extent_have_one_optimum(seed: int) -> None:
+def test_one_round_has_what_search_finds_in_it(seed: int) -> None:
     problem = tiny(seed)
-    one, other = by_cpsat(problem, ONCE), by_mip(problem, ONCE)
-    assert (one is None) == (other is None)
-    if one is None or other is None:
+    one = by_cpsat(problem, ONCE)
+    if one is None:
         return
-    assert one[0] == other[0]
-    assert replayed(problem, one[1]) == replayed(problem, other[1]) == one[0]
+    assert replayed(problem, one[1]) == one[0]
     found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
     assert found is not None
     assert found.makespan <= one[0]
@@ -154,9 +129,7 @@ def test_a_second_pass_is_found_where_one_is_not_enough() -> None:
     start_from(program, found.schedule, replay.timetable)
     outcome = ortools_backend.solve(program.model, LIMITS)
     assert replayed(problem, decode(program, outcome)) == program.to_time(outcome.objective) == 42
-    twice = by_mip(problem, ModelSize(sweeps=2))
-    assert twice is not None
-    assert replayed(problem, twice[1]) == twice[0] == found.makespan == 42
+    assert found.makespan == 42
 
 
 @pytest.mark.parametrize(
@@ -201,21 +174,6 @@ def test_an_exact_method_starts_from_the_best_plan_and_keeps_it_when_time_runs_o
     late = solve_hybrid(golden.profile, golden.budget, link=golden.link, method=method)
     assert known.lower_bound <= late.lower_bound <= late.makespan <= known.makespan
     assert late.fractional_makespan == known.fractional_makespan
-
-
-def test_nothing_is_proved_by_highs_with_amounts_of_millions() -> None:
-    profile = ChainProfile(
-        input_bytes=999_983,
-        input_gradient_bytes=0,
-        stages=(
-            Stage(forward_time=10, backward_time=2, output_bytes=5, saved_bytes=50),
-            Stage(forward_time=3, backward_time=4, output_bytes=1, saved_bytes=2),
-        ),
-    )
-    problem = HybridProblem(profile, 999_983 + 51, Link(bandwidth=1))
-    claim = IntegerProgramHybrid(MIP(time_limit_s=20), alone=True)(problem)
-    assert replayed(problem, claim.schedule) == claim.makespan
-    assert claim.lower_bound == profile.least_time < claim.makespan
 
 
 def test_times_too_large_for_the_solver_are_rounded_and_the_bound_with_them() -> None:
@@ -266,6 +224,15 @@ def test_names_of_exact_methods_are_methods() -> None:
         solution = solve_hybrid(problem.profile, problem.budget, link=problem.link, method=method)
         assert solution.makespan == found.makespan
         assert solution.is_optimal
+
+
+def test_mip_is_the_same_program_under_its_own_limits() -> None:
+    problem = tiny(4)
+    solution = solve_hybrid(
+        problem.profile, problem.budget, link=problem.link, method=MIP(time_limit_s=7)
+    )
+    assert solution.method == "cpsat (7 s)"
+    assert solution.is_optimal
 
 
 def test_a_program_list_that_is_too_tight_is_refused_by_the_referee_alone() -> None:

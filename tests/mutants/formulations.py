@@ -85,10 +85,10 @@ MUTANTS: Final = (
         "agreement/test_offload.py::test_golden_optima_of_whole_transfers_by_mip[pub007]",
     ),
     Mutant(
-        "formulations/hybrid/memory_constraints.py",
-        "or lifetime.maker > k",
-        "or lifetime.maker >= k",
-        "agreement/test_hybrid_exact.py::test_the_pyomo_model_finds_it_too[ppub08]",
+        "formulations/cpsat/hybrid.py",
+        "model.add(until >= start + length).only_enforce_if(comes)",
+        "model.add(until >= start).only_enforce_if(comes)",
+        "agreement/test_hybrid_exact.py::test_one_round_has_what_search_finds_in_it[1]",
     ),
     Mutant(
         "formulations/join/integer_program.py",

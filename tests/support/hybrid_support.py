@@ -50,16 +50,15 @@ def some_budget(draw: random.Random, profile: ChainProfile, link: Link) -> int:
 
 
 def tiny(seed: int, stages: int = 2) -> HybridProblem:
-    """Links of all kinds in turn: plain, limited, full-duplex with latency, of two levels."""
+    """Links of all kinds in turn: plain, limited, with latency, slow and limited."""
     draw = random.Random(seed)
     profile, plain = tiny_chain(draw, stages)
-    slower = Link(bandwidth=Fraction(plain.bandwidth) / 2, capacity=6)
     link = (
         plain,
         replace(plain, capacity=draw.randint(1, 8)),
         replace(
             plain, duplex="full", latency=draw.choice([Fraction(0), Fraction(1), Fraction(1, 2)])
         ),
-        replace(plain, capacity=3, beyond=slower),
+        Link(bandwidth=Fraction(plain.bandwidth) / 2, capacity=6),
     )[seed % 4]
     return HybridProblem(profile, some_budget(draw, profile, link), link)

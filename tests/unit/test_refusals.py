@@ -12,7 +12,6 @@ from chainstay.profiles import (
     Join,
     JoinProfile,
     Link,
-    OffloadProfile,
     Skip,
     kept_gradients,
 )
@@ -24,7 +23,6 @@ from chainstay.validation.hybrid.search import hybrid_optimum
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.join.search import join_optimum
 from chainstay.validation.join.simulate import simulate_join
-from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.simulate import simulate
 from chainstay.verify.chain_instances import with_skip
 from hybrid_support import CHAIN
@@ -69,7 +67,6 @@ def test_a_chain_has_no_branches_and_no_turn(text: str, step: int, reason: str) 
         ("Fa0 Da1", 1, "Da1 drops what is not stored"),
         ("Oa0 Fa0 Pa0 Pa0", 3, "Pa0 brings back what is stored"),
         ("Fa0 Ob1", 1, "Ob1 moves what is not stored"),
-        ("Fa0 Sa0", 1, "Sa0 goes beyond the host, and the link does not; give it beyond="),
     ],
 )
 def test_program_lists_that_cannot_run_are_pointed_at(text: str, step: int, reason: str) -> None:
@@ -114,9 +111,6 @@ def test_questions_that_a_referee_does_not_know_are_refused() -> None:
     skipping = with_skip(CHAIN, Skip(first=0, last=1, bytes=3))
     with pytest.raises(InvalidProfileError, match="has 1 skips, which transfers do not support"):
         simulate_hybrid(skipping, keep_all, budget=100, link=LINK)
-    two_levels = replace(LINK, capacity=5, beyond=LINK)
-    with pytest.raises(InvalidProfileError, match="this link has a second; use solve_hybrid"):
-        simulate_offload(OffloadProfile.from_chain(CHAIN), keep_all, budget=100, link=two_levels)
     both_ways = Link(bandwidth=2, duplex="full")
     with pytest.raises(InvalidProfileError, match="half-duplex link without latency, not for"):
         fractional_makespan(CHAIN, keep_all, budget=100, link=both_ways)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chainstay.baselines import BASELINES
 from chainstay.errors import InvalidScheduleError, InvalidSolutionError
-from chainstay.problems.hybrid import HybridProblem, HybridSolution
+from chainstay.problems.hybrid import HybridProblem
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link, OffloadProfile, Stage
 from chainstay.report.timeline import Timeline, build_timeline
@@ -23,7 +23,6 @@ from chainstay.solve import solve_join
 from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import AutoOffload, solve_offload
 from chainstay.timetable import Transfers
-from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.simulate import simulate
 from offload_strategies import OffloadCase, offload_cases
@@ -221,33 +220,6 @@ def test_overheads_of_each_operation_count() -> None:
     ]
     with pytest.raises(InvalidSolutionError, match="gives 12 ns and 135 bytes"):
         build_timeline(replace(solution, peak_bytes=134), _CHAIN, overheads=overheads)
-
-
-def test_what_goes_beyond_the_host_has_lanes_of_its_own() -> None:
-    link = Link(bandwidth=10, beyond=Link(bandwidth=5))
-    schedule = Schedule.parse("Sa0 Fa0 Ob0 Fa1 B1 Pb0 Pa0 B0")
-    replay = simulate_hybrid(_CHAIN, schedule, budget=100, link=link)
-    solution = HybridSolution(
-        schedule=schedule,
-        makespan=replay.makespan,
-        peak_bytes=replay.peak_bytes,
-        budget=100,
-        lower_bound=0,
-        family=Family.ALL,
-        method="by hand",
-        solve_seconds=0.0,
-        discards=Discards.FREE,
-        link=link,
-        transfers=Transfers.INTEGRAL,
-        timetable=replay.timetable,
-    )
-    timeline = _timeline(solution, _CHAIN)
-    _require_consistent(timeline, replay.peak_bytes)
-    moves = {str(a.op): timeline.lanes[a.lane].name for a in timeline.activities if a.lane}
-    assert moves == {"Sa0": "to disk", "Ob0": "to host", "Pb0": "from host", "Pa0": "from disk"}
-    ends = {str(a.op): (a.start, a.end) for a in timeline.activities}
-    assert ends["Sa0"] == (0, 1)
-    assert ends["Ob0"] == (2, 5)
 
 
 def test_fractional_hybrid_has_no_times_and_is_checked() -> None:

@@ -106,7 +106,7 @@ def test_a_bound_above_what_is_known_is_caught(monkeypatch: pytest.MonkeyPatch) 
     def too_high(*_: object, **__: object) -> HybridClaim:
         return replace(known, lower_bound=known.makespan + 1, unrestricted_bound=known.makespan + 1)
 
-    monkeypatch.setattr("chainstay.solve.hybrid_exact.cpsat_claims.claim", too_high)
+    monkeypatch.setattr("chainstay.solve.hybrid_exact.claim", too_high)
     text = f"cpsat.* says that nothing is faster than {known.makespan + 1}, yet {known.makespan} is"
     with pytest.raises(CertificateError, match=text) as caught:
         IntegerProgramHybrid(CPSAT()).improve(PROBLEM, known)

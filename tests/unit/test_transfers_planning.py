@@ -137,7 +137,6 @@ def test_what_several_states_share_stays() -> None:
         ("Fa0 Fa1 Fa2 Fn3 B3", 99, "Fn3 is out of order; the loss runs once"),
         ("Fa0 Fa1 Fa2 Fa3 B3 B1", 99, "B1 needs the gradient of a2 first"),
         ("Fa0 1:Fa1", 99, "1:Fa1 is an operation of joins"),
-        ("Fa0 Sb0 Fa1", 99, "Sb0 sends data beyond the host's memory"),
         ("Fa0 Oa4 Fa1", 99, "Oa4 names stage 4, the last one is 3"),
         ("Ob0 Fa0 Fa1 Fa2 Fa3 B3 B2 Pb0 B1 B0", 99, "Ob0 moves b0, which is not stored"),
         ("Fa0 Fa1 Fa2 Fa3 B3 B2 B1 B0 Ob0", 99, "Ob0 comes after the last computation"),

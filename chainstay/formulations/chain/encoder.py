@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from chainstay.formulations.chain.phases import Phases
-from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
-__all__ = ["FORMS", "Encoder", "StoredData"]
+__all__ = ["FORMS", "Encoder"]
 
 FORMS: Final = {
     OpKind.FORWARD_KEEP_ALL: "keep_all",
@@ -17,30 +16,6 @@ FORMS: Final = {
     OpKind.FORWARD_DROP: "drop_input",
 }
 """The variables of each form of a forward, in the order in which they run."""
-
-
-@dataclass(slots=True)
-class StoredData:
-    """Activations and saved data stored while a schedule is read from left to right."""
-
-    activations: set[int] = field(default_factory=lambda: {0})
-    saved: set[int] = field(default_factory=set)
-
-    def apply(self, op: Op) -> None:
-        """Add and remove what `op` adds and removes; whether it may run is not checked."""
-        if op.kind is OpKind.FORWARD_KEEP_ALL:
-            self.saved.add(op.stage)
-        elif op.kind.is_forward:
-            self.activations.add(op.stage + 1)
-        if op.kind in {OpKind.FORWARD_DROP, OpKind.BACKWARD, OpKind.DISCARD_ACTIVATION}:
-            self.activations.discard(op.stage)
-        if op.kind in {OpKind.BACKWARD, OpKind.DISCARD_SAVED}:
-            self.saved.discard(op.stage)
-
-    def apply_all(self, ops: Iterable[Op]) -> None:
-        """Apply several operations, one after another."""
-        for op in ops:
-            self.apply(op)
 
 
 @dataclass(slots=True)
@@ -52,14 +27,14 @@ class Encoder:
         phase: The phase that is being written.
         last_stage: The stage that ran last in this phase, -1 before the first.
         has_started: Whether an operation other than a discard was written in this phase.
-        contents: What is stored.
+        stored: The items that are stored.
     """
 
     phases: Phases
     phase: int = -1
     last_stage: int = -1
     has_started: bool = True
-    contents: StoredData = field(default_factory=StoredData)
+    stored: set[Item] = field(default_factory=lambda: {Item("a", 0)})
 
     def write(self, schedule: Schedule) -> bool:
         """Write `schedule`; return whether it is complete and every operation has a variable."""
@@ -72,16 +47,14 @@ class Encoder:
         else:
             self._start_phase()
             is_known = self._backward(op) if op.kind is OpKind.BACKWARD else self._forward(op)
-        self.contents.apply(op)
+        update_stored(self.stored, op)
         return is_known
 
     def _start_phase(self) -> None:
         """Set what is stored, once the discards that end the phase before are done."""
         if not self.has_started:
-            for i in self.contents.activations - {0}:
-                self._set("activation_stored", i)
-            for i in self.contents.saved:
-                self._set("saved_stored", i)
+            for kind, i in self.stored - {("a", 0)}:
+                self._set("activation_stored" if kind == "a" else "saved_stored", i)
         self.has_started = True
 
     def _forward(self, op: Op) -> bool:

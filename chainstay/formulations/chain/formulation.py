@@ -18,13 +18,13 @@ from typing import Final
 
 from chainstay.formulations.chain.constraints import CONSTRAINTS
 from chainstay.formulations.chain.cuts import CUTS, exact_cuts
-from chainstay.formulations.chain.encoder import FORMS, Encoder, StoredData
+from chainstay.formulations.chain.encoder import FORMS, Encoder
 from chainstay.formulations.chain.exactness_conditions import may_record_and_rerun
 from chainstay.formulations.chain.phases import Phases
 from chainstay.formulations.memory_units import memory_unit, size_divisor
 from chainstay.formulations.pyomo_types import Expression, Model, linear_form, pyo
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
 __all__ = ["ChainFormulation", "build"]
 
@@ -59,12 +59,13 @@ class ChainFormulation:
         stage's turn where the model says so, otherwise at the end of a phase.
         """
         ops: list[Op] = []
-        contents = StoredData()
+        stored = {Item("a", 0)}
         for k in reversed(range(len(self.phases.profile))):
             phase = [*self._sweep(k), Op(OpKind.BACKWARD, k)]
-            contents.apply_all(phase)
-            drops = list(self._drops_after(k, contents))
-            contents.apply_all(drops)
+            for op in phase:
+                update_stored(stored, op)
+            drops = list(self._drops_after(k, stored))
+            stored.difference_update(op.item for op in drops)
             ops += phase + drops
         return Schedule(tuple(ops))
 
@@ -148,7 +149,7 @@ class ChainFormulation:
             if self._is_on("saved_dropped", k, j - 1):
                 yield Op(OpKind.DISCARD_SAVED, j - 1)
 
-    def _drops_after(self, k: int, contents: StoredData) -> Iterator[Op]:
+    def _drops_after(self, k: int, stored: set[Item]) -> Iterator[Op]:
         """Yield discards of what phase k left and phase k - 1 does not start with.
 
         Saved data goes before what it was made from: a tape never lacks an input.
@@ -156,10 +157,10 @@ class ChainFormulation:
         if self.phases.discards is Discards.TABLE1:
             return
         for i in range(k - 1, -1, -1):
-            if i in contents.saved and not self._is_on("saved_stored", k - 1, i):
+            if ("b", i) in stored and not self._is_on("saved_stored", k - 1, i):
                 yield Op(OpKind.DISCARD_SAVED, i)
         for i in range(k - 1, 0, -1):
-            if i in contents.activations and not self._is_on("activation_stored", k - 1, i):
+            if ("a", i) in stored and not self._is_on("activation_stored", k - 1, i):
                 yield Op(OpKind.DISCARD_ACTIVATION, i)
 
     def _is_on(self, name: str, k: int, i: int) -> bool:

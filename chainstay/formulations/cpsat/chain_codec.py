@@ -14,7 +14,7 @@ from chainstay.formulations.cpsat.chain_variables import (
     StoredKey,
     TimePoint,
 )
-from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
 __all__ = ["decode", "encode"]
 
@@ -69,24 +69,22 @@ def encode(variables: ChainVariables, schedule: Schedule) -> _Facts:
     """
     facts: _Facts = set()
     k, is_between = len(variables.profile) - 1, False
-    stored = {(DataKind.ACTIVATION, 0)}
+    stored = {Item("a", 0)}
     for op in schedule:
         is_discard = op.kind in {OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED}
         if is_between and not is_discard:
-            facts |= {StoredKey(what, TimePoint.START, k, i) for what, i in stored}
+            facts |= {StoredKey(DataKind(what), TimePoint.START, k, i) for what, i in stored}
             is_between = False
         if op.kind.is_forward:
             facts.add(RanKey(op.kind, k, op.stage))
         if op.kind is OpKind.BACKWARD:
             facts |= _turns_and_ends(variables, k, facts, stored)
             k, is_between = k - 1, True
-        _apply(op, stored)
+        update_stored(stored, op)
     return facts
 
 
-def _turns_and_ends(
-    variables: ChainVariables, k: int, facts: _Facts, at_end: set[tuple[DataKind, int]]
-) -> _Facts:
+def _turns_and_ends(variables: ChainVariables, k: int, facts: _Facts, at_end: set[Item]) -> _Facts:
     """Return what is stored at turns and at the end of phase k, from what started and what ran.
 
     Only free discards happen within a phase; those of a tape can wait for its end.
@@ -102,24 +100,7 @@ def _turns_and_ends(
             if facts & (makers[what] | {StoredKey(what, TimePoint.START, k, i)}):
                 found.add(StoredKey(what, TimePoint.TURN, k, i))
                 is_taken = what is DataKind.ACTIVATION and RanKey(drop_input, k, i) in facts
-                is_dropped = variables.discards is Discards.FREE and (what, i) not in at_end
+                is_dropped = variables.discards is Discards.FREE and Item(what, i) not in at_end
                 if not is_taken and not is_dropped:
                     found.add(StoredKey(what, TimePoint.END, k, i))
     return found
-
-
-def _apply(op: Op, stored: set[tuple[DataKind, int]]) -> None:
-    """Add and remove what `op` adds and removes; whether it may run is not checked."""
-    activation, saved = (DataKind.ACTIVATION, op.stage), (DataKind.SAVED, op.stage)
-    match op.kind:
-        case OpKind.FORWARD_KEEP_ALL:
-            stored.add(saved)
-        case OpKind.FORWARD_KEEP_INPUT | OpKind.FORWARD_DROP:
-            stored.add((DataKind.ACTIVATION, op.stage + 1))
-    match op.kind:
-        case OpKind.FORWARD_DROP | OpKind.DISCARD_ACTIVATION:
-            stored.discard(activation)
-        case OpKind.DISCARD_SAVED:
-            stored.discard(saved)
-        case OpKind.BACKWARD:
-            stored -= {activation, saved}

@@ -20,7 +20,7 @@ variable (Boolean)          meaning
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Final, NamedTuple, TypeAlias
 
 from chainstay.formulations.cpsat.ortools_backend import Literal, Model
@@ -33,11 +33,11 @@ FORMS: Final = (OpKind.FORWARD_KEEP_ALL, OpKind.FORWARD_KEEP_INPUT, OpKind.FORWA
 """Forms of a forward, in the order in which they run at one turn."""
 
 
-class DataKind(Enum):
-    """The kinds of data that memory holds besides one gradient."""
+class DataKind(StrEnum):
+    """The kinds of data that memory holds besides one gradient, as an `Item` names them."""
 
-    ACTIVATION = auto()
-    SAVED = auto()
+    ACTIVATION = "a"
+    SAVED = "b"
 
 
 class TimePoint(Enum):

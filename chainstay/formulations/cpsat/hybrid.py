@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from chainstay.errors import InvalidProfileError
+from chainstay.formulations.cpsat.hybrid_truncation import ModelSize, item_bytes, items_of
 from chainstay.formulations.cpsat.hybrid_variables import (
     ComputationInterval,
     HybridProgram,
@@ -26,9 +27,9 @@ from chainstay.formulations.cpsat.hybrid_variables import (
     TimeUnits,
 )
 from chainstay.formulations.cpsat.ortools_backend import Literal, new_model
-from chainstay.formulations.hybrid.truncation import Item, ModelSize, item_bytes, items_of
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
+from chainstay.schedule import Item
 from chainstay.timetable import Time
 
 __all__ = ["build"]
@@ -101,14 +102,8 @@ def _empty_program(
     backward = [stage.backward_time for stage in profile.stages]
     instant_computations = (forward + backward).count(0)
     longest = (sum(forward) + sum(backward)) * link.ticks
-    moving = 0
-    for item in items_of(problem):
-        slowest = max(
-            link.transfer_ticks(item_bytes(problem, item), level)
-            for level in range(len(link.levels))
-        )
-        moving += (1 + model_size.prefetches) * slowest
-    longest += moving
+    moving = sum(link.transfer_ticks(item_bytes(problem, item)) for item in items_of(problem))
+    longest += (1 + model_size.prefetches) * moving
     if known is not None:
         longest = min(longest, math.ceil(known * link.ticks))
     is_exact = longest * (instant_computations + 1) <= _LONGEST
@@ -201,9 +196,9 @@ def _add_lifetimes(program: HybridProgram) -> None:
     """Add lifetimes: of what is made from its making, of what is prefetched from its prefetch."""
     problem, model = program.problem, program.model
     program.lifetimes = {item: [] for item in items_of(problem)}
-    program.add_lifetime(("a", 0), _INPUT, 0, 0, model.new_constant(1))
+    program.add_lifetime(Item("a", 0), _INPUT, 0, 0, model.new_constant(1))
     for position, p in enumerate(program.computations):
-        for item, exists in ((("a", p.stage + 1), p.plain), (("b", p.stage), p.saves)):
+        for item, exists in ((Item("a", p.stage + 1), p.plain), (Item("b", p.stage), p.saves)):
             if exists is not None:
                 program.add_lifetime(item, position, p.start, p.end, exists)
     for item, lifetimes in program.lifetimes.items():
@@ -213,12 +208,11 @@ def _add_lifetimes(program: HybridProgram) -> None:
 
 
 def _may_move(program: HybridProgram, item: Item) -> None:
-    """Let an item be sent once, to one level, from one lifetime, and prefetched after it."""
-    model, lengths = program.model, _transfer_lengths(program, item)
-    sent = [model.new_bool_var(f"sent {item} {level}") for level in range(len(lengths))]
-    model.add_at_most_one(sent)
+    """Let an item be sent once, from one lifetime, and prefetched after it."""
+    model = program.model
+    sent = model.new_bool_var(f"sent {item}")
     transfers = ItemTransfers(sent, program.new_time(f"sent {item}"))
-    took = sum(length * literal for length, literal in zip(lengths, sent, strict=True))
+    took = _transfer_length(program, item) * sent
     gone = transfers.start + took
     for lifetime in program.lifetimes[item]:
         sends = model.new_bool_var("")
@@ -227,7 +221,7 @@ def _may_move(program: HybridProgram, item: Item) -> None:
         model.add(lifetime.end >= gone).only_enforce_if(sends)
         lifetime.uses.append(sends)
         transfers.senders.append(sends)
-    model.add(sum(transfers.senders) == sum(sent))
+    model.add(sum(transfers.senders) == sent)
     for number in range(
         program.model_size.useful_prefetches(program.problem, item, program.known_makespan)
     ):
@@ -235,70 +229,59 @@ def _may_move(program: HybridProgram, item: Item) -> None:
         model.add(start >= gone).only_enforce_if(comes)
         before = transfers.prefetches[-1][0] if number else None
         if before is None:
-            model.add(sum(sent) == comes)
+            model.add(sent == comes)
         else:
             model.add_implication(comes, before)
             model.add(start >= transfers.prefetches[-1][1]).only_enforce_if(comes)
         transfers.prefetches.append((comes, start))
         program.add_lifetime(item, _PREFETCH, start, start + took, comes)
     if not transfers.prefetches:
-        model.add(sum(sent) == 0)
+        model.add(sent == 0)
     program.transfers[item] = transfers
 
 
-def _transfer_lengths(program: HybridProgram, item: Item) -> list[int]:
-    """Return how long the transfer of an item takes, in time units, by level of the link."""
-    link, size = program.problem.link, item_bytes(program.problem, item)
-    return [
-        program.covering_units(link.transfer_ticks(size, level))
-        for level in range(len(link.levels))
-    ]
+def _transfer_length(program: HybridProgram, item: Item) -> int:
+    """Return how long the transfer of an item takes, in time units."""
+    size = item_bytes(program.problem, item)
+    return program.covering_units(program.problem.link.transfer_ticks(size))
 
 
 def _move_one_at_a_time(program: HybridProgram) -> None:
-    """Let a link, or each direction of it, serve one transfer at a time; limit its far memory."""
-    model = program.model
-    for level, link in enumerate(program.problem.link.levels):
-        out: list[Any] = []
-        back: list[Any] = []
-        held: list[Any] = []
-        for item, transfers in program.transfers.items():
-            length, sent = _transfer_lengths(program, item)[level], transfers.sent[level]
-            out.append(
-                model.new_optional_fixed_size_interval_var(transfers.start, length, sent, "out")
+    """Let the link, or each direction of it, serve one transfer at a time; limit the host."""
+    model, link = program.model, program.problem.link
+    out: list[Any] = []
+    back: list[Any] = []
+    held: list[Any] = []
+    for item, transfers in program.transfers.items():
+        length, sent = _transfer_length(program, item), transfers.sent
+        out.append(model.new_optional_fixed_size_interval_var(transfers.start, length, sent, "out"))
+        until = program.new_time()
+        model.add(until >= transfers.start + length).only_enforce_if(sent)
+        for comes, start in transfers.prefetches:
+            back.append(model.new_optional_fixed_size_interval_var(start, length, comes, "back"))
+            model.add(until >= start + length).only_enforce_if(comes)
+        held.append(
+            model.new_optional_interval_var(
+                transfers.start, program.new_time(), until, sent, "held"
             )
-            until = program.new_time()
-            model.add(until >= transfers.start + length).only_enforce_if(sent)
-            for comes, start in transfers.prefetches:
-                uses = comes
-                if len(transfers.sent) > 1:
-                    uses = model.new_bool_var("")
-                    model.add_bool_and([comes, sent]).only_enforce_if(uses)
-                    model.add_bool_or([uses, ~comes, ~sent])
-                back.append(model.new_optional_fixed_size_interval_var(start, length, uses, "back"))
-                model.add(until >= start + length).only_enforce_if(uses)
-            held.append(
-                model.new_optional_interval_var(
-                    transfers.start, program.new_time(), until, sent, "held"
-                )
-            )
-        for link_in_use in (out, back) if link.is_full_duplex else (out + back,):
-            model.add_no_overlap(link_in_use)
-        if link.capacity is not None:
-            sizes = [item_bytes(program.problem, item) for item in program.transfers]
-            model.add_cumulative(held, sizes, link.capacity)
+        )
+    for channel in (out, back) if link.is_full_duplex else (out + back,):
+        model.add_no_overlap(channel)
+    if link.capacity is not None:
+        sizes = [item_bytes(program.problem, item) for item in program.transfers]
+        model.add_cumulative(held, sizes, link.capacity)
 
 
 def _read(program: HybridProgram) -> None:
     """Let each computation read a lifetime of its input in either form, and of saved data."""
     for position, p in enumerate(program.computations):
         program.reads[position] = []
-        sources: list[Item] = [("a", p.stage)]
+        sources = [Item("a", p.stage)]
         if p.stage:
-            sources.append(("b", p.stage - 1))
+            sources.append(Item("b", p.stage - 1))
         program.model.add(sum(_reading(program, position, sources)) == p.runs)
         if p.is_backward:
-            program.model.add(sum(_reading(program, position, [("b", p.stage)])) == 1)
+            program.model.add(sum(_reading(program, position, [Item("b", p.stage)])) == 1)
 
 
 def _reading(program: HybridProgram, position: int, sources: list[Item]) -> list[Literal]:
@@ -313,7 +296,7 @@ def _reading(program: HybridProgram, position: int, sources: list[Item]) -> list
             model.add_implication(reads, lifetime.exists)
             model.add(lifetime.ready <= p.start).only_enforce_if(reads)
             model.add(lifetime.end >= p.end).only_enforce_if(reads)
-            if len(sources) > 1 and item[0] == "b":
+            if len(sources) > 1 and item.kind == "b":
                 _not_while_the_other_form_returns(program, p, reads)
             lifetime.uses.append(reads)
             program.reads[position].append((item, lifetime, reads))
@@ -328,10 +311,10 @@ def _not_while_the_other_form_returns(
 
     A schedule reads the plain form where both are stored, and waits if it is on its way.
     """
-    transfers = program.transfers.get(("a", p.stage))
+    transfers = program.transfers.get(Item("a", p.stage))
     if transfers is None:
         return
-    for lifetime in program.lifetimes["a", p.stage]:
+    for lifetime in program.lifetimes[Item("a", p.stage)]:
         if lifetime.maker != _PREFETCH:
             continue
         is_back = program.model.new_bool_var("")

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 from chainstay.formulations.cpsat.hybrid import build
 from chainstay.formulations.cpsat.hybrid_codec import decode, start_from
+from chainstay.formulations.cpsat.hybrid_incremental import (
+    Incumbent,
+    WarmStart,
+    solve_incrementally,
+)
+from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
 from chainstay.formulations.cpsat.ortools_backend import solve
-from chainstay.formulations.hybrid.incremental import Incumbent, WarmStart, solve_incrementally
-from chainstay.formulations.hybrid.truncation import ModelSize
 from chainstay.formulations.settings import SolverSettings, TerminationStatus
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.timetable import Time, exact

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -14,13 +14,7 @@ from chainstay.formulations.cpsat.hybrid_variables import (
     LifetimeInterval,
 )
 from chainstay.formulations.cpsat.ortools_backend import CpSatResult
-from chainstay.formulations.hybrid.schedule_builder import (
-    OFFLOAD_KINDS,
-    PREFETCH_KINDS,
-    ScheduleBuilder,
-)
-from chainstay.formulations.hybrid.truncation import Item
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time, Timetable
 
 __all__ = ["decode", "start_from"]
@@ -41,6 +35,50 @@ def decode(program: HybridProgram, outcome: CpSatResult) -> Schedule:
 
 
 @dataclass(slots=True)
+class _ScheduleBuilder:
+    """Operations with their times, and the lifetimes that they make, read or send.
+
+    Attributes:
+        items: By number of the lifetime, the item that it is a copy of.
+        timed: Operations with their sort keys.
+        uses: By number of the lifetime, the operations that make, read or send it.
+    """
+
+    items: dict[int, Item] = field(default_factory=dict)
+    timed: list[tuple[tuple[float, ...], Op]] = field(default_factory=list)
+    uses: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, when: tuple[float, ...], op: Op, lifetimes: Iterable[int]) -> None:
+        """Add an operation; operations are sorted by `when`."""
+        for number in lifetimes:
+            self.uses.setdefault(number, []).append(len(self.timed))
+        self.timed.append((when, op))
+
+    def schedule(self) -> Schedule:
+        """Return the schedule, with discards of what is not read any more.
+
+        What is read for the last time is dropped right after; a forward drops its own input.
+        """
+        order = sorted(range(len(self.timed)), key=lambda entry: (self.timed[entry][0], entry))
+        ops = {entry: self.timed[entry][1] for entry in order}
+        positions = {entry: position for position, entry in enumerate(order)}
+        dropped: dict[int, list[Op]] = {}
+        for number, entries in self.uses.items():
+            item = self.items[number]
+            last = max(entries, key=positions.__getitem__)
+            op = ops[last]
+            if item in op.frees:
+                continue
+            if op.kind is OpKind.FORWARD_KEEP_INPUT and item == ("a", op.stage):
+                ops[last] = Op(OpKind.FORWARD_DROP, op.stage)
+            else:
+                dropped.setdefault(last, []).append(item.discard)
+        return Schedule(
+            tuple(op for entry in order for op in (ops[entry], *dropped.get(entry, ())))
+        )
+
+
+@dataclass(slots=True)
 class _Decoder:
     """An answer, and the operations that make, read or send each lifetime.
 
@@ -53,7 +91,7 @@ class _Decoder:
 
     program: HybridProgram
     outcome: CpSatResult
-    builder: ScheduleBuilder = field(default_factory=ScheduleBuilder)
+    builder: _ScheduleBuilder = field(default_factory=_ScheduleBuilder)
     makers: dict[int, list[LifetimeInterval]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,23 +123,15 @@ class _Decoder:
 
     def add_transfers(self, item: Item, transfers: ItemTransfers) -> None:
         """Add the transfers of an item."""
-        kind, i = item
         lifetimes = self.program.lifetimes[item]
-        for level, sent in enumerate(transfers.sent):
-            if self.outcome.is_on(sent):
-                sending = zip(lifetimes, transfers.senders, strict=False)
-                sender = [lifetime for lifetime, sends in sending if self.outcome.is_on(sends)]
-                self.builder.add(
-                    (self._value(transfers.start), 0),
-                    Op(OFFLOAD_KINDS[level][kind], i),
-                    _numbers(sender),
-                )
+        if self.outcome.is_on(transfers.sent):
+            sending = zip(lifetimes, transfers.senders, strict=False)
+            sender = [lifetime for lifetime, sends in sending if self.outcome.is_on(sends)]
+            self.builder.add((self._value(transfers.start), 0), item.offload, _numbers(sender))
         returned = lifetimes[len(transfers.senders) :]
         for lifetime, (comes, start) in zip(returned, transfers.prefetches, strict=True):
             if self.outcome.is_on(comes):
-                self.builder.add(
-                    (self._value(start), 2), Op(PREFETCH_KINDS[kind], i), [lifetime.number]
-                )
+                self.builder.add((self._value(start), 2), item.prefetch, [lifetime.number])
 
     def _value(self, time: object) -> int:
         """Return the value of a time in the answer."""
@@ -152,13 +182,12 @@ def _hint_transfers(
     found: dict[Op, list[Time]] = {}
     for move in timetable.moves:
         found.setdefault(move.op, []).append(move.start)
-    for (kind, i), transfers in program.transfers.items():
-        for level, sent in enumerate(transfers.sent):
-            times = found.get(Op(OFFLOAD_KINDS[level][kind], i), [])
-            program.model.add_hint(sent, bool(times))
-            for time in times:
-                program.model.add_hint(transfers.start, in_units(time))
-        back = found.get(Op(PREFETCH_KINDS[kind], i), [])
+    for item, transfers in program.transfers.items():
+        times = found.get(item.offload, [])
+        program.model.add_hint(transfers.sent, bool(times))
+        for time in times:
+            program.model.add_hint(transfers.start, in_units(time))
+        back = found.get(item.prefetch, [])
         for number, (comes, start) in enumerate(transfers.prefetches):
             program.model.add_hint(comes, number < len(back))
             if number < len(back):

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
+from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
 from chainstay.formulations.cpsat.ortools_backend import Literal, Model
-from chainstay.formulations.hybrid.truncation import Item, ModelSize
 from chainstay.problems.hybrid import HybridProblem
+from chainstay.schedule import Item
 from chainstay.timetable import Time
 
 __all__ = ["ComputationInterval", "HybridProgram", "ItemTransfers", "LifetimeInterval", "TimeUnits"]
@@ -82,13 +83,13 @@ class ItemTransfers:
     """The transfers of one item.
 
     Attributes:
-        sent: By level of the link, whether the item is offloaded there.
+        sent: Whether the item is offloaded.
         start: When the offload starts, in time units.
         senders: By lifetime, whether that copy is offloaded.
         prefetches: For each prefetch, whether it takes place and when it starts.
     """
 
-    sent: list[Literal]
+    sent: Literal
     start: TimeUnits
     senders: list[Literal] = field(default_factory=list)
     prefetches: list[tuple[Literal, TimeUnits]] = field(default_factory=list)

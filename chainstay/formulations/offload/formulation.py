@@ -5,32 +5,18 @@ course of computations a prefetch starts, and what is away when something takes 
 follow from them by rows with a large constant (the horizon). Slot ``2k`` is while
 computation k runs, ``2k + 1`` between it and the next. Practical to about eight stages;
 `chainstay.formulations.cpsat.offload` states the same for CP-SAT, which goes much further.
-
-==============  ======================================================================
-variable        meaning
-==============  ======================================================================
-``start[k]``    when computation k starts (forwards 0 .. n-1, backwards n-1 .. 0)
-``moves[j]``    activation j is offloaded and prefetched
-``leaves[j]``   when its offload starts; ``gone[j]``: when its memory is free
-``returns[j]``  when its prefetch starts, and takes memory
-``slot[j,q]``   its prefetch starts in slot q
-``away[j,k]``   it is on the host when computation k starts
-``out[i,j]``    activation i is on the host when the prefetch of j starts
-``first[a,b]``  transfer a has the link before transfer b; transfers are (direction, j)
-``held[i,j]``   activation i has its place on a limited host when the offload of j starts
-==============  ======================================================================
+`variables` says what each variable means, and reads the schedule from their values.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
-from typing import Final, TypeAlias
+from typing import Final
 
-from chainstay.formulations.offload.base import OffloadModel
+from chainstay.formulations.offload.variables import BACK, OUT, OffloadFormulation, Transfer
 from chainstay.formulations.pyomo_types import (
     Constraint,
     Expression,
@@ -39,105 +25,8 @@ from chainstay.formulations.pyomo_types import (
     pyo,
 )
 from chainstay.problems.offload import OffloadProblem
-from chainstay.schedule import Op, OpKind, Schedule
-from chainstay.timetable import computations
 
 __all__ = ["CONSTRAINTS", "OffloadFormulation", "build"]
-
-_OUT: Final = OpKind.OFFLOAD_ACTIVATION
-_BACK: Final = OpKind.PREFETCH_ACTIVATION
-_Transfer: TypeAlias = tuple[OpKind, int]
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadFormulation(OffloadModel):
-    """A Pyomo model and the meaning of its variables.
-
-    Attributes:
-        model: Minimises ``model.makespan``. Yours to write out or hand to any solver.
-        problem: The problem that it states.
-        unit: Ticks of the link in a unit of the model's times.
-        size_unit: Bytes in a unit of the model's sizes.
-        horizon: Time units that no answer exceeds.
-    """
-
-    size_unit: int
-    horizon: float
-
-    @property
-    def loads(self) -> list[float]:
-        """The memory in use during each computation when nothing is away, in units of size."""
-        profile = self.problem.profile
-        both = (*profile.forward_loads, *reversed(profile.backward_loads))
-        return [load / self.size_unit for load in both]
-
-    @property
-    def rests(self) -> list[float]:
-        """The memory in use after each computation when nothing is away, in units of size."""
-        x, y, n = self.problem.profile.activations, self.problem.profile.gradients, self.stages
-        forward = [sum(x[: i + 2]) for i in range(n)]
-        backward = [sum(x[: i + 1]) + y[i] for i in reversed(range(n))]
-        return [size / self.size_unit for size in forward + backward]
-
-    @property
-    def transfers(self) -> list[_Transfer]:
-        """The offloads and prefetches of movable activations."""
-        return [(kind, j) for kind in (_OUT, _BACK) for j in self.movable]
-
-    def size(self, j: int) -> float:
-        """Return the size of activation j, in units."""
-        return self.problem.profile.activations[j] / self.size_unit
-
-    def moving(self, j: int) -> int:
-        """Return how long activation j is on the link, in units of time."""
-        size = self.problem.profile.activations[j]
-        return self.problem.link.transfer_ticks(size) // self.unit
-
-    def backward(self, j: int) -> int:
-        """Return the number of computation ``B_j``."""
-        return 2 * self.stages - 1 - j
-
-    def end(self, k: int) -> Expression:
-        """Return when computation k ends, in units of time."""
-        return self.model.start[k] + self.times[k]
-
-    def begin(self, transfer: _Transfer) -> Expression:
-        """Return when a transfer starts, in units of time."""
-        kind, j = transfer
-        return self.model.leaves[j] if kind is _OUT else self.model.returns[j]
-
-    def slots(self, j: int) -> range:
-        """Return the slots in which the prefetch of j can start."""
-        return range(2 * j + 1, 2 * self.backward(j))
-
-    def decode(self) -> Schedule:
-        """Return the schedule that the variables describe.
-
-        Computations and prefetches come by slots, an offload as early as the link's order allows.
-        """
-        model = self.model
-        moved = [j for j in self.movable if _is_on(model.moves[j])]
-        returns = sorted(moved, key=lambda j: pyo.value(model.returns[j]))
-        ops: list[Op] = []
-        for k, op in enumerate(computations(self.stages)):
-            ops.append(op)
-            for q in (2 * k, 2 * k + 1):
-                ops += [
-                    Op(_BACK, j) for j in returns if q in self.slots(j) and _is_on(model.slot[j, q])
-                ]
-        served = sorted(
-            (transfer for transfer in self.transfers if transfer[1] in moved),
-            key=lambda transfer: pyo.value(self.begin(transfer)),
-        )
-        before: list[Op] = []
-        for kind, j in served:
-            op = Op(kind, j)
-            if kind is _OUT:
-                maker = [Op(OpKind.FORWARD_KEEP_ALL, j - 1)] if j else []
-                ops.insert(max((ops.index(other) for other in maker + before), default=-1) + 1, op)
-            if kind is _OUT or not self.problem.link.is_full_duplex:
-                before = [op]
-        return Schedule(tuple(ops))
 
 
 def build(problem: OffloadProblem, *, known: Fraction | int | None = None) -> OffloadFormulation:
@@ -326,7 +215,7 @@ def out_is_gone_and_later_back(formulation: OffloadFormulation) -> Constraint:
     model = formulation.model
     order: dict[tuple[int, int], Expression] = {}
     for pair, (a, b) in enumerate(model.transfers_of_pairs):
-        if a[0] is _BACK and b[0] is _BACK:
+        if a[0] is BACK and b[0] is BACK:
             order[a[1], b[1]] = model.first[pair]
             order[b[1], a[1]] = 1 - model.first[pair]
 
@@ -342,16 +231,16 @@ def out_is_gone_and_later_back(formulation: OffloadFormulation) -> Constraint:
 def held_unless_back_or_later(formulation: OffloadFormulation) -> Constraint:
     """An activation is held unless it has come back before j leaves, or leaves after it."""
     model, late = formulation.model, 2 * formulation.horizon
-    order: dict[tuple[_Transfer, _Transfer], Expression] = {}
+    order: dict[tuple[Transfer, Transfer], Expression] = {}
     for pair, (a, b) in enumerate(model.transfers_of_pairs):
         order[a, b] = model.first[pair]
         order[b, a] = 1 - model.first[pair]
 
     def rows() -> Iterator[Relation]:
         for i, j in model.held:
-            is_back = order[(_BACK, i), (_OUT, j)]
+            is_back = order[(BACK, i), (OUT, j)]
             unused = 2 - model.moves[i] - model.moves[j]
-            yield model.held[i, j] + unused >= order[(_OUT, i), (_OUT, j)] - is_back
+            yield model.held[i, j] + unused >= order[(OUT, i), (OUT, j)] - is_back
             yield model.leaves[j] + late * (1 - is_back + unused) >= (
                 model.returns[i] + formulation.moving(i)
             )
@@ -407,11 +296,6 @@ def memory_of_prefetches(formulation: OffloadFormulation) -> Constraint:
             yield used - out <= budget
 
     return constraint_list(rows())
-
-
-def _is_on(variable: Expression) -> bool:
-    """Return the value of a binary variable."""
-    return bool(round(pyo.value(variable)) == 1)
 
 
 CONSTRAINTS: Final = (

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from chainstay.formulations.offload.base import OffloadModel
+from chainstay.formulations.offload.variables import OffloadModel
 from chainstay.formulations.pyomo_types import (
     Constraint,
     Expression,

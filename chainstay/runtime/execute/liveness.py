@@ -251,12 +251,7 @@ class _Stored:
                 return "moves data to or from the host, and this runtime has no link to it"
             case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
                 held, what = item_of(op) in self.away, f"{item_of(op)} on the host"
-            case (
-                OpKind.OFFLOAD_ACTIVATION
-                | OpKind.OFFLOAD_SAVED
-                | OpKind.SPILL_ACTIVATION
-                | OpKind.SPILL_SAVED
-            ):
+            case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
                 held, what = True, ""
             case _:
                 assert_never(op.kind)
@@ -279,12 +274,7 @@ class _Stored:
                 self.gradient = op.stage
                 self.saved.discard(op.stage)
                 self.activations.discard(op.stage)
-            case (
-                OpKind.OFFLOAD_ACTIVATION
-                | OpKind.OFFLOAD_SAVED
-                | OpKind.SPILL_ACTIVATION
-                | OpKind.SPILL_SAVED
-            ):
+            case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
                 self.away.add(item_of(op))
             case OpKind.PREFETCH_ACTIVATION:
                 self.activations.add(op.stage)

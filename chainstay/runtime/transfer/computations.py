@@ -74,11 +74,6 @@ def _refusal(op: Op, loss: int, *, is_in_loss: bool) -> str | None:
     """Return the reason why this runtime cannot do `op`, or ``None`` if it can."""
     if op.branch is not None or op.kind is OpKind.TURN:
         return f"{op} is an operation of joins, and this is a single chain"
-    if op.kind in (OpKind.SPILL_ACTIVATION, OpKind.SPILL_SAVED):
-        return (
-            f"{op} sends data beyond the host's memory, which this runtime cannot do; solve for a "
-            "link to the host alone"
-        )
     if op.stage > loss:
         return f"{op} names stage {op.stage}, the last one is {loss}"
     is_computation = op.kind.is_forward or op.kind is OpKind.BACKWARD

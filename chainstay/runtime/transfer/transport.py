@@ -60,8 +60,7 @@ class Transport:
             engine: Makes the transfers.
 
         Raises:
-            PlanMismatchError: It moves parts of activations, or moves them in parts, or
-                beyond the host's memory.
+            PlanMismatchError: It moves parts of activations, or moves them in parts.
             InvalidScheduleError: It does not fit in its budget when run.
             HostBudgetError: What is away at once needs more than the engine's host memory.
         """
@@ -109,17 +108,12 @@ def engine_for(
 
     Args:
         device: A CUDA device; for the CPU, a double that copies at the pace of `link`.
-        link: Which the double pretends to be; it leads to the host and no further.
+        link: The link that the double pretends to be.
         host_budget: Bytes of host memory for what is away; ``None`` for no limit.
 
     Raises:
-        UnsupportedModelError: Another kind of device, or a memory beyond the host.
+        UnsupportedModelError: Another kind of device.
     """
-    if link is not None and link.beyond is not None:
-        raise UnsupportedModelError(
-            "the link goes on beyond the host's memory, to where this runtime sends nothing yet; "
-            "plan with replace(link, beyond=None)"
-        )
     if device.type == "cuda":
         return CudaEngine(device, host_budget=host_budget)
     if device.type == "cpu":

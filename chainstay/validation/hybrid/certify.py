@@ -78,7 +78,7 @@ def certify_hybrid(
         link=problem.link,
         transfers=problem.transfers,
         timetable=replayed.timetable,
-        held_bytes=replayed.held_bytes,
+        host_bytes=replayed.host_bytes,
         fractional_makespan=claim.fractional_makespan,
         fractional_bound=claim.fractional_bound,
         alternatives=claim.alternatives,

@@ -22,12 +22,7 @@ Item: TypeAlias = tuple[str, int]
 """``("a", i)``: activation ``a^i``; ``("b", i)``: what ``Fa`` of stage i saved."""
 
 
-_SAVED: Final = (
-    OpKind.OFFLOAD_SAVED,
-    OpKind.SPILL_SAVED,
-    OpKind.PREFETCH_SAVED,
-    OpKind.DISCARD_SAVED,
-)
+_SAVED: Final = (OpKind.OFFLOAD_SAVED, OpKind.PREFETCH_SAVED, OpKind.DISCARD_SAVED)
 
 
 def item_of(op: Op) -> Item:

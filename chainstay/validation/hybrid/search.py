@@ -31,7 +31,6 @@ LARGEST_HYBRID: Final = 4
 _Key: TypeAlias = tuple[object, ...]
 _OFFLOAD: Final = {"a": OpKind.OFFLOAD_ACTIVATION, "b": OpKind.OFFLOAD_SAVED}
 _PREFETCH: Final = {"a": OpKind.PREFETCH_ACTIVATION, "b": OpKind.PREFETCH_SAVED}
-_SPILL: Final = {"a": OpKind.SPILL_ACTIVATION, "b": OpKind.SPILL_SAVED}
 _DISCARD: Final = {"a": OpKind.DISCARD_ACTIVATION, "b": OpKind.DISCARD_SAVED}
 
 
@@ -97,7 +96,7 @@ def _steps(machine: HybridMachine, ops: tuple[Op, ...]) -> Iterator[tuple[Op, bo
     """Yield the operations that may come next, each with whether its item moves no more."""
     for op in chain(_drops(machine, ops), _computations(machine), _offloads(machine)):
         yield op, False
-    here, is_limited = machine.here, any(link.capacity is not None for link in machine.link.levels)
+    here, is_limited = machine.here, machine.link.capacity is not None
     for item in sorted(machine.sent - machine.forgotten - here):
         if item[1] < machine.gradient:
             op = Op(_PREFETCH[item[0]], item[1])
@@ -127,8 +126,7 @@ def _computations(machine: HybridMachine) -> Iterator[Op]:
 def _offloads(machine: HybridMachine) -> Iterator[Op]:
     for item in sorted(machine.here - machine.sent):
         if machine.size(item) and item != ("b", machine.gradient - 1):
-            for kinds in (_OFFLOAD, _SPILL)[: len(machine.link.levels)]:
-                yield Op(kinds[item[0]], item[1])
+            yield Op(_OFFLOAD[item[0]], item[1])
 
 
 def _droppable(ops: tuple[Op, ...]) -> set[Item]:
@@ -165,8 +163,7 @@ def _is_new(
         frozenset(machine.sent),
         frozenset(machine.host),
         frozenset(machine.forgotten),
-        frozenset(machine.levels.items()),
-        tuple(machine.queues),
+        machine.queue,
         tuple(op for *_, op in pending),
         frozenset(_droppable(ops) & machine.here),
     )

@@ -13,7 +13,6 @@ dropped at any time:
   and the transfer, too.
 * ``Da``, ``Db`` drop the copy on the device as soon as computations and transfers issued
   before are done with it.
-* ``Sa``, ``Sb`` do the same over the link beyond, to the second level.
 * What the host has it keeps until the last prefetch has ended: an item may be dropped and
   prefetched many times, from where it is.
 
@@ -125,9 +124,8 @@ class HybridMachine(EventMachine):
         fetching: Items whose prefetch is running.
         released: Stored items that go as soon as nothing reads or sends them.
         sent: Items whose offload has been issued.
-        host: Items of which the host, or the level beyond, has a complete copy.
-        forgotten: Items whose copy off the device goes when no running transfer needs it.
-        levels: By item, the link that its offload uses: 0 to the host, 1 beyond it.
+        host: Items of which the host has a complete copy.
+        forgotten: Items whose copy on the host goes when no running transfer needs it.
     """
 
     profile: ChainProfile
@@ -143,10 +141,8 @@ class HybridMachine(EventMachine):
     sent: set[Item] = field(default_factory=set)
     host: set[Item] = field(default_factory=set)
     forgotten: set[Item] = field(default_factory=set)
-    levels: dict[Item, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        EventMachine.__post_init__(self)
         profile = self.profile
         if profile.skips:
             raise InvalidProfileError(
@@ -183,9 +179,7 @@ class HybridMachine(EventMachine):
             )
         match op.kind:
             case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
-                self._offload(op, 0)
-            case OpKind.SPILL_ACTIVATION | OpKind.SPILL_SAVED:
-                self._offload(op, 1)
+                self._offload(op)
             case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
                 self._prefetch(op)
             case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
@@ -210,10 +204,6 @@ class HybridMachine(EventMachine):
     def moved_bytes(self, op: Op) -> int:
         """Return the bytes that the transfer `op` moves."""
         return self.size(item_of(op))
-
-    def level(self, op: Op) -> int:
-        """Return the link that the transfer `op` uses: 0 to the host, 1 beyond it."""
-        return self.levels[item_of(op)]
 
     def _missing_end(self) -> str:
         if self.gradient == 0:
@@ -280,12 +270,8 @@ class HybridMachine(EventMachine):
             "is stored"
         )
 
-    def _offload(self, op: Op, level: int) -> None:
+    def _offload(self, op: Op) -> None:
         item = item_of(op)
-        if level >= len(self.link.levels):
-            raise InvalidOperationError(
-                f"{op} goes beyond the host, and the link does not; give it beyond="
-            )
         if item in self.sent:
             raise InvalidOperationError(
                 f"{op} comes a second time; the host keeps what it has, so drop it"
@@ -294,7 +280,6 @@ class HybridMachine(EventMachine):
             raise InvalidOperationError(f"{op} moves what is not stored")
         self.sent.add(item)
         self.sending.add(item)
-        self.levels[item] = level
         self._queue(op)
 
     def _discard(self, op: Op) -> None:
@@ -336,7 +321,7 @@ class HybridMachine(EventMachine):
         self.stored -= gone
         self.ready -= gone
         for item in (self.forgotten & self.host) - self.fetching:
-            self.held[self.levels[item]] -= self.size(item)
+            self.held -= self.size(item)
             self.host.discard(item)
 
     def _computed(self, op: Op) -> None:

@@ -87,7 +87,7 @@ def certify_offload(
         link=problem.link,
         transfers=problem.transfers,
         timetable=replayed.timetable,
-        held_bytes=replayed.held_bytes,
+        host_bytes=replayed.host_bytes,
     )
 
 

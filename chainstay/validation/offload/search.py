@@ -145,7 +145,7 @@ def _is_new(seen: dict[_Key, list[tuple[int, ...]]], machine: OffloadMachine) ->
         machine.issued,
         frozenset(machine.offloads),
         frozenset(machine.prefetches),
-        tuple(machine.queues),
+        machine.queue,
         tuple(op for *_, op in pending),
     )
     return is_new(seen, key, (machine.now, *(time for time, *_ in pending)))

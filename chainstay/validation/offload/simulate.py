@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from chainstay.errors import InvalidProfileError, InvalidScheduleError
+from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.validation.event_machine import EventMachine, TransferReplay
@@ -86,12 +86,6 @@ class OffloadMachine(EventMachine):
     arrived: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        EventMachine.__post_init__(self)
-        if self.link.beyond is not None:
-            raise InvalidProfileError(
-                "offloading whole activations supports one memory behind the link, and this link "
-                "has a second; use solve_hybrid, or leave beyond out"
-            )
         self.memory = self.peak = self.profile.activations[0]
         if self.memory > self.budget:
             raise InvalidOperationError(
@@ -117,10 +111,6 @@ class OffloadMachine(EventMachine):
     def moved_bytes(self, op: Op) -> int:
         """Return the bytes that the transfer `op` moves."""
         return self.profile.activations[op.stage]
-
-    def level(self, op: Op) -> int:  # noqa: ARG002  # all go to the host
-        """Return 0: all transfers use the link to the host."""
-        return 0
 
     def _missing_end(self) -> str:
         is_short = self.issued < 2 * len(self.profile)
@@ -220,7 +210,7 @@ class OffloadMachine(EventMachine):
     def _moved(self, op: Op) -> None:
         if op.kind.is_prefetch:
             self.arrived.add(op.stage)
-            self.held[0] -= self.moved_bytes(op)
+            self.held -= self.moved_bytes(op)
             return
         self.left.add(op.stage)
         if op.stage in self.used:

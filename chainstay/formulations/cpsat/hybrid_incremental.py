@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chainstay.errors import SolverLimitError
-from chainstay.formulations.hybrid.truncation import ModelSize
+from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
 from chainstay.formulations.settings import SolverSettings
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.schedule import Schedule

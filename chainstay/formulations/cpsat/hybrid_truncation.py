@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, TypeAlias
+from typing import Final
 
 from chainstay.problems.hybrid import HybridProblem
+from chainstay.schedule import Item
 from chainstay.timetable import Time, exact
 
-__all__ = ["Item", "ModelSize", "item_bytes", "items_of"]
-
-Item: TypeAlias = tuple[str, int]
-"""``("a", i)`` is activation ``a^i``; ``("b", i)`` is what ``Fa`` of stage i saved."""
+__all__ = ["ModelSize", "item_bytes", "items_of"]
 
 _NEVER: Final = Fraction(1 << 100)
 _MOST_SWEEPS: Final = 4
@@ -32,8 +30,7 @@ _MOST_PREFETCHES: Final = 5
 
 def items_of(problem: HybridProblem) -> list[Item]:
     """Return what can be stored and read: inputs of stages, and what stages save."""
-    stages = range(len(problem.profile))
-    return [("a", i) for i in stages] + [("b", i) for i in stages]
+    return [Item(kind, i) for kind in "ab" for i in range(len(problem.profile))]
 
 
 def item_bytes(problem: HybridProblem, item: Item) -> int:
@@ -111,7 +108,7 @@ def _least_with(problem: HybridProblem, item: Item, count: int) -> Fraction:
     kind, i = item
     stages, link = problem.profile.stages, problem.link
     size = item_bytes(problem, item)
-    moving = (count + 1) * min(level.transfer_time(size) for level in link.levels)
+    moving = (count + 1) * link.transfer_time(size)
     reader = i if kind == "a" else i + 1
     # Besides the first run of the forward that reads it, backwards read it: of its reader, and
     # of the stage that saved it.
