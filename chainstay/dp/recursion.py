@@ -252,8 +252,8 @@ def unfold(root: _Part, decided: Callable[[_Part], Iterator[Op | _Part]]) -> Sch
     return Schedule(tuple(ops))
 
 
-def forwards_dropping_inputs(first: int, last: int) -> Iterator[Op]:
+def forwards_dropping_inputs(first: int, last: int, branch: int | None = None) -> Iterator[Op]:
     """Yield the forwards of stages `first` to `last`, of which only the input of `first` stays."""
-    yield Op(OpKind.FORWARD_KEEP_INPUT, first)
-    for stage in range(first + 1, last + 1):
-        yield Op(OpKind.FORWARD_DROP, stage)
+    for stage in range(first, last + 1):
+        kind = OpKind.FORWARD_KEEP_INPUT if stage == first else OpKind.FORWARD_DROP
+        yield Op(kind, stage, branch)
