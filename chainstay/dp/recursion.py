@@ -32,9 +32,9 @@ the paper does not have: ``docs/derivations/skips.md`` shows why ``a^s`` alone s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,20 @@ from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["KEEP", "Array", "Decide", "Front", "Recursion", "assemble", "require_no_skips"]
+__all__ = [
+    "KEEP",
+    "Array",
+    "Decide",
+    "Front",
+    "Recursion",
+    "assemble",
+    "forwards_dropping_inputs",
+    "require_no_skips",
+    "unfold",
+]
 
 Array = NDArray[np.int64]
+_Part = TypeVar("_Part", bound=tuple[object, ...])
 
 KEEP: Final = -1
 """The decision to keep all of a stage; any other decision is the stage to restart at."""
@@ -210,24 +221,39 @@ def assemble(
         decide: Returns the decision for any part of the chain.
         span: First and last stage; ``None`` for the whole chain.
     """
-    ops: list[Op] = []
+
+    def decided(part: tuple[int, int, int]) -> Iterator[Op | tuple[int, int, int]]:
+        s, t, m = part
+        k = decide(s, t, m)
+        if k == KEEP:
+            yield Op(OpKind.FORWARD_KEEP_ALL, s)
+            if s < t:
+                yield s + 1, t, m - int(recursion.saved[s])
+            yield Op(OpKind.BACKWARD, s)
+            return
+        yield from forwards_dropping_inputs(s, k - 1)
+        yield k, t, m - int(recursion.fresh[s, k])
+        yield s, k - 1, m
+
     first, last = span or (0, recursion.stages - 1)
-    pending: list[Op | tuple[int, int, int]] = [(first, last, memory)]
+    return unfold((first, last, memory), decided)
+
+
+def unfold(root: _Part, decided: Callable[[_Part], Iterator[Op | _Part]]) -> Schedule:
+    """Return the schedule of `root`, where `decided` gives what a part consists of, in order."""
+    ops: list[Op] = []
+    pending: list[Op | _Part] = [root]
     while pending:
         item = pending.pop()
         if isinstance(item, Op):
             ops.append(item)
-            continue
-        s, t, m = item
-        k = decide(s, t, m)
-        if k == KEEP:
-            ops.append(Op(OpKind.FORWARD_KEEP_ALL, s))
-            pending.append(Op(OpKind.BACKWARD, s))
-            if s < t:
-                pending.append((s + 1, t, m - int(recursion.saved[s])))
         else:
-            ops.append(Op(OpKind.FORWARD_KEEP_INPUT, s))
-            ops.extend(Op(OpKind.FORWARD_DROP, j) for j in range(s + 1, k))
-            pending.append((s, k - 1, m))
-            pending.append((k, t, m - int(recursion.fresh[s, k])))
+            pending.extend(reversed(list(decided(item))))
     return Schedule(tuple(ops))
+
+
+def forwards_dropping_inputs(first: int, last: int, branch: int | None = None) -> Iterator[Op]:
+    """Yield the forwards of stages `first` to `last`, of which only the input of `first` stays."""
+    for stage in range(first, last + 1):
+        kind = OpKind.FORWARD_KEEP_INPUT if stage == first else OpKind.FORWARD_DROP
+        yield Op(kind, stage, branch)

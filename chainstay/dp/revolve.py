@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from math import comb
 
+from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, UnknownMethodError
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Op, OpKind, Schedule
@@ -80,8 +81,7 @@ def binomial_schedule(stages: int, slots: int) -> Schedule:
             ops += [Op(OpKind.FORWARD_KEEP_ALL, start), Op(OpKind.BACKWARD, start)]
             continue
         restart = start + _stride(stop - start, free)
-        ops.append(Op(OpKind.FORWARD_KEEP_INPUT, start))
-        ops += [Op(OpKind.FORWARD_DROP, stage) for stage in range(start + 1, restart)]
+        ops += forwards_dropping_inputs(start, restart - 1)
         pending += [(start, restart, free), (restart, stop, free - 1)]
     return Schedule(tuple(ops))
 

@@ -22,6 +22,7 @@ __all__ = [
     "StepSum",
     "Window",
     "breakpoint_at",
+    "front_from",
     "gain_within",
     "merge_shifted",
     "merge_sum",
@@ -171,13 +172,7 @@ def value_at(steps: StepFunction, m: int, otherwise: int) -> int:
 
 @kernel
 def _first_gain(lowest: StepFunction, total: StepSum, window: Window) -> int:
-    """Return the least memory in the window where a sum lies below `lowest`, or -1.
-
-    Args:
-        lowest: The function to undercut; it counts as ``window.ceiling`` where it is infinite.
-        total: The sum.
-        window: Where the sum counts; its stop is at least its start.
-    """
+    """Return the least memory in the window where a sum lies below `lowest`, or -1."""
     one, other, constant = total.one, total.other, total.constant
     here, stop = window.start, window.stop
     i, j, p = breakpoint_at(one, here), breakpoint_at(other, here), breakpoint_at(lowest, here)
@@ -242,12 +237,6 @@ def _write_minimum(lowest: StepFunction, total: StepSum, window: Window, target:
     """Write the minimum of `lowest` and a sum to `target`; return its number of breakpoints.
 
     Sums mostly gain in a few places, so between those `lowest` is copied as it is.
-
-    Args:
-        lowest: One function, not shifted.
-        total: The sum.
-        window: Where the sum counts; its start is where the sum first gains.
-        target: Long enough for all breakpoints of the three functions.
     """
     one, other, constant = total.one, total.other, total.constant
     p, size, here = lowest.first, 0, window.start
@@ -306,6 +295,19 @@ def merge_shifted(
         size = _append(target, size, lowest.memory[p], lowest.overhead[p])
         p += 1
     return size
+
+
+@kernel
+def front_from(after: StepFunction, start: int, cutoff: Cutoff, target: Buffer) -> StepFunction:
+    """Return the part of a step function from `start` on and within the cutoff, as a copy.
+
+    It is written to `target`, or to a larger buffer if needed.
+    """
+    if after.last - after.first >= len(target[0]):
+        target = new_buffer(2 * (after.last - after.first + 1))
+    nothing = StepFunction(target[0], target[1], 0, -1, 0)
+    size = merge_shifted(nothing, after, start, cutoff, target)
+    return StepFunction(target[0], target[1], 0, size - 1, 0)
 
 
 @kernel

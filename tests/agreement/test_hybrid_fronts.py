@@ -12,7 +12,8 @@ import pytest
 from chainstay.dp.hybrid import Amounts, ExactHybrid
 from chainstay.dp.hybrid.completion_bounds import Weights
 from chainstay.dp.hybrid.discretisation import DiscretisedChain, Effort
-from chainstay.dp.hybrid.recompute_fronts import FINITE, INFINITE, SlotChain, recompute_cost, row_of
+from chainstay.dp.hybrid.recompute_fronts import recompute_cost
+from chainstay.dp.hybrid.slot_chain import FINITE, INFINITE, SlotChain, row_of
 from chainstay.dp.hybrid.slots import _in_slots
 from chainstay.dp.jit import interpreted
 from chainstay.problems.hybrid import HybridProblem

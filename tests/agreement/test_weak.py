@@ -18,7 +18,7 @@ from chainstay.dp import least_budget
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
 from chainstay.dp.chain.recursion_arrays import recursion_arrays
 from chainstay.dp.recursion import Recursion
-from chainstay.dp.weak.kernels import move_bound
+from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search

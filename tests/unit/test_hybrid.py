@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from chainstay import InvalidProfileError, InvalidScheduleError, UnknownMethodError, solve_hybrid
-from chainstay.dp.hybrid.recompute_fronts import (
-    FINITE,
-    RecomputeFronts,
-    Rooms,
-    recompute_cost,
-)
+from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, recompute_cost
+from chainstay.dp.hybrid.slot_chain import FINITE, Rooms
 from chainstay.dp.jit import interpreted
 from chainstay.profiles import Link, Skip
 from chainstay.schedule import Schedule

@@ -26,7 +26,7 @@ from chainstay.dp.step_functions import (
     RunningMinimum,
     StepFunction,
     StepSum,
-    merge_shifted,
+    front_from,
     merge_sum,
     new_buffer,
     new_pool,
@@ -92,15 +92,7 @@ def _restarts(
     task: SubChainTask,
     minimum: RunningMinimum,
 ) -> RunningMinimum:
-    """Return the minimum of `minimum` and all restarts of a sub-chain.
-
-    Args:
-        chain: The chain.
-        fronts: Has the fronts of all parts of the sub-chain.
-        ends: The ends of these fronts.
-        task: The sub-chain.
-        minimum: The front of the sub-chain without restarts.
-    """
+    """Return the minimum of `minimum` and all restarts of a sub-chain."""
     s, t, cutoff = task.s, task.t, task.cutoff
     lowest, spare = minimum.lowest, minimum.spare
     least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
@@ -194,13 +186,11 @@ def fill_by_loops(chain: RecursionArrays, limit: PruningLimit) -> ChainFrontPool
                 lowest = StepFunction(here[0], here[1], 0, 0, 0)
             else:
                 after = _front(fronts, s + 1, t, chain.saved[s])
-                if after.last - after.first >= len(here[0]):
-                    here = new_buffer(2 * (after.last - after.first + 1))
-                nothing = StepFunction(here[0], here[1], 0, -1, 0)
-                size = merge_shifted(nothing, after, chain.keep_floor[s, t], cutoff, here)
-                kept = RunningMinimum(StepFunction(here[0], here[1], 0, size - 1, 0), spare)
+                kept = RunningMinimum(
+                    front_from(after, chain.keep_floor[s, t], cutoff, here), spare
+                )
                 task = SubChainTask(s, t, cutoff, limit)
-                if size > _LONG:
+                if kept.lowest.last >= _LONG:
                     lowest, spare = _bucketed_restarts(chain, fronts, ends, task, kept)
                 else:
                     lowest, spare = _restarts(chain, fronts, ends, task, kept)

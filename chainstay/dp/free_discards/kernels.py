@@ -20,7 +20,7 @@ from chainstay.dp.step_functions import (
     RunningMinimum,
     StepFunction,
     StepSum,
-    merge_shifted,
+    front_from,
     merge_sum,
     new_buffer,
     new_pool,
@@ -128,11 +128,7 @@ def _recorded(
         return StepFunction(here[0], here[1], 0, 0, 0)
     following = FreeDiscardsState(state.s + 1, state.s + 1, state.end, state.held)
     after = _front(fronts, following, taken)
-    if after.last - after.first >= len(here[0]):
-        here = new_buffer(2 * (after.last - after.first + 1))
-    nothing = StepFunction(here[0], here[1], 0, -1, 0)
-    count = merge_shifted(nothing, after, floor, cutoff, here)
-    return StepFunction(here[0], here[1], 0, count - 1, 0)
+    return front_from(after, floor, cutoff, here)
 
 
 @kernel
@@ -143,16 +139,7 @@ def _restarts(
     task: FreeDiscardsTask,
     minimum: RunningMinimum,
 ) -> RunningMinimum:
-    """Return the minimum of `minimum` and all restarts.
-
-    Args:
-        sizes: The chain.
-        fronts: Has all fronts of parts of this state.
-        column: Bytes of the first and ns of the last breakpoint of all nodes, for the `end` and
-            `held` that are being computed.
-        task: The state and its cutoff.
-        minimum: The front of the state without restarts.
-    """
+    """Return the minimum of `minimum` and all restarts."""
     state, cutoff = task
     node, s, end, held = state
     lowest, spare = minimum.lowest, minimum.spare

@@ -120,15 +120,7 @@ def _least_restart(
     besides: float,
     best: float,
 ) -> float:
-    """Return the minimum of `best` and what restarts of s..n-1 cost, in ns.
-
-    Args:
-        relaxed: The chain.
-        later: The tables of what may come later.
-        start: The stage s and the index of its multiplier.
-        besides: Ns per multiplier for what later parts have to leave alone.
-        best: Ns that are attained without restarts.
-    """
+    """Return the minimum of `best` and what restarts of s..n-1 cost, in ns."""
     (s, i), sizes = start, relaxed.sizes
     n = len(sizes.saved)
     for j in range(s + 1, n):
@@ -175,17 +167,7 @@ def _after(relaxed: _RelaxedSizes) -> Tables:
 def _least_before(
     relaxed: _RelaxedSizes, before: Tables, later: tuple[int, int], i: int, best: float
 ) -> float:
-    """Return the minimum of `best` and what restarts cost whose later part is k..n-1, in ns.
-
-    Args:
-        relaxed: The chain.
-        before: The tables of what comes before.
-        later: The stage k, and 1 if the earlier part goes up to stage k and holds its saved data,
-            0 if it goes up to stage k - 1.
-        i: The index of the multiplier.
-        best: Ns that are attained otherwise. Each cost counts what a restart stores, but not
-            ``a^k``.
-    """
+    """Return the minimum of `best` and what restarts cost whose later part is k..n-1, in ns."""
     (k, held), sizes = later, relaxed.sizes
     memory_cost, count = relaxed.step * relaxed.memory, relaxed.stored.shape[1]
     for s in range(k - 1, -1, -1):

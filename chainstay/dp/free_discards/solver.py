@@ -30,7 +30,8 @@ down to there, maybe leaving ``ā_j``, and goes back to s; `X` stands for N or D
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -47,7 +48,7 @@ from chainstay.dp.free_discards.kernels import (
 )
 from chainstay.dp.free_discards.lagrangian_bound import FreeDiscardsBound
 from chainstay.dp.free_discards.sizes import sizes_of
-from chainstay.dp.recursion import Recursion
+from chainstay.dp.recursion import Recursion, forwards_dropping_inputs, unfold
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
@@ -55,8 +56,8 @@ from chainstay.solution import Claim, Family
 
 __all__ = ["free_discards_least_budget", "solve_free_discards"]
 
-_Step: TypeAlias = Op | tuple[FreeDiscardsState, int]
-"""An operation, or a state and the bytes to solve it with."""
+_Part: TypeAlias = tuple[FreeDiscardsState, int]
+"""A state, and the bytes to solve it with."""
 
 _UNLIMITED = 2**60
 
@@ -131,37 +132,29 @@ class _FreeDiscardsProgram:
 
     def _schedule(self, fronts: FreeDiscardsFrontPool, memory: int) -> Schedule:
         """Return the schedule that the fronts describe, with `memory` bytes besides the input."""
-        ops: list[Op] = []
-        pending: list[_Step] = [(FreeDiscardsState(0, 0, self._stages - 1, 0), memory)]
-        while pending:
-            step = pending.pop()
-            if isinstance(step, Op):
-                ops.append(step)
-            else:
-                pending.extend(reversed(self._expand(fronts, *step)))
-        return Schedule(tuple(ops))
+        whole = FreeDiscardsState(0, 0, self._stages - 1, 0)
+        return unfold((whole, memory), partial(self._decided, fronts))
 
-    def _expand(
-        self, fronts: FreeDiscardsFrontPool, state: FreeDiscardsState, m: int
-    ) -> list[_Step]:
-        """Return what to do for a state with `m` bytes, in order."""
-        sizes = self._sizes
+    def _decided(self, fronts: FreeDiscardsFrontPool, part: _Part) -> Iterator[Op | _Part]:
+        """Yield what to do for a state with so many bytes, in order."""
+        sizes, (state, m) = self._sizes, part
         node, s, end, held = state
         j, is_left = choose(sizes, fronts, state, m)
         if j == NO_DECISION:
             raise AssertionError(f"no decision reaches {state} with {m} bytes")
         if j != RECORD:
             after = int(sizes.node[s, j]) if is_left else j
-            return [
-                Op(OpKind.FORWARD_KEEP_INPUT, s),
-                *(Op(OpKind.FORWARD_DROP, i) for i in range(s + 1, j)),
-                (FreeDiscardsState(after, j, end, held), m - int(sizes.fresh[s, j])),
-                (FreeDiscardsState(node, s, j - 1 + is_left, is_left), m),
-            ]
-        record = [] if held and s == end else [Op(OpKind.FORWARD_KEEP_ALL, s)]
+            yield from forwards_dropping_inputs(s, j - 1)
+            yield FreeDiscardsState(after, j, end, held), m - int(sizes.fresh[s, j])
+            yield FreeDiscardsState(node, s, j - 1 + is_left, is_left), m
+            return
         keeps_input = node == s
-        dropped = [] if keeps_input else [Op(OpKind.DISCARD_ACTIVATION, s)]
-        rest = m - int(sizes.saved[s]) + int(sizes.freed[node])
-        inner = [(FreeDiscardsState(s + 1, s + 1, end, held), rest)] if s < end else []
-        back = [Op(OpKind.BACKWARD, s)] if keeps_input else []
-        return [*record, *dropped, *inner, *back]
+        if not (held and s == end):
+            yield Op(OpKind.FORWARD_KEEP_ALL, s)
+        if not keeps_input:
+            yield Op(OpKind.DISCARD_ACTIVATION, s)
+        if s < end:
+            rest = m - int(sizes.saved[s]) + int(sizes.freed[node])
+            yield FreeDiscardsState(s + 1, s + 1, end, held), rest
+        if keeps_input:
+            yield Op(OpKind.BACKWARD, s)

@@ -2,7 +2,7 @@
 
 Read `exact`, the recurrences of the paper for short chains. `slots` solves long chains by
 `label_setting` on the amounts of `discretisation`, with `recompute_fronts` for what runs twice
-and `completion_bounds` to prune; `unrestricted_bound` holds for every schedule.
+and `completion_bounds` to prune, on a `slot_chain`; `unrestricted_bound` holds for every schedule.
 """
 
 from chainstay.dp.hybrid.exact import Amounts, ExactHybrid

@@ -14,12 +14,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.dp.hybrid.recompute_fronts import (
+from chainstay.dp.hybrid.slot_chain import (
     FINITE,
     INFINITE,
     TINY,
-    Rooms,
     SlotChain,
+    backing,
+    column_of,
+    passing,
+    recording,
     rounded,
     row_of,
 )
@@ -94,20 +97,83 @@ class BoundTables(NamedTuple):
     so_far: _Floats
 
 
-class Detour(NamedTuple):
-    """Forwards i..j of which only the input stays or leaves.
+class Moves(NamedTuple):
+    """Ways from a state to the next ones on the way to the turn, in columns.
 
     Attributes:
-        j: Last stage.
-        run: Time of the forwards.
+        stage: The stage that is got to.
+        is_saved: 1 if its input is part of saved data, else 0.
+        forward: Time on the way to the turn.
+        backward: Time on the way back where nothing has to come back.
+        stay: Steps of the grid that are kept if the input at hand stays; -1 if it cannot.
+    """
+
+    stage: NDArray[np.int64]
+    is_saved: NDArray[np.int64]
+    forward: _Floats
+    backward: _Floats
+    stay: NDArray[np.int64]
+
+
+class Detour(NamedTuple):
+    """A move by forwards of which only the input of the first stays, or leaves.
+
+    Attributes:
+        stage: The stage that is got to.
+        forward: Time of the forwards.
         item: Slots of the input.
         stay: Steps of the grid that are kept if the input stays; -1 if it cannot.
     """
 
-    j: int
-    run: float
+    stage: int
+    forward: float
     item: float
     stay: int
+
+
+@kernel
+def _no_moves(chain: SlotChain) -> Moves:
+    """Return columns with room for the moves from any state."""
+    n = len(chain.forward)
+    whole = np.empty((3, n), dtype=np.int64)
+    return Moves(whole[0], whole[1], np.empty(n), np.empty(n), whole[2])
+
+
+@kernel
+def _write_moves(
+    chain: SlotChain, grid: BoundGrid, state: GridState, moves: Moves
+) -> tuple[float, int]:
+    """Write the ways from a state to the next ones; return its input's slots, and their number.
+
+    The first one may record stage i: at the loss it leads to the stage after the last.
+    """
+    i, is_saved, kept = state
+    last = len(chain.forward) - 1
+    item = chain.saved[i - 1] if is_saved and i else chain.activation[i]
+    room = chain.rooms.slots - kept / grid.finer - item
+    if room < -TINY:
+        return item, 0
+    full, count = kept + math.floor(item * grid.finer + TINY), 0
+    if max(recording(chain, i, last), backing(chain, i)) <= room + TINY:
+        moves.stage[0], moves.is_saved[0], moves.stay[0] = i + 1, 1, full
+        moves.forward[0], moves.backward[0] = chain.forward[i], chain.backward[i]
+        count = 1
+    at = column_of(chain.rooms, room)
+    run, can_stay = 0.0, True
+    for j in range(i, last):
+        run += chain.forward[j]
+        need = passing(chain, j, i, last)
+        if run > grid.slack or need > room + (item if j > i else 0.0) + TINY:
+            break
+        can_stay = can_stay and need <= room + TINY
+        back = grid.compute_costs[row_of(i, j), at]
+        if back > FINITE:
+            continue
+        moves.stage[count], moves.is_saved[count] = j + 1, 0
+        moves.stay[count] = full if can_stay else -1
+        moves.forward[count], moves.backward[count] = run, back
+        count += 1
+    return item, count
 
 
 @kernel
@@ -132,12 +198,8 @@ def fill_compute_costs(chain: SlotChain, slack: float, table: _Floats) -> None:
 def _fill_row(chain: SlotChain, slack: float, i: int, j: int, table: _Floats) -> None:
     """Fill in the row of stages i..j."""
     best, slots = table[row_of(i, j)], chain.rooms.slots
-    recording = chain.gradient[j + 1] + chain.saved[i] + chain.forward_overhead[i]
-    backing = (
-        chain.saved[i] + chain.gradient[i] + chain.gradient[i + 1] + chain.backward_overhead[i]
-    )
     own = chain.forward[i] + chain.backward[i]
-    floor = math.ceil(max(0.0, recording, backing) - TINY)
+    floor = math.ceil(max(0.0, recording(chain, i, j), backing(chain, i)) - TINY)
     if i == j:
         best[floor:] = own
     else:
@@ -148,10 +210,7 @@ def _fill_row(chain: SlotChain, slack: float, i: int, j: int, table: _Floats) ->
     run, most = 0.0, 0.0
     for k in range(i, j):
         run += chain.forward[k]
-        passing = chain.gradient[j + 1] + chain.activation[k + 1] + chain.forward_overhead[k]
-        if k > i:
-            passing += chain.activation[k]
-        most = max(most, passing)
+        most = max(most, passing(chain, k, i, j))
         if run > slack:
             break
         less = rounded(chain.rooms, chain.activation[k + 1])
@@ -161,141 +220,83 @@ def _fill_row(chain: SlotChain, slack: float, i: int, j: int, table: _Floats) ->
 
 
 @kernel
-def fill_costs_to_go(chain: SlotChain, grid: BoundGrid, weights: Weights, to_go: _Floats) -> None:
+def fill_costs_to_go(chain: SlotChain, grid: BoundGrid, weights: _Floats, to_go: _Floats) -> None:
     """Fill in what states cost at least from here on.
 
     Args:
         chain: The chain.
         grid: The grid of `to_go`.
-        weights: w and v.
-        to_go: Shape (stages, 2, finer * slots + 1): by stage, form of its input, what is kept.
+        weights: Shape (pairs, 2): w and v.
+        to_go: Shape (stages, 2, finer * slots + 1, pairs): by stage, form of its input, what is
+            kept, and weights.
     """
+    moves = _no_moves(chain)
     for i in range(len(chain.forward) - 1, -1, -1):
         for is_saved in range(2):
             for kept in range(round(chain.rooms.slots * grid.finer) + 1):
-                state = GridState(i, is_saved, kept)
-                to_go[i, is_saved, kept] = _cost_to_go(chain, grid, weights, to_go, state)
-
-
-@kernel
-def _cost_to_go(
-    chain: SlotChain, grid: BoundGrid, weights: Weights, to_go: _Floats, state: GridState
-) -> float:
-    """Return what a state costs at least from here on."""
-    (i, is_saved, kept), (w, v) = state, weights
-    last = len(chain.forward) - 1
-    item = chain.saved[i - 1] if is_saved and i else chain.activation[i]
-    room = chain.rooms.slots - kept / grid.finer - item
-    full = kept + math.floor(item * grid.finer + TINY)
-    if room < -TINY:
-        return INFINITE
-    best, moving = INFINITE, (w + v) * item
-    if _can_record(chain, i, room):
-        best = (1.0 - w) * chain.forward[i] + (1.0 - v) * chain.backward[i]
-        if i < last:
-            best += min(to_go[i + 1, 1, full], moving + to_go[i + 1, 1, kept])
-    at = _index(chain.rooms, room)
-    run, can_stay = 0.0, True
-    for j in range(i, last):
-        run += chain.forward[j]
-        passing = _passing(chain, i, j)
-        if run > grid.slack or passing > room + (item if j > i else 0.0) + TINY:
-            break
-        can_stay = can_stay and passing <= room + TINY
-        back = grid.compute_costs[row_of(i, j), at]
-        if back > FINITE:
-            continue
-        cost = moving + to_go[j + 1, 0, kept]
-        if can_stay:
-            cost = min(cost, to_go[j + 1, 0, full])
-        best = min(best, cost + (1.0 - w) * run + (1.0 - v) * back)
-    return best
-
-
-@kernel
-def _index(rooms: Rooms, room: float) -> int:
-    """Return the column of a room: rounded up for a bound, down for a plan."""
-    at = math.ceil(room - TINY) if rooms.is_bound else math.floor(room + TINY)
-    return min(rooms.slots, at)
-
-
-@kernel
-def _can_record(chain: SlotChain, i: int, room: float) -> bool:
-    """Return whether stage i can be recorded and run backward in a room, on the way to the turn."""
-    last = len(chain.forward) - 1
-    recording = chain.gradient[last + 1] + chain.saved[i] + chain.forward_overhead[i]
-    backing = (
-        chain.saved[i] + chain.gradient[i] + chain.gradient[i + 1] + chain.backward_overhead[i]
-    )
-    return bool(max(recording, backing) <= room + TINY)
-
-
-@kernel
-def _passing(chain: SlotChain, i: int, j: int) -> float:
-    """Return the slots that the forward of stage j needs on a way from stage i to the turn."""
-    passing = (
-        chain.gradient[len(chain.forward)] + chain.activation[j + 1] + chain.forward_overhead[j]
-    )
-    return float(passing + chain.activation[j] if j > i else passing)
+                item, count = _write_moves(chain, grid, GridState(i, is_saved, kept), moves)
+                best = to_go[i, is_saved, kept]
+                best[:] = INFINITE
+                for at in range(count):
+                    stage, stay = moves.stage[at], moves.stay[at]
+                    forward, backward = moves.forward[at], moves.backward[at]
+                    for pair in range(len(weights)):
+                        w, v = weights[pair, 0], weights[pair, 1]
+                        cost = (1.0 - w) * forward + (1.0 - v) * backward
+                        if stage < len(chain.forward):
+                            row = to_go[stage, moves.is_saved[at]]
+                            rest = (w + v) * item + row[kept, pair]
+                            cost += min(rest, row[stay, pair]) if stay >= 0 else rest
+                        best[pair] = min(best[pair], cost)
 
 
 @kernel
 def fill_costs_so_far(
-    chain: SlotChain, grid: BoundGrid, weights: Weights, to_go: _Floats, so_far: _Floats
+    chain: SlotChain, grid: BoundGrid, weights: _Floats, to_go: _Floats, so_far: _Floats
 ) -> None:
     """Fill in what it takes at least to get to states that keep so much or less.
 
     Args:
         chain: The chain.
         grid: The grid of `to_go`.
-        weights: w and v.
+        weights: Shape (pairs, 2): w and v.
         to_go: As filled by `fill_costs_to_go`.
         so_far: Shape of `to_go`, all infinite.
     """
     so_far[0, 0, 0] = 0.0
-    levels = round(chain.rooms.slots * grid.finer) + 1
-    for i in range(len(chain.forward)):
+    levels, moves = round(chain.rooms.slots * grid.finer) + 1, _no_moves(chain)
+    for i in range(len(chain.forward) - 1):
         for is_saved in range(2):
             for kept in range(levels):
-                if so_far[i, is_saved, kept] + to_go[i, is_saved, kept] <= grid.limit:
-                    _extend(chain, grid, weights, so_far, GridState(i, is_saved, kept))
+                state = GridState(i, is_saved, kept)
+                if not _useful_pairs(grid.limit, so_far, to_go, state):
+                    continue
+                item, count = _write_moves(chain, grid, state, moves)
+                for at in range(count):
+                    stage, form, stay = moves.stage[at], moves.is_saved[at], moves.stay[at]
+                    for pair in range(len(weights)):
+                        w, v = weights[pair, 0], weights[pair, 1]
+                        cost = so_far[i, is_saved, kept, pair]
+                        if cost + to_go[i, is_saved, kept, pair] > grid.limit:
+                            continue
+                        cost += (1.0 - w) * moves.forward[at] + (1.0 - v) * moves.backward[at]
+                        row = so_far[stage, form]
+                        if stay >= 0:
+                            row[stay, pair] = min(row[stay, pair], cost)
+                        row[kept, pair] = min(row[kept, pair], cost + (w + v) * item)
             for kept in range(1, levels):
-                least = min(so_far[i, is_saved, kept], so_far[i, is_saved, kept - 1])
+                least = np.minimum(so_far[i, is_saved, kept], so_far[i, is_saved, kept - 1])
                 so_far[i, is_saved, kept] = least
 
 
 @kernel
-def _extend(
-    chain: SlotChain, grid: BoundGrid, weights: Weights, so_far: _Floats, state: GridState
-) -> None:
-    """Lower `so_far` of all states that can follow a state."""
-    (i, is_saved, kept), (w, v) = state, weights
-    last = len(chain.forward) - 1
-    item = chain.saved[i - 1] if is_saved and i else chain.activation[i]
-    room = chain.rooms.slots - kept / grid.finer - item
-    full = kept + math.floor(item * grid.finer + TINY)
-    if room < -TINY:
-        return
-    here, moving = so_far[i, is_saved, kept], (w + v) * item
-    if i < last and _can_record(chain, i, room):
-        cost = here + (1.0 - w) * chain.forward[i] + (1.0 - v) * chain.backward[i]
-        so_far[i + 1, 1, full] = min(so_far[i + 1, 1, full], cost)
-        so_far[i + 1, 1, kept] = min(so_far[i + 1, 1, kept], cost + moving)
-    at = _index(chain.rooms, room)
-    run, can_stay = 0.0, True
-    for j in range(i, last):
-        run += chain.forward[j]
-        passing = _passing(chain, i, j)
-        if run > grid.slack or passing > room + (item if j > i else 0.0) + TINY:
-            break
-        can_stay = can_stay and passing <= room + TINY
-        back = grid.compute_costs[row_of(i, j), at]
-        if back > FINITE:
-            continue
-        cost = here + (1.0 - w) * run + (1.0 - v) * back
-        if can_stay:
-            so_far[j + 1, 0, full] = min(so_far[j + 1, 0, full], cost)
-        so_far[j + 1, 0, kept] = min(so_far[j + 1, 0, kept], cost + moving)
+def _useful_pairs(limit: float, so_far: _Floats, to_go: _Floats, state: GridState) -> int:
+    """Return by how many weights a state can be part of a plan below a limit."""
+    i, is_saved, kept = state
+    spent, left, count = so_far[i, is_saved, kept], to_go[i, is_saved, kept], 0
+    for pair in range(len(spent)):
+        count += spent[pair] + left[pair] <= limit
+    return count
 
 
 @kernel
@@ -308,61 +309,50 @@ def fill_cost_caps(chain: SlotChain, grid: BoundGrid, bounds: BoundTables, caps:
         bounds: What must be spent before and after.
         caps: Shape of ``grid.compute_costs``, all minus infinity.
     """
-    last = len(chain.forward) - 1
-    for i in range(last):
-        for is_saved in range(2 if i else 1):
-            for kept in range(round(chain.rooms.slots * grid.finer) + 1):
-                _raise_outermost(chain, grid, bounds, caps, GridState(i, is_saved, kept))
+    _raise_outermost(chain, grid, bounds, caps)
     if chain.rooms.is_bound:  # merged labels have more room than what they stand for
         for cap in caps:
             for room in range(1, chain.rooms.slots + 1):
                 cap[room] = max(cap[room], cap[room - 1])
+    last = len(chain.forward) - 1
     for length in range(last, 0, -1):
         for i in range(last - length + 1):
             _raise_parts(chain, grid, caps, i, i + length - 1)
 
 
 @kernel
-def _raise_outermost(
-    chain: SlotChain, grid: BoundGrid, bounds: BoundTables, caps: _Floats, state: GridState
-) -> None:
+def _raise_outermost(chain: SlotChain, grid: BoundGrid, bounds: BoundTables, caps: _Floats) -> None:
     """Raise the caps of what is recomputed on the way back, not inside something else."""
-    i, is_saved, kept = state
-    item = chain.saved[i - 1] if is_saved else chain.activation[i]
-    room = chain.rooms.slots - kept / grid.finer - item
-    if room < -TINY:
-        return
-    full = kept + math.floor(item * grid.finer + TINY)
-    low = _index(chain.rooms, max(0.0, room - 1.0 / grid.finer))
-    for pair in range(len(bounds.weights)):
-        spent = bounds.so_far[i, is_saved, kept, pair] + bounds.to_go[i, is_saved, kept, pair]
-        if spent > grid.limit:
-            return
-    run, can_stay = 0.0, True
-    for j in range(i, len(chain.forward) - 1):
-        run += chain.forward[j]
-        passing = _passing(chain, i, j)
-        if run > grid.slack or passing > room + (item if j > i else 0.0) + TINY:
-            break
-        can_stay = can_stay and passing <= room + TINY
-        detour = Detour(j, run, item, full if can_stay else -1)
-        cap = _left_for(grid.limit, bounds, state, detour)
-        row = row_of(i, j)
-        for at in range(low, _index(chain.rooms, room) + 1):
-            caps[row, at] = max(caps[row, at], cap)
+    moves = _no_moves(chain)
+    for i in range(len(chain.forward) - 1):
+        for is_saved in range(2 if i else 1):
+            for kept in range(round(chain.rooms.slots * grid.finer) + 1):
+                state = GridState(i, is_saved, kept)
+                useful = _useful_pairs(grid.limit, bounds.so_far, bounds.to_go, state)
+                if useful < len(bounds.weights):
+                    continue
+                item, count = _write_moves(chain, grid, state, moves)
+                room = chain.rooms.slots - kept / grid.finer - item
+                low = column_of(chain.rooms, max(0.0, room - 1.0 / grid.finer))
+                for at in range(moves.is_saved[0], count):  # recording recomputes nothing
+                    detour = Detour(moves.stage[at], moves.forward[at], item, moves.stay[at])
+                    cap = _left_for(grid.limit, bounds, state, detour)
+                    row = row_of(i, detour.stage - 1)
+                    for column in range(low, column_of(chain.rooms, room) + 1):
+                        caps[row, column] = max(caps[row, column], cap)
 
 
 @kernel
 def _left_for(limit: float, bounds: BoundTables, state: GridState, detour: Detour) -> float:
     """Return what the limit leaves for the way back over a detour, by all weights."""
     cap, kept = INFINITE, state.kept
-    so_far, to_go = bounds.so_far[state.i, state.is_saved, kept], bounds.to_go[detour.j + 1, 0]
+    so_far, to_go = bounds.so_far[state.i, state.is_saved, kept], bounds.to_go[detour.stage, 0]
     for pair in range(len(bounds.weights)):
         w, v = bounds.weights[pair, 0], bounds.weights[pair, 1]
         cost = (w + v) * detour.item + to_go[kept, pair]
         if detour.stay >= 0:
             cost = min(cost, to_go[detour.stay, pair])
-        left = limit - so_far[pair] - (1.0 - w) * detour.run - cost
+        left = limit - so_far[pair] - (1.0 - w) * detour.forward - cost
         if left < 0.0:
             return -1.0
         if v < 1.0:

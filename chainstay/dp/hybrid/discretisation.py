@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self, TypeAlias
 
@@ -20,13 +20,8 @@ from chainstay.dp.hybrid.completion_bounds import (
     fill_costs_to_go,
 )
 from chainstay.dp.hybrid.label_setting import CompletionBounds, Labels, SearchLimits, search
-from chainstay.dp.hybrid.recompute_fronts import (
-    FINITE,
-    INFINITE,
-    RecomputeFronts,
-    SlotChain,
-    fill_column,
-)
+from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, fill_column
+from chainstay.dp.hybrid.slot_chain import FINITE, INFINITE, SlotChain
 
 __all__ = ["DiscretisedChain", "Effort", "least_time"]
 
@@ -90,13 +85,13 @@ class DiscretisedChain:
     @property
     def root(self) -> float:
         """A lower bound on the time of every plan."""
-        return float(self._to_go[:, 0, 0, 0].max())
+        return float(self._to_go[0, 0, 0].max())
 
-    def costs_to_go(self, weights: Weights, finer: float) -> _Floats:
+    def costs_to_go(self, weights: Sequence[Weights], finer: float) -> _Floats:
         """Return the table that `fill_costs_to_go` fills."""
         levels = round(self.chain.rooms.slots * finer)
-        to_go = np.empty((len(self.chain.forward), 2, levels + 1))
-        fill_costs_to_go(self.chain, self._grid(finer), weights, to_go)
+        to_go = np.empty((len(self.chain.forward), 2, levels + 1, len(weights)))
+        fill_costs_to_go(self.chain, self._grid(finer), np.array(weights), to_go)
         return to_go
 
     def best_weights(self, finer: float, start: Weights, step: float, least: float) -> Weights:
@@ -109,16 +104,14 @@ class DiscretisedChain:
             least: Last step.
         """
         known: dict[Weights, float] = {}
-
-        def value(weights: Weights) -> float:
-            if weights not in known:
-                known[weights] = float(self.costs_to_go(weights, finer)[0, 0, 0])
-            return known[weights]
-
         best = start
         while step >= least:
-            found = max(_neighbours(best, step), key=value)
-            if value(found) > value(best):
+            near = [best, *_neighbours(best, step)]
+            if new := [weights for weights in near if weights not in known]:
+                values = self.costs_to_go(new, finer)[0, 0, 0]
+                known.update(zip(new, values.tolist(), strict=True))
+            found = max(near, key=known.__getitem__)
+            if known[found] > known[best]:
                 best = found
             else:
                 step /= 2
@@ -127,14 +120,14 @@ class DiscretisedChain:
     def with_bounds(self, best: Weights) -> Self:
         """Compute bounds for these weights and some beside them; return this chain."""
         self.weights = list(dict.fromkeys((best, *_neighbours(best, _BESIDE))))
-        self._to_go = np.stack([self.costs_to_go(weights, self.finer) for weights in self.weights])
+        self._to_go = self.costs_to_go(self.weights, self.finer)
         return self
 
     def completion_bounds(self, *, relaxed: bool = False) -> CompletionBounds:
         """Return the bounds for labels; `relaxed` pays what comes back at the best weight."""
         best = self.weights[0].back
         chosen = [at for at, (_, v) in enumerate(self.weights) if not relaxed or v == best]
-        to_go = _pairs_last(self._to_go[chosen])
+        to_go = np.ascontiguousarray(self._to_go[..., chosen])
         weights = np.array([self.weights[at] for at in chosen])
         return CompletionBounds(best if relaxed else -1.0, self.finer, weights, to_go)
 
@@ -168,14 +161,11 @@ class DiscretisedChain:
 
     def _cost_caps(self) -> _Floats:
         """Return the table that `fill_cost_caps` fills."""
-        so_fars = np.full_like(self._to_go, INFINITE)
-        grid = self._grid(self.finer)
-        for weights, to_go, so_far in zip(self.weights, self._to_go, so_fars, strict=True):
-            fill_costs_so_far(self.chain, grid, weights, to_go, so_far)
+        grid, weights = self._grid(self.finer), np.array(self.weights)
+        so_far = np.full_like(self._to_go, INFINITE)
+        fill_costs_so_far(self.chain, grid, weights, self._to_go, so_far)
         caps = np.full_like(self.compute_costs, -INFINITE)
-        weights_array = np.array(self.weights)
-        tables = BoundTables(weights_array, _pairs_last(self._to_go), _pairs_last(so_fars))
-        fill_cost_caps(self.chain, grid, tables, caps)
+        fill_cost_caps(self.chain, grid, BoundTables(weights, self._to_go, so_far), caps)
         return caps
 
     def _filled(self, caps: _Floats) -> RecomputeFronts:
@@ -205,11 +195,6 @@ def _neighbours(weights: Weights, step: float) -> Iterator[Weights]:
         clipped = Weights(min(1.0, max(0.0, near[0])), min(1.0, max(0.0, near[1])))
         if clipped != weights:
             yield clipped
-
-
-def _pairs_last(tables: _Floats) -> _Floats:
-    """Return tables of pairs of weights as one whose last axis is the pair, contiguously."""
-    return np.ascontiguousarray(np.moveaxis(tables, 0, -1))
 
 
 def _doubled(fronts: RecomputeFronts) -> RecomputeFronts:

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple, Self, TypeAlias
 
+from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind
 
-__all__ = ["Amounts", "ExactHybrid", "ExactPlan", "forwards_dropping_inputs"]
+__all__ = ["Amounts", "ExactHybrid", "ExactPlan"]
 
 _Recomputation: TypeAlias = tuple[int, tuple[Op, ...]]
 """The cost, in data units, and the operations of stages i..j."""
@@ -279,7 +280,7 @@ class ExactHybrid:
         back = self.inner(i, j, state.kept + size, state.returning)
         if back is None:
             return None
-        times, ops = (run + wait, back[0]), (forwards_dropping_inputs(i, j), back[1])
+        times, ops = (run + wait, back[0]), (tuple(forwards_dropping_inputs(i, j)), back[1])
         return self._best_after(state, _Step(size, must_leave, (j + 1, False), times, ops))
 
     def _best_after(self, state: OuterState, step: _Step) -> ExactPlan | None:
@@ -303,9 +304,3 @@ class ExactHybrid:
                 moved = rest.moved | ({item} if moves else set())
                 best = ExactPlan(cost, (*step.ops[0], *rest.ops, *step.ops[1]), moved)
         return best
-
-
-def forwards_dropping_inputs(i: int, j: int) -> tuple[Op, ...]:
-    """Return forwards i..j of which only the input of stage i stays."""
-    dropped = (Op(OpKind.FORWARD_DROP, k) for k in range(i + 1, j + 1))
-    return (Op(OpKind.FORWARD_KEEP_INPUT, i), *dropped)

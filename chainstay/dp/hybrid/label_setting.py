@@ -21,14 +21,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.dp.hybrid.recompute_fronts import (
+from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, recompute_cost
+from chainstay.dp.hybrid.slot_chain import (
     FINITE,
     INFINITE,
     TINY,
-    RecomputeFronts,
     Rooms,
     SlotChain,
-    recompute_cost,
+    backing,
+    passing,
+    recording,
     row_of,
 )
 from chainstay.dp.jit import kernel
@@ -312,8 +314,46 @@ def search(
     return best, last
 
 
+class LabelMove(NamedTuple):
+    """A way from a label to the next stages, and what belongs to it on the way back.
+
+    Attributes:
+        stage: The stage that is got to.
+        is_saved: 1 if its input is part of saved data, else 0.
+        item: Slots of the input at hand.
+        can_stay: Whether that input can stay.
+        forward: Time on the way to the turn.
+        backward: Time on the way back.
+    """
+
+    stage: int
+    is_saved: int
+    item: float
+    can_stay: bool
+    forward: float
+    backward: float
+
+
 @kernel
-def _extend(  # noqa: C901  # two cases, each with two forms of what stays
+def _add_labels(
+    bounds: CompletionBounds, labels: Labels, expansion: Expansion, cost: float, move: LabelMove
+) -> None:
+    """Enter what a move leads to, at this cost: the input at hand stays, or leaves."""
+    at, item = expansion.parent, move.item
+    kept, leaving, returning = labels.kept[at], labels.leaving[at], labels.returning[at]
+    left = max(0.0, returning - move.backward)
+    if move.can_stay:
+        gone = max(0.0, leaving - move.forward)
+        stays = NewLabel(move.stage, move.is_saved, False, cost, kept + item, gone, left)
+        _add_label(bounds, labels, expansion, stays)
+    if item > 0:
+        gone = max(0.0, leaving + item - move.forward)
+        moves = NewLabel(move.stage, move.is_saved, True, cost, kept, gone, left + item)
+        _add_label(bounds, labels, expansion, moves)
+
+
+@kernel
+def _extend(
     chain: SlotChain,
     fronts: RecomputeFronts,
     bounds: CompletionBounds,
@@ -323,58 +363,34 @@ def _extend(  # noqa: C901  # two cases, each with two forms of what stays
     """Add all labels that can follow a label; return what it takes in all if it is at the loss."""
     at, limit = expansion.parent, expansion.limit
     i, last = int(labels.stage[at]), len(chain.forward) - 1
-    cost, kept = labels.cost[at], labels.kept[at]
-    leaving, returning = labels.leaving[at], labels.returning[at]
+    cost, leaving, returning = labels.cost[at], labels.leaving[at], labels.returning[at]
     item = chain.saved[i - 1] if labels.is_saved[at] else chain.activation[i]
-    room = chain.rooms.slots - kept - item
+    room = chain.rooms.slots - labels.kept[at] - item
     share = 1.0 if bounds.multiplier < 0.0 else 1.0 - bounds.multiplier
-    recording = chain.gradient[last + 1] + chain.saved[i] + chain.forward_overhead[i]
-    backing = (
-        chain.saved[i] + chain.gradient[i] + chain.gradient[i + 1] + chain.backward_overhead[i]
-    )
-    if max(recording, backing) <= room + TINY:
-        forward = chain.forward[i] + max(0.0, recording - room + leaving)
-        backward = chain.backward[i] + max(0.0, backing - room + returning)
+    forward_need, backward_need = recording(chain, i, last), backing(chain, i)
+    if max(forward_need, backward_need) <= room + TINY:
+        forward = chain.forward[i] + max(0.0, forward_need - room + leaving)
+        backward = chain.backward[i] + max(0.0, backward_need - room + returning)
         after = cost + forward + share * backward
         if i == last:
             after += max(0.0, leaving - forward) + max(0.0, returning - backward)
             return float(max(after, labels.total[at]))
-        left = max(0.0, returning - backward)
-        stays = NewLabel(
-            i + 1, 1, False, after, kept + item, max(0.0, leaving - forward), left,
-        )  # fmt: skip
-        _add_label(bounds, labels, expansion, stays)
-        if item > 0:
-            moves = NewLabel(
-                i + 1, 1, True, after, kept, max(0.0, leaving + item - forward), left + item,
-            )  # fmt: skip
-            _add_label(bounds, labels, expansion, moves)
+        move = LabelMove(i + 1, 1, item, True, forward, backward)
+        _add_labels(bounds, labels, expansion, after, move)
     run, wait = 0.0, 0.0
     can_stay = True
     for j in range(i, last):
-        passing = chain.gradient[last + 1] + chain.activation[j + 1] + chain.forward_overhead[j]
-        if j > i:
-            passing += chain.activation[j]
-        if passing > room + (item if j > i else 0.0) + TINY:
+        need = passing(chain, j, i, last)
+        if need > room + (item if j > i else 0.0) + TINY:
             break
-        can_stay = can_stay and passing <= room + TINY
-        wait = max(wait, passing - run - room + leaving)
+        can_stay = can_stay and need <= room + TINY
+        wait = max(wait, need - run - room + leaving)
         run += chain.forward[j]
         if cost + (1.0 + share) * run + wait >= limit:
             break
         back = recompute_cost(fronts, expansion.rooms, row_of(i, j), room, returning)
         if back > FINITE:
             continue
-        after = cost + run + wait + share * back
-        left = max(0.0, returning - back)
-        if can_stay:
-            stays = NewLabel(
-                j + 1, 0, False, after, kept + item, max(0.0, leaving - run - wait), left,
-            )  # fmt: skip
-            _add_label(bounds, labels, expansion, stays)
-        if item > 0:
-            moves = NewLabel(
-                j + 1, 0, True, after, kept, max(0.0, leaving + item - run - wait), left + item,
-            )  # fmt: skip
-            _add_label(bounds, labels, expansion, moves)
+        move = LabelMove(j + 1, 0, item, can_stay, run + wait, back)
+        _add_labels(bounds, labels, expansion, cost + run + wait + share * back, move)
     return INFINITE

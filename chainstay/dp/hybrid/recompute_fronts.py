@@ -9,74 +9,38 @@ only rooms are on a grid (``docs/derivations/hybrid-fronts.md``).
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chainstay.dp.hybrid.slot_chain import (
+    INFINITE,
+    TINY,
+    Rooms,
+    SlotChain,
+    backing,
+    column_of,
+    passing,
+    recording,
+    rounded,
+    row_of,
+)
 from chainstay.dp.jit import kernel
 
 __all__ = [
-    "FINITE",
-    "INFINITE",
-    "TINY",
     "RecomputeFronts",
-    "Rooms",
-    "SlotChain",
     "best_plan",
     "fill_column",
     "recompute_cost",
-    "rounded",
-    "row_of",
 ]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int32]
 
-INFINITE = 1e30
-FINITE = 1e29
-TINY = 1e-9
 _RECORDED = -1
 _SAME = 1e-9
 """In slots: two plans of a front that differ by less count as equal."""
-
-
-class Rooms(NamedTuple):
-    """The grid of rooms in which stages are recomputed.
-
-    Attributes:
-        slots: K, the slots of the budget.
-        is_bound: Whether rooms are rounded up, for a lower bound; they are rounded down for a
-            plan.
-    """
-
-    slots: int
-    is_bound: bool
-
-
-class SlotChain(NamedTuple):
-    """A chain in slots of memory; a time stands for the slots that the link moves in it.
-
-    Attributes:
-        activation: Shape (n + 1,), slots of ``a^0 .. a^n``.
-        saved: Shape (n,), slots of ``ā^0 .. ā^{n-1}``.
-        gradient: Shape (n + 1,), slots of ``δ^0 .. δ^n``.
-        forward_overhead: Shape (n,), slots in use only during a forward.
-        backward_overhead: Shape (n,), slots in use only during a backward.
-        forward: Shape (n,), times of forwards.
-        backward: Shape (n,), times of backwards.
-        rooms: The budget in slots, and how rooms are rounded.
-    """
-
-    activation: _Floats
-    saved: _Floats
-    gradient: _Floats
-    forward_overhead: _Floats
-    backward_overhead: _Floats
-    forward: _Floats
-    backward: _Floats
-    rooms: Rooms
 
 
 class RecomputeFronts(NamedTuple):
@@ -167,20 +131,13 @@ class Split(NamedTuple):
 
 
 @kernel
-def row_of(i: int, j: int) -> int:
-    """Return the row of stages i..j."""
-    return j * (j + 1) // 2 + i
-
-
-@kernel
 def best_plan(
     fronts: RecomputeFronts, rooms: Rooms, row: int, room: float, returning: float
 ) -> int:
     """Return the best plan of a row for a room and what has to come back; -1 if there is none."""
     if room < -TINY:
         return -1
-    at = math.ceil(room - TINY) if rooms.is_bound else math.floor(room + TINY)
-    at = min(rooms.slots, at)
+    at = column_of(rooms, room)
     best, found = INFINITE, -1
     first = fronts.start[row, at]
     for plan in range(first, first + fronts.plan_count[row, at]):
@@ -252,11 +209,9 @@ def _fill_needs(chain: SlotChain, i: int, j: int, draft: DraftFront) -> None:
     """Fill in `DraftFront.needed` and `DraftFront.pending` for stages i..j."""
     most, pending = 0.0, -INFINITE
     for k in range(i, j):
-        passing = chain.gradient[j + 1] + chain.activation[k + 1] + chain.forward_overhead[k]
-        if k > i:
-            passing += chain.activation[k]
-        most = max(most, passing)
-        pending = max(pending - chain.forward[k], passing)
+        need = passing(chain, k, i, j)
+        most = max(most, need)
+        pending = max(pending - chain.forward[k], need)
         draft.needed[k], draft.pending[k] = most, pending
 
 
@@ -266,30 +221,27 @@ def _add_plans(
 ) -> bool:
     """Add the plans that need this room to those that need less; return whether there are any."""
     i, j, room = part
-    recording = chain.gradient[j + 1] + chain.saved[i] + chain.forward_overhead[i]
-    backing = (
-        chain.saved[i] + chain.gradient[i] + chain.gradient[i + 1] + chain.backward_overhead[i]
-    )
+    forward_need, backward_need = recording(chain, i, j), backing(chain, i)
     own = chain.forward[i] + chain.backward[i]
     cap = caps[row_of(i, j), room]
     before = cap if room == 0 else caps[row_of(i, j), room - 1]
     if cap < own:
         return False
     is_new = False
-    if max(recording, backing) <= room + TINY:
+    if max(forward_need, backward_need) <= room + TINY:
         if i == j:
-            demand = max(backing, recording - chain.backward[i])
+            demand = max(backward_need, forward_need - chain.backward[i])
             is_new = _insert(draft, cap, FrontPlan(own, demand, _RECORDED, -1, -1))
-        left = _left(chain.rooms, room, chain.saved[i])
+        left = room - rounded(chain.rooms, chain.saved[i])
         if i < j and left >= 0:
             row = row_of(i + 1, j)
             first = fronts.start[row, left]
             for plan in range(first, first + fronts.plan_count[row, left]):
                 base = fronts.base[plan]
                 demand = max(
-                    backing,
+                    backward_need,
                     fronts.demand[plan] + chain.saved[i] - chain.backward[i],
-                    recording - chain.backward[i] - base,
+                    forward_need - chain.backward[i] - base,
                 )
                 is_added = _insert(draft, cap, FrontPlan(own + base, demand, _RECORDED, -1, plan))
                 is_new = is_new or is_added
@@ -298,7 +250,7 @@ def _add_plans(
         run += chain.forward[k]
         if draft.needed[k] > room + TINY or draft.length[0] < 0:
             break
-        left = _left(chain.rooms, room, chain.activation[k + 1])
+        left = room - rounded(chain.rooms, chain.activation[k + 1])
         one, other = row_of(i, k), row_of(k + 1, j)
         if left < 0 or fronts.plan_count[one, room] == 0 or fronts.plan_count[other, left] == 0:
             continue
@@ -322,18 +274,6 @@ def _is_as_before(fronts: RecomputeFronts, row: int, room: int) -> bool:
         fronts.start[row, room] == fronts.start[row, room - 1]
         and fronts.plan_count[row, room] <= fronts.plan_count[row, room - 1]
     )
-
-
-@kernel
-def _left(rooms: Rooms, room: int, size: float) -> int:
-    """Return what a size leaves of a room, rounded."""
-    return room - rounded(rooms, size)
-
-
-@kernel
-def rounded(rooms: Rooms, size: float) -> int:
-    """Return what a size takes of a room, rounded: down for a bound, up for a plan."""
-    return math.floor(size + TINY) if rooms.is_bound else math.ceil(size - TINY)
 
 
 @kernel

@@ -19,18 +19,11 @@ from numpy.typing import NDArray
 
 from chainstay.dp.hybrid.completion_bounds import Weights
 from chainstay.dp.hybrid.discretisation import DiscretisedChain, Effort, least_time
-from chainstay.dp.hybrid.exact import forwards_dropping_inputs
 from chainstay.dp.hybrid.label_setting import Labels
-from chainstay.dp.hybrid.recompute_fronts import (
-    FINITE,
-    INFINITE,
-    RecomputeFronts,
-    Rooms,
-    SlotChain,
-    best_plan,
-    row_of,
-)
+from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, best_plan
+from chainstay.dp.hybrid.slot_chain import FINITE, INFINITE, Rooms, SlotChain, row_of
 from chainstay.dp.jit import is_available
+from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind
 

@@ -41,7 +41,7 @@ from chainstay.dp.join.kernels import (
     need_up_to_the_join,
 )
 from chainstay.dp.join.sizes import join_sizes, positions_of, recursions_of, states_of
-from chainstay.dp.recursion import Array, Decide, assemble
+from chainstay.dp.recursion import Array, Decide, assemble, forwards_dropping_inputs
 from chainstay.dp.table import Table
 from chainstay.profiles import JoinProfile
 from chainstay.schedule import Op, OpKind, Schedule
@@ -172,7 +172,7 @@ class _CanonicalProgram:
             yield _Move(
                 gradient + int(sizes.transit[j, s, e]),
                 int(sizes.elapsed[j, e + 1] - sizes.elapsed[j, s]),
-                (*_run(j, s, e + 1), cut, _Part(j, s, e, m + beside)),
+                (*forwards_dropping_inputs(s, e, j), cut, _Part(j, s, e, m + beside)),
             )
 
     def _tail_cuts(self, rest: _Rest, positions: list[int]) -> Iterator[_Move]:
@@ -185,7 +185,11 @@ class _CanonicalProgram:
             for j in order.tolist()
             if positions[j] < 2 * sizes.lengths[j] - 1
         }
-        to_join = [op for j, end in ends.items() for op in _run(j, (positions[j] + 1) // 2, end)]
+        to_join = [
+            op
+            for j, end in ends.items()
+            for op in forwards_dropping_inputs((positions[j] + 1) // 2, end - 1, j)
+        ]
         to_join.append(Op(OpKind.FORWARD_KEEP_INPUT, 0))
         to_join += [Op(OpKind.DISCARD_ACTIVATION, end, j) for j, end in ends.items()]
         cost = self.ahead_of(positions)
@@ -354,9 +358,3 @@ def is_small(profile: JoinProfile) -> bool:
     """Return whether numpy has filled a table before a compiler would be loaded."""
     steps = sum(map(len, profile.branches)) + len(profile.closing)
     return states_of(profile) * len(profile.closing) * steps <= _SMALL
-
-
-def _run(branch: int, start: int, stop: int) -> tuple[Op, ...]:
-    """Return the operations that run a branch from a checkpoint, which stays, to stage `stop`."""
-    drops = (Op(OpKind.FORWARD_DROP, stage, branch) for stage in range(start + 1, stop))
-    return (Op(OpKind.FORWARD_KEEP_INPUT, start, branch), *drops)

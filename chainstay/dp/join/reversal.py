@@ -18,9 +18,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.schedule import Op, OpKind
 
-__all__ = ["IMPOSSIBLE", "advance", "forwards_table", "least_reversal_forwards", "reversal"]
+__all__ = ["IMPOSSIBLE", "forwards_table", "least_reversal_forwards", "reversal"]
 
 IMPOSSIBLE: Final = 2**40
 """More forwards than there can be; the sum of several still fits in 64 bits."""
@@ -88,12 +89,5 @@ def reversal(branch: int | None, start: int, steps: int, slots: int) -> Iterator
             strides = np.arange(1, n)
             costs = strides + table[free - 1, n - strides] + table[free, strides]
             stride = 1 + int(np.argmin(costs))
-            yield from advance(branch, first, stride)
+            yield from forwards_dropping_inputs(first, first + stride - 1, branch)
             pending += [(first, stride, free), (first + stride, n - stride, free - 1)]
-
-
-def advance(branch: int | None, start: int, steps: int) -> Iterator[Op]:
-    """Yield the operations that run `steps` steps from `start`, whose input stays."""
-    for step in range(start, start + steps):
-        kind = OpKind.FORWARD_KEEP_INPUT if step == start else OpKind.FORWARD_DROP
-        yield Op(kind, step, branch)

@@ -46,7 +46,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from chainstay.dp.join.reversal import IMPOSSIBLE, Counts, advance, forwards_table, reversal
+from chainstay.dp.join.reversal import IMPOSSIBLE, Counts, forwards_table, reversal
+from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import HomogeneousJoin, kept_gradients
 from chainstay.schedule import Op, OpKind, Schedule
@@ -306,7 +307,7 @@ class SlotProgram:
             behind = int(self._levels[c - 1][p, d][left])
             if target == i + behind + int(self._reversals[max(c - beside, 0), i]):
                 start = self._lengths[m] - q[m]
-                yield advance(m, start, i)
+                yield forwards_dropping_inputs(start, start + i - 1, m)
                 yield left, p, d, c - 1
                 yield reversal(m, start, i, c - beside)
                 return
@@ -321,7 +322,8 @@ class SlotProgram:
     def _through_the_join(self, q: tuple[int, ...], i: int) -> Iterator[Op]:
         """Yield the operations that run all branches to their ends and the tail to step i."""
         for m, steps in enumerate(q):
-            yield from advance(m, self._lengths[m] - steps, steps)
+            end = self._lengths[m]
+            yield from forwards_dropping_inputs(end - steps, end - 1, m)
         yield Op(OpKind.FORWARD_KEEP_INPUT, 0)
         for m, steps in enumerate(q):
             if steps:

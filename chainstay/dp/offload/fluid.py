@@ -144,15 +144,7 @@ def _move(kind: OpKind, j: int, start: int, end: int, ticks: int) -> Move:
 def _half(
     amounts: Sequence[int], needs: Sequence[int], times: Sequence[int], byte: int, *, lag: int
 ) -> _FluidHalf:
-    """Return computations as early as memory allows, and transfers in order, as early as possible.
-
-    Args:
-        amounts: Bytes to move of every activation.
-        needs: Bytes of activations before i that must have moved when computation i starts.
-        times: Times of the computations, in ticks.
-        byte: Ticks that one byte takes.
-        lag: Activation j can move when computation j - `lag` has ended.
-    """
+    """Return computations as early as memory allows, and transfers in order, as early as can be."""
     half, clock, free = _FluidHalf([], [], [], byte), 0, 0
     for i, time in enumerate(times):
         if lag and amounts[i]:  # what the computation before has made

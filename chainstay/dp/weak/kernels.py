@@ -22,14 +22,15 @@ from chainstay.dp.step_functions import (
     RunningMinimum,
     StepFunction,
     StepSum,
+    front_from,
     gain_within,
-    merge_shifted,
     merge_sum,
     new_buffer,
     new_pool,
     restricted,
     value_at,
 )
+from chainstay.dp.weak.move_bound import MoveBound, WeakState, write_move_lines
 from chainstay.dp.weak.moving_checkpoint import (
     MovingFronts,
     front_of,
@@ -39,12 +40,11 @@ from chainstay.dp.weak.moving_checkpoint import (
 
 __all__ = [
     "MOVE",
-    "MoveBound",
     "WeakFrontPool",
+    "WeakState",
     "choose_weak",
     "fill_weak",
     "least_weak_memory",
-    "move_bound",
 ]
 
 _INFINITE: Final = 2**61
@@ -77,14 +77,6 @@ class WeakFrontPool(NamedTuple):
     origin: Array
     least: Array
     best: Array
-
-
-class WeakState(NamedTuple):
-    """The s, t and l of W(s, t, l, ·)."""
-
-    s: int
-    t: int
-    end: int
 
 
 class WeakTask(NamedTuple):
@@ -173,15 +165,7 @@ def _merge_positions(
     moving: MovingFronts,
     spare: Buffer,
 ) -> tuple[MovingFronts, Buffer]:
-    """Compute R(j, ·, end, ·) from R(j+1, ·, end, ·): the checkpoint stays at j or moves on.
-
-    Args:
-        chain: The chain.
-        fronts: Has the fronts of all (j, t, end).
-        position: The position j, the end, and the largest useful number of bytes.
-        moving: The fronts of position j + 1.
-        spare: A buffer to write to.
-    """
+    """Compute R(j, ·, end, ·) from R(j+1, ·, end, ·): the checkpoint stays at j or moves on."""
     j, end, memory = position
     floor = chain.gradient[end + 1] + chain.transit[j, j] + chain.activation[j]
     for t in range(j, end + 1):
@@ -216,10 +200,8 @@ def _first_case(
         if after.first <= after.last and after.memory[after.first] + after.shift >= floor:
             origin = int(fronts.origin[fronts.row[s + 1, t] + end])
             return WeakDraft(after, origin, here, spare)
-    here = _with_size(here, after.last - after.first + 1)
-    nothing = StepFunction(here[0], here[1], 0, -1, 0)
-    size = merge_shifted(nothing, after, floor, cutoff, here)
-    return WeakDraft(StepFunction(here[0], here[1], 0, size - 1, 0), s, here, spare)
+    lowest = front_from(after, floor, cutoff, here)
+    return WeakDraft(lowest, s, (lowest.memory, lowest.overhead), spare)
 
 
 @kernel
@@ -246,15 +228,7 @@ def _restarts(
     moving: MovingFronts,
     draft: WeakDraft,
 ) -> WeakDraft:
-    """Return the minimum of `draft` and ``R(s+1, k, l, ·) + W(s, t, k-1, ·)`` for all k.
-
-    Args:
-        chain: The chain.
-        fronts: Has all fronts of parts of this state.
-        task: The s, t and l, and the cutoff.
-        moving: The fronts R.
-        draft: The front of the state without restarts.
-    """
+    """Return the minimum of `draft` and ``R(s+1, k, l, ·) + W(s, t, k-1, ·)`` for all k."""
     (s, t, end), cutoff = task
     lowest, origin, here, spare = draft
     floor = chain.gradient[end + 1] + chain.transit[s, s]
@@ -280,68 +254,6 @@ def _restarts(
         lowest, spare = merge_sum(RunningMinimum(lowest, spare), total, start, cutoff)
         here = (lowest.memory, lowest.overhead)
     return WeakDraft(lowest, origin, here, spare)
-
-
-class MoveBound(NamedTuple):
-    """A lower bound on what is spent outside of W(s, t, l, m) with s < t: a^s may move on.
-
-    With i the index of a multiplier, the bound in ns is ``min(as_later, elapsed[l+1] - elapsed[s]
-    + as_earlier) + i * step * (m + a[s])``.
-
-    Attributes:
-        as_later: Shape (n, n, multipliers), at [t, l, i], ns: when (·, t, l) is the later part of
-            a restart.
-        as_earlier: Shape (n, n, multipliers), at [t, l, i], ns: when it is the earlier part.
-    """
-
-    as_later: NDArray[np.float64]
-    as_earlier: NDArray[np.float64]
-
-
-@kernel
-def move_bound(
-    chain: RecursionArrays, outside: NDArray[np.float64], restarted: NDArray[np.float64]
-) -> MoveBound:
-    """Return the bound for moving checkpoints, from two tables of `LagrangianBound`."""
-    n, _, count = outside.shape
-    as_later, as_earlier = np.full((n, n, count), np.inf), np.full((n, n, count), np.inf)
-    for t in range(1, n):
-        time = chain.elapsed[t] - chain.elapsed[t - 1]
-        as_later[t] = np.minimum(as_later[t - 1], outside[t - 1]) + time
-        again = np.full(count, np.inf)
-        for end in range(n - 2, t - 1, -1):
-            rerun = chain.elapsed[end + 1] - chain.elapsed[t]
-            for i in range(count):
-                best = -np.inf
-                for j in range(count - i):
-                    best = max(best, as_later[t, n - 1, i + j] + restarted[end + 1, j])
-                as_earlier[t, end, i] = min(best, again[i])
-                again[i] = min(again[i], as_later[t, end, i], rerun + best)
-    return MoveBound(as_later, as_earlier)
-
-
-@kernel
-def _write_move_lines(
-    chain: RecursionArrays,
-    limit: PruningLimit,
-    bound: MoveBound,
-    state: WeakState,
-    lines: NDArray[np.float64],
-) -> bool:
-    """Write the bound outside of a state with s < t to `lines`, one entry for each multiplier.
-
-    Returns:
-        Whether the limit leaves room for its first step; if not, `lines` is not complete.
-    """
-    s, t, end = state
-    needed = chain.gradient[end + 1] + chain.transit[s, s]
-    rerun = chain.elapsed[end + 1] - chain.elapsed[s]
-    for i in range(len(lines) - 1, -1, -1):
-        spent = min(bound.as_later[t, end, i], rerun + bound.as_earlier[t, end, i])
-        lines[i] = spent + i * limit.step * chain.activation[s]
-        if lines[i] + i * limit.step * needed > limit.overhead:
-            return False
-    return True
 
 
 @kernel
@@ -385,7 +297,7 @@ def fill_weak(chain: RecursionArrays, limit: PruningLimit, bound: MoveBound) -> 
                 needed = chain.gradient[end + 1] + chain.transit[s, s]
                 if s == t:
                     needed, lines = min(needed, chain.keep_floor[s, end]), limit.outside[s, end]
-                elif _write_move_lines(chain, limit, bound, state, move_lines):
+                elif write_move_lines(chain, limit, bound, state, move_lines):
                     lines = move_lines
                 else:
                     continue

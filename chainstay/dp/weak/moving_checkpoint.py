@@ -1,9 +1,8 @@
-"""Fronts for each position of the moving checkpoint, shared by the programs that let one move.
+"""Fronts for each position of the moving checkpoint.
 
 For a sub-chain that keeps its own input, ``R(j, k, ·)`` is the front of what runs once the
-checkpoint has moved to stage j, whether it stays there or moves on. There is one for each k
-(`chainstay.dp.weak`), or for each k and what is left behind (`chainstay.dp.weak_free_discards`);
-as j falls, R is brought up to date.
+checkpoint has moved to stage j, whether it stays there or moves on. There is one for each k; as j
+falls, R is brought up to date.
 """
 
 from __future__ import annotations

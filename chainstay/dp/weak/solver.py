@@ -19,6 +19,7 @@ are counted above ``Σ u_f[s..l] + Σ u_b[t..l]``, so that moving costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -27,15 +28,21 @@ from chainstay.dp.bounds.bound_pruning import growing_limits, pruning_limit
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.recursion_arrays import recursion_arrays
-from chainstay.dp.recursion import KEEP, Recursion, require_no_skips
+from chainstay.dp.recursion import (
+    KEEP,
+    Recursion,
+    forwards_dropping_inputs,
+    require_no_skips,
+    unfold,
+)
 from chainstay.dp.weak.kernels import (
     MOVE,
     WeakState,
     choose_weak,
     fill_weak,
     least_weak_memory,
-    move_bound,
 )
+from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
@@ -43,8 +50,8 @@ from chainstay.solution import Claim, Family
 
 __all__ = ["solve_weak", "weak_least_budget"]
 
-_Step: TypeAlias = Op | tuple[WeakState, int]
-"""An operation, or a state and the bytes to solve it with."""
+_Part: TypeAlias = tuple[WeakState, int]
+"""A state, and the bytes to solve it with."""
 
 _SETTING: Final = "persistence='weak'"
 
@@ -124,38 +131,29 @@ class _WeakProgram:
 
     def schedule(self) -> Schedule:
         """Return the optimal schedule."""
-        ops: list[Op] = []
         whole = WeakState(0, 0, self._recursion.stages - 1)
-        pending: list[_Step] = [(whole, self._memory)]
-        while pending:
-            item = pending.pop()
-            if isinstance(item, Op):
-                ops.append(item)
-            else:
-                pending.extend(reversed(self._expand(*item)))
-        return Schedule(tuple(ops))
+        return unfold((whole, self._memory), self._decided)
 
-    def _expand(self, state: WeakState, m: int) -> list[_Step]:
-        """Return what to do for a state with `m` bytes, in order."""
-        recursion = self._recursion
+    def _decided(self, part: _Part) -> Iterator[Op | _Part]:
+        """Yield what to do for a state with so many bytes, in order."""
+        recursion, (state, m) = self._recursion, part
         activation = recursion.activation
         s, t, end = state
         k, j = choose_weak(self._chain, self._fronts, state, m)
         if k == KEEP:
-            inner = WeakState(s + 1, s + 1, end)
-            rest = [(inner, m - int(recursion.saved[s]))] if s < end else []
-            return [Op(OpKind.FORWARD_KEEP_ALL, s), *rest, Op(OpKind.BACKWARD, s)]
-        if k == MOVE:
-            more = int(activation[s] - activation[s + 1])
-            return [Op(OpKind.FORWARD_DROP, s), (WeakState(s + 1, t, end), m + more)]
-        if k < 0:
+            yield Op(OpKind.FORWARD_KEEP_ALL, s)
+            if s < end:
+                yield WeakState(s + 1, s + 1, end), m - int(recursion.saved[s])
+            yield Op(OpKind.BACKWARD, s)
+        elif k == MOVE:
+            yield Op(OpKind.FORWARD_DROP, s)
+            yield WeakState(s + 1, t, end), m + int(activation[s] - activation[s + 1])
+        elif k < 0:
             raise AssertionError(f"no decision reaches W({s}, {t}, {end}, {m})")
-        return [
-            Op(OpKind.FORWARD_KEEP_INPUT, s),
-            *(Op(OpKind.FORWARD_DROP, i) for i in range(s + 1, j)),
-            (WeakState(j, k, end), m - int(activation[j])),
-            (WeakState(s, t, k - 1), m),
-        ]
+        else:
+            yield from forwards_dropping_inputs(s, j - 1)
+            yield WeakState(j, k, end), m - int(activation[j])
+            yield WeakState(s, t, k - 1), m
 
     def _fill(self, limit: int) -> None:
         """Compute the fronts below a limit in ns; set `overhead` if an optimum lies below it."""
