@@ -16,8 +16,15 @@ from chainstay.errors import InvalidSolutionError
 from chainstay.profiles import AnyProfile
 from chainstay.report.axis_units import Scale, memory_scale, time_scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
-from chainstay.report.gantt_bars import BAR_STYLES, Bar, build_bars, thinned_levels
-from chainstay.report.gantt_layout import bar_spans, lane_spans, lanes_height
+from chainstay.report.gantt_bars import (
+    BAR_STYLES,
+    Bar,
+    bar_spans,
+    build_bars,
+    lane_spans,
+    lanes_height,
+    thinned_levels,
+)
 from chainstay.report.memory_profile import CATEGORIES
 from chainstay.report.timeline import Lane, Timeline, build_timeline
 from chainstay.solution import Solution
