@@ -13,11 +13,11 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from chainstay.cli.exit_codes import CommandLineError
+from chainstay.schedule import Discards
 
 __all__ = [
     "CutMethod",
     "DataType",
-    "DiscardRules",
     "JsonOutput",
     "ModelOptions",
     "PlanOptions",
@@ -44,14 +44,6 @@ class SolverName(StrEnum):
     WEAK = "weak"
     MIP = "mip"
     CPSAT = "cpsat"
-
-
-class DiscardRules(StrEnum):
-    """Rules for discards by name; see `chainstay.Discards`."""
-
-    FREE = "free"
-    TAPE = "tape"
-    TABLE1 = "table1"
 
 
 class DataType(StrEnum):
@@ -157,11 +149,11 @@ class SolveOptions:
         typer.Option(min=0.1, metavar="SECONDS", help="Time limit of --method mip and cpsat."),
     ] = 60.0
     discards: Annotated[
-        DiscardRules,
+        Discards,
         typer.Option(
             help="For a profile file: the data that a plan may drop; free is what runs here."
         ),
-    ] = DiscardRules.FREE
+    ] = Discards.FREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

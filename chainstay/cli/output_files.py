@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from chainstay.cli.exit_codes import CommandLineError
-from chainstay.files import write_bytes, write_text
+from chainstay.files import write_bytes
 
-__all__ = ["output_path", "write_binary_output", "write_output"]
+__all__ = ["output_path", "write_output"]
 
 
 def output_path(output: Path | None, default: str, *, as_json: bool) -> Path | None:
@@ -27,27 +27,15 @@ def output_path(output: Path | None, default: str, *, as_json: bool) -> Path | N
     return target
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all.
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file, whole or not at all; text in UTF-8.
 
     Raises:
         CommandLineError: It cannot be written.
     """
     try:
-        write_text(path, text)
+        write_bytes(path, content.encode() if isinstance(content, str) else content)
     except OSError as cause:
         raise CommandLineError(
             f"{path} cannot be written: {cause.strerror}; choose another --output"
         ) from cause
-
-
-def write_binary_output(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        CommandLineError: It cannot be written.
-    """
-    try:
-        write_bytes(path, content)
-    except OSError as cause:
-        raise CommandLineError(f"{path} cannot be written: {cause.strerror}") from cause

@@ -32,9 +32,9 @@ def chain_method(options: SolveOptions) -> Method:
         case "dp":
             return DP(discards=options.discards)
         case "weak":  # its schedules are valid where data may be dropped freely, too
-            rules = Discards(options.discards)
-            own = Discards.TABLE1 if rules is Discards.FREE else rules
-            return DP(discards=own, persistence="weak")
+            is_free = options.discards is Discards.FREE
+            rules = Discards.TABLE1 if is_free else options.discards
+            return DP(discards=rules, persistence="weak")
         case "mip":
             return MIP(discards=options.discards, time_limit_s=options.time_limit)
     return CPSAT(discards=options.discards, time_limit_s=options.time_limit)

@@ -33,8 +33,6 @@ class RunResult:
         title: The model, its batch and device, for people.
         plan: The plan.
         planned_plain: Simulation of plain training.
-        planned_peak: Peak of the plan, in bytes.
-        planned_time: Time of a step by the plan, in ns.
         measured_peak: Measured peak, in bytes.
         measured_time: Least measured time of a step, in ns.
         plain: Measured peak in bytes and time in ns of plain PyTorch; ``None`` if not run.
@@ -46,8 +44,6 @@ class RunResult:
     title: str
     plan: Plan
     planned_plain: Replay
-    planned_peak: int
-    planned_time: float
     measured_peak: int
     measured_time: int
     plain: tuple[int, int] | None = None
@@ -113,8 +109,6 @@ def train_by_plan(
         title=workload.title,
         plan=plan,
         planned_plain=planned_plain,
-        planned_peak=plan.solution.peak_bytes,
-        planned_time=float(plan.solution.makespan),
         measured_peak=measured_peak,
         measured_time=min(measured_times),
         plain=plain,

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
-from chainstay.errors import InvalidSolutionError
 from chainstay.profiles import AnyProfile
 from chainstay.report.descriptions import describe_activity
 from chainstay.report.memory_profile import CATEGORIES
-from chainstay.report.timeline import Activity, Timeline, build_timeline
+from chainstay.report.timeline import Activity, Timeline, timeline_with_times
 from chainstay.schedule import OpKind
 from chainstay.solution import Solution
 from chainstay.timetable import Time
@@ -56,12 +55,7 @@ def trace(
         >>> [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
         [('Fa0', 0.0, 1.0), ('Fa1', 1.0, 1.0), ('B1', 2.0, 2.0), ('B0', 4.0, 2.0)]
     """
-    timeline = build_timeline(solution, profile, keep=keep, overheads=overheads)
-    if timeline is None:
-        raise InvalidSolutionError(
-            "transfers is 'fractional', and such a plan with recomputation has a makespan and no "
-            "times; solve with transfers='integral'"
-        )
+    timeline = timeline_with_times(solution, profile, keep=keep, overheads=overheads)
     return {
         "schemaVersion": 1,
         "deviceProperties": [],

@@ -2,7 +2,8 @@
 
 Up to `MAX_BARS` operations are drawn one by one. Beyond, neighbours in one lane that share
 a slot of time become one bar that says how many it stands for, and memory in that slot is
-drawn at its highest: what is merged never looks better than it is.
+drawn at its highest: what is merged never looks better than it is. The first lane is on top, and
+stages go upwards within it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,29 @@ from typing import Final, NamedTuple
 
 from chainstay.report.descriptions import describe_activity
 from chainstay.report.memory_profile import MemoryLevel
-from chainstay.report.timeline import Activity, Timeline
+from chainstay.report.timeline import Activity, Lane, Timeline
 from chainstay.schedule import OpKind
 from chainstay.timetable import Time
 
-__all__ = ["BAR_STYLES", "MAX_BARS", "Bar", "build_bars", "thinned_levels"]
+__all__ = [
+    "BAR_STYLES",
+    "MAX_BARS",
+    "Bar",
+    "bar_spans",
+    "build_bars",
+    "lane_spans",
+    "lanes_height",
+    "thinned_levels",
+]
 
 MAX_BARS: Final = 20_000
 """The number of rectangles that a browser moves without a stutter."""
+
+_LOW: Final = 0.25
+"""Height of a lane of the link or of one stage, beside 1 for one of more stages."""
+_GAP: Final = 0.16
+_THINNEST: Final = 1 / 40
+"""Least thickness of a bar, as a share of its lane's height."""
 
 BAR_STYLES: Final = {
     "forward": "forward",
@@ -132,3 +148,35 @@ def _highest(levels: Sequence[MemoryLevel], slot: float) -> Iterator[MemoryLevel
         highest = max(group, key=lambda level: level.total)
         yield highest._replace(time=Fraction(number * slot))
         yield highest._replace(time=Fraction((number + 1) * slot))
+
+
+def lane_spans(lanes: Sequence[Lane]) -> list[tuple[float, float]]:
+    """Return the lower and upper edge of each lane."""
+    spans, base = [], _GAP / 2
+    for lane in reversed(lanes):
+        spans.append((base, base + _height(lane)))
+        base += _height(lane) + _GAP
+    return spans[::-1]
+
+
+def lanes_height(lanes: Sequence[Lane]) -> float:
+    """Return the height of all lanes together."""
+    return sum(_height(lane) + _GAP for lane in lanes)
+
+
+def bar_spans(bars: Sequence[Bar], lanes: Sequence[Lane]) -> list[tuple[float, float]]:
+    """Return the lower and upper edge of bars: all of a link's lane, elsewhere their stages."""
+    spans = lane_spans(lanes)
+    return [_bar_span(bar, lanes[bar.lane], *spans[bar.lane]) for bar in bars]
+
+
+def _bar_span(bar: Bar, lane: Lane, low: float, high: float) -> tuple[float, float]:
+    if lane.is_link:
+        return low, high
+    thickness = (high - low) * max(1 / lane.stages, _THINNEST)
+    step = (high - low - thickness) / max(lane.stages - 1, 1)
+    return low + step * bar.first_stage, low + step * bar.last_stage + thickness
+
+
+def _height(lane: Lane) -> float:
+    return 1.0 if lane.stages > 1 else _LOW

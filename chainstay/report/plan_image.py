@@ -12,14 +12,20 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from chainstay.errors import InvalidSolutionError
 from chainstay.profiles import AnyProfile
 from chainstay.report.axis_units import Scale, memory_scale, time_scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
-from chainstay.report.gantt_bars import BAR_STYLES, Bar, build_bars, thinned_levels
-from chainstay.report.gantt_layout import bar_spans, lane_spans, lanes_height
+from chainstay.report.gantt_bars import (
+    BAR_STYLES,
+    Bar,
+    bar_spans,
+    build_bars,
+    lane_spans,
+    lanes_height,
+    thinned_levels,
+)
 from chainstay.report.memory_profile import CATEGORIES
-from chainstay.report.timeline import Lane, Timeline, build_timeline
+from chainstay.report.timeline import Lane, Timeline, timeline_with_times
 from chainstay.solution import Solution
 
 __all__ = ["picture"]
@@ -57,12 +63,7 @@ def picture(  # noqa: PLR0913  # options of a plan, all by name
             transfers beside recomputation.
         InvalidScheduleError: Its schedule cannot run on this profile.
     """
-    timeline = build_timeline(solution, profile, keep=keep, overheads=overheads)
-    if timeline is None:
-        raise InvalidSolutionError(
-            "transfers is 'fractional', and such a plan with recomputation has a makespan and no "
-            "times; solve with transfers='integral'"
-        )
+    timeline = timeline_with_times(solution, profile, keep=keep, overheads=overheads)
     time = time_scale(float(timeline.makespan))
     size = memory_scale(timeline.problem)
     height = lanes_height(timeline.lanes)

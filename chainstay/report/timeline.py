@@ -27,7 +27,7 @@ from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.replay import replay
 from chainstay.validation.simulate import Replay
 
-__all__ = ["Activity", "Lane", "Timeline", "build_timeline"]
+__all__ = ["Activity", "Lane", "Timeline", "build_timeline", "timeline_with_times"]
 
 _DISCARDS: Final = (OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED)
 
@@ -121,6 +121,28 @@ def build_timeline(
     if isinstance(replayed, TransferReplay):
         return _transfer_timeline(problem, solution.schedule, replayed)
     return _replayed_timeline(problem, replayed, overheads)
+
+
+def timeline_with_times(
+    solution: Solution,
+    profile: AnyProfile,
+    *,
+    keep: Sequence[bool] | None = None,
+    overheads: Sequence[int] | None = None,
+) -> Timeline:
+    """Return `build_timeline` of a plan that has times.
+
+    Raises:
+        InvalidSolutionError: It has none, or one of the reasons of `build_timeline`.
+        InvalidScheduleError: As `build_timeline`.
+    """
+    timeline = build_timeline(solution, profile, keep=keep, overheads=overheads)
+    if timeline is None:
+        raise InvalidSolutionError(
+            "transfers is 'fractional', and such a plan with recomputation has a makespan and no "
+            "times; solve with transfers='integral'"
+        )
+    return timeline
 
 
 def _require(solution: Solution, makespan: Time, peak_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What users write for a budget, in bytes; a percentage is of what plain training needs."""
+"""Parse what users write for a budget into bytes; a percentage is of the peak of plain training."""
 
 from __future__ import annotations
 

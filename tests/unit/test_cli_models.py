@@ -27,7 +27,7 @@ from chainstay.cli.models.workload import Target, build_workload
 
 GPT2 = "'hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=64&n_positions=32' -i 2x16"
 SMALL = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64"
-HEADS = Path(__file__).parent.parent / "hf_heads.py"
+HEADS = Path(__file__).parent.parent / "support/hf_heads.py"
 T5 = "hf:t5?num_layers=2&d_model=32&d_kv=16&d_ff=64&num_heads=2&vocab_size=64"
 VIT = f"hf:vit?{SMALL}&image_size=32&patch_size=16&num_labels=3"
 TIMM_VIT = "timm:vit_tiny_patch16_224?img_size=32&depth=2&embed_dim=32&num_heads=2&num_classes=3"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -56,21 +57,13 @@ def bench(
     costs = measure_costs(options)
     rows = measure_strategies(costs, plans, segments=segments, steps=steps)
     if as_json:
-        sys.stdout.write(json.dumps(list(map(_document, rows)), indent=1) + "\n")
+        sys.stdout.write(json.dumps([_document(asdict(row)) for row in rows], indent=1) + "\n")
         return
     _print_rows(costs.workload.title, rows)
 
 
-def _document(row: BenchmarkRow) -> dict[str, Any]:
-    return {
-        "way": row.name,
-        "budget": row.budget,
-        "planned_peak": row.planned_peak,
-        "planned_ns": row.planned_ns,
-        "measured_peak": row.measured_peak,
-        "measured_ns": row.measured_ns,
-        "note": row.note,
-    }
+def _document(row: dict[str, Any]) -> dict[str, Any]:
+    return {"way": row.pop("name"), **row}
 
 
 def _print_rows(title: str, rows: Sequence[BenchmarkRow]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -32,23 +33,30 @@ Examples:
 """
 
 
-@flatten_options(omit=("time_limit", "discards"))
-def run(  # noqa: PLR0913  # options of a command line, all by name
-    *,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The plan to train by, and for how long; see the texts of help."""
+
     plan: Annotated[
         Path | None,
         typer.Option(
             "--plan", "-p", help="Plan file, written by chainstay plan; or give --budget."
         ),
-    ] = None,
+    ] = None
     budget: Annotated[
         str | None,
         typer.Option("--budget", "-b", metavar="SIZE", help="Memory, as for chainstay plan."),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 3,
+    ] = None
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 3
     compare: Annotated[
         bool, typer.Option(help="Also train by plain PyTorch, where that fits, and compare.")
-    ] = True,
+    ] = True
+
+
+@flatten_options(omit=("time_limit", "discards"))
+def run(
+    *,
+    training: RunOptions,
     options: ModelOptions,
     solving: SolveOptions,
     as_json: JsonOutput = False,
@@ -57,6 +65,7 @@ def run(  # noqa: PLR0913  # options of a command line, all by name
 
     Ends with exit code 1 if a step is not what plain PyTorch does, or needs more than its budget.
     """
+    plan, budget = training.plan, training.budget
     if (plan is None) == (budget is None):
         raise CommandLineError(
             "by which plan? Give --plan plan.json, or --budget 50% to make one now"
@@ -81,7 +90,11 @@ def run(  # noqa: PLR0913  # options of a command line, all by name
         costs = measure_costs(options)
         loaded, workload = plan_model(costs, options, wanted, link).plan, costs.workload
     result = train_by_plan(
-        workload, loaded, steps=steps, compare=compare, host_budget=solving.host_budget
+        workload,
+        loaded,
+        steps=training.steps,
+        compare=training.compare,
+        host_budget=solving.host_budget,
     )
     if as_json:
         sys.stdout.write(json.dumps(_document(result), indent=1) + "\n")
@@ -92,6 +105,7 @@ def run(  # noqa: PLR0913  # options of a command line, all by name
 
 
 def _print_comparison(result: RunResult) -> None:
+    solution = result.plan.solution
     print_result(result.title, style="bold")
     table = new_table()
     table.add_column("")
@@ -108,13 +122,12 @@ def _print_comparison(result: RunResult) -> None:
         )
     table.add_row(
         "by the plan",
-        short_bytes(result.planned_peak),
+        short_bytes(solution.peak_bytes),
         short_bytes(result.measured_peak),
-        format_time(result.planned_time),
+        format_time(solution.makespan),
         format_time(result.measured_time),
     )
     print_table(table)
-    solution = result.plan.solution
     print_result(
         f"\nbudget {format_bytes(solution.budget)}: "
         f"{'kept' if result.is_within_budget else 'EXCEEDED'}; "
@@ -137,12 +150,13 @@ def _comparison_text(result: RunResult) -> str:
 
 
 def _document(result: RunResult) -> dict[str, Any]:
+    solution = result.plan.solution
     return {
         "model": result.title,
-        "budget": result.plan.solution.budget,
-        "planned_peak_bytes": result.planned_peak,
+        "budget": solution.budget,
+        "planned_peak_bytes": solution.peak_bytes,
         "measured_peak_bytes": result.measured_peak,
-        "planned_ns": result.planned_time,
+        "planned_ns": float(solution.makespan),
         "measured_ns": result.measured_time,
         "plain_peak_bytes": result.plain[0] if result.plain else None,
         "plain_ns": result.plain[1] if result.plain else None,

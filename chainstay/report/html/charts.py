@@ -27,8 +27,12 @@ from numpy.typing import NDArray
 from chainstay.report.axis_units import Scale
 from chainstay.report.colours import BUDGET_COLOUR, CATEGORY_COLOURS, STYLE_COLOURS
 from chainstay.report.frontier import Frontier
-from chainstay.report.gantt_bars import Bar
-from chainstay.report.gantt_layout import bar_spans, lane_spans, lanes_height
+from chainstay.report.gantt_bars import (
+    Bar,
+    bar_spans,
+    lane_spans,
+    lanes_height,
+)
 from chainstay.report.memory_profile import CATEGORIES, MemoryLevel
 from chainstay.report.timeline import Lane
 from chainstay.solution import Solution
