@@ -24,8 +24,8 @@ from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, JoinProfile
+from chainstay.runtime.execute.liveness import plan_execution
 from chainstay.runtime.joins.backward_order import can_change_order
-from chainstay.runtime.joins.execution import plan_join
 from chainstay.runtime.joins.executor import shape_of
 from chainstay.runtime.joins.measured_join import MeasuredJoin
 from chainstay.runtime.joins.part_order import same_sum
@@ -276,15 +276,12 @@ def runnable_orders(measured: MeasuredJoin, schedule: Schedule) -> Iterator[Sche
 
 def can_run(stages: StagedJoin, schedule: Schedule) -> bool:
     """Whether the runtime can take this way to the join and back, bit for bit."""
-    shape = shape_of(stages)
     try:
-        plan = plan_join(schedule, shape)
+        plan = plan_execution(schedule, shape_of(stages))
     except InvalidScheduleError:
         return False
     rank = {stage: index for index, stage in enumerate(plan.backward)}
-    position = {stage: index for index, stage in enumerate(shape.stages())}
-    ranks = {position[stage]: place for stage, place in rank.items()}
-    return plan.is_plain_order or (can_change_order() and _sums_stay(stages, ranks.__getitem__))
+    return plan.is_plain_order or (can_change_order() and _sums_stay(stages, rank.__getitem__))
 
 
 def _sums_stay(stages: StagedJoin, rank: Callable[[int], int]) -> bool:

@@ -71,7 +71,7 @@ def planned(kind: Callable[[], Apart]) -> tuple[MeasuredModel, PlannedJoin]:
     plan = solve_measured_join(measured, caught.value.required)
     profile = measured.account.profile_for(plan.schedule)
     found = planned_join(join, measured, plan, profile)
-    assert any(found.executor.plan.before_backward.values()), "some stage runs again"
+    assert any(found.executor.plan.before_backward), "some stage runs again"
     return captured, found
 
 
