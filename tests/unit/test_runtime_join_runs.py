@@ -16,7 +16,7 @@ from chainstay.fitting.fitted import Fitted
 from chainstay.fitting.joins import planned_join
 from chainstay.fitting.measured import MeasuredModel, measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.join_planning import solve_measured_join
+from chainstay.planning.join import solve_measured_join
 from chainstay.runtime.joins.executor import PlannedJoin
 
 WIDTH = 16

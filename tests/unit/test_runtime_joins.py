@@ -13,7 +13,7 @@ from chainstay.errors import (
     NotAJoinError,
     UnsupportedModelError,
 )
-from chainstay.join_planning import solve_measured_join
+from chainstay.planning.join import solve_measured_join
 from chainstay.runtime.capture.extract import extract, extract_join
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage

@@ -1,8 +1,7 @@
 """Plans for measured joins: the fastest schedule found whose own peak is within the budget.
 
-As `chainstay.planning` does for chains: solvers are asked about problems between an optimistic
-and a pessimistic one, and what they find is judged by what its operations really need. Two
-things are arranged before, which the solver leaves open and which change no time:
+See `chainstay.planning.search` for how it is looked for. Two things are arranged before a
+schedule is judged, which the solver leaves open and which change no time:
 
 - *The way to the join.* Stages run first in the order of plain training, so that random
   numbers and buffers are as there. The solver may send branches forward in turns.
@@ -17,13 +16,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
-from chainstay.profiles import ChainProfile, JoinProfile
+from chainstay.planning.search import Plan, Search, evenly_timed, overhead_margin
+from chainstay.profiles import ChainProfile, JoinProfile, Stage
 from chainstay.runtime.execute.liveness import plan_execution
 from chainstay.runtime.joins.backward_order import can_change_order
 from chainstay.runtime.joins.executor import shape_of
@@ -31,7 +31,7 @@ from chainstay.runtime.joins.measured_join import MeasuredJoin
 from chainstay.runtime.joins.part_order import same_sum
 from chainstay.runtime.joins.staged_join import StagedJoin
 from chainstay.schedule import Op, Schedule
-from chainstay.solution import Family, Solution
+from chainstay.solution import Family, Method, Solution
 from chainstay.solve.budgets import parse_budget
 from chainstay.solve.join import solve_join
 from chainstay.validation.join.simulate import simulate_join
@@ -39,7 +39,7 @@ from chainstay.validation.join.simulate import simulate_join
 __all__ = ["can_run", "peak_of_join", "runnable_orders", "solve_measured_join"]
 
 _ROUNDS: Final = 4
-"""Solves of each kind; each halves what is unknown of the best nominal budget."""
+"""Solves of each kind; see `Search.rounds`."""
 
 
 def solve_measured_join(
@@ -71,7 +71,14 @@ def solve_measured_join(
     start = time.perf_counter()
     plain_peak = peak_of_join(measured, keep_all_join(measured.account.bare()))
     search = _JoinSearch(
-        measured, parse_budget(budget, lambda: plain_peak), method or DP(), plain_peak
+        budget=parse_budget(budget, lambda: plain_peak),
+        optimistic=measured.account.optimistic(),
+        pessimistic=measured.account.pessimistic(),
+        rounds=_ROUNDS,
+        least=plain_peak,
+        measured=measured,
+        method=method or DP(),
+        plain_peak=plain_peak,
     )
     solution = search.plain() or search.fastest()
     return replace(solution, solve_seconds=time.perf_counter() - start)
@@ -85,43 +92,28 @@ def peak_of_join(measured: MeasuredJoin, schedule: Schedule) -> int:
     return replay.peak_bytes
 
 
-@dataclass(slots=True)
-class _JoinSearch:
+@dataclass(slots=True, kw_only=True)
+class _JoinSearch(Search[JoinProfile]):
     """The state of a search for a plan of a join.
 
     Attributes:
         measured: The join.
-        budget: The real one, in bytes.
         method: The method of solving.
         plain_peak: The peak of plain training in bytes; that can always be run.
-        best: The fastest plan so far that fits.
-        bound: The optimum of the optimistic problem, once that is known.
-        least: The smallest peak of a schedule that can be run.
     """
 
     measured: MeasuredJoin
-    budget: int
     method: DP
     plain_peak: int
-    best: Solution | None = None
-    bound: Solution | None = None
-    least: int = field(init=False)
-    optimistic: JoinProfile = field(init=False)
-    pessimistic: JoinProfile = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.least = self.plain_peak
-        self.optimistic = self.measured.account.optimistic()
-        self.pessimistic = self.measured.account.pessimistic()
 
     def plain(self) -> Solution | None:
         """Plain training, if it fits; nothing is faster."""
-        if self.least > self.budget:
+        if self.plain_peak > self.budget:
             return None
         return Solution(
             schedule=keep_all_join(self.optimistic),
             makespan=self.optimistic.least_time,
-            peak_bytes=self.least,
+            peak_bytes=self.plain_peak,
             budget=self.budget,
             lower_bound=self.optimistic.least_time,
             unrestricted_bound=self.optimistic.least_time,
@@ -132,133 +124,72 @@ class _JoinSearch:
 
     def fastest(self) -> Solution:
         """Return the fastest plan that fits, found as the module's text says."""
-        relief = self.measured.account.relief
-        self.bound = self._ask(self.optimistic, self.budget + relief)[0]
-        self._correct()
-        margin = _margin(self.optimistic, self.pessimistic)
-        self._bisect(self.pessimistic, self.budget, self.budget + margin + relief)
-        self._bisect(self.optimistic, self.budget - margin, self.budget)
-        self._repeat()
+        relief, method = self.measured.account.relief, self.method
+        self.bound = self.ask(self.optimistic, self.budget + relief, method)[0]
+        self.correct(method, _ROUNDS)
+        margin = overhead_margin(_stages(self.optimistic), _stages(self.pessimistic))
+        self.bisect(self.pessimistic, self.budget, self.budget + margin + relief, method)
+        self.bisect(self.optimistic, self.budget - margin, self.budget, method)
+        self.repeat(method)
         if self.best is None:
-            self._smallest()
+            self.least = self.plain_peak
+            self.smallest(method)
         if self.best is None:
             raise InfeasibleBudgetError(
                 budget=self.budget,
-                required=self.least,
+                required=self.least or self.plain_peak,
                 stages=self.optimistic.stages,
                 family="known",
                 network="join",
             )
         bound = 0 if self.bound is None else self.bound.lower_bound
         least = self.optimistic.least_time
-        if bound > self.best.makespan:
-            return replace(self.best, lower_bound=least, unrestricted_bound=least)
-        return replace(self.best, lower_bound=max(bound, least), unrestricted_bound=least)
+        best = self.best.solution
+        if bound > best.makespan:
+            return replace(best, lower_bound=least, unrestricted_bound=least)
+        return replace(best, lower_bound=max(bound, least), unrestricted_bound=least)
 
-    def _bisect(self, profile: JoinProfile, low: int, high: int) -> None:
-        """Look for the largest nominal budget from `low` to `high` whose schedule fits."""
-        nominal = low
-        for _ in range(_ROUNDS):
-            if self._is_proved:
-                return
-            solution, fits = self._ask(profile, nominal) if nominal > 0 else (None, False)
-            if solution is None or fits:
-                low = nominal
-            else:
-                high = nominal
-            nominal = (low + high + 1) // 2
-            if nominal in (low, high):
-                return
+    def solve(self, profile: JoinProfile, nominal: int, method: Method) -> Solution:
+        """See `Search` and `chainstay.solve_join`."""
+        assert isinstance(method, DP), "joins are solved by the dynamic program"
+        return solve_join(profile, nominal, method, keep=self.measured.account.keep)
 
-    def _repeat(self) -> None:
-        """Solve for what the best plan's operations need, while that helps."""
-        for _ in range(_ROUNDS):
-            before = self.best
-            if before is None or self._is_proved:
-                return
-            self._ask(self.measured.account.profile_for(before.schedule), self.budget)
-            if self.best is before:
-                return
+    def own_profile(self, schedule: Schedule) -> JoinProfile:
+        """See `Search`."""
+        return self.measured.account.profile_for(schedule)
 
-    @property
-    def _is_proved(self) -> bool:
-        """Whether nothing faster can be found."""
-        if self.best is None or self.bound is None:
-            return False
-        return self.best.makespan <= self.bound.lower_bound
+    def without_times(self, profile: JoinProfile) -> JoinProfile:
+        """See `Search`."""
+        branches = tuple(map(evenly_timed, profile.branches))
+        return replace(profile, branches=branches, tail=evenly_timed(profile.closing))
 
-    def _correct(self) -> None:
-        """Add to the optimistic problem what its own optimum needs in truth, and solve again."""
-        profile = self.optimistic
-        for _ in range(_ROUNDS):
-            solution, fits = self._ask(profile, self.budget)
-            if solution is None or fits:
-                return
-            dearer = self._dearer(profile, solution)
-            if dearer == profile:
-                return
-            profile = dearer
+    def dearer(self, profile: JoinProfile, solution: Solution, limit: int) -> JoinProfile:  # noqa: ARG002  # as for chains
+        """Return `profile` with the overheads that the schedule has, where these are larger."""
+        return _larger(profile, self.own_profile(solution.schedule))
 
-    def _smallest(self) -> None:
-        """Try schedules of small peaks, all times taken as equal.
-
-        They depend neither on the budget nor on times, which differ whenever they are measured:
-        with the least peak that a call tells of, the next one succeeds.
-        """
-        self.least = self.plain_peak
-        for is_sound in (True, False):
-            profile = self.pessimistic if is_sound else self.optimistic
-            for _ in range(_ROUNDS):
-                solution = self._least(profile)
-                self._offer(solution)
-                own = self.measured.account.profile_for(solution.schedule)
-                following = own if is_sound else self._dearer(profile, solution)
-                if following == profile:
-                    break
-                profile = following
-
-    def _least(self, profile: JoinProfile) -> Solution:
-        """The schedule of the smallest peak of that problem."""
-        keep, even = self.measured.account.keep, _evenly_timed(profile)
-        try:
-            return solve_join(even, 1, self.method, keep=keep)
-        except InfeasibleBudgetError as error:
-            return solve_join(even, error.required, self.method, keep=keep)
-
-    def _dearer(self, profile: JoinProfile, solution: Solution) -> JoinProfile:
-        """`profile` with the overheads that the schedule has, where these are larger."""
-        own = self.measured.account.profile_for(solution.schedule)
-        return _larger(profile, own)
-
-    def _ask(self, profile: JoinProfile, nominal: int) -> tuple[Solution | None, bool]:
-        """The solution of that problem, if it has one, and whether it really fits."""
-        try:
-            solution = solve_join(profile, nominal, self.method, keep=self.measured.account.keep)
-        except InfeasibleBudgetError:
-            return None, False
-        return solution, self._offer(solution)
-
-    def _offer(self, solution: Solution) -> bool:
+    def offer(self, solution: Solution, profile: JoinProfile, nominal: int) -> bool:
         """Whether `solution` really fits in some order; it is kept if it is the fastest."""
         fits = False
+        account = self.measured.account
         for schedule in runnable_orders(self.measured, solution.schedule):
             peak = peak_of_join(self.measured, schedule)
-            self.least = min(self.least, peak)
-            if peak <= self.budget:
-                fits = True
-                account = self.measured.account
-                own = account.profile_for(schedule)
-                makespan = simulate_join(own, schedule, keep=account.keep).makespan
-                if self.best is None or makespan < self.best.makespan:
-                    self.best = replace(
-                        solution,
-                        schedule=schedule,
-                        makespan=makespan,
-                        peak_bytes=peak,
-                        budget=self.budget,
-                        lower_bound=0,
-                        unrestricted_bound=0,
-                    )
+            self.least = peak if self.least is None else min(self.least, peak)
+            if peak > self.budget:
+                continue
+            fits = True
+            own = account.profile_for(schedule)
+            makespan = simulate_join(own, schedule, keep=account.keep).makespan
+            if self.best is None or makespan < self.best.solution.makespan:
+                real = replace(
+                    solution,
+                    schedule=schedule,
+                    makespan=makespan,
+                    peak_bytes=peak,
+                    budget=self.budget,
+                    lower_bound=0,
+                    unrestricted_bound=0,
+                )
+                self.best = Plan(real, profile, nominal)
         return fits
 
 
@@ -308,14 +239,9 @@ def _branch(op: Op) -> int:
     return op.branch
 
 
-def _evenly_timed(profile: JoinProfile) -> JoinProfile:
-    def evenly(chain: ChainProfile) -> ChainProfile:
-        stages = (replace(each, forward_time=1, backward_time=1) for each in chain.stages)
-        return replace(chain, stages=tuple(stages))
-
-    return replace(
-        profile, branches=tuple(map(evenly, profile.branches)), tail=evenly(profile.closing)
-    )
+def _stages(profile: JoinProfile) -> Iterator[Stage]:
+    for chain in (*profile.branches, profile.closing):
+        yield from chain.stages
 
 
 def _larger(one: JoinProfile, other: JoinProfile) -> JoinProfile:
@@ -338,19 +264,3 @@ def _larger(one: JoinProfile, other: JoinProfile) -> JoinProfile:
 
     branches = tuple(map(chain, one.branches, other.branches))
     return replace(one, branches=branches, tail=chain(one.closing, other.closing))
-
-
-def _margin(one: JoinProfile, other: JoinProfile) -> int:
-    """The most by which an overhead of `other` exceeds that of `one`."""
-    pairs = zip(
-        (stage for chain in (*one.branches, one.closing) for stage in chain.stages),
-        (stage for chain in (*other.branches, other.closing) for stage in chain.stages),
-        strict=True,
-    )
-    return max(
-        max(
-            theirs.forward_overhead_bytes - mine.forward_overhead_bytes,
-            theirs.backward_overhead_bytes - mine.backward_overhead_bytes,
-        )
-        for mine, theirs in pairs
-    )
