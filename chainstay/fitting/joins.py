@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.join_planning import can_run, solve_measured_join
+from chainstay.planning.join import can_run, solve_measured_join
 from chainstay.profiles import JoinProfile
 from chainstay.runtime.capture.cuts.chain import written_inputs
 from chainstay.runtime.capture.cuts.cut import ObservedGraph

@@ -1,5 +1,5 @@
-"""Plans for measured chains; see `chainstay.planning.search`."""
+"""Plans for measured chains; see `chainstay.planning.chain` and `join`."""
 
-from chainstay.planning.search import solve_measured
+from chainstay.planning.chain import solve_measured
 
 __all__ = ["solve_measured"]

@@ -17,7 +17,7 @@ import chainstay
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
 from chainstay.fitting import joins
-from chainstay.join_planning import peak_of_join, runnable_orders
+from chainstay.planning.join import peak_of_join, runnable_orders
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin
 from chainstay.schedule import Schedule

@@ -22,7 +22,6 @@ from chainstay import (
     Solution,
     apply_plan,
     fit,
-    join_planning,
     load_plan,
     save_plan,
     unfit,
@@ -31,7 +30,7 @@ from chainstay.baselines.join import keep_all_join
 from chainstay.fitting.joins import planned_join
 from chainstay.fitting.measured import measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.join_planning import solve_measured_join
+from chainstay.planning.join import solve_measured_join
 from chainstay.runtime.measures import clock
 from join_models import Siamese
 from sgd_steps import peak_of_step, two_plain_steps
@@ -77,7 +76,7 @@ def unmeasurable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             monkeypatch.setattr(clock, name, refused)
         monkeypatch.setattr("chainstay.runtime.measures.costs.time_chain", refused)
         if solving:
-            monkeypatch.setattr(join_planning, "solve_join", refused)
+            monkeypatch.setattr("chainstay.planning.join.solve_join", refused)
 
     return forbid
 

@@ -84,52 +84,52 @@ _EXTRACTION: Final = (
 
 _PLANNING: Final = (
     Mutant(
-        "planning/search.py",
+        "planning/chain.py",
         "if peak > self.budget or not self.can_run(schedule):",
         "if peak >= self.budget or not self.can_run(schedule):",
         "unit/test_planning.py::test_plain_training_that_fits_is_the_plan_of_every_method",
     ),
     Mutant(
-        "planning/search.py",
+        "planning/chain.py",
         "            overheads=self.measured.overheads_for(solution.schedule),\n",
         "",
         "unit/test_planning.py::"
         "test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it[3]",
     ),
     Mutant(
-        "planning/search.py",
+        "planning/chain.py",
         "if self.best is None or makespan < self.best.solution.makespan:",
         "if self.best is None or makespan > self.best.solution.makespan:",
         "unit/test_planning.py::"
         "test_of_plans_that_fit_the_fastest_is_kept_in_whatever_order_they_come",
     ),
     Mutant(
-        "planning/search.py",
+        "planning/chain.py",
         "discards=bound.discards, lower_bound=bound.lower_bound",
         "discards=bound.discards, lower_bound=solution.makespan",
         "unit/test_planning.py::"
         "test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it[3]",
     ),
     Mutant(
-        "planning/search.py",
+        "planning/chain.py",
         "peak + excess if self.least is None else min(self.least, peak + excess)",
         "peak + excess if self.least is None else max(self.least, peak + excess)",
         "unit/test_planning.py::test_what_an_error_asks_for_is_enough[0-dp]",
     ),
     Mutant(
-        "planning/search.py",
+        "planning/chain.py",
         "        if not self.can_run(schedule):\n            self.refused",
         "        if self.best is schedule:\n            self.refused",
         "unit/test_planning.py::test_auto_goes_without_what_cannot_be_run",
     ),
     Mutant(
-        "planning/search.py",
+        "planning/chain.py",
         "if peak + excess > self.budget:",
         "if peak > self.budget:",
         "unit/test_planning.py::test_what_is_made_again_while_it_is_held_counts_twice",
     ),
     Mutant(
-        "planning/asking.py",
+        "planning/search.py",
         "replace(each, forward_time=1, backward_time=1)",
         "replace(each, backward_time=1)",
         "unit/test_planning.py::test_what_an_error_asks_for_is_enough_whatever_the_times[dp]",

@@ -46,8 +46,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
-        "        if step.input_wanted:\n            self.checkpoints[stage] = checkpoint",
-        "        if not step.is_last:\n            self.checkpoints[stage] = checkpoint",
+        "            if number in step.wanted:\n                self.checkpoints[number] =",
+        "            if not step.is_last:\n                self.checkpoints[number] =",
         "agreement/test_runtime_peak_memory.py::test_prediction_covers_the_peak_within_a_tenth",
     ),
     Mutant(
@@ -103,9 +103,9 @@ MUTANTS: Final = (
         "unit/test_runtime_joins.py::test_a_parameter_used_in_turns_is_refused",
     ),
     Mutant(
-        "runtime/joins/execution.py",
-        "if firsts != shape.stages():",
-        "if sorted(firsts) != sorted(shape.stages()):",
+        "runtime/execute/liveness.py",
+        "if [step.stage for step in forward if step.is_first] != list(range(shape.loss)):",
+        "if sorted(step.stage for step in forward if step.is_first) != list(range(shape.loss)):",
         "unit/test_runtime_joins.py::test_schedules_that_the_runtime_does_not_run_are_refused",
     ),
 )

@@ -22,7 +22,7 @@ from chainstay.fitting.fitted import Fitted
 from chainstay.fitting.joins import planned_join
 from chainstay.fitting.measured import measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.join_planning import peak_of_join, solve_measured_join
+from chainstay.planning.join import peak_of_join, solve_measured_join
 from chainstay.profiles import Link
 from chainstay.runtime import PlannedChain, measure
 from chainstay.runtime.execute.executor import Executor

@@ -32,7 +32,7 @@ from chainstay import (
     solve_chain,
     solve_measured,
 )
-from chainstay.planning.search import _Search
+from chainstay.planning.chain import ChainSearch
 from chainstay.profiles import ChainProfile, Skip
 from chainstay.runtime.measures.account import Account, StageCost
 from chainstay.runtime.measures.measured import Measurement
@@ -260,8 +260,8 @@ def test_of_plans_that_fit_the_fastest_is_kept_in_whatever_order_they_come() -> 
     makespans = [plan.makespan for plan in plans]
     assert len(set(makespans)) == 3
     for order in permutations(plans):
-        search = _Search(measured_as(account), plain, lambda _: True)
-        assert all(search._offer(plan, profile, plan.budget) for plan in order)
+        search = ChainSearch.of(measured_as(account), plain, lambda _: True)
+        assert all(search.offer(plan, profile, plan.budget) for plan in order)
         assert search.best is not None
         assert search.best.solution.makespan == min(makespans)
         assert search.least == min(own_peak(account, plan.schedule) for plan in plans)
@@ -298,8 +298,8 @@ def test_what_is_made_again_while_it_is_held_counts_twice() -> None:
         solve_seconds=0.0,
     )
     for more in range(8):
-        search = _Search(measured_as(account), peak + more, lambda _: True)
-        assert search._offer(plan, account.profile(), peak) is (more >= 5)
+        search = ChainSearch.of(measured_as(account), peak + more, lambda _: True)
+        assert search.offer(plan, account.profile(), peak) is (more >= 5)
         assert search.least == peak + 5
         assert more >= 5 or "makes 5 bytes of tensors again" in search.refused
         assert more < 5 or (search.best and search.best.solution.peak_bytes == peak + 5)

@@ -16,7 +16,7 @@ from chainstay.fitting.fitted import Fitted
 from chainstay.fitting.joins import planned_join
 from chainstay.fitting.measured import MeasuredModel, measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.join_planning import solve_measured_join
+from chainstay.planning.join import solve_measured_join
 from chainstay.runtime.joins.executor import PlannedJoin
 
 WIDTH = 16
@@ -71,7 +71,7 @@ def planned(kind: Callable[[], Apart]) -> tuple[MeasuredModel, PlannedJoin]:
     plan = solve_measured_join(measured, caught.value.required)
     profile = measured.account.profile_for(plan.schedule)
     found = planned_join(join, measured, plan, profile)
-    assert any(found.executor.plan.before_backward.values()), "some stage runs again"
+    assert any(found.executor.plan.before_backward), "some stage runs again"
     return captured, found
 
 

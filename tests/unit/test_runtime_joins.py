@@ -13,11 +13,11 @@ from chainstay.errors import (
     NotAJoinError,
     UnsupportedModelError,
 )
-from chainstay.join_planning import solve_measured_join
+from chainstay.planning.join import solve_measured_join
 from chainstay.runtime.capture.extract import extract, extract_join
+from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
 from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
-from chainstay.runtime.joins.execution import JoinShape, plan_join
 from chainstay.runtime.joins.part_order import same_sum
 from chainstay.runtime.measures.account import StageCost
 from chainstay.schedule import Schedule
@@ -214,21 +214,23 @@ def test_autograd_runs_nodes_by_their_numbers() -> None:
 
 def test_a_plan_of_two_branches_by_hand() -> None:
     """Branch 0 keeps only its input; the tail runs again from the outputs of both."""
-    shape = JoinShape((2, 1), 1)
+    shape = Shape(1, (2, 1))
     schedule = Schedule.parse(
         "0:Fc0 0:Fn1 1:Fa0 Fc0 Fa1 B1 Fa0 B0 1:B0 0:Fc0 0:Fa1 0:B1 0:Fa0 0:B0"
     )
-    plan = plan_join(schedule, shape)
-    assert plan.backward == ((2, 0), (1, 0), (0, 1), (0, 0))
-    assert not plan.is_plain_order or plan.backward == tuple(shape.stages()[::-1])
-    assert [step.stage for step in plan.forward] == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    plan = plan_execution(schedule, shape)
+    assert plan.backward == (3, 2, 1, 0)
+    assert plan.is_plain_order
+    assert [step.stage for step in plan.forward] == [0, 1, 2, 3]
     tail = plan.forward[-1]
-    assert tail.wanted == {(0, 2), (1, 1)}, "both outputs are kept for the tail's second run"
-    assert [step.stage for step in plan.before_backward[2, 0]] == [(2, 0)]
-    assert plan.before_backward[1, 0] == ()
-    first, second = plan.before_backward[0, 1]
-    assert (first.stage, first.captures, set(first.wanted)) == ((0, 0), False, {(0, 0)})
-    assert (second.stage, second.captures, second.is_last) == ((0, 1), True, True)
+    assert tail.wanted == {shape.output(1), shape.output(2)}, (
+        "both outputs are kept for the tail's second run"
+    )
+    assert [step.stage for step in plan.before_backward[3]] == [3]
+    assert plan.before_backward[2] == ()
+    first, second = plan.before_backward[1]
+    assert (first.stage, first.captures, set(first.wanted)) == (0, False, {0})
+    assert (second.stage, second.captures, second.is_last) == (1, True, True)
 
 
 @pytest.mark.parametrize(
@@ -240,13 +242,13 @@ def test_a_plan_of_two_branches_by_hand() -> None:
 )
 def test_schedules_that_the_runtime_does_not_run_are_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidScheduleError, match=reason):
-        plan_join(Schedule.parse(text), JoinShape((1, 1), 0))
+        plan_execution(Schedule.parse(text), Shape(0, (1, 1)))
 
 
 def test_recorded_data_whose_input_is_made_anew_is_refused() -> None:
     schedule = Schedule.parse("0:Fc0 0:Fa1 1:Fa0 Fa0 B0 1:B0 0:Fa0 0:B1 0:B0")
     with pytest.raises(InvalidScheduleError, match="makes anew what the saved data of stage 1"):
-        plan_join(schedule, JoinShape((2, 1), 0))
+        plan_execution(schedule, Shape(0, (2, 1)))
 
 
 def _stage(

@@ -8,7 +8,7 @@ import pytest
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.runtime.execute.environment import Traits
-from chainstay.runtime.execute.liveness import Step, plan_execution
+from chainstay.runtime.execute.liveness import Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Stretch, stretched
 from chainstay.schedule import Schedule
 from runtime_support import random_persistent, stages_of
@@ -38,13 +38,13 @@ def _step(
         is_last=is_last,
         captures=captures,
         releases_input=releases_input,
-        input_wanted=input_wanted,
+        wanted=frozenset({stage} if input_wanted else ()),
         output_wanted=output_wanted,
     )
 
 
 def test_kept_stages_run_once() -> None:
-    plan = plan_execution(Schedule.keep_all(3), stages=2)
+    plan = plan_execution(Schedule.keep_all(3), Shape(2))
     assert plan.forward == (
         first(0, is_last=True, captures=True, output_wanted=True),
         first(1, is_last=True, captures=True, output_wanted=True),
@@ -54,7 +54,7 @@ def test_kept_stages_run_once() -> None:
 
 
 def test_checkpoint_is_read_twice_and_then_given_up() -> None:
-    plan = plan_execution(Schedule.parse("Fc0 Fn1 Fa2 Fa3 B3 B2 Fc0 Fa1 B1 Fa0 B0"), stages=3)
+    plan = plan_execution(Schedule.parse("Fc0 Fn1 Fa2 Fa3 B3 B2 Fc0 Fa1 B1 Fa0 B0"), Shape(3))
     assert plan.forward == (
         first(0, input_wanted=True, output_wanted=True),
         first(1, output_wanted=True),
@@ -71,13 +71,13 @@ def test_checkpoint_is_read_twice_and_then_given_up() -> None:
 
 
 def test_dropped_saved_data_is_not_captured() -> None:
-    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fa2 B2 Db1 Fa1 B1 B0"), stages=2)
+    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fa2 B2 Db1 Fa1 B1 B0"), Shape(2))
     assert [step.captures for step in plan.forward] == [True, False]
     assert plan.before_backward == ((), (again(1, is_last=True, captures=True),))
 
 
 def test_saved_data_that_outlives_its_input_gets_it_back() -> None:
-    plan = plan_execution(Schedule.parse("Fc0 Fa1 Da1 Fa2 B2 Fa0 B1 B0"), stages=2)
+    plan = plan_execution(Schedule.parse("Fc0 Fa1 Da1 Fa2 B2 Fa0 B1 B0"), Shape(2))
     assert plan.forward == (
         first(0, input_wanted=True, output_wanted=True),
         first(1, is_last=True, captures=True, releases_input=True, output_wanted=True),
@@ -90,26 +90,26 @@ def test_saved_data_that_outlives_its_input_gets_it_back() -> None:
 
 
 def test_only_the_forward_that_captures_releases_its_input() -> None:
-    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fa2 B2 Db1 Fa1 Db0 Fa0 B1 B0"), stages=2)
+    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fa2 B2 Db1 Fa1 Db0 Fa0 B1 B0"), Shape(2))
     assert not any(step.releases_input for step in plan.forward)
     assert [step.releases_input for step in plan.before_backward[1]] == [True, False]
     assert plan.released == {1}
 
 
 def test_an_input_dropped_and_made_anew_before_its_reader_is_made_once() -> None:
-    plan = plan_execution(Schedule.parse("Fc0 Da1 Fa0 Fa1 Fa2 B2 B1 B0"), stages=2)
+    plan = plan_execution(Schedule.parse("Fc0 Da1 Fa0 Fa1 Fa2 B2 B1 B0"), Shape(2))
     assert [(step.stage, step.captures) for step in plan.forward] == [(0, True), (1, True)]
 
 
 def test_what_nobody_needs_does_not_run() -> None:
     """Neither a forward whose output nobody reads, nor one whose output is recorded anyway."""
-    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fc0 Fa2 B2 Fc0 Fc1 B1 Fc0 Fn1 Fc2 B0"), stages=2)
+    plan = plan_execution(Schedule.parse("Fa0 Fa1 Fc0 Fa2 B2 Fc0 Fc1 B1 Fc0 Fn1 Fc2 B0"), Shape(2))
     assert [step.stage for step in plan.forward] == [0, 1]
     assert plan.before_backward == ((), ())
 
 
 def test_what_runs_before_the_loss_runs_in_the_forward() -> None:
-    plan = plan_execution(Schedule.parse("Fc0 Fc1 Fa0 Fa2 B2 Fa1 B1 B0"), stages=2)
+    plan = plan_execution(Schedule.parse("Fc0 Fc1 Fa0 Fa2 B2 Fa1 B1 B0"), Shape(2))
     assert plan.forward == (
         first(0, input_wanted=True, output_wanted=True),
         first(1, output_wanted=True),
@@ -122,7 +122,7 @@ def test_what_runs_before_the_loss_runs_in_the_forward() -> None:
     "text", ["Fc0 Fa1 Da1 Fc0 Fa1 B1 Fa0 B0", "Fc0 Fa1 Da1 Fc0 B1 Fa0 B0", "Fc0 Fc1 Fa1 B1 Fa0 B0"]
 )
 def test_the_loss_runs_once_on_the_output_that_the_user_holds(text: str) -> None:
-    plan = plan_execution(Schedule.parse(text), stages=1)
+    plan = plan_execution(Schedule.parse(text), Shape(1))
     assert plan.forward == (first(0, input_wanted=True, output_wanted=True),)
     assert plan.before_backward == ((again(0, is_last=True, captures=True),),)
 
@@ -147,7 +147,7 @@ def test_an_operation_without_its_input_is_pointed_at(
     text: str, message: str, index: int | None
 ) -> None:
     with pytest.raises(InvalidScheduleError, match=message) as told:
-        plan_execution(Schedule.parse(text), stages=1)
+        plan_execution(Schedule.parse(text), Shape(1))
     assert told.value.index == index
 
 
@@ -155,7 +155,7 @@ def test_an_operation_without_its_input_is_pointed_at(
 def test_kept_stages_of_a_kind_are_put_together(seed: int) -> None:
     """All steps stay, in order; beside a stretch there is none that could join it."""
     count = 9
-    plan = plan_execution(random_persistent(count + 1, seed, keep=0.7), count)
+    plan = plan_execution(random_persistent(count + 1, seed, keep=0.7), Shape(count))
     stages = stages_of(*[abs] * count)
     traits = [
         Traits(draws_random=(seed >> stage % 4) % 2 == 1, written=(), reads=())

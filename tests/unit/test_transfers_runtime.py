@@ -227,7 +227,7 @@ def test_what_a_stage_passes_on_is_not_let_go() -> None:
             is_last=True,
             captures=False,
             releases_input=False,
-            input_wanted=False,
+            wanted=frozenset(),
             output_wanted=True,
             makes=None if stage else item,
         )

@@ -2,6 +2,7 @@
 
 ================  ===============================================================
 `liveness`        what each operation of a schedule means for what must be held
+`schedule_check`  whether a schedule of a chain can run at all
 `executor`        a chain with a plan
 `recompute`       one training step's run of a plan
 `handles`         what autograd's graph holds in place of saved tensors

@@ -20,7 +20,7 @@ from chainstay.runtime.capture.blocks.graphs import BlockGraph
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.handles import require_no_hooks
-from chainstay.runtime.execute.liveness import ExecutionPlan, Step, plan_execution
+from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -59,7 +59,7 @@ class BlockSchedule:
         Raises:
             InvalidScheduleError: An operation lacks what it needs.
         """
-        return cls(chain, traits, plan_execution(schedule, len(chain.stages)), device)
+        return cls(chain, traits, plan_execution(schedule, Shape(len(chain.stages))), device)
 
 
 @dataclass(slots=True, eq=False)
@@ -182,7 +182,7 @@ def crosses_segment(chain: BlockChain, schedule: Schedule) -> bool:
     runs again runs for a backward of its own segment. A block that changes its input does so
     before anyone could tell what of its saved data lies there.
     """
-    plan = plan_execution(schedule, len(chain.stages))
+    plan = plan_execution(schedule, Shape(len(chain.stages)))
     present = 0
     for step in plan.forward:
         present = max(present, step.stage)
@@ -229,8 +229,13 @@ def _shorten(run: Run, count: int) -> None:
         else:
             steps.append(_repeated(stage, is_start=stage == start, captures=True))
         before.append(tuple(steps))
-    run.plan = ExecutionPlan(
-        forward=(), before_backward=tuple(before), released=frozenset(released)
+    run.plan = replace(
+        run.plan,
+        shape=Shape(count),
+        forward=(),
+        backward=tuple(reversed(range(count))),
+        before_backward=tuple(before),
+        released=frozenset(released),
     )
     run.pending = count - 1
 
@@ -242,7 +247,7 @@ def _repeated(stage: int, *, is_start: bool, captures: bool) -> Step:
         is_last=False,
         captures=captures,
         releases_input=False,
-        input_wanted=is_start,
+        wanted=frozenset({stage} if is_start else ()),
         output_wanted=not captures,
     )
 

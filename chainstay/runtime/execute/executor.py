@@ -11,7 +11,7 @@ import torch
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.handles import require_no_hooks
-from chainstay.runtime.execute.liveness import plan_execution
+from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -49,7 +49,7 @@ class Executor:
         self._traits = traits
         self._transport = transport
         transfers = None if transport is None else transport.plan
-        self._plan = plan_execution(matching(schedule, chain), len(chain.stages), transfers)
+        self._plan = plan_execution(matching(schedule, chain), Shape(len(chain.stages)), transfers)
         self._steps = tuple(stretched(self._plan, chain.stages, traits))
 
     def with_chain(self, chain: Chain, traits: tuple[Traits, ...]) -> Executor:

@@ -14,13 +14,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from itertools import accumulate
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.runtime.execute.items import Action, Item, TransferPlan, item_of, made_by
+from chainstay.runtime.execute.items import Action, Item, TransferPlan, made_by
+from chainstay.runtime.execute.schedule_check import require_runnable
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["ExecutionPlan", "Step", "plan_execution"]
+__all__ = ["ExecutionPlan", "Shape", "Step", "plan_execution"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Stages and states of a chain or a join, by number.
+
+    Stages are numbered as plain training runs them: branch by branch, then the tail, then the
+    loss. State i is what stage i reads. The tail's first stage reads several states, the last
+    ones of all branches; their numbers are above those of all others. A chain is a tail alone.
+
+    Attributes:
+        tail: The number of stages of the tail, the loss excluded.
+        lengths: The numbers of stages of the branches.
+    """
+
+    tail: int
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def loss(self) -> int:
+        """The stage that is the user's, and the number of stages before it."""
+        return sum(self.lengths) + self.tail
+
+    def position(self, op: Op) -> int:
+        """Return the number of the stage that `op` names."""
+        return sum(self.lengths[: op.branch]) + op.stage
+
+    def inputs(self, stage: int) -> tuple[int, ...]:
+        """Return the states that a stage reads."""
+        if self.lengths and stage == sum(self.lengths):
+            return tuple(self.loss + 2 + branch for branch in range(len(self.lengths)))
+        return (stage,)
+
+    def output(self, stage: int) -> int:
+        """Return the state that a stage makes."""
+        for branch, end in enumerate(accumulate(self.lengths)):
+            if stage + 1 == end:
+                return self.loss + 2 + branch
+        return stage + 1
+
+    def reader(self, state: int) -> int:
+        """Return the stage that reads a state."""
+        return state if state <= self.loss + 1 else sum(self.lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +78,7 @@ class Step:
         captures: What it saves is what the stage's backward will use.
         releases_input: It captures, but not its input: the backward gets that from a
             later forward of the stage before.
-        input_wanted: A later forward reads its input before anyone makes it anew.
+        wanted: Which of the states that it reads a later forward reads before anyone makes it anew.
         output_wanted: A later forward or backward reads its output, likewise.
         makes: What it makes, if that goes to the host.
         actions: Transfers in front of it.
@@ -45,7 +89,7 @@ class Step:
     is_last: bool
     captures: bool
     releases_input: bool
-    input_wanted: bool
+    wanted: frozenset[int]
     output_wanted: bool
     makes: Item | None = None
     actions: tuple[Action, ...] = ()
@@ -57,7 +101,7 @@ class Step:
             self.is_first
             and self.is_last
             and self.captures
-            and not (self.releases_input or self.input_wanted or self.actions)
+            and not (self.releases_input or self.wanted or self.actions)
         )
 
 
@@ -66,43 +110,54 @@ class ExecutionPlan:
     """A schedule, cut into what the model's forward does and what its backward triggers.
 
     Attributes:
-        forward: All before the loss's forward; it has the first run of every stage.
+        shape: The shape of the chain or join.
+        forward: All before the loss's forward; it has the first run of every stage, in the order
+            of plain training, so that random numbers and buffers are what they would be there.
+        backward: Stages in the order of their backwards, the loss excluded.
         before_backward: Per stage, the forwards that run just before its backward.
         released: Stages whose backward needs its input back, made anew by then.
         kept: Stages that run once, and with which nothing else is to be done.
         closing: Transfers after all that, just before the backward of a stage; the loss's,
             just before its forward.
+        is_plain_order: Whether backwards come in the order in which autograd runs them by itself.
     """
 
+    shape: Shape
     forward: tuple[Step, ...]
+    backward: tuple[int, ...]
     before_backward: tuple[tuple[Step, ...], ...]
     released: frozenset[int]
     kept: frozenset[int] = frozenset()
     closing: Mapping[int, tuple[Action, ...]] = field(default_factory=dict)
+    is_plain_order: bool = True
 
 
 def plan_execution(
-    schedule: Schedule, stages: int, transfers: TransferPlan | None = None
+    schedule: Schedule, shape: Shape, transfers: TransferPlan | None = None
 ) -> ExecutionPlan:
-    """Cut `schedule` into steps; operations on the loss (stage `stages`) are the user's.
+    """Cut `schedule` into steps; operations on the loss are the user's.
 
     Args:
-        schedule: A schedule for `stages` stages and the loss, valid under free discards.
-        stages: At least one.
+        schedule: For a chain and its loss, valid under free discards; for a join, valid for it
+            (see `chainstay.simulate_join`).
+        shape: The shape of the chain, of at least one stage, or of the join.
         transfers: What is made of the transfers in `schedule`, if it may have any.
 
     Raises:
-        InvalidScheduleError: An operation lacks what it needs, or a backward is missing.
+        InvalidScheduleError: An operation of a chain lacks what it needs, or a backward is
+            missing. Stages of a join run first in another order than in plain training, or
+            something is made anew while recorded data holds it.
 
     Complexity:
         O(len(schedule)).
     """
-    _check(schedule, stages + 1, has_link=transfers is not None)
+    if not shape.lengths:
+        require_runnable(schedule, shape.loss + 1, has_link=transfers is not None)
     forward: list[Step] = []
-    segments: list[list[Step]] = [[] for _ in range(stages)]
-    gradient = stages  # of this activation; the stage below it has the next backward
+    before: dict[int, tuple[Step, ...]] = {}
+    waiting: list[Step] = []
     is_forward_done = False
-    steps = _steps(schedule, stages)
+    steps = _steps(schedule, shape)
     moved = frozenset() if transfers is None else transfers.moved
     actions = iter(() if transfers is None else transfers.actions)
     pending: tuple[Action, ...] = ()
@@ -112,36 +167,53 @@ def plan_execution(
         if is_backward or op.kind.is_forward:
             pending += next(actions, ())
         if is_backward:
-            closing[op.stage], pending = closing.get(op.stage, ()) + pending, ()
-            gradient = op.stage
+            stage = shape.position(op)
+            closing[stage], pending = closing.get(stage, ()) + pending, ()
+            if stage != shape.loss:
+                before[stage], waiting = tuple(waiting), []
         elif step is None:
             continue
-        elif step.stage == stages:
+        elif step.stage == shape.loss:
             is_forward_done = True
-            closing[stages], pending = pending, ()
+            closing[shape.loss], pending = pending, ()
         else:
             makes = made_by(op) if made_by(op) in moved else None
-            target = segments[gradient - 1] if is_forward_done else forward
+            target = waiting if is_forward_done else forward
             target.append(replace(step, makes=makes, actions=pending))
             pending = ()
-    kept = (step.stage for step in forward if step.is_untouched and not segments[step.stage])
+    if [step.stage for step in forward if step.is_first] != list(range(shape.loss)):
+        raise InvalidScheduleError(
+            "stages run first in another order than in plain training, which would change "
+            "random numbers and buffers"
+        )
+    kept = (step.stage for step in forward if step.is_untouched and not before[step.stage])
     return ExecutionPlan(
+        shape=shape,
         forward=tuple(forward),
-        before_backward=tuple(map(tuple, segments)),
+        backward=tuple(before),
+        before_backward=tuple(before[stage] for stage in range(shape.loss)),
         kept=frozenset(stage for stage in kept if not closing.get(stage)),
         released=frozenset(step.stage for step in steps if step and step.releases_input),
         closing={stage: some for stage, some in closing.items() if some},
+        is_plain_order=list(before) == list(reversed(range(shape.loss))),
     )
 
 
-def _steps(schedule: Schedule, stages: int) -> list[Step | None]:
+def _steps(schedule: Schedule, shape: Shape) -> list[Step | None]:
     """A step for every forward that somebody needs, found by reading the schedule backwards."""
-    readers = _Readers(loss=stages)
+    readers = _Readers(shape)
     steps: list[Step | None] = []
-    for op in reversed(schedule.ops):
+    for index in reversed(range(len(schedule))):
+        op = schedule[index]
+        if op.kind is OpKind.TURN:
+            raise InvalidScheduleError(
+                f"{op} is for joins without a tail, and here the loss is the tail's last stage",
+                index=index,
+                ops=schedule.ops,
+            )
         if op.kind is OpKind.BACKWARD:
-            readers.recorded.add(op.stage)
-        steps.append(readers.take_forward(op) if op.kind.is_forward else None)
+            readers.recorded.add(shape.position(op))
+        steps.append(readers.take_forward(op, index, schedule) if op.kind.is_forward else None)
     steps.reverse()
     seen: set[int] = set()
     for index, step in enumerate(steps):
@@ -156,35 +228,45 @@ class _Readers:
     """The values that operations behind a point of the schedule read.
 
     Attributes:
-        loss: The last stage; its backward has its input, the output, from the user.
-        wanted: Activations that a forward reads before they are made anew.
+        shape: The shape; the loss's backward has its input, the output, from the user.
+        wanted: States that a forward reads before they are made anew.
         recorded: Stages between the forward that captures and their backward.
         released: Those of `recorded` whose input is made anew in between.
         run_later: Stages that run again.
     """
 
-    loss: int
+    shape: Shape
     wanted: set[int] = field(default_factory=set)
     recorded: set[int] = field(default_factory=set)
     released: set[int] = field(default_factory=set)
     run_later: set[int] = field(default_factory=set)
 
-    def take_forward(self, op: Op) -> Step | None:
+    def take_forward(self, op: Op, index: int, schedule: Schedule) -> Step | None:
         """The step of a forward that somebody behind it needs; what it reads is needed before."""
-        stage, output = op.stage, op.stage + 1
+        shape, stage = self.shape, self.shape.position(op)
+        output = shape.output(stage)
+        reader = shape.reader(output)
         is_recorded = stage in self.recorded
         captures = is_recorded and op.kind is OpKind.FORWARD_KEEP_ALL
-        is_awaited = output in self.recorded and output not in {self.loss, *self.released}
-        output_wanted = output in self.wanted or is_awaited
+        is_awaited = reader in self.recorded and reader not in {shape.loss, *self.released}
+        output_wanted = output in self.wanted or (is_awaited and not shape.lengths)
         if not captures and (is_recorded or not output_wanted):
             return None
+        if is_awaited and shape.lengths:
+            raise InvalidScheduleError(
+                f"{op} makes anew what the saved data of stage {reader} behind it still holds, "
+                "which this runtime does not do in joins",
+                index=index,
+                ops=schedule.ops,
+            )
+        inputs = shape.inputs(stage)
         step = Step(
             stage=stage,
             is_first=False,
             is_last=stage not in self.run_later,
             captures=captures,
             releases_input=captures and stage in self.released,
-            input_wanted=stage in self.wanted,
+            wanted=frozenset(self.wanted.intersection(inputs)),
             output_wanted=output_wanted,
         )
         if is_awaited:
@@ -192,95 +274,6 @@ class _Readers:
         if captures:
             self.recorded.discard(stage)
         self.wanted.discard(output)
-        self.wanted.add(stage)
+        self.wanted.update(inputs)
         self.run_later.add(stage)
         return step
-
-
-def _check(schedule: Schedule, stages: int, *, has_link: bool) -> None:
-    """Follow what is stored; the first operation that lacks its input is refused."""
-    stored = _Stored(gradient=stages, has_link=has_link)
-    for index, op in enumerate(schedule):
-        reason = stored.refuse(op)
-        if reason is not None:
-            raise InvalidScheduleError(f"{op} {reason}", index=index, ops=schedule.ops)
-        stored.apply(op)
-    if stored.gradient > 0:
-        raise InvalidScheduleError(
-            f"the schedule ends before B{stored.gradient - 1}; every stage needs its backward"
-        )
-
-
-@dataclass(slots=True)
-class _Stored:
-    """The activations and saved data that exist, and the stage whose gradient does.
-
-    Whether data is on the device when it is needed is for whoever plans transfers to say.
-    """
-
-    gradient: int
-    has_link: bool
-    activations: set[int] = field(default_factory=lambda: {0})
-    saved: set[int] = field(default_factory=set)
-    away: set[Item] = field(default_factory=set)
-
-    def has_input(self, stage: int) -> bool:
-        return stage in self.activations or stage - 1 in self.saved
-
-    def refuse(self, op: Op) -> str | None:  # noqa: C901  # one case per kind of operation
-        """Return the reason why `op` cannot run, or ``None`` if it can."""
-        if op.branch is not None:
-            return "names a branch, and this chain has none"
-        match op.kind:
-            case OpKind.DISCARD_ACTIVATION:
-                held, what = op.stage in self.activations and op.stage > 0, f"a{op.stage}"
-            case OpKind.DISCARD_SAVED:
-                held, what = op.stage in self.saved, f"the saved data of stage {op.stage}"
-            case OpKind.FORWARD_DROP:
-                held, what = op.stage in self.activations, f"a{op.stage} itself"
-            case OpKind.FORWARD_KEEP_INPUT | OpKind.FORWARD_KEEP_ALL:
-                held, what = self.has_input(op.stage), f"its input a{op.stage}"
-            case OpKind.BACKWARD if self.gradient != op.stage + 1:
-                held, what = False, f"the gradient of a{op.stage + 1}"
-            case OpKind.BACKWARD:
-                held = op.stage in self.saved and self.has_input(op.stage)
-                what = f"its input and what Fa{op.stage} saves"
-            case OpKind.TURN:
-                return "is an operation of joins, and this is a single chain"
-            case _ if not self.has_link:
-                return "moves data to or from the host, and this runtime has no link to it"
-            case OpKind.PREFETCH_ACTIVATION | OpKind.PREFETCH_SAVED:
-                held, what = item_of(op) in self.away, f"{item_of(op)} on the host"
-            case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
-                held, what = True, ""
-            case _:
-                assert_never(op.kind)
-        return None if held else f"needs {what}, which is not stored"
-
-    def apply(self, op: Op) -> None:  # noqa: C901  # one case per kind of operation
-        match op.kind:
-            case OpKind.FORWARD_KEEP_ALL:
-                self.saved.add(op.stage)
-            case OpKind.FORWARD_KEEP_INPUT:
-                self.activations.add(op.stage + 1)
-            case OpKind.FORWARD_DROP:
-                self.activations.add(op.stage + 1)
-                self.activations.discard(op.stage)
-            case OpKind.DISCARD_ACTIVATION:
-                self.activations.discard(op.stage)
-            case OpKind.DISCARD_SAVED:
-                self.saved.discard(op.stage)
-            case OpKind.BACKWARD:
-                self.gradient = op.stage
-                self.saved.discard(op.stage)
-                self.activations.discard(op.stage)
-            case OpKind.OFFLOAD_ACTIVATION | OpKind.OFFLOAD_SAVED:
-                self.away.add(item_of(op))
-            case OpKind.PREFETCH_ACTIVATION:
-                self.activations.add(op.stage)
-            case OpKind.PREFETCH_SAVED:
-                self.saved.add(op.stage)
-            case OpKind.TURN:
-                raise AssertionError(f"{op} was refused")
-            case _:
-                assert_never(op.kind)

@@ -38,6 +38,7 @@ from chainstay.runtime.stage.states import (
     State,
     changeable,
     copied,
+    cut,
     detached,
     is_among,
     non_leaves,
@@ -93,8 +94,10 @@ class Run:
         device: Where it runs.
         shared: What all stages may read.
         names: What messages call that.
-        pending: The stage whose backward has not been prepared yet; all above have.
-        checkpoints: States that a later operation reads, by the stage that reads them.
+        pending: How many backwards there are behind the next one that has not been prepared yet;
+            in a chain, the stage that it is of.
+        widths: How many tensors the last state of each branch has.
+        checkpoints: States that a later operation reads, by number.
         environments: Surroundings of the first run of each stage that runs again.
         handles: Per stage, the stand-ins for what it saved.
         traffic: Transfers to host memory and back; ``None`` where all stays.
@@ -108,6 +111,7 @@ class Run:
     shared: Sequence[Any]
     names: Sequence[str]
     pending: int
+    widths: tuple[int, ...] = ()
     checkpoints: dict[int, Versioned | ParkedState] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
@@ -144,8 +148,10 @@ class Run:
 
     def prepare_backward(self, stage: int) -> None:
         """Run all forwards and transfers that the plan has before the backward of `stage`."""
-        while self.pending >= stage:
-            following = self.pending
+        backward = self.plan.backward
+        behind = stage if self.plan.is_plain_order else len(backward) - 1 - backward.index(stage)
+        while self.pending >= behind:
+            following = backward[-1 - self.pending]
             self.pending -= 1
             for step in self.plan.before_backward[following]:
                 self.run_again(step)
@@ -158,9 +164,8 @@ class Run:
         stage = self.stages[step.stage]
         self._transfer(step.actions)
         traits = self.traits[step.stage]
-        if step.input_wanted:
-            kept = detached(state)
-            self._store(step.stage, copied(kept, None) if traits.changes_input else kept)
+        if step.wanted:
+            self._store_inputs(step, state)
         with alone(traits):
             if not step.is_last:
                 self.environments[step.stage] = Environment.capture(
@@ -178,7 +183,8 @@ class Run:
     def run_again(self, step: Step) -> None:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
         self._transfer(step.actions)
-        held = self.checkpoints[step.stage]  # what it saves of its input must be told from others
+        inputs = self.plan.shape.inputs(step.stage)
+        held = [self.checkpoints[each] for each in inputs]  # to tell them from what it makes
         state, environment = self._take_start(step)
         traits = self.traits[step.stage]
         capture = Capture(
@@ -190,7 +196,7 @@ class Run:
         )
         if capture.is_done and not step.output_wanted:
             return
-        if traits.changes_input and step.input_wanted:
+        if traits.changes_input and step.wanted:
             state = copied(state, None)
         shared = environment.shared_for(self.shared, self.names, for_last_time=step.is_last)
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
@@ -205,7 +211,7 @@ class Run:
         capture.require_done()
         if step.output_wanted:
             made = None if self.traffic is None else self.traffic.made(step, state, output)
-            self._store(step.stage + 1, detached(output))
+            self._store(self.plan.shape.output(step.stage), detached(output))
             del made
 
     def _acts_before_backward(self, stage: int) -> bool:
@@ -215,31 +221,47 @@ class Run:
         if actions and self.traffic is not None:
             self.traffic.act(actions)
 
-    def _store(self, stage: int, state: State) -> None:
-        """Keep the input of `stage`, without the graph that made it."""
+    def _store_inputs(self, step: Step, state: State) -> None:
+        """Keep what a later forward reads of a stage's input, without the graph that made it."""
+        inputs = self.plan.shape.inputs(step.stage)
+        pieces = cut(state, self.widths) if len(inputs) > 1 else (state,)
+        for number, piece in zip(inputs, pieces, strict=True):
+            if number in step.wanted:
+                kept = detached(piece)
+                changes = self.traits[step.stage].changes_input
+                self._store(number, copied(kept, None) if changes else kept)
+
+    def _store(self, number: int, state: State) -> None:
+        """Keep state `number`."""
         if self.traffic is None:
-            self.checkpoints[stage] = Versioned.of(state)
+            self.checkpoints[number] = Versioned.of(state)
         else:
-            self.checkpoints[stage] = self.traffic.checkpoint(state)
+            self.checkpoints[number] = self.traffic.checkpoint(state)
 
     def _take_start(self, step: Step) -> tuple[State, Environment]:
         """Return the input of the stage; keep it only if another forward starts from it, too."""
         stage = step.stage
-        checkpoint = self.checkpoints[stage]
-        state = self._take_checkpoint(stage)
-        if step.input_wanted:
-            self.checkpoints[stage] = checkpoint
+        state: State = ()
+        for number in self.plan.shape.inputs(stage):
+            checkpoint = self.checkpoints[number]
+            state += self._take_checkpoint(number)
+            if number in step.wanted:
+                self.checkpoints[number] = checkpoint
         if step.is_last:
             return state, self.environments.pop(stage)
         return state, self.environments[stage]
 
-    def _take_checkpoint(self, stage: int) -> State:
-        """The input of `stage`, given away."""
-        checkpoint = self.checkpoints.pop(stage)
+    def _take_checkpoint(self, number: int) -> State:
+        """State `number`, given away."""
+        checkpoint = self.checkpoints.pop(number)
         if not checkpoint.is_unchanged:
-            what = "the model's input" if stage == 0 else f"the input of stage {stage}"
+            shape = self.plan.shape
+            stage = shape.reader(number)
+            name = self.stages[stage].name if shape.lengths else stage
+            is_first = stage == 0 and not shape.lengths
+            what = "the model's input" if is_first else f"the input of stage {name}"
             raise PlanMismatchError(
-                f"{what} was changed in place between forward and backward, but stage {stage} "
+                f"{what} was changed in place between forward and backward, but stage {name} "
                 "needs it again; change a clone of it, or run the backward first"
             )
         return checkpoint.state

@@ -9,9 +9,7 @@
 `costs`           from what was seen to costs
 `cost_files`      costs in files
 `account`         what each operation of a schedule needs
-`execution`       what each operation means for what must be held
 `backward_order`  the order in which autograd runs backwards
-`join_run`        one training step's run of a plan
 `executor`        a join with a plan, and a model's forward by it
 ================  ===================================================================
 """

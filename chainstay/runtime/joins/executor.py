@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,21 +12,78 @@ import torch
 from chainstay.profiles import JoinProfile
 from chainstay.runtime.execute.alternatives import Alternative
 from chainstay.runtime.execute.handles import require_no_hooks
-from chainstay.runtime.joins.execution import JoinExecution, JoinShape, plan_join
-from chainstay.runtime.joins.graph_join import GraphJoin, cut
-from chainstay.runtime.joins.join_run import JoinRun, PlannedStage
+from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
+from chainstay.runtime.execute.recompute import Run, Stretch
+from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
+from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State
+from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 
 __all__ = ["JoinExecutor", "PlannedJoin", "shape_of"]
 
 
-def shape_of(join: StagedJoin) -> JoinShape:
+def shape_of(join: StagedJoin) -> Shape:
     """Return the number of stages in each part."""
-    return JoinShape(join.lengths, len(join.chain.stages) - sum(join.lengths))
+    return Shape(len(join.chain.stages) - sum(join.lengths), join.lengths)
+
+
+@dataclass(slots=True)
+class JoinRun(Run):
+    """One training step's run of a join's plan: a `Run` in which branches meet.
+
+    First runs build an ordinary autograd graph in the order of plain training. Backwards come in
+    the order of the plan (see `backward_order`).
+
+    Attributes:
+        inputs: How many tensors each branch's first state has.
+        ranges: Numbers of the nodes of first runs, where backwards come in another order than
+            in plain training.
+    """
+
+    inputs: tuple[int, ...] = ()
+    ranges: dict[int, NodeRange] = field(default_factory=dict)
+
+    def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
+        """The last state, from the first states of all branches in one; see `Run`."""
+        assert steps is None, "stages of joins run one by one"
+        shape = self.plan.shape
+        parts = {start: part for part, start in enumerate(accumulate(shape.lengths, initial=0))}
+        given = cut(state, self.inputs)
+        ends: list[State] = []
+        for step in self.plan.forward:
+            if not step.is_first:
+                self.run_again(step)
+                continue
+            part = parts.get(step.stage)
+            if part is not None:
+                if part:
+                    ends.append(state)
+                state = given[part] if part < len(given) else _joined(ends)
+                if part == len(given):
+                    ends = []
+            state = self.first_run(step, state)
+        if shape.tail == 0:
+            state = _joined([*ends, state])
+        if not self.plan.is_plain_order:
+            reorder(state, [self.ranges[stage] for stage in self.plan.backward])
+            self.ranges.clear()
+        return state
+
+    def first_run(self, step: Step, state: State) -> State:
+        """The next state, and numbers of the nodes that made it; see `Run`."""
+        if self.plan.is_plain_order:
+            return Run.first_run(self, step, state)
+        start = now()
+        output = Run.first_run(self, step, state)
+        self.ranges[step.stage] = NodeRange(start, now())
+        return output
+
+
+def _joined(states: list[State]) -> State:
+    return tuple(tensor for state in states for tensor in state)
 
 
 class JoinExecutor:
@@ -33,7 +91,7 @@ class JoinExecutor:
 
     Args:
         join: What to run.
-        schedule: Valid for it; see `plan_join`.
+        schedule: Valid for it; see `plan_execution`.
 
     Raises:
         InvalidScheduleError: This runtime cannot run the schedule.
@@ -41,18 +99,22 @@ class JoinExecutor:
 
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
         self._join = join
-        self.plan: JoinExecution = plan_join(schedule, shape_of(join))
-        self._stages = {
-            place: PlannedStage(stage, position, traits)
-            for position, (place, stage, traits) in enumerate(
-                zip(self.plan.shape.stages(), join.chain.stages, join.traits, strict=True)
-            )
-        }
+        self.plan: ExecutionPlan = plan_execution(schedule, shape_of(join))
 
     @property
     def stages(self) -> tuple[ChainStage, ...]:
         """The stages that the schedule speaks about, branch by branch, the loss excluded."""
         return self._join.chain.stages
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the stages run on."""
+        return self._join.chain.device
+
+    @property
+    def transport(self) -> None:
+        """No transport: joins move nothing; see `Executor`."""
+        return None
 
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
         """The last state.
@@ -64,24 +126,17 @@ class JoinExecutor:
         require_no_hooks()
         chain = self._join.chain
         run = JoinRun(
-            stages=self._stages,
+            stages=chain.stages,
+            traits=self._join.traits,
             plan=self.plan,
-            widths=self._join.widths,
             device=chain.device,
             shared=shared,
             names=chain.names,
+            pending=len(chain.stages) - 1,
+            widths=self._join.widths,
+            inputs=self._join.inputs,
         )
-        return run.forward(cut(given, self._join.inputs))
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the stages run on."""
-        return self._join.chain.device
-
-    @property
-    def transport(self) -> None:
-        """No transport: joins move nothing; see `Executor`."""
-        return None
+        return run.forward(given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from chainstay.runtime.capture.cuts.chain import Position, counted_among, leaf_a
 from chainstay.runtime.capture.cuts.programs import GraphStage, Program
 from chainstay.runtime.capture.cuts.values import SharedValue
 from chainstay.runtime.capture.graph_inputs import GraphInput
-from chainstay.runtime.stage.states import State
+from chainstay.runtime.stage.states import State, cut
 
-__all__ = ["GraphJoin", "cut"]
+__all__ = ["GraphJoin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,9 +90,3 @@ def _run(stages: Iterable[GraphStage], state: State, shared: Sequence[Any]) -> S
     for stage in stages:
         state = stage(state, shared)
     return state
-
-
-def cut(state: State, widths: Iterable[int]) -> tuple[State, ...]:
-    """Parts of `state`, each so many tensors wide."""
-    ends = accumulate(widths, initial=0)
-    return tuple(state[start:end] for start, end in pairwise(ends))

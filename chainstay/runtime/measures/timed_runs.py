@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from chainstay.runtime.execute.environment import Traits
-from chainstay.runtime.execute.liveness import ExecutionPlan, Step, plan_execution
+from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.schedule import Schedule
@@ -54,7 +54,7 @@ def _counts_waiting() -> bool:
 
 def _dropped_plan() -> ExecutionPlan:
     """One stage and a loss; when the stage runs again, the stage behind it wants its output."""
-    plan = plan_execution(Schedule.parse("Fc0 Fa1 B1 Fa0 B0"), 1)
+    plan = plan_execution(Schedule.parse("Fc0 Fa1 B1 Fa0 B0"), Shape(1))
     ((again,),) = plan.before_backward
     return replace(plan, before_backward=((replace(again, output_wanted=True),),))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "address_of",
     "changeable",
     "copied",
+    "cut",
     "detached",
     "is_among",
     "non_leaves",
@@ -166,6 +168,12 @@ def copied(state: State, device: torch.device | None) -> State:
         copy = MemoryLayout.of(tensor).over(owners[address])
         copies.append(copy.requires_grad_(tensor.requires_grad))
     return tuple(copies)
+
+
+def cut(state: State, widths: Iterable[int]) -> tuple[State, ...]:
+    """Parts of `state`, each so many tensors wide."""
+    ends = accumulate(widths, initial=0)
+    return tuple(state[start:end] for start, end in pairwise(ends))
 
 
 def state_bytes(state: Iterable[torch.Tensor]) -> int:
