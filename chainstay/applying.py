@@ -253,13 +253,8 @@ class _AppliedPlan:
             subject = subject_of(graph, call.inputs, loss, call.device)
             own = unmeasured_graph(graph, subject)
         self._require_stages(call.call, call.device, own.chain.stages)
-        planned = own.planned(
-            plan.solution,
-            profile,
-            overheads=plan.overheads,
-            transport=self._transport(call.device),
-        )
-        return MadePlan(own, planned)
+        planned = own.planned(plan.solution, profile, self._transport(call.device))
+        return MadePlan(own, replace(planned, overheads=plan.overheads))
 
     def _of_join(
         self,

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
 
 from chainstay.errors import PlanMismatchError
+from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.planning.join import can_run, solve_measured_join
 from chainstay.profiles import JoinProfile
 from chainstay.runtime.capture.cuts.chain import written_inputs
-from chainstay.runtime.capture.cuts.cut import ObservedGraph
-from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin, shape_of
 from chainstay.runtime.joins.graph_join import GraphJoin
@@ -34,26 +29,16 @@ class JoinAttempt:
     """The needs of planning a model's branches apart; see `chainstay.fit`.
 
     Attributes:
-        observe: Observes the graph anew: what is cut into branches is put into another order.
-        inputs: What the graph gets in the call.
+        call: A call of the graph.
+        settings: The arguments of `chainstay.fit`.
         loss: Makes the loss's stage for a join, if there is a loss.
-        device: Where the model is.
-        granularity: How finely to cut.
         blocks: Paths of the model's repeated blocks.
-        repeats: The least number of timed runs of each stage.
-        progress: Whether to show a bar.
-        cache: A directory for what was measured.
     """
 
-    observe: Callable[[], ObservedGraph]
-    inputs: Sequence[Any]
+    call: GraphCall
+    settings: PlannerSettings
     loss: Callable[[GraphJoin], ChainStage | None]
-    device: torch.device
-    granularity: Granularity
     blocks: frozenset[str]
-    repeats: int
-    progress: bool
-    cache: str | os.PathLike[str] | None
 
     def measured(self) -> tuple[GraphJoin, MeasuredJoin]:
         """The graph as branches, and what they cost.
@@ -61,12 +46,13 @@ class JoinAttempt:
         Raises:
             NotAJoinError: The model is no join after all; the text says why.
         """
-        join = cut_into_join(self.observe(), self.granularity, self.blocks)
-        with progress_bar(wanted=self.progress) as bar, measuring(self.device):
-            written = written_inputs(join.stages, join.state_inputs, self.inputs)
-            parts = parts_of(join, self.inputs, written, self.loss(join), self.device, progress=bar)
+        call, settings = self.call, self.settings
+        join = cut_into_join(call.observed_again(), settings.granularity, self.blocks)
+        with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
+            written = written_inputs(join.stages, join.state_inputs, call.inputs)
+            parts = parts_of(join, call.inputs, written, self.loss(join), call.device, progress=bar)
             measured = measure_join(
-                join, parts, names_of(join), repeats=self.repeats, cache=self.cache
+                join, parts, names_of(join), repeats=settings.repeats, cache=settings.cache
             )
         return join, measured
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from torch import nn
@@ -159,7 +160,10 @@ class SolvedPlans:
             if not is_first and not self._fits_plainly(model, known) and repeats > 1:
                 known = self._measured(call, graph, output, repeats)
             self.measured[call.key] = known
-        attempt = None if graph.not_a_join else self._join_attempt(call, output, blocks)
+        if graph.not_a_join:
+            return replace(known, output=output, attempt=None)
+        loss = partial(self._loss_stage, output, inputs=call.inputs)
+        attempt = JoinAttempt(call=call, settings=self.settings, loss=loss, blocks=blocks)
         return replace(known, output=output, attempt=attempt)
 
     def measure_blocks(self, around: Around, *, is_first: bool) -> tuple[Around, MeasuredBlocks]:
@@ -298,23 +302,6 @@ class SolvedPlans:
             return None
         _, shared = graph.begin(inputs)
         return loss_stage(self.settings.loss, output, graph.output, shared)
-
-    def _join_attempt(
-        self, call: GraphCall, output: OutputSample | None, blocks: frozenset[str]
-    ) -> JoinAttempt:
-        """Return an attempt to plan the graph's branches apart."""
-        settings = self.settings
-        return JoinAttempt(
-            observe=call.observed_again,
-            inputs=call.inputs,
-            loss=lambda join: self._loss_stage(output, join, call.inputs),
-            device=call.device,
-            granularity=settings.granularity,
-            blocks=blocks,
-            repeats=settings.repeats,
-            progress=settings.progress,
-            cache=settings.cache,
-        )
 
 
 def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:

@@ -255,11 +255,9 @@ def planned_graph(
         schedule = program_of(solution)
         overheads = costs.overheads_for(schedule)
         transport = Transport.of(solution, costs.profile, overheads, engine)
-    return staged.planned(
-        solution,
-        costs.profile_for(schedule),
+    return replace(
+        staged.planned(solution, costs.profile_for(schedule), transport),
         overheads=costs.overheads_for(schedule),
-        transport=transport,
         plain_time=costs.profile.least_time,
         plain_peak=plain_peak(costs),
     )

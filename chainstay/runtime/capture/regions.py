@@ -1,7 +1,6 @@
 """Autocast and gradient modes that a model switches on in its own forward.
 
-torch.export wraps what runs in such a region into an operator of its own. Here the operators
-inside are told their region instead, so that a chain can be cut there, too; each stage then
+The operators inside are told their region, so that a chain can be cut there, too; each stage then
 enters the regions of its operators again.
 """
 
@@ -19,11 +18,7 @@ __all__ = ["AutocastRegion", "GradientRegion", "Region", "RegionModule"]
 
 @dataclass(frozen=True, slots=True)
 class AutocastRegion:
-    """A ``with torch.autocast(...)`` inside the model.
-
-    Whether autocast caches its copies of weights is not kept: export switches that off while
-    it traces, so what it says is not what the model does.
-    """
+    """A ``with torch.autocast(...)`` inside the model; whether it caches weights is not kept."""
 
     device_type: str
     dtype: torch.dtype

@@ -1,7 +1,6 @@
 """Random numbers that are not torch's: Python's own generator and NumPy's global one.
 
-Models draw from them, too: to skip a layer, to mask some of the words. torch.export makes
-constants of what they give.
+Models draw from them, too: to skip a layer, to mask some of the words.
 """
 
 from __future__ import annotations

@@ -88,9 +88,14 @@ def trace_phases(
         phases: May be a generator that makes each phase when its turn has come.
         device: ``cpu`` or a CUDA device.
     """
-    require_measurable(device)
-    with _garbage_at_rest():
-        return _trace_cuda(phases, device) if device.type == "cuda" else _trace_cpu(phases)
+
+    def run(mark: Callable[[], None]) -> None:
+        for phase in phases:
+            result = phase()
+            mark()
+            del result
+
+    return trace_marked(run, device)[:-1]  # nothing is left to do behind the last mark
 
 
 def trace_marked(
@@ -114,7 +119,7 @@ def trace_marked(
     require_measurable(device)
     with _garbage_at_rest():
         if device.type == "cuda":
-            return _trace_marked_cuda(function, device)
+            return _trace_cuda(function, device)
         with profile(use_cpu=True, profile_memory=True) as profiler:
             _mark_phase_end()
             result = function(_mark_phase_end)
@@ -186,17 +191,6 @@ def _garbage_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def _trace_cpu(phases: Iterable[Callable[[], object]]) -> tuple[MemoryTrace, ...]:
-    with profile(use_cpu=True, profile_memory=True) as profiler:
-        _mark_phase_end()
-        for phase in phases:
-            result = phase()
-            _mark_phase_end()
-            del result
-    assert profiler.kineto_results is not None
-    return _split_phases(profiler.kineto_results.events())
-
-
 def _mark_phase_end() -> None:
     with record_function(_PHASE_END):
         pass
@@ -237,26 +231,6 @@ def _is_cpu_memory(event: Any) -> bool:  # noqa: ANN401  # kineto events have no
 
 
 def _trace_cuda(
-    phases: Iterable[Callable[[], object]], device: torch.device
-) -> tuple[MemoryTrace, ...]:
-    torch.cuda.synchronize(device)
-    base = torch.cuda.memory_allocated(device)
-    traces = []
-    for phase in phases:
-        torch.cuda.reset_peak_memory_stats(device)
-        result = phase()
-        torch.cuda.synchronize(device)
-        traces.append(
-            MemoryTrace(
-                peak_bytes=torch.cuda.max_memory_allocated(device) - base,
-                end_bytes=torch.cuda.memory_allocated(device) - base,
-            )
-        )
-        del result
-    return tuple(traces)
-
-
-def _trace_marked_cuda(
     function: Callable[[Callable[[], None]], object], device: torch.device
 ) -> tuple[MemoryTrace, ...]:
     torch.cuda.synchronize(device)

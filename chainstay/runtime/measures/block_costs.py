@@ -141,9 +141,18 @@ def measure_blocks(
         if all(gathered(model, account is not None)) and account is not None:
             traits = tuple(each for subject in subjects() for each in traits_of(subject))
         else:
-            blocks = _Blocks.measured(stages, subjects(), around.chain, device, repeats)
-            account = _account_of(blocks, around, bar, autocast, repeats)
-            traits = tuple(each.traits for each in blocks.observed)
+            observed: list[ObservedStage] = []
+            memories: list[StageMemory] = []
+            for subject in subjects():
+                found = observe_chain(subject, repeats)
+                observed += found
+                memories += trace_chain(found, subject)
+            bar("running what is around the blocks", steps=0, more=1)
+            outside = around.measured([each.input_gradients for each in memories], repeats)
+            bar("running what is around the blocks")
+            standing = _standing_bytes(observed, memories, outside, around, autocast)
+            account = _Accountant(around.chain, observed, memories, outside, standing).account()
+            traits = tuple(each.traits for each in observed)
             if file is not None:
                 file.write(account)
     chain = Chain(stages=stages, device=device, names=around.chain.shared_names)
@@ -195,56 +204,19 @@ def _text_of(loss: TracedLoss | None) -> str:
     return "no loss" if loss is None else loss.text
 
 
-def _account_of(
-    blocks: _Blocks, around: Around, progress: Progress, autocast: Autocast | None, repeats: int
-) -> Account:
-    progress("running what is around the blocks", steps=0, more=1)
-    outside = around.measured([each.input_gradients for each in blocks.memories], repeats)
-    progress("running what is around the blocks")
-    standing = _standing_bytes(blocks, outside, around, autocast)
-    return _Accountant(blocks, outside, standing).account()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Blocks:
-    """All blocks, measured one by one."""
-
-    chain: BlockChain
-    stages: tuple[ChainStage, ...]
-    observed: tuple[ObservedStage, ...]
-    memories: tuple[StageMemory, ...]
-    device: torch.device
-
-    @classmethod
-    def measured(
-        cls,
-        stages: tuple[ChainStage, ...],
-        subjects: Iterator[Subject],
-        chain: BlockChain,
-        device: torch.device,
-        repeats: int,
-    ) -> _Blocks:
-        """Measure segment by segment."""
-        observed: list[ObservedStage] = []
-        memories: list[StageMemory] = []
-        for subject in subjects:
-            found = observe_chain(subject, repeats)
-            observed += found
-            memories += trace_chain(found, subject)
-        return cls(chain, stages, tuple(observed), tuple(memories), device)
-
-
 @dataclass(frozen=True, slots=True)
 class _Accountant:
     """Puts blocks and what is around them together."""
 
-    blocks: _Blocks
+    chain: BlockChain
+    observed: Sequence[ObservedStage]
+    memories: Sequence[StageMemory]
     outside: Outside
-    standing: int
+    standing: int  # bytes that a plan holds through the whole step
 
     def account(self) -> Account:
         """Return the costs of every stage, the loss last."""
-        segments = list(self.blocks.chain.segments())
+        segments = list(self.chain.segments())
         skips = tuple(skip for segment in segments for skip in self._skips(segment))
         tied = self._tied()
         stages = [
@@ -262,7 +234,7 @@ class _Accountant:
     def _stage(
         self, index: int, segment: range, skips: Sequence[Skip], tied: tuple[int, int]
     ) -> StageCost:
-        observed, memory = self.blocks.observed[index], self.blocks.memories[index]
+        observed, memory = self.observed[index], self.memories[index]
         before, behind = self.outside.before[index], self.outside.behind_backward(index)
         given = self._given_bytes(index)
         all_given, all_made = observed.given.bytes, observed.result.bytes_outside(observed.given)
@@ -293,9 +265,9 @@ class _Accountant:
 
     def _loss(self) -> StageCost:
         """All behind the last block."""
-        last = len(self.blocks.stages) - 1
+        last = len(self.observed) - 1
         loss, backward = self.outside.loss, self.outside.backward[last]
-        observed = self.blocks.observed[last]
+        observed = self.observed[last]
         made = observed.result.bytes_outside(observed.given)
         saved = max(loss.level - self.outside.behind[last].level + made, 0)
         gradient = self._gradient_bytes(last + 1)
@@ -325,34 +297,34 @@ class _Accountant:
 
     def _given_bytes(self, index: int) -> int:
         """Return the bytes that the profile has for the input of stage `index`."""
-        return self._counted(self.blocks.observed[index].given, self.blocks.chain.segment_of(index))
+        return self._counted(self.observed[index].given, self.chain.segment_of(index))
 
     def _counted(self, state: NumberedState, start: int) -> int:
         """Bytes of `state` without the input of its segment, which counts as outside."""
-        outside = self.blocks.observed[start].given.storages
+        outside = self.observed[start].given.storages
         return sum(size for number, size in state.storages.items() if number not in outside)
 
     def _gradient_bytes(self, cut: int) -> int:
         """Return the bytes of the gradient in front of stage `cut`, the larger of the two sides."""
-        memories = self.blocks.memories
+        memories = self.memories
         sides = [memories[cut - 1].output_gradients] if cut else []
         sides += [memories[cut].input_gradients] if cut < len(memories) else []
         return max(each.allocated_bytes for each in sides)
 
     def _skips(self, segment: range) -> Iterator[Skip]:
         """Yield the tensors that several states of a segment share."""
-        outside = self.blocks.observed[segment.start].given.storages
-        states = [self.blocks.observed[index].given for index in segment]
-        gradients = [self.blocks.memories[index].input_gradients for index in segment]
+        outside = self.observed[segment.start].given.storages
+        states = [self.observed[index].given for index in segment]
+        gradients = [self.memories[index].input_gradients for index in segment]
         for skip in shared_skips([_without(state, outside) for state in states], gradients):
             yield replace(skip, first=skip.first + segment.start, last=skip.last + segment.start)
 
     def _tied(self) -> list[tuple[int, int]]:
         """Return the bytes of gradients of parameters that a block shares with others."""
-        used = {id(leaf) for each in self.blocks.observed for leaf in each.leaves}
+        used = {id(leaf) for each in self.observed for leaf in each.leaves}
         others = tuple(leaf for leaf in self.outside.leaves if id(leaf) in used)
-        leaves = [others, *(each.leaves for each in self.blocks.observed), others]
-        held = [(), *(each.leaf_gradients for each in self.blocks.memories), ()]
+        leaves = [others, *(each.leaves for each in self.observed), others]
+        held = [(), *(each.leaf_gradients for each in self.memories), ()]
         return tied_gradients_bytes(leaves, held)[1:-1]
 
 
@@ -362,20 +334,23 @@ def _without(state: NumberedState, outside: Mapping[int, int]) -> NumberedState:
 
 
 def _standing_bytes(
-    blocks: _Blocks, outside: Outside, around: Around, autocast: Autocast | None
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    outside: Outside,
+    around: Around,
+    autocast: Autocast | None,
 ) -> int:
     """Inputs of the model, what blocks do not drop, copies of inputs that are changed."""
     total = around.input_bytes
-    leaves = [each.leaves for each in blocks.observed]
+    leaves = [each.leaves for each in observed]
     total += autocast_copies_bytes([*leaves, outside.leaves], autocast)
-    for stage, each, memory in zip(
-        blocks.chain.stages, blocks.observed, blocks.memories, strict=True
-    ):
+    blocks = around.chain.stages
+    for stage, each, memory in zip(blocks, observed, memories, strict=True):
         made = each.result.bytes_outside(each.given)
         total += max(memory.dropped_bytes - made, 0)
         total += each.given.bytes if stage.is_input_changed else 0
     # What collectives gather and reduce goes when their own threads let it go: beside a block
     # there may be the parameters and the gradients of a neighbour, now and then.
-    sharded = [whole_bytes(stage.block) for stage in blocks.chain.stages if stage.block is not None]
+    sharded = [whole_bytes(stage.block) for stage in blocks if stage.block is not None]
     total += 2 * max(sharded, default=0)
     return total

@@ -12,7 +12,6 @@ import torch
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
 from chainstay.runtime.capture.trials.isolation import StandIns
-from chainstay.runtime.execute.alternatives import Alternative
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.planned import PlannedGraph
@@ -52,27 +51,15 @@ class StagedGraph:
     chain: Chain
     traits: tuple[Traits, ...]
 
-    def planned(  # noqa: PLR0913  # all but the first two are told only
-        self,
-        solution: Solution,
-        profile: ChainProfile,
-        *,
-        overheads: tuple[int, ...] | None = None,
-        transport: Transport | None = None,
-        alternatives: tuple[Alternative, ...] = (),
-        plain_time: int | None = None,
-        plain_peak: int | None = None,
+    def planned(
+        self, solution: Solution, profile: ChainProfile, transport: Transport | None = None
     ) -> PlannedGraph:
         """The graph by the schedule of `solution`.
 
         Args:
             solution: A solution for these stages and the loss.
             profile: What they cost.
-            overheads: Bytes of each operation, where that was measured.
             transport: Makes the solution's transfers.
-            alternatives: What it was weighed against, itself included.
-            plain_time: Time of plain training in ns, where that was measured.
-            plain_peak: Peak of plain training in bytes, where that was measured.
 
         Raises:
             PlanMismatchError: The schedule is for another number of stages, or cannot be run.
@@ -84,10 +71,6 @@ class StagedGraph:
             executor=Executor(self.chain, self.traits, schedule, transport),
             solution=solution,
             profile=profile,
-            overheads=overheads,
-            alternatives=alternatives,
-            plain_time=plain_time,
-            plain_peak=plain_peak,
         )
 
 

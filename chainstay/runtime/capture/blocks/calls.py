@@ -6,7 +6,7 @@ changed in place is another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -90,11 +90,6 @@ class BlockCall:
         return tuple(tensor for tensor in self.inputs if tensor.requires_grad)
 
     @property
-    def made(self) -> tuple[SeenTensor, ...]:
-        """Distinct tensors among the outputs."""
-        return self.outputs
-
-    @property
     def is_stage(self) -> bool:
         """Whether there is a gradient to run it again for."""
         return any(tensor.requires_grad for tensor in self.outputs) and not any(
@@ -167,6 +162,3 @@ def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Itera
 
 def _storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else tensor.nbytes
-
-
-Calls = Sequence[BlockCall]

@@ -17,8 +17,8 @@ def follows(segment: _Calls, call: BlockCall) -> bool:
 
     Whatever else it takes with a gradient must be from the segment, unchanged.
     """
-    passed = {each for each in segment[-1].made if each.requires_grad}
-    known = {*segment[0].taken, *(each for before in segment for each in before.made)}
+    passed = {each for each in segment[-1].outputs if each.requires_grad}
+    known = {*segment[0].taken, *(each for before in segment for each in before.outputs)}
     return bool(passed) and passed <= {*call.taken} <= known
 
 

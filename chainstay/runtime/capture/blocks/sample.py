@@ -290,8 +290,8 @@ def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
     states = [tuple(dict.fromkeys(calls[0].taken))]
     for index, call in enumerate(calls):
         later = {tensor for other in calls[index + 1 :] for tensor in other.taken}
-        carried = (t for t in states[-1] if t in later and t not in call.made)
-        states.append((*call.made, *dict.fromkeys(carried)))
+        carried = (t for t in states[-1] if t in later and t not in call.outputs)
+        states.append((*call.outputs, *dict.fromkeys(carried)))
     return states
 
 

@@ -11,7 +11,7 @@ from torch import fx
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.capture.cuts.branches import find_towers
 from chainstay.runtime.capture.cuts.chain import CutGraph, GraphChain, assemble
-from chainstay.runtime.capture.cuts.crossings import find_crossings, forbidden_places
+from chainstay.runtime.capture.cuts.crossings import Crossings, find_crossings, forbidden_places
 from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
 from chainstay.runtime.capture.cuts.movable_nodes import movable_nodes
 from chainstay.runtime.capture.graph import CapturedGraph, NoStagesError
@@ -86,7 +86,7 @@ def cut_into_chain(
     """
     crossings = find_crossings(observed.captured, observed.state_inputs, observed.movable)
     cuts = choose_cuts(crossings, observed.seen, granularity, blocks)
-    return _cut_at(observed, cuts)
+    return _cut_at(observed, crossings, cuts)
 
 
 def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | None:
@@ -96,12 +96,11 @@ def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | No
     places = tuple(cut + len(observed.seen.numbers) for cut in cuts)
     if not forbidden.isdisjoint(places) or any(n >= len(crossings.operators) for n in places):
         return None
-    return _cut_at(observed, places)
+    return _cut_at(observed, crossings, places)
 
 
-def _cut_at(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain:
+def _cut_at(observed: ObservedGraph, crossings: Crossings, cuts: tuple[int, ...]) -> GraphChain:
     captured, seen = observed.captured, observed.seen
-    crossings = find_crossings(captured, observed.state_inputs, observed.movable)
     for node in crossings.at(len(crossings.operators) - 1):
         if seen[node].tensor is None:
             raise NoStagesError(

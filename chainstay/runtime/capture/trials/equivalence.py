@@ -32,7 +32,7 @@ from chainstay.runtime.capture.trials.isolation import (
     shadow_of,
     values_kept,
 )
-from chainstay.runtime.capture.trials.world import world_kept
+from chainstay.runtime.capture.trials.world import is_equal, world_kept
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.measures.probe import dropping
 
@@ -325,6 +325,4 @@ def _is_same(old: object, new: object) -> bool:
         return type(old) is type(new) and old is new
     if old.dtype != new.dtype or old.shape != new.shape or old.requires_grad != new.requires_grad:
         return False
-    if old.layout != torch.strided:
-        old, new = old.to_dense(), new.to_dense()
-    return bool(((old == new) | ((old != old) & (new != new))).all())  # noqa: PLR0124  # NaN
+    return is_equal(old, new)
