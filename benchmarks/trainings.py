@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.networks import convnext, vit
-from benchmarks.torchvision_networks import stages_of
 from models import UNet, gpt2, resnet50
+from zoo import Appended  # torchvision and what imports it can be imported only after this
 
 __all__ = ["NETWORKS", "Training", "training_of"]
 
@@ -105,6 +105,23 @@ def _bert(name: str, device: torch.device) -> Training:
     return Training(name, model, (tokens,), {"labels": labels}, lambda output: output.loss)
 
 
+def _densenet121() -> nn.Sequential:
+    """DenseNet-121 of torchvision, one stage per dense layer and per transition."""
+    models: Any = import_module("torchvision.models")
+    net = models.densenet121()
+    features = dict(net.features.named_children())
+    stages: list[nn.Module] = [
+        nn.Sequential(*(features[name] for name in ("conv0", "norm0", "relu0", "pool0")))
+    ]
+    for name, part in features.items():
+        if name.startswith("denseblock"):
+            stages += map(Appended, part.children())
+        elif name.startswith("transition"):
+            stages.append(part)
+    pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), net.classifier)
+    return nn.Sequential(*stages, nn.Sequential(features["norm5"], nn.ReLU(), *pool))
+
+
 def _tokens(device: torch.device) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (4, LENGTH), device=device)
 
@@ -119,7 +136,7 @@ def _binary_cross_entropy(masks: torch.Tensor, maps: torch.Tensor) -> torch.Tens
 
 NETWORKS: Final[Mapping[str, Callable[[str, torch.device], Training]]] = MappingProxyType(
     {
-        "DenseNet-121": partial(_on_images, partial(stages_of, "densenet121"), 4),
+        "DenseNet-121": partial(_on_images, _densenet121, 4),
         "ResNet-50": partial(_on_images, partial(resnet50, width=16), 16),
         "ViT": partial(_on_images, partial(vit, side=64, patch=8, blocks=8, width=96, heads=6), 8),
         "ConvNeXt": partial(_on_images, partial(convnext, widths=(24, 48, 96, 192)), 8),

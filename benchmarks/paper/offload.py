@@ -1,14 +1,14 @@
 """Offloading as [BES20] evaluates it: makespan over the lower bound, against memory.
 
-    .venv/bin/python -m benchmarks.paper.offload [--output paper_offload.png] [--make-profiles]
+    .venv/bin/python -m benchmarks.paper.offload [--output paper_offload.png]
 
 ResNet-50, DenseNet-121 and Inception v3, each as measured on a CPU and as a roofline makes it
 for a V100 (batch 32, as `chainstay.estimate` does stage by stage); the link has 12 GB/s for
 the V100 and, for the slower CPU, as much less as it is slower, so that transfers matter alike.
 Every method goes through the same referee; the bound is that of Proposition 3.
 
-The profiles are stored in ``benchmarks/profiles``; ``--make-profiles`` makes them anew, which
-needs torchvision. Prints a table of the worst and mean ratios, writes a picture.
+The profiles are stored in ``benchmarks/profiles``; how they were made is in the history of this
+file (`make_profiles`). Prints a table of the worst and mean ratios, writes a picture.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from statistics import mean
-from typing import Any, Final
+from typing import Final
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import PROFILES
-from chainstay import ChainProfile, Link, OffloadProfile, Stage, simulate_offload, solve_offload
+from chainstay import ChainProfile, Link, OffloadProfile, simulate_offload, solve_offload
 from chainstay.baselines.offload import OFFLOAD_BASELINES
 from chainstay.problems.offload import OffloadMethod, OffloadProblem
 from chainstay.solve.offload import AutoOffload
@@ -34,7 +34,6 @@ from chainstay.validation.offload.search import proposition3_bound
 NETWORKS: Final = ("resnet50", "densenet121", "inception_v3")
 DEVICES: Final = ("cpu", "v100")
 BYTES_PER_SECOND: Final = 12 * 10**9
-BATCH: Final = {"cpu": 2, "v100": 32}
 SHARES: Final = tuple(Fraction(step, 12) for step in range(13))
 METHODS: Final[Mapping[str, OffloadMethod | str]] = {
     "auto": AutoOffload(time_limit_s=2),
@@ -57,11 +56,7 @@ def main() -> None:
     """Print the table, write the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("paper_offload.png"), help="PNG or SVG")
-    parser.add_argument("--make-profiles", action="store_true", help="measure and estimate anew")
     arguments = parser.parse_args()
-    if arguments.make_profiles:
-        for network in NETWORKS:
-            make_profiles(network)
     curves = {
         (network, device): ratios(load(network, device), link_of(network, device))
         for network in NETWORKS
@@ -165,56 +160,6 @@ def plot(
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.suptitle("Offloading whole activations: makespan over the bound of Proposition 3")
     figure.savefig(path)
-
-
-def make_profiles(network: str) -> None:
-    """Measure and estimate `network`, stage by stage, and store both profiles."""
-    import torch  # noqa: PLC0415  # the stored profiles need none of it
-
-    from benchmarks.torchvision_networks import SIZES, V100, stages_of  # noqa: PLC0415
-    from chainstay import measure  # noqa: PLC0415
-
-    size = SIZES[network]
-    measured = measure(
-        stages_of(network), torch.rand(BATCH["cpu"], 3, size, size), loss=lambda out: out.sum()
-    )
-    _store(network, "cpu", measured.profile)
-    _store(network, "v100", _estimated(stages_of(network), BATCH["v100"], size, V100))
-
-
-def _estimated(stages: Any, batch: int, size: int, device: Any) -> ChainProfile:  # noqa: ANN401
-    """Every stage by itself, its parts joined into one."""
-    import torch  # noqa: PLC0415
-
-    from chainstay import estimate  # noqa: PLC0415
-
-    state, found = torch.empty(batch, 3, size, size, device="meta"), []
-    input_bytes = state.nbytes
-    for index, module in enumerate(stages.to("meta")):
-        sample = torch.empty_like(state).requires_grad_(index > 0)
-        output = module(state)
-        parts = estimate(module, (sample,), device=device, granularity=1).profile.stages
-        found.append(
-            Stage(
-                name=type(module).__name__,
-                forward_time=sum(part.forward_time for part in parts),
-                backward_time=sum(part.backward_time for part in parts),
-                output_bytes=output.nbytes,
-                saved_bytes=max(sum(part.saved_bytes for part in parts), output.nbytes),
-                gradient_bytes=output.nbytes,
-                forward_overhead_bytes=max(part.forward_overhead_bytes for part in parts),
-                backward_overhead_bytes=max(part.backward_overhead_bytes for part in parts),
-            )
-        )
-        state = output.detach()
-    return ChainProfile(
-        input_bytes=input_bytes, input_gradient_bytes=0, stages=(*found, Stage(name="loss"))
-    )
-
-
-def _store(network: str, device: str, chain: ChainProfile) -> None:
-    PROFILES.mkdir(exist_ok=True)
-    (PROFILES / f"offload-{network}-{device}.json").write_text(chain.to_json() + "\n")
 
 
 if __name__ == "__main__":

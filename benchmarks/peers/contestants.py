@@ -9,8 +9,6 @@
                         its partitioner's graphs run as they are (``backend="aot_eager"``)
 ``inductor``            the same, with the graphs turned into machine code (the default backend)
 ``save_on_cpu``         `torch.autograd.graph.save_on_cpu`
-``ckptplan``            PyPI's planner; it measures activation bytes on CUDA only and refuses
-                        to plan without, so they are measured here, as it defines them
 ======================  ============================================================
 """
 
@@ -25,7 +23,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from benchmarks.peers.ckptplan import planned_by_ckptplan
 from benchmarks.peers.results import Contestant, Forward, Refusal
 from benchmarks.training import twin
 from benchmarks.trainings import Training
@@ -45,7 +42,6 @@ def contestants(training: Training, *, inductor: bool) -> Iterator[Contestant | 
     if inductor:
         yield from _compiled(training.model, "inductor")
     yield Contestant(peer="save_on_cpu", setting="", forward=partial(_saved_on_cpu, training.model))
-    yield from planned_by_ckptplan(training)
 
 
 class Checkpointed(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.peers.results import Duel, Outcome, Run
-from benchmarks.training import cells, heading, machine
+from benchmarks.training import cells, heading, machine, mebibytes
 
 __all__ = ["draw", "text_of"]
 
@@ -22,7 +22,6 @@ MARKS: Final = {
     "compile": ("torch.compile, aot_eager", "^", "#4477aa"),
     "inductor": ("torch.compile, inductor", "v", "#66ccee"),
     "save_on_cpu": ("save_on_cpu", "P", "#ccbb44"),
-    "ckptplan": ("ckptplan", "X", "#aa3377"),
     "chainstay": ("chainstay", "o", "#cc3311"),
 }
 """For each peer: name, mark and colour."""
@@ -81,8 +80,7 @@ def _introduction() -> Iterator[str]:
     yield (
         "torch.compile runs its partitioner's graphs with eager kernels (`aot_eager`), which "
         "isolates what `activation_memory_budget` does; `--inductor` adds the default backend. "
-        "`save_on_cpu` has nothing to move where the device is the CPU. ckptplan measures "
-        "activation bytes on CUDA only; here it is given them."
+        "`save_on_cpu` has nothing to move where the device is the CPU."
     )
     yield ""
 
@@ -109,7 +107,7 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield cells(
             outcome.name,
             str(outcome.stages),
-            _mebibytes(outcome.plain.peak_bytes),
+            mebibytes(outcome.plain.peak_bytes),
             _milliseconds(outcome.plain.least_time),
             f"{outcome.noise:.3f}",
             str(len(outcome.duels)),
@@ -166,12 +164,12 @@ def _losses(duels: Sequence[tuple[Outcome, Duel]]) -> Iterator[str]:
         what = (
             f"{duel.ratio:.3f} (medians {duel.median_ratio:.3f})"
             if duel.plan
-            else f"needs {_mebibytes(duel.least_budget)}"
+            else f"needs {mebibytes(duel.least_budget)}"
         )
         peer = duel.peer
         remark = "" if peer.is_equal else ", whose gradients are not those of plain training"
         yield (
-            f"- {outcome.name}, {peer.peer} {peer.setting} at {_mebibytes(peer.peak_bytes)}: "
+            f"- {outcome.name}, {peer.peer} {peer.setting} at {mebibytes(peer.peak_bytes)}: "
             f"{what}{remark}"
         )
 
@@ -228,8 +226,8 @@ def _section(outcome: Outcome, pictures: str) -> Iterator[str]:
 def _ways(run: Run, outcome: Outcome) -> tuple[str, ...]:
     return (
         f"{run.peer} {run.setting}",
-        _mebibytes(run.peak_bytes),
-        _mebibytes(run.saved_bytes),
+        mebibytes(run.peak_bytes),
+        mebibytes(run.saved_bytes),
         f"{run.saved_bytes / run.budget:.0%}" if run.budget else "",
         _milliseconds(run.least_time),
         f"{run.least_time / outcome.plain.least_time:.3f}",
@@ -239,9 +237,9 @@ def _ways(run: Run, outcome: Outcome) -> tuple[str, ...]:
 
 def _rival(duel: Duel, outcome: Outcome) -> tuple[str, ...]:
     if duel.plan is None:
-        return "", "", "", "", f"needs {_mebibytes(duel.least_budget)}"
+        return "", "", "", "", f"needs {mebibytes(duel.least_budget)}"
     return (
-        _mebibytes(duel.plan.peak_bytes),
+        mebibytes(duel.plan.peak_bytes),
         _milliseconds(duel.plan.least_time),
         _equality(duel.plan),
         f"{duel.ratio:.3f} ({duel.median_ratio:.3f})",
@@ -253,10 +251,6 @@ def _rival(duel: Duel, outcome: Outcome) -> tuple[str, ...]:
 
 def _equality(run: Run) -> str:
     return "yes" if run.is_equal else f"{run.difference:.0e}"
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / MEBIBYTE:.2f} MiB"
 
 
 def _milliseconds(time: float) -> str:

@@ -13,9 +13,8 @@ On CUDA the link is the real one. On the CPU it is the runtime's double: threads
 the pace of a link which moves all that a step saves in as long as the step computes, so that
 neither way is for nothing. Copies compete with the computation for one memory bus there.
 
-Goals: whole transfers within 5 % of the fractional optimum on average; steps within 10 % of
-the plan; peaks within the budget. The fractional optimum is between a lower bound (of persistent
-plans, by slots rounded down) and the best plan known; both are told.
+Goals: steps within 10 % of the plan; peaks within the budget. (How near whole transfers come to
+fractional ones is what `benchmarks.solvers.hybrid_speed` tells.)
 
 All seven networks take a few minutes.
 
@@ -49,7 +48,6 @@ from chainstay.fitting.combined import solve_combined
 from chainstay.fitting.offloaded import solve_offloaded
 from chainstay.problems.offload import OffloadSolution
 from chainstay.solution import Solution
-from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.validation.simulate import simulate
 
 SHARES: Final = (0.05, 0.16, 0.3, 0.48, 0.7)
@@ -65,31 +63,16 @@ MEBIBYTE: Final = 2**20
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """How much longer whole transfers take than partial ones, as a share.
-
-    Attributes:
-        known: Than the best plan known of partial ones.
-        bound: Than a lower bound on all of those.
-    """
-
-    known: float
-    bound: float
-
-
-@dataclass(frozen=True)
 class Frontier:
-    """All plans of one network; and, over its budgets, whole plans against fractional ones.
+    """All plans of one network.
 
     Attributes:
         subject: The network.
         points: Its plans, plain training first.
-        shortages: By budget; ``None`` where no plan of whole transfers was found.
     """
 
     subject: Subject
     points: tuple[Point, ...]
-    shortages: tuple[Shortage | None, ...]
 
 
 def link_for(subject: Subject) -> Link:
@@ -115,14 +98,12 @@ def frontier(subject: Subject, repeats: int) -> Frontier:
         *segmented(subject),
     ]
     least = min(least_of_recomputing(subject), costs.offload_profile.required_bytes)
-    shortages: list[Shortage | None] = []
     for share in SHARES:
         budget = least + int((plain.peak_bytes - least) * share)
         points += planned(subject, link, budget)
-        shortages.append(shortage(subject, link, budget))
     if repeats:
         points = [run(subject, link, point, repeats) for point in points]
-    return Frontier(subject, tuple(points), tuple(shortages))
+    return Frontier(subject, tuple(points))
 
 
 def least_of_recomputing(subject: Subject) -> int:
@@ -193,21 +174,6 @@ SOLVERS: Final[dict[str, Solver]] = {
     "offload": _offload,
     "combined": _combined,
 }
-
-
-def shortage(subject: Subject, link: Link, budget: int) -> Shortage | None:
-    """By how much whole transfers take longer than partial ones."""
-    profile = subject.costs.movable_profile
-    slots = max(40, min(100, 2400 // len(profile)))
-    there = Link(bandwidth=link.bandwidth)  # fractional transfers know no latency
-    try:
-        solution = solve_hybrid(profile, budget, link=there, method=Pofo(slots=slots, tries=100))
-    except ChainstayError:
-        return None
-    known, bound = solution.fractional_makespan, solution.fractional_bound
-    if not (known and bound):
-        return None
-    return Shortage(float(solution.makespan / known) - 1, float(solution.makespan / bound) - 1)
 
 
 def draw(result: Frontier, path: Path) -> None:
@@ -293,17 +259,6 @@ def _mebibytes(size: int) -> str:
 
 def summary(results: list[Frontier]) -> Iterator[str]:
     """The goals, with figures."""
-    asked = [each for result in results for each in result.shortages]
-    found = [each for each in asked if each is not None]
-    if found:
-        for text, shares in (
-            ("the best plan known of partial ones", [each.known for each in found]),
-            ("a lower bound on all plans of partial ones", [each.bound for each in found]),
-        ):
-            yield (
-                f"* Whole transfers above {text}, {len(found)} problems: mean {fmean(shares):.2%}, "
-                f"worst {max(shares):.2%}; {len(asked) - len(found)} more have no plan."
-            )
     run = [
         (each, each.against_plan(result.points[0].planned_time))
         for result in results

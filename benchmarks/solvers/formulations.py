@@ -30,6 +30,7 @@ from benchmarks.solvers.chain_speed import (
     resnet_like,
     share_of_plain_training,
 )
+from benchmarks.training import cells, heading
 from chainstay import (
     CPSAT,
     DP,
@@ -113,9 +114,9 @@ def _long_chains(instances: int = 10) -> tuple[list[str], list[str]]:
             rows.append((solver, where, instances, _s(median), _s(worst), proved, faster))
             if median >= PROMISED_SECONDS[solver] or proved < instances:
                 misses.append(f"{solver}, 20 stages, {where}: {median:.1f} s, {proved} proved")
-    heading = ("solver", "budget", "instances", "median", "worst", "proved", "beat persistent")
+    columns = ("solver", "budget", "instances", "median", "worst", "proved", "beat persistent")
     title = "## 20 random stages and a loss, at shares of plain training's memory, table1"
-    return [title, "", *_table(heading, rows)], misses
+    return [title, "", *_table(columns, rows)], misses
 
 
 def _timed(
@@ -159,17 +160,17 @@ def _shapes() -> list[str]:
             if budget < least:
                 continue
             persistent = DP()(profile, budget)
-            cells, makespans = [], []
+            times, makespans = [], []
             for solver in SOLVERS:
                 claim, seconds = _timed(solver, profile, budget, persistent)
                 gap = (claim.makespan - claim.lower_bound) / claim.makespan
-                cells.append(f"{_s(seconds)}, gap {gap:.1%}" if gap else _s(seconds))
+                times.append(f"{_s(seconds)}, gap {gap:.1%}" if gap else _s(seconds))
                 makespans.append(claim.makespan)
             loss = persistent.makespan / min(makespans) - 1
             where = f"{share:.0%}" if share else "least feasible"
-            rows.append((name, where, *cells, f"{loss:.2%}"))
-    heading = ("chain", "budget", *SOLVERS, "persistent is slower by")
-    return ["## 20 stages of other shapes, table1", "", *_table(heading, rows)]
+            rows.append((name, where, *times, f"{loss:.2%}"))
+    columns = ("chain", "budget", *SOLVERS, "persistent is slower by")
+    return ["## 20 stages of other shapes, table1", "", *_table(columns, rows)]
 
 
 def _require_valid(profile: ChainProfile, budget: int, claim: Claim) -> None:
@@ -192,10 +193,8 @@ def _s(seconds: float) -> str:
     return f"{seconds:.2f} s"
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A table in Markdown."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return [f"| {' | '.join(map(str, line))} |" for line in lines]
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    return [*heading(*columns), *(cells(*map(str, row)) for row in rows)]
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def test_offloading_alone_takes_what_hooks_take_the_computing_thread(model: str)
     assert course.peak_bytes <= solution.peak_bytes <= budget
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.35])
+@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.long), 0.1, 0.35])
 @pytest.mark.parametrize("model", MODELS)
 def test_never_behind_either_way_alone(model: str, share: float) -> None:
     measured = MODELS[model]()

@@ -42,6 +42,7 @@ def test_golden_least_budgets(golden: GoldenChain, discards: Discards) -> None:
 
 @settings(max_examples=150)
 @given(small_chains(), RULES, st.integers(0, 8), st.sampled_from(["hinted", "alone"]))
+@pytest.mark.long
 def test_optimum_of_small_chains_is_that_of_exhaustive_search(
     profile: ChainProfile, discards: Discards, eighths: int, start: str
 ) -> None:

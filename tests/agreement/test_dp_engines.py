@@ -32,6 +32,7 @@ MANY = settings(max_examples=500)
 
 @MANY
 @given(chains(max_stages=9), st.integers(0, 150))
+@pytest.mark.long
 def test_compiled_optimum_equals_numpy_and_the_dense_table(
     profile: ChainProfile, extra: int
 ) -> None:

@@ -34,6 +34,7 @@ def test_two_processes(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "library"), [("lightning_loop", "lightning"), ("hugging_face_loop", "transformers")]
 )
+@pytest.mark.long
 def test_training_loops_of_others(
     name: str, library: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

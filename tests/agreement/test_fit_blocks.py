@@ -196,7 +196,9 @@ def test_compiled_blocks(share: str, is_wrapped: bool) -> None:  # noqa: FBT001
     assert "compiled by torch.compile" in str(planned.chainstay)
 
 
-@pytest.mark.parametrize(("share", "has_cache"), [("60 %", True), ("least", False)])
+@pytest.mark.parametrize(
+    ("share", "has_cache"), [pytest.param("60 %", True, marks=pytest.mark.long), ("least", False)]
+)
 def test_llama_under_autocast(share: str, has_cache: bool) -> None:  # noqa: FBT001
     model, sample = family("Llama")
     low = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=has_cache)

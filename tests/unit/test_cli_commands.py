@@ -328,6 +328,7 @@ def test_a_file_that_cannot_be_replaced_is_told_of(monkeypatch: pytest.MonkeyPat
     assert "plan.json cannot be written: No space left on device" in " ".join(result.stderr.split())
 
 
+@pytest.mark.long
 def test_a_real_process_in_the_poorest_terminal(tmp_path: Path) -> None:
     """No UTF-8, thirty columns, no colours, a pipe: nothing fails, nothing but text comes."""
     quick = replace(STAGE, forward_time=20_000, backward_time=30_000)
