@@ -57,6 +57,7 @@ def measured(family: str) -> ChainProfile:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.long
 def test_states_saved_bytes_and_gradients_are_those_measured(family: str) -> None:
     profile, truth = estimated(family).profile, measured(family)
     assert [stage.name for stage in profile.stages] == [stage.name for stage in truth.stages]

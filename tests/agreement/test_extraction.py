@@ -84,6 +84,7 @@ def test_states_are_what_their_boundaries_say(
 
 
 @pytest.mark.parametrize(("granularity", "most"), [("blocks", 16), (4, 4), (1, 1)])
+@pytest.mark.long
 def test_granularity(granularity: Granularity, most: int) -> None:
     sample = zoo.build("GPT-2")
     chain = extract(sample.model, sample.args, sample.kwargs, granularity=granularity)

@@ -413,6 +413,7 @@ def measured_by_blocks(
     return measure_blocks(around, repeats=1, progress=False, cache=cache)
 
 
+@pytest.mark.long
 def test_what_is_in_the_cache_is_not_measured_again(tmp_path: Path) -> None:
     """Encoder and decoder are two segments; times always differ when they are measured."""
     model, sample = family("T5")

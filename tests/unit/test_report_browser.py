@@ -183,6 +183,7 @@ def test_narrow_screens_need_no_scrolling_sideways(open_page: Callable[..., Open
     assert opened.tab.evaluate("document.documentElement.scrollWidth") <= 800
 
 
+@pytest.mark.long
 def test_plans_without_times(open_page: Callable[..., Opened]) -> None:
     opened = open_page(page(plan("hybrid fractional").solution, plan("hybrid fractional").profile))
     assert opened.tab.evaluate(_INK, "frontier") > 20

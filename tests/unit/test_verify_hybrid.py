@@ -77,6 +77,7 @@ def first_contradiction(*methods: MethodUnderTest) -> Check:
         ("twice", "liar (twice), integral says that nothing is faster than"),
     ],
 )
+@pytest.mark.long
 def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
     check = first_contradiction(under_test(lie), SEARCH)
     assert check.reason.startswith(reason)
