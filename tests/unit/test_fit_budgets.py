@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from chainstay import measure
+from chainstay import fit, measure
 from chainstay.fitting.budgets import bytes_of
 from chainstay.fitting.means import Means
 from chainstay.fitting.transformers_models import caches_off, caching_configs
@@ -67,3 +67,27 @@ def test_caches_are_off_inside_and_on_again() -> None:
     with pytest.raises(KeyError):
         broken_off()
     assert flags() == [True, False, True]
+
+
+class Caching(nn.Module):
+    """Doubles what it gives while its configuration has its caches kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.config = SimpleNamespace(use_cache=True)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.linear(batch)
+        return 2 * output if self.config.use_cache else output
+
+
+def test_caches_are_kept_in_evaluation() -> None:
+    """Gradients may be wanted there, too, so that there is a plan for either mode."""
+    model = Caching()
+    plain = model.linear(torch.ones(1, 2))
+    fit(model, budget="1MiB", repeats=1, progress=False)
+    assert torch.equal(model(torch.ones(1, 2)), plain)
+    model.eval()
+    assert torch.equal(model(torch.ones(1, 2)), 2 * plain)
+    assert model.config.use_cache
