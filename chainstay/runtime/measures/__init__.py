@@ -5,7 +5,6 @@
 `probe`           the memory of one stage that is run alone
 `boundary`        its two ends
 `clock`           how long it takes
-`timed_runs`      the runs that are timed
 `shared_bytes`    bytes that stages share
 `kept_gradients`  gradients that stay as they are meanwhile
 `costs`           from all of that to a profile

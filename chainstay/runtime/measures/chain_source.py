@@ -17,7 +17,7 @@ __all__ = ["ChainSource"]
 
 @dataclass(frozen=True, slots=True)
 class ChainSource:
-    """What a measured chain was made from.
+    """The stages and the call that a chain was measured with.
 
     Attributes:
         named: The stages, by the names they have in the model's ``state_dict``.
@@ -54,7 +54,7 @@ class ChainSource:
 
     @property
     def titles(self) -> list[str]:
-        """What people call the stages."""
+        """Return the stages' names in messages."""
         return [stage_title(name, stage) for name, stage in self.named]
 
     def mismatch(self, named: Stages, activation: torch.Tensor) -> str:
@@ -80,7 +80,7 @@ class ChainSource:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """What stages are told besides their input."""
+    """The modes of a call: stages are told them besides their input."""
 
     flags: tuple[tuple[str, bool], ...]
     autocast: Autocast | None
@@ -121,7 +121,7 @@ class _Mode:
 
 
 def _inner_title(path: str, module: nn.Module) -> str:
-    """What people call a module inside a stage, or the stage itself."""
+    """Return what messages call a module inside a stage, or the stage itself."""
     return f"the {type(module).__name__} in" if path else "the module of"
 
 
@@ -144,6 +144,6 @@ def _require_sample(sample: object) -> None:
 
 
 def _layout_of(tensor: torch.Tensor) -> str:
-    """What a plan promises about its input, for people."""
+    """Return the layout of a chain's input, for people."""
     wants = " that requires a gradient" if tensor.requires_grad else ""
     return f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}{wants}"

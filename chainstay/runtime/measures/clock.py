@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, quantiles
 from typing import Any, Final
@@ -26,13 +26,15 @@ import torch
 
 from chainstay.runtime.devices.device_memory import unused_host_bytes
 from chainstay.runtime.execute.environment import Traits, incoming
+from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
+from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.measures.boundary import noting, swallow
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.progress import Progress, unseen
-from chainstay.runtime.measures.timed_runs import DroppedRun, dropped_run, now
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import State, detached, state_bytes
+from chainstay.schedule import Schedule
 
 __all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
 
@@ -230,10 +232,10 @@ class _Chain:
 
     def drop(self) -> None:
         """One pass, every stage dropped and run again, if gradients ever ask for that."""
-        runs: list[DroppedRun] = []
+        runs: list[_DroppedRun] = []
 
         def start(timed: TimedStage) -> _Forward:
-            runs.append(dropped_run(timed.stage, timed.traits, self.device, self.shared))
+            runs.append(_dropped_run(timed.stage, timed.traits, self.device, self.shared))
             return runs[-1].forward
 
         for index, forward, backward in self._passed(self._count_without_loss, start):
@@ -287,7 +289,7 @@ class _Chain:
         gradients = tuple(map(torch.ones_like, wanting))
 
         def backward() -> State:
-            reached[group.stop] = now()  # by the stopwatch's own time, or stages end too early
+            reached[group.stop] = _now()  # by the stopwatch's own time, or stages end too early
             torch.autograd.backward(wanting, gradients)
             return ()
 
@@ -306,7 +308,7 @@ class _Chain:
 
     @staticmethod
     def _note(reached: dict[int, int], index: int) -> None:
-        reached[index] = now()
+        reached[index] = _now()
 
 
 def _described(state: State) -> State:
@@ -322,9 +324,9 @@ def _is_narrow(values: Sequence[int]) -> bool:
 
 
 def _time_cpu(function: Callable[[], State]) -> tuple[State, int]:
-    start = now()
+    start = _now()
     result = function()
-    return result, now() - start
+    return result, _now() - start
 
 
 def _time_cuda(function: Callable[[], State]) -> tuple[State, int]:
@@ -335,3 +337,44 @@ def _time_cuda(function: Callable[[], State]) -> tuple[State, int]:
     end.record()
     torch.cuda.synchronize()
     return result, int(start.elapsed_time(end) * 1e6)
+
+
+@dataclass(slots=True)
+class _DroppedRun(Run):
+    """A timed run of one stage that was dropped; `again` is in ns."""
+
+    again: int = 0
+
+    def run_again(self, step: Step) -> None:
+        """Run the stage again, and add the time it takes; see `Run`."""
+        begin = _now()
+        Run.run_again(self, step)
+        self.again += _now() - begin
+
+
+def _dropped_run(
+    stage: ChainStage, traits: Traits, device: torch.device, shared: Sequence[Any]
+) -> _DroppedRun:
+    """One that drops what `stage` saves, and runs it again before its backward."""
+    names = ("an input of the model",) * len(shared)
+    return _DroppedRun((stage,), (traits,), _DROPPED, device, shared, names, pending=0)
+
+
+def _now() -> int:
+    """Return the time in ns, by a clock of which only differences say something."""
+    return time.perf_counter_ns() if _counts_waiting() else time.thread_time_ns()
+
+
+def _counts_waiting() -> bool:
+    # With one thread, time spent by other processes on this core does not count.
+    return torch.get_num_threads() > 1
+
+
+def _dropped_plan() -> ExecutionPlan:
+    """One stage and a loss; when the stage runs again, the stage behind it wants its output."""
+    plan = plan_execution(Schedule.parse("Fc0 Fa1 B1 Fa0 B0"), Shape(1))
+    ((again,),) = plan.before_backward
+    return replace(plan, before_backward=((replace(again, output_wanted=True),),))
+
+
+_DROPPED: Final = _dropped_plan()

@@ -103,8 +103,7 @@ class PlannedChain(StageLoop):
         )
         self.training = measured.source.is_training
 
-    # A traced plan gives silently wrong gradients.
-    @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]  # a traced plan gives silently wrong gradients
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
         """The model's output.
 
