@@ -160,7 +160,7 @@ def test_a_step_that_is_wrong_or_too_large_ends_with_status_1(
             return plain(*inner) * 1.0001
 
         model.forward = forward
-        model.chainstay.remove = lambda _: vars(model).pop("forward")
+        model.chainstay.uninstall = lambda _: vars(model).pop("forward")
 
     monkeypatch.setattr(training_run, "apply_plan", shifted)
     wrong = chainstay(*line)
