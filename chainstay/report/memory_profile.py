@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from chainstay.profiles import ChainProfile, Link, OffloadProfile
 from chainstay.schedule import OpKind, Schedule
 from chainstay.timetable import Time, Timetable, Transfers
-from chainstay.validation.hybrid.data_items import item_of, last_transfers, last_uses
+from chainstay.validation.hybrid.data_items import last_transfers, last_uses
 from chainstay.validation.hybrid.simulate import HybridMachine
 from chainstay.validation.simulate import Replay, Snapshot
 
@@ -231,7 +231,7 @@ def hybrid_levels(
         for item in released.get(index, ()):
             machine.release(item)
         if index in forgotten:
-            machine.forget(item_of(op))
+            machine.forget(op.item)
         machine.record()
     machine.finish()
     return tuple(machine.recorded)

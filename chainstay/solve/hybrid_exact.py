@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from chainstay.dp.hybrid import hybrid_bound
 from chainstay.errors import SolverLimitError, UnknownMethodError
-from chainstay.formulations.cpsat.hybrid_claims import claim
-from chainstay.formulations.cpsat.hybrid_incremental import WarmStart
+from chainstay.formulations.cpsat.hybrid_claims import WarmStart, claim
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.solve.common import IntegerProgramMethod

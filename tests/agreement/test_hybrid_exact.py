@@ -11,8 +11,8 @@ from chainstay import CPSAT, MIP, InvalidScheduleError, UnknownMethodError, solv
 from chainstay.errors import SolverLimitError
 from chainstay.formulations.cpsat import ortools_backend
 from chainstay.formulations.cpsat.hybrid import build
+from chainstay.formulations.cpsat.hybrid_claims import Incumbent
 from chainstay.formulations.cpsat.hybrid_codec import decode, start_from
-from chainstay.formulations.cpsat.hybrid_incremental import Incumbent
 from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.problems.hybrid import HybridClaim, HybridProblem

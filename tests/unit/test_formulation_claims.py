@@ -15,7 +15,7 @@ from chainstay.formulations import highs_backend as backends
 from chainstay.formulations.cpsat import hybrid as cpsat_hybrid
 from chainstay.formulations.cpsat import hybrid_claims
 from chainstay.formulations.cpsat import offload as cpsat_offload
-from chainstay.formulations.cpsat.hybrid_incremental import WarmStart
+from chainstay.formulations.cpsat.hybrid_claims import WarmStart
 from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
 from chainstay.formulations.cpsat.ortools_backend import CpSatResult as CPOutcome
 from chainstay.formulations.highs_backend import HighsResult

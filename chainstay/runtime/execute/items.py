@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
 
 from chainstay.profiles import ChainProfile, OffloadProfile, Stage
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, Op, OpKind, Schedule
 
 __all__ = [
     "Act",
@@ -17,34 +16,10 @@ __all__ = [
     "TransferPlan",
     "as_chain_schedule",
     "bounding_chain",
-    "freed_by",
-    "item_of",
-    "made_by",
     "movable_chain",
     "movable_profile",
-    "reads_of",
     "standing_bytes",
 ]
-
-
-class Item(NamedTuple):
-    """Something that a schedule stores.
-
-    Attributes:
-        kind: ``"a"``: activation ``a^number``; ``"b"``: what ``Fa`` of stage `number` saved.
-        number: The index of the activation, or of the stage that saved data.
-    """
-
-    kind: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}{self.number}"
-
-    @property
-    def stage(self) -> int:
-        """The stage that makes the item."""
-        return self.number - (self.kind == "a")
 
 
 class Act(Enum):
@@ -92,38 +67,6 @@ class TransferPlan:
     peak_bytes: int
 
 
-def item_of(op: Op) -> Item:
-    """Return the item that a transfer or a discard is about."""
-    is_saved = op.kind in (OpKind.OFFLOAD_SAVED, OpKind.PREFETCH_SAVED, OpKind.DISCARD_SAVED)
-    return Item("b" if is_saved else "a", op.stage)
-
-
-def made_by(op: Op) -> Item:
-    """Return the item that a forward makes."""
-    if op.kind is OpKind.FORWARD_KEEP_ALL:
-        return Item("b", op.stage)
-    return Item("a", op.stage + 1)
-
-
-def reads_of(op: Op, here: Collection[Item]) -> tuple[Item, ...]:
-    """Return the items that a computation reads; its input may be part of saved data."""
-    plain = Item("a", op.stage)
-    source = plain if plain in here else Item("b", op.stage - 1)
-    return (source, Item("b", op.stage)) if op.kind is OpKind.BACKWARD else (source,)
-
-
-def freed_by(op: Op) -> tuple[Item, ...]:
-    """Return the items that a computation or discard removes from the device, if they are there."""
-    match op.kind:
-        case OpKind.BACKWARD:
-            return (Item("a", op.stage), Item("b", op.stage))
-        case OpKind.FORWARD_DROP | OpKind.DISCARD_ACTIVATION:
-            return (Item("a", op.stage),)
-        case OpKind.DISCARD_SAVED:
-            return (Item("b", op.stage),)
-    return ()
-
-
 def movable_chain(profile: ChainProfile) -> ChainProfile:
     """Return the part of a chain that can be moved; the rest counts as overhead beside it.
 
@@ -164,18 +107,18 @@ def standing_bytes(profile: ChainProfile, schedule: Schedule) -> Iterator[int]:
         schedule: Valid under free discards, with transfers between.
     """
     last = {op: index for index, op in enumerate(schedule) if op.kind.is_prefetch}
-    returns = {item_of(op): index for op, index in last.items()}
+    returns = {op.item: index for op, index in last.items()}
     held: set[Item] = set()
     for index, op in enumerate(schedule):
         works = op.kind.is_forward or op.kind is OpKind.BACKWARD
-        if op.kind.is_forward:
-            held.add(made_by(op))
+        if (made := op.makes) is not None:
+            held.add(made)
         states = {each.stage + 1 for each in held}
         size = sum(s.bytes for s in profile.skips if s.first and not states.isdisjoint(s.states))
         if op.kind is OpKind.BACKWARD:
             size -= _passed_on(profile, op.stage)
         yield profile.input_bytes + size if works else 0
-        held.difference_update(i for i in freed_by(op) if returns.get(i, -1) < index)
+        held.difference_update(i for i in op.frees if returns.get(i, -1) < index)
 
 
 def _passed_on(profile: ChainProfile, stage: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.runtime.execute.items import Action, Item, TransferPlan, made_by
+from chainstay.runtime.execute.items import Action, Item, TransferPlan
 from chainstay.runtime.execute.schedule_check import require_runnable
 from chainstay.schedule import Op, OpKind, Schedule
 
@@ -177,7 +177,7 @@ def plan_execution(
             is_forward_done = True
             closing[shape.loss], pending = pending, ()
         else:
-            makes = made_by(op) if made_by(op) in moved else None
+            makes = op.makes if op.makes in moved else None
             target = waiting if is_forward_done else forward
             target.append(replace(step, makes=makes, actions=pending))
             pending = ()

@@ -11,11 +11,10 @@ the memory model counts it for as long as the saved data stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import inf
 
 from chainstay.profiles import ChainProfile, Skip
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Item, OpKind, Schedule, update_stored
 
 __all__ = ["remade_bytes"]
 
@@ -38,44 +37,24 @@ def remade_bytes(profile: ChainProfile, schedule: Schedule) -> int:
         >>> remade_bytes(chain, Schedule.parse("Fc0 Fn1 Fc0 Fa2 B2 Fa1 B1 Fa0 B0"))
         5
     """
-    held = _Held()
+    stored = {Item("a", 0)}
+    gradient: float = inf  # the state whose gradient is held; backwards from there on are over
     total = 0
     for op in schedule:
         if op.kind.is_forward:
             made = (skip for skip in profile.skips if skip.first == op.stage + 1)
-            total += sum(skip.bytes for skip in made if held.has(skip))
-        held.apply(op)
+            total += sum(skip.bytes for skip in made if _is_held(skip, stored, gradient))
+        update_stored(stored, op)
+        if op.kind is OpKind.BACKWARD:
+            gradient = op.stage
     return total
 
 
-@dataclass(slots=True)
-class _Held:
-    """Indices of states and of stages with saved data that are stored.
-
-    Attributes:
-        states: States that are stored by themselves.
-        saved: Stages whose saved data is stored.
-        gradient: The state whose gradient is held; backwards of the stages from there on are over.
-    """
-
-    states: set[int] = field(default_factory=lambda: {0})
-    saved: set[int] = field(default_factory=set)
-    gradient: float = inf
-
-    def has(self, skip: Skip) -> bool:
-        return any(index in skip.states for index in self.states) or any(
-            stage + 1 in skip.states and (stage + 1 < self.gradient or stage + 1 == skip.first)
-            for stage in self.saved
-        )
-
-    def apply(self, op: Op) -> None:
-        if op.kind is OpKind.FORWARD_KEEP_ALL:
-            self.saved.add(op.stage)
-        elif op.kind.is_forward:
-            self.states.add(op.stage + 1)
-        if op.kind is OpKind.BACKWARD:
-            self.gradient = op.stage
-        if op.kind in (OpKind.BACKWARD, OpKind.DISCARD_SAVED):
-            self.saved.discard(op.stage)
-        if op.kind in (OpKind.BACKWARD, OpKind.FORWARD_DROP, OpKind.DISCARD_ACTIVATION):
-            self.states.discard(op.stage)
+def _is_held(skip: Skip, stored: set[Item], gradient: float) -> bool:
+    """Return whether the runtime holds a shared tensor in some stored item."""
+    states = {
+        item.stage + 1
+        for item in stored
+        if item.kind == "a" or item.stage + 1 < gradient or item.stage + 1 == skip.first
+    }
+    return not states.isdisjoint(skip.states)

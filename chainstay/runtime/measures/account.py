@@ -28,7 +28,6 @@ from typing import TypeVar
 
 from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, Skip, Stage
-from chainstay.runtime.execute.items import item_of
 from chainstay.schedule import OpKind, Schedule
 
 __all__ = ["Account", "StageCost"]
@@ -250,7 +249,7 @@ class Account:
         released = {op.stage for op in schedule if op.kind is OpKind.DISCARD_ACTIVATION}
         for op in schedule:
             if op.kind.is_offload:
-                maker = item_of(op).stage
+                maker = op.item.stage
                 released |= {maker, maker + 1}
         for index, cost in enumerate(self.stages):
             yield cost.surplus_time(runs[index], is_released=index in released)

@@ -34,13 +34,9 @@ from chainstay.runtime.execute.items import (
     Action,
     Item,
     TransferPlan,
-    freed_by,
-    item_of,
-    made_by,
-    reads_of,
 )
 from chainstay.runtime.transfer.computations import Computation, computations_of
-from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.schedule import Op, OpKind, Schedule, update_stored
 from chainstay.units import format_bytes
 
 __all__ = ["plan_transfers"]
@@ -133,13 +129,13 @@ class _Walk:
         for computation in self.computations:
             for op in computation.gap:
                 if op.kind.is_prefetch:
-                    self.returns[item_of(op)] += 1
+                    self.returns[op.item] += 1
         for computation in self.computations:
             computation.gap = [op for op in computation.gap if not self._stays(op)]
 
     def _stays(self, op: Op) -> bool:
         """Whether what `op` moves is the caller's: the input, the output, the loss's data."""
-        item = item_of(op)
+        item = op.item
         is_inner = 0 <= item.stage < len(self.profile) - 2
         return not is_inner and (op.kind.is_transfer or self.returns[item] > 0)
 
@@ -166,22 +162,22 @@ class _Walk:
         self.peak = max(self.peak, self.memory + need)
         self.memory += growth
         for op in computation.ops:
-            if op.kind.is_forward:
-                self.stored.add(made_by(op))
+            if (made := op.makes) is not None:
+                self.stored.add(made)
             else:
                 self.gradient = op.stage
-            for item in freed_by(op):
+            for item in op.frees:
                 self._drop(item, position)
         for item in [i for i, last in self.serves.items() if last == position]:
             if not self.returns[item]:
                 self._drop(item, position)
 
     def _require_data(self, op: Op, position: int, computation: Computation) -> None:
-        made = {made_by(each) for each in computation.ops if each.kind.is_forward}
+        made = {item for each in computation.ops if (item := each.makes) is not None}
         here = {i for i in self.stored if self.serves.get(i, position) >= position} | made
         if op.kind is OpKind.FORWARD_DROP and Item("a", op.stage) not in here:
             raise InvalidScheduleError(f"{op} needs a{op.stage} itself, which is not stored")
-        for item in reads_of(op, here):
+        for item in op.reads(here):
             if item not in here:
                 where, remedy = "not stored", "make it before"
                 if item in self.sent:
@@ -193,7 +189,7 @@ class _Walk:
             if self.gradient != op.stage + 1 and not computation.is_loss:
                 raise InvalidScheduleError(f"{op} needs the gradient of a{op.stage + 1} first")
             return
-        if made_by(op) in self.stored:
+        if op.makes in self.stored:
             raise InvalidScheduleError(f"{op} makes what is stored")
         for item in (Item("a", op.stage + 1), Item("b", op.stage)):
             if item in self.sent and self.returns[item]:
@@ -220,7 +216,7 @@ class _Walk:
         following.gap = waiting
 
     def _is_ready(self, op: Op, need: int) -> bool:
-        item = item_of(op)
+        item = op.item
         if op.kind.is_offload:
             return item in self.stored
         if not op.kind.is_prefetch:
@@ -229,7 +225,7 @@ class _Walk:
         return item in self.leaving or (item in self.let_go - self.stored and fits)
 
     def _issue(self, op: Op, position: int) -> None:
-        item = item_of(op)
+        item = op.item
         if op.kind.is_offload:
             self._offload(op, item, position)
         elif op.kind.is_prefetch:
@@ -288,26 +284,24 @@ class _Walk:
         last, here = position - 1, set(self.stored)
         for index, computation in enumerate(self.computations[position:], position):
             for op in computation.gap if index > position else ():
-                if item_of(op) == item and not op.kind.is_offload:
+                if op.item == item and not op.kind.is_offload:
                     return last
                 self._follow(op, here)
             for op in computation.ops:
-                if op.kind.is_forward and made_by(op) == item:
+                if op.makes == item:
                     return last
-                if item in reads_of(op, here):
+                if item in op.reads(here):
                     last = index
-                if op.kind.is_forward:
-                    here.add(made_by(op))
-                if item in freed_by(op):
+                if item in op.frees:
                     return last
-                here.difference_update(freed_by(op))
+                update_stored(here, op)
         return last
 
     @staticmethod
     def _follow(op: Op, here: set[Item]) -> None:
-        here.difference_update(freed_by(op))
+        here.difference_update(op.frees)
         if op.kind.is_prefetch:
-            here.add(item_of(op))
+            here.add(op.item)
 
     def _make_room(self, need: int, position: int, what: str) -> None:
         """Wait for the oldest transfers to the host until `need` bytes more fit."""
@@ -336,8 +330,8 @@ class _Walk:
         """
         need = growth = 0
         for op, overhead in zip(computation.ops, computation.overheads, strict=True):
-            if op.kind.is_forward:
-                made, gone = self.size(made_by(op)), 0
+            if (item := op.makes) is not None:
+                made, gone = self.size(item), 0
             else:
                 made = self.profile.gradient_bytes(op.stage)
                 gone = self.profile.gradient_bytes(op.stage + 1)
