@@ -28,6 +28,7 @@ from chainstay.errors import (
     InvalidScheduleError,
     SolverLimitError,
 )
+from chainstay.planning.search import with_larger_overheads
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link
@@ -114,7 +115,9 @@ class _HybridSearch:
         for _ in range(_CORRECTIONS):
             asked = profile
             ops = self._ask(asked)
-            profile = asked if ops is None else _dearer(asked, self._own(Schedule(ops)))
+            profile = (
+                asked if ops is None else with_larger_overheads(asked, self._own(Schedule(ops)))
+            )
             if profile == asked:
                 break
         for _ in range(_REPEATS):
@@ -251,18 +254,6 @@ class _HybridSearch:
 
 def _computations(schedule: Schedule) -> Schedule:
     return Schedule(tuple(op for op in schedule if not op.kind.is_transfer))
-
-
-def _dearer(one: ChainProfile, other: ChainProfile) -> ChainProfile:
-    """Return a profile with the larger of both profiles' overheads in every stage."""
-    stages = []
-    for mine, theirs in zip(one.stages, other.stages, strict=True):
-        forward = max(mine.forward_overhead_bytes, theirs.forward_overhead_bytes)
-        backward = max(mine.backward_overhead_bytes, theirs.backward_overhead_bytes)
-        stages.append(
-            replace(mine, forward_overhead_bytes=forward, backward_overhead_bytes=backward)
-        )
-    return replace(one, stages=tuple(stages))
 
 
 def _refusal(search: _HybridSearch) -> ChainstayError:

@@ -22,8 +22,14 @@ from typing import Final
 from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
-from chainstay.planning.search import Plan, Search, evenly_timed, overhead_margin
-from chainstay.profiles import ChainProfile, JoinProfile, Stage
+from chainstay.planning.search import (
+    Plan,
+    Search,
+    evenly_timed,
+    overhead_margin,
+    with_larger_overheads,
+)
+from chainstay.profiles import JoinProfile, Stage
 from chainstay.runtime.execute.liveness import plan_execution
 from chainstay.runtime.joins.backward_order import can_change_order
 from chainstay.runtime.joins.executor import shape_of
@@ -165,7 +171,10 @@ class _JoinSearch(Search[JoinProfile]):
 
     def dearer(self, profile: JoinProfile, solution: Solution, limit: int) -> JoinProfile:  # noqa: ARG002  # as for chains
         """Return `profile` with the overheads that the schedule has, where these are larger."""
-        return _larger(profile, self.own_profile(solution.schedule))
+        own = self.own_profile(solution.schedule)
+        branches = tuple(map(with_larger_overheads, profile.branches, own.branches))
+        tail = with_larger_overheads(profile.closing, own.closing)
+        return replace(profile, branches=branches, tail=tail)
 
     def offer(self, solution: Solution, profile: JoinProfile, nominal: int) -> bool:
         """Whether `solution` really fits in some order; it is kept if it is the fastest."""
@@ -242,25 +251,3 @@ def _branch(op: Op) -> int:
 def _stages(profile: JoinProfile) -> Iterator[Stage]:
     for chain in (*profile.branches, profile.closing):
         yield from chain.stages
-
-
-def _larger(one: JoinProfile, other: JoinProfile) -> JoinProfile:
-    """The larger overheads of both, which differ in nothing else."""
-
-    def chain(mine: ChainProfile, theirs: ChainProfile) -> ChainProfile:
-        stages = (
-            replace(
-                each,
-                forward_overhead_bytes=max(
-                    each.forward_overhead_bytes, there.forward_overhead_bytes
-                ),
-                backward_overhead_bytes=max(
-                    each.backward_overhead_bytes, there.backward_overhead_bytes
-                ),
-            )
-            for each, there in zip(mine.stages, theirs.stages, strict=True)
-        )
-        return replace(mine, stages=tuple(stages))
-
-    branches = tuple(map(chain, one.branches, other.branches))
-    return replace(one, branches=branches, tail=chain(one.closing, other.closing))

@@ -31,7 +31,7 @@ from chainstay.profiles import ChainProfile, JoinProfile, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
 
-__all__ = ["Plan", "Search", "evenly_timed", "overhead_margin"]
+__all__ = ["Plan", "Search", "evenly_timed", "overhead_margin", "with_larger_overheads"]
 
 P = TypeVar("P", ChainProfile, JoinProfile)
 
@@ -224,3 +224,15 @@ def overhead_margin(ones: Iterable[Stage], others: Iterable[Stage]) -> int:
         )
         for one, other in zip(ones, others, strict=True)
     )
+
+
+def with_larger_overheads(one: ChainProfile, other: ChainProfile) -> ChainProfile:
+    """Return `one` with the larger of both profiles' overheads in every stage."""
+    stages = []
+    for mine, theirs in zip(one.stages, other.stages, strict=True):
+        forward = max(mine.forward_overhead_bytes, theirs.forward_overhead_bytes)
+        backward = max(mine.backward_overhead_bytes, theirs.backward_overhead_bytes)
+        stages.append(
+            replace(mine, forward_overhead_bytes=forward, backward_overhead_bytes=backward)
+        )
+    return replace(one, stages=tuple(stages))

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from chainstay.profiles import JoinProfile
-from chainstay.runtime.execute.alternatives import Alternative
 from chainstay.runtime.execute.handles import require_no_hooks
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
@@ -20,7 +20,6 @@ from chainstay.runtime.joins.staged_join import StagedJoin
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
-from chainstay.solution import Solution
 
 __all__ = ["JoinExecutor", "PlannedJoin", "shape_of"]
 
@@ -139,31 +138,19 @@ class JoinExecutor:
         return run.forward(given)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedJoin:
-    """A model's forward by a plan for its branches and their tail; see `Planned`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJoin(Planned):
+    """A model's forward by a plan for its branches and their tail.
 
     Attributes:
         join: The model.
         executor: Runs it.
-        solution: The plan, and how good it is.
         profile: What the join costs.
-        origin: See `Planned`.
-        overheads: See `Planned`.
-        alternatives: See `Planned`.
-        plain_time: See `Planned`.
-        plain_peak: See `Planned`.
     """
 
     join: GraphJoin
     executor: JoinExecutor
-    solution: Solution
     profile: JoinProfile
-    origin: str
-    overheads: tuple[int, ...] | None = None
-    alternatives: tuple[Alternative, ...] = ()
-    plain_time: int | None = None
-    plain_peak: int | None = None
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
         """Return the outputs of the graph."""
@@ -174,6 +161,3 @@ class PlannedJoin:
     def keep(self) -> tuple[bool, ...]:
         """Whether a branch has an input with a gradient, which stays."""
         return tuple(branch.input_gradient_bytes > 0 for branch in self.profile.branches)
-
-    def close(self) -> None:
-        """Close nothing: joins hold no engine; see `Planned`."""
