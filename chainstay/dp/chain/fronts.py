@@ -12,7 +12,6 @@ Chains that numpy solves sooner than that never wait for it; without numba, nump
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -104,8 +103,11 @@ class ChainFronts:
 
     def decide(self, s: int, t: int, m: int) -> int:
         """Return the optimal decision for stages s..t with m bytes."""
-        with nullcontext() if self._compiled else jit.interpreted():
+        if self._compiled:
             decision = int(choose(self._chain, self._pool, s, t, m))
+        else:
+            with jit.interpreted():
+                decision = int(choose(self._chain, self._pool, s, t, m))
         if decision < -1:
             raise AssertionError(f"no decision reaches O({s}, {t}, {m})")
         return decision
