@@ -1,4 +1,4 @@
-"""What fills the fronts of a recursion: its sizes and times as plain arrays, and the result."""
+"""A recursion as plain arrays, for the code that fills its fronts, and the pool of these fronts."""
 
 from __future__ import annotations
 
