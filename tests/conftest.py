@@ -31,7 +31,7 @@ settings.load_profile("chainstay")
 settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.generate))
 
 
-_CASES: Final = 3
+_CASES: Final = 2
 """Of each test with more cases, `make test` runs so many, from the first to the last."""
 _LARGE: Final = re.compile(
     "ResNet-50|ResNet-101|DenseNet-121|densenet_case|Inception v3|VGG-16|ViT-B/16|T5|CLIP|HF ViT"

@@ -21,6 +21,7 @@ from chainstay.plans import Plan
 from chainstay.plans.parser import parse_profile
 from chainstay.profiles import AnyProfile, ChainProfile, HomogeneousJoin, Link, OffloadProfile
 from chainstay.schedule import Schedule
+from chainstay.solution import Solution
 from chainstay.solve import budget_bytes, solve_chain, solve_join
 from chainstay.solve.budgets import plain_peak
 from chainstay.solve.hybrid import solve_hybrid
@@ -112,14 +113,19 @@ def _chain_strategies(
     yield solve_strategy("recompute", lambda: solve_chain(profile, budget, method))
     if options.solving.offload:
         known = require_link(link, options.solving)
-        yield _offloading(OffloadProfile.from_chain(profile), budget, options, link)
+        yield _offloading(profile, budget, options, link)
         yield solve_strategy("both", lambda: solve_hybrid(profile, budget, link=known))
 
 
 def _offloading(
-    profile: OffloadProfile, budget: int, options: PlanOptions, link: Link | None
+    profile: OffloadProfile | ChainProfile, budget: int, options: PlanOptions, link: Link | None
 ) -> Strategy:
     known, method = require_link(link, options.solving), transfer_method(options.solving)
-    return solve_strategy(
-        "offload", lambda: solve_offload(profile, budget, link=known, method=method)
-    )
+
+    def solve() -> Solution:
+        movable = profile
+        if isinstance(movable, ChainProfile):
+            movable = OffloadProfile.from_chain(movable)
+        return solve_offload(movable, budget, link=known, method=method)
+
+    return solve_strategy("offload", solve)

@@ -51,6 +51,7 @@ def test_compiled_optimum_equals_numpy_and_the_dense_table(
 
 @MANY
 @given(chains(max_stages=9))
+@pytest.mark.long
 def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
     profile: ChainProfile,
 ) -> None:

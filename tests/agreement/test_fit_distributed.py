@@ -221,6 +221,7 @@ if find_spec("accelerate"):
     TRIALS["prepared by accelerate"] = prepared_by_accelerate
 
 
+@pytest.mark.long
 def test_two_processes_train_as_without_a_plan() -> None:
     """All trials are run by one pair of processes, which take long to start.
 

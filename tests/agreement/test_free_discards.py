@@ -127,6 +127,7 @@ def test_what_held_saved_data_pass_on_takes_memory() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(chains(max_stages=5, families=("skips",)), st.integers(0, 60))
+@pytest.mark.long
 def test_with_skips_not_below_exhaustive_search(profile: ChainProfile, extra: int) -> None:
     budget = least(profile) + extra
     claim = solve(profile, budget)

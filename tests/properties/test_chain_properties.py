@@ -31,6 +31,7 @@ def test_step_functions_agree_with_the_dense_table_and_the_referee(
 
 @MANY
 @given(chains(), st.data())
+@pytest.mark.long
 def test_curve_is_a_falling_staircase_through_the_optima(
     profile: ChainProfile, data: st.DataObject
 ) -> None:

@@ -274,7 +274,7 @@ def test_plain_training_that_does_not_fit_or_repeat_is_told(
         (f"plan {GPT2} -b 90% --host-budget 1GiB", 2, "with --offload only"),
         ("profile models.py:reading -o .", 2, "--output . is a folder, must be a file"),
         ("profile models.py:reading -i 99999999x99999999", 2, "elements, at most"),
-        ("profile hf:clipseg", 2, "no head that chainstay can train"),
+        ("profile hf:clipseg", 2, "no head for text or images that chainstay can train"),
     ],
 )
 def test_wrong_lines_are_told(line: str, status: int, message: str) -> None:

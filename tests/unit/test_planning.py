@@ -159,6 +159,7 @@ def own_time(account: Account, schedule: Schedule) -> int:
 
 
 @pytest.mark.parametrize("method", [DP(), DP(discards="free")], ids=str)
+@pytest.mark.long
 def test_what_dropping_takes_besides_counts_in_plans_and_in_no_bound(method: DP) -> None:
     for seed in range(8):
         plain = some_account(seed, 5)

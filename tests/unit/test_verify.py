@@ -362,6 +362,7 @@ WEAK = next(each for each in CHAIN_METHODS if each.name == "dp, weakly persisten
         ({"saved_bytes": 1}, Scope(Family.WEAKLY_PERSISTENT, Discards.TABLE1)),
     ],
 )
+@pytest.mark.long
 def test_the_weak_program_is_held_to_its_promise_on_the_domain_at_hand(
     changes: dict[str, int], scope: Scope
 ) -> None:

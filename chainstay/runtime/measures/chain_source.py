@@ -10,6 +10,7 @@ from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.memory import require_measurable
 from chainstay.runtime.stage.given_stages import Stages, is_any_training, stage_title
 
 __all__ = ["ChainSource"]
@@ -49,6 +50,7 @@ class ChainSource:
             UnsupportedModelError: The sample is no input of a chain.
         """
         _require_sample(sample)
+        require_measurable(sample.device)
         is_training = model.training if isinstance(model, nn.Module) else is_any_training(named)
         return cls(named, is_training, _layout_of(sample), _Mode.of(named, sample.device))
 

@@ -35,7 +35,6 @@ from chainstay.runtime.capture.trials.dispatch_modes import without_modes
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns, require_initialised
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.devices.memory import require_measurable
 from chainstay.runtime.execute.executor import Executor, matching
 from chainstay.runtime.measures.chain_source import ChainSource
 from chainstay.runtime.measures.measured import Measurement, measuring, require_repeats
@@ -287,7 +286,6 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     require_repeats(repeats)
     named = named_stages(model)
     source = ChainSource.of(model, named, sample)
-    require_measurable(sample.device)
     require_loss(loss)
     for stage in (*(stage for _, stage in named), loss):
         if isinstance(stage, nn.Module):
