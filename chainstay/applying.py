@@ -37,9 +37,8 @@ from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.devices.device_memory import plain_bytes
-from chainstay.runtime.execute.block_executor import BlockSchedule
+from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
 from chainstay.runtime.execute.items import movable_chain
-from chainstay.runtime.execute.planned import PlannedBlocks
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.staged_join import parts_of, staged, traits_of_all

@@ -32,7 +32,7 @@ from benchmarks.models.family_models import FAMILIES
 from benchmarks.training import cells, heading, machine, mebibytes
 from chainstay import InfeasibleBudgetError, fit
 from chainstay.fitting.fitted import Fitted
-from chainstay.runtime.execute.planned import PlannedBlocks
+from chainstay.runtime.execute.block_executor import PlannedBlocks
 from sgd_steps import differences, peak_of_step, three_steps
 from zoo import Sample, loss_of
 

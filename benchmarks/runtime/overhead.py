@@ -44,8 +44,7 @@ from benchmarks.training import Forward, Task, cells, heading, keep_memory, mach
 from chainstay import Op, OpKind, Schedule, fit, measure
 from chainstay.fitting.measured import measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.runtime.execute.executor import Executor
-from chainstay.runtime.execute.planned import PlannedGraph
+from chainstay.runtime.execute.executor import Executor, PlannedGraph
 
 STAGES: Final = 64
 WIDTH: Final = 8

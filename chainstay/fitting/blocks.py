@@ -28,8 +28,7 @@ from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
-from chainstay.runtime.execute.block_executor import BlockRun
-from chainstay.runtime.execute.planned import PlannedBlocks
+from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.measures.block_costs import find_blocks
 from chainstay.runtime.measures.progress import say
 

@@ -52,8 +52,9 @@ from chainstay.runtime.capture.trials.model_forward import (
     unbound_forward,
 )
 from chainstay.runtime.execute.alternatives import Alternative
+from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.handles import hooks_set_aside
-from chainstay.runtime.execute.planned import Planned, PlannedBlocks
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.kept_gradients import gradients_kept
 from chainstay.solution import Solution
 

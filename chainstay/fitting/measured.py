@@ -18,7 +18,8 @@ from chainstay.fitting.solved_plans import SolvedPlans, planned_blocks, solve_bl
 from chainstay.fitting.ways import planned_graph
 from chainstay.planning import solve_measured
 from chainstay.plans import Fingerprint
-from chainstay.runtime.execute.planned import PlannedBlocks, PlannedGraph
+from chainstay.runtime.execute.block_executor import PlannedBlocks
+from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.measures.around_blocks import Around
 from chainstay.runtime.measures.block_costs import MeasuredBlocks
 from chainstay.runtime.measures.measured import Measurement

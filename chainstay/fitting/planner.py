@@ -29,7 +29,9 @@ from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import require_measurable
 from chainstay.runtime.execute.alternatives import table_of
-from chainstay.runtime.execute.planned import Planned, PlannedBlocks, PlannedGraph
+from chainstay.runtime.execute.block_executor import PlannedBlocks
+from chainstay.runtime.execute.executor import PlannedGraph
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.around_blocks import Around
 from chainstay.runtime.measures.progress import say

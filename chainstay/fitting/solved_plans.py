@@ -20,8 +20,8 @@ from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
 from chainstay.runtime.devices.sharding import gathered, is_sharded
-from chainstay.runtime.execute.block_executor import BlockSchedule, crosses_segment
-from chainstay.runtime.execute.planned import PlannedBlocks, PlannedGraph
+from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks, crosses_segment
+from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.account import Account

@@ -31,7 +31,7 @@ from chainstay.planning import solve_measured
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime.execute.alternatives import Alternative
-from chainstay.runtime.execute.planned import PlannedGraph
+from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.stage.staged_graph import StagedGraph

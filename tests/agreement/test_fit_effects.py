@@ -14,7 +14,8 @@ from torch.distributions import Normal, kl_divergence
 import chainstay
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime import trace_memory
-from chainstay.runtime.execute.planned import PlannedBlocks, PlannedGraph
+from chainstay.runtime.execute.block_executor import PlannedBlocks
+from chainstay.runtime.execute.executor import PlannedGraph
 from sgd_steps import differences, three_steps
 from training_conditions import RECOMPUTING, SHARES, ShareOf, recomputes, shown
 

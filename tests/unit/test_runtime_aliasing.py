@@ -10,7 +10,7 @@ from torch import nn
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime import PlannedChain, measure
-from chainstay.runtime.execute.aliases import Source
+from chainstay.runtime.execute.handles import Source
 from chainstay.schedule import Schedule
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

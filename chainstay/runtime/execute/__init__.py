@@ -3,15 +3,14 @@
 ================  ===============================================================
 `liveness`        what each operation of a schedule means for what must be held
 `schedule_check`  whether a schedule of a chain can run at all
-`executor`        a chain with a plan
+`executor`        a chain with a plan, a captured graph with its chain
 `recompute`       one training step's run of a plan
 `handles`         what autograd's graph holds in place of saved tensors
 `environment`     what a forward depends on besides its input, saved and put back
-`aliases`         saved tensors that lie in their stage's input
 `remade`          tensors that are made again while they are still held
 `items`           what may go to host memory
 `block_executor`  blocks by a plan, in a model's own forward
-`planned`         what goes by a plan, for people
+`planned`         what every plan tells, for people
 `alternatives`    the ways to train that were weighed
 ================  ===============================================================
 """

@@ -15,19 +15,21 @@ from typing import Any, Final
 
 import torch
 
+from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.graphs import BlockGraph
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.execute.handles import require_no_hooks
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, version_of
 from chainstay.schedule import Schedule
 
-__all__ = ["BlockRun", "BlockSchedule", "crosses_segment"]
+__all__ = ["BlockRun", "BlockSchedule", "PlannedBlocks", "crosses_segment"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,3 +273,16 @@ def _alone(graph: BlockGraph, inputs: tuple[Any, ...], device: torch.device) -> 
     names = tuple(given.name for given in graph.chain.inputs) + ("a value",) * len(shared)
     chain = Chain(stages=(own,), device=device, names=names)
     return graph.chain.finish(Executor(chain, (traits,), _ALONE)(state, shared), shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedBlocks(Planned):
+    """The blocks of a model by a plan, called by the model's own forward.
+
+    Attributes:
+        schedule: Runs them.
+        profile: What a step costs.
+    """
+
+    schedule: BlockSchedule
+    profile: ChainProfile

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from chainstay.errors import PlanMismatchError
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.handles import require_no_hooks
 from chainstay.runtime.execute.liveness import Shape, plan_execution
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -19,7 +23,7 @@ from chainstay.runtime.stage.states import State
 from chainstay.runtime.transfer.transport import Transport
 from chainstay.schedule import Schedule
 
-__all__ = ["Executor", "matching"]
+__all__ = ["Executor", "PlannedGraph", "matching"]
 
 
 class Executor:
@@ -100,6 +104,31 @@ class Executor:
             traffic=None if self._transport is None else self._transport.start(),
         )
         return run.forward(state, self._steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGraph(Planned):
+    """A captured graph by a plan.
+
+    Attributes:
+        chain: The graph as a chain, from the graph's inputs to the first state, and from the last
+            one to its outputs.
+        executor: Runs the stages.
+        profile: What the chain costs.
+    """
+
+    chain: GraphChain
+    executor: Executor
+    profile: ChainProfile
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
+        """Return the outputs of the graph."""
+        state, shared = self.chain.begin(inputs)
+        return self.chain.finish(self.executor(state, shared), shared)
+
+    def close(self) -> None:
+        """Stop transfers; see `Planned`."""
+        self.executor.close()
 
 
 def matching(schedule: Schedule, chain: Chain) -> Schedule:

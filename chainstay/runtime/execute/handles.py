@@ -11,6 +11,10 @@ pack hook  of                                   leaves in the graph
 =========  ===================================  =======================================
 
 The graph keeps a first run's pack hook, so it must hold no tensor itself.
+
+A stage often saves its input: whole, reshaped, or a part of it. When the input may go before
+the stage's backward, such a tensor must not hold it. It is remembered as the place where it
+lies in the input's storage (`Alias`), and laid over the input again once that has been made anew.
 """
 
 from __future__ import annotations
@@ -25,8 +29,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.aliases import Alias, Source
-from chainstay.runtime.stage.states import State, version_of
+from chainstay.runtime.stage.states import MemoryLayout, State, address_of, version_of
 
 __all__ = [
     "Capture",
@@ -35,7 +38,9 @@ __all__ = [
     "Handles",
     "Kept",
     "Packed",
+    "Source",
     "Staying",
+    "dropping",
     "hooks_set_aside",
     "require_no_hooks",
     "unpack",
@@ -62,6 +67,61 @@ class ParkingPolicy(Protocol):
     def parked(self, tensor: torch.Tensor) -> Absent | None:
         """Return the stand-in for `tensor`, or ``None`` if it has to stay."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The input of a running stage, told apart from other tensors without holding it.
+
+    Attributes:
+        addresses: The addresses of its tensors' storages; good as long as somebody else holds the
+            input.
+        layouts: How its tensors lie there.
+    """
+
+    addresses: tuple[int, ...]
+    layouts: tuple[MemoryLayout, ...]
+
+    @classmethod
+    def of(cls, state: State) -> Source:
+        """Return the source that `state` is."""
+        return cls(tuple(map(address_of, state)), tuple(map(MemoryLayout.of, state)))
+
+    def alias(self, tensor: torch.Tensor) -> Alias | None:
+        """Return the place of `tensor` in the input's storages, or ``None`` if it is not there."""
+        if tensor.layout != torch.strided or address_of(tensor) not in self.addresses:
+            return None
+        position = self.addresses.index(address_of(tensor))
+        return Alias(position, self.layouts[position], MemoryLayout.of(tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A tensor that shares its storage with one in a stage's input.
+
+    Attributes:
+        position: The position of that tensor in the input.
+        source: How that lies in the storage.
+        place: How the other one does.
+    """
+
+    position: int
+    source: MemoryLayout
+    place: MemoryLayout
+
+    def over(self, state: State) -> torch.Tensor:
+        """The same tensor in the storage of the input made anew.
+
+        Raises:
+            PlanMismatchError: `state` does not lie in memory as the first input did.
+        """
+        owner = state[self.position]
+        present = MemoryLayout.of(owner)
+        if not present.is_same_place(self.source):
+            raise PlanMismatchError(
+                f"an input {self.source} is {present} when made anew; {_BE_DETERMINISTIC}"
+            )
+        return self.place.over(owner)
 
 
 class Handle:
@@ -209,6 +269,20 @@ class Capture:
         if handle.alias is None:
             parked = None if self.parking is None else self.parking.parked(tensor)
             handle.tensor = parked or tensor.detach()
+
+
+def dropping() -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which a forward builds its graph but saves nothing except parameters."""
+    return torch.autograd.graph.saved_tensors_hooks(_drop, _refuse)
+
+
+def _drop(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor if _is_parameter(tensor) else None
+
+
+def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
+    assert packed is not None, "backward through a forward that saved nothing"
+    return packed
 
 
 def hooks_set_aside() -> AbstractContextManager[object]:

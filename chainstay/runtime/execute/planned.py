@@ -1,18 +1,14 @@
-"""Models that run by a plan: a captured graph, or the blocks of a model."""
+"""What every model that runs by a plan tells; each kind has its class beside its executor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from chainstay.profiles import ChainProfile, JoinProfile
-from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.execute.alternatives import Alternative
-from chainstay.runtime.execute.block_executor import BlockSchedule
-from chainstay.runtime.execute.executor import Executor
 from chainstay.solution import Solution
 
-__all__ = ["Planned", "PlannedBlocks", "PlannedGraph"]
+__all__ = ["Planned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,41 +37,3 @@ class Planned:
 
     def close(self) -> None:
         """Let go of what the plan holds besides the model; it is not called again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedGraph(Planned):
-    """A captured graph by a plan.
-
-    Attributes:
-        chain: The graph as a chain, from the graph's inputs to the first state, and from the last
-            one to its outputs.
-        executor: Runs the stages.
-        profile: What the chain costs.
-    """
-
-    chain: GraphChain
-    executor: Executor
-    profile: ChainProfile
-
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
-        """Return the outputs of the graph."""
-        state, shared = self.chain.begin(inputs)
-        return self.chain.finish(self.executor(state, shared), shared)
-
-    def close(self) -> None:
-        """Stop transfers; see `Planned`."""
-        self.executor.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedBlocks(Planned):
-    """The blocks of a model by a plan, called by the model's own forward.
-
-    Attributes:
-        schedule: Runs them.
-        profile: What a step costs.
-    """
-
-    schedule: BlockSchedule
-    profile: ChainProfile

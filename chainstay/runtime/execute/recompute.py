@@ -20,7 +20,6 @@ import torch
 from torch.autograd.graph import Node
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.aliases import Source
 from chainstay.runtime.execute.environment import Environment, Traits, alone
 from chainstay.runtime.execute.handles import (
     Capture,
@@ -28,11 +27,12 @@ from chainstay.runtime.execute.handles import (
     Dropped,
     Handles,
     Kept,
+    Source,
+    dropping,
     unpack,
 )
 from chainstay.runtime.execute.items import Action
 from chainstay.runtime.execute.liveness import ExecutionPlan, Step
-from chainstay.runtime.measures.probe import dropping
 from chainstay.runtime.stage.chain_stage import ChainStage, Part
 from chainstay.runtime.stage.states import (
     State,

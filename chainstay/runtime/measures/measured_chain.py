@@ -36,9 +36,9 @@ from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns, require_initialised
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.executor import Executor, matching
+from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.measures.chain_source import ChainSource
 from chainstay.runtime.measures.measured import Measurement, measuring, require_repeats
-from chainstay.runtime.measures.probe import dropping
 from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.given_stages import (

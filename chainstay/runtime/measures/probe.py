@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes
+from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.measures.boundary import Gradients, seeded, swallow
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, copied
 
-__all__ = ["StageMemory", "StageProbe", "dropping", "leaves_of"]
+__all__ = ["StageMemory", "StageProbe", "leaves_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,20 +165,6 @@ class StageProbe:
 
     def _note_gradients(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
         self.input_gradients = Gradients.of(gradients)
-
-
-def dropping() -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which a forward builds its graph but saves nothing except parameters."""
-    return torch.autograd.graph.saved_tensors_hooks(_drop, _refuse)
-
-
-def _drop(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor if isinstance(tensor, nn.Parameter) else None
-
-
-def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
-    assert packed is not None, "backward through a forward that saved nothing"
-    return packed
 
 
 def leaves_of(outputs: State) -> tuple[torch.Tensor, ...]:

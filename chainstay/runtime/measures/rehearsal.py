@@ -18,8 +18,8 @@ from chainstay.runtime.capture.blocks.sample import entered
 from chainstay.runtime.capture.cuts.chain import counted_among
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.devices.memory import operator_beyond, trace_memory
-from chainstay.runtime.execute.block_executor import BlockRun
-from chainstay.runtime.execute.planned import PlannedBlocks, PlannedGraph
+from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
+from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.around_blocks import Around
 from chainstay.runtime.measures.boundary import Gradients, seeded

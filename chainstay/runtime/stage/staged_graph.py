@@ -13,8 +13,7 @@ from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.execute.environment import Traits
-from chainstay.runtime.execute.executor import Executor
-from chainstay.runtime.execute.planned import PlannedGraph
+from chainstay.runtime.execute.executor import Executor, PlannedGraph
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import Measurement, measure_subject, traits_of

@@ -42,7 +42,7 @@ from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.execute.environment import RandomStates, random_states
-from chainstay.runtime.measures.probe import dropping
+from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.stage.states import State, detached, version_of
 
 __all__ = ["BlockSample", "blocks_run_by", "entered", "sample_blocks"]

@@ -34,7 +34,7 @@ from chainstay.runtime.capture.trials.isolation import (
 )
 from chainstay.runtime.capture.trials.world import is_equal, world_kept
 from chainstay.runtime.execute.environment import random_states
-from chainstay.runtime.measures.probe import dropping
+from chainstay.runtime.execute.handles import dropping
 
 __all__ = ["NotTheModelError", "OutputSample", "Trial"]
 
