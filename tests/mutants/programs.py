@@ -72,7 +72,7 @@ MUTANTS: Final = (
         "dp/free_discards/sizes.py",
         "freed.append(own[s] + more)",
         "freed.append(own[s] + 0 * more)",
-        "agreement/test_free_discards.py::test_resting_equals_the_recursion_on_sets_of_tensors",
+        "agreement/test_free_discards.py::test_it_equals_the_recursion_on_sets_of_tensors",
     ),
     Mutant(
         "dp/offload/fluid.py",
