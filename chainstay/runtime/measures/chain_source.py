@@ -47,7 +47,8 @@ class ChainSource:
             sample: The input that they are measured on.
 
         Raises:
-            UnsupportedModelError: The sample is no input of a chain.
+            UnsupportedModelError: The sample is no input of a chain, or its device has no memory
+                that can be measured.
         """
         _require_sample(sample)
         require_measurable(sample.device)
