@@ -7,9 +7,9 @@ noise between two measurements does not decide.
 ==============  =====================================================
 ``keep all``    plain training; nothing is faster, so that is all if it fits
 ``recompute``   stages run again, see `chainstay.planning`
-``join``        likewise, where branches meet: each planned apart, see `joins`
-``offload``     saved data goes to the host and comes back, see `offloading`
-``combined``    both, see `combining`
+``join``        stages run again, and branches that meet are planned apart, see `joins`
+``offload``     saved data goes to the host and comes back, see `offloaded`
+``combined``    both, see `combined`
 ==============  =====================================================
 """
 

@@ -146,7 +146,7 @@ class ChainSearch(Search[ChainProfile]):
         return self._bounded(self.best.solution)
 
     def _by(self, method: Method) -> None:
-        """Try all that the module's text says."""
+        """Try all that `chainstay.planning.search` says."""
         scout = _scout_of(method)
         solution, _ = self.ask(self.optimistic, self.budget, scout)
         self.bound = self.bound or solution

@@ -129,7 +129,7 @@ class _JoinSearch(Search[JoinProfile]):
         )
 
     def fastest(self) -> Solution:
-        """Return the fastest plan that fits, found as the module's text says."""
+        """Return the fastest plan that fits, found as `chainstay.planning.search` says."""
         relief, method = self.measured.account.relief, self.method
         self.bound = self.ask(self.optimistic, self.budget + relief, method)[0]
         self.correct(method, _ROUNDS)

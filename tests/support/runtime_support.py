@@ -185,7 +185,7 @@ def _skip(start: int, end: int) -> list[Op]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionPart:
-    """A function from tensor to tensor; a `stages.Part`."""
+    """A function from tensor to tensor; a `chain_stage.Part`."""
 
     function: Callable[[torch.Tensor], torch.Tensor]
     text: str = ""

@@ -1,5 +1,5 @@
 """Pyomo models of offloading whole activations without recomputation.
 
 `formulation` states transfers that are never interrupted, `interruptible` transfers that are;
-`base` holds what both share, and `claims` solves either of them.
+`variables` holds what both share, and `claims` solves either of them.
 """

@@ -82,7 +82,7 @@ def trace_phases(
     """Trace several functions run one after another, in one session.
 
     Every number is growth since the beginning of the whole session. The result of a
-    phase is dropped between its end and the beginning of the next phase.
+    phase is dropped at the beginning of the next phase, whose peak still has it.
 
     Args:
         phases: May be a generator that makes each phase when its turn has come.

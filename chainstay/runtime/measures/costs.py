@@ -7,8 +7,9 @@ plain reading of the profile's fields:
   training loop does: it is in the overheads of every stage but those whose input has it.
 * Some bytes stand through the whole step: what a dropping forward cannot drop, the loss
   value and its seed gradient. They are in every stage's overheads.
-* Buffers and random states are saved for stages that run again; see `accounting`.
-* So do autocast's copies of weights, and for a while gradients of tied weights; see `sharing`.
+* Buffers and random states are saved for stages that run again; see `account`.
+* So do autocast's copies of weights, and for a while gradients of tied weights; see
+  `shared_bytes`.
 * Parameters, their gradients and optimizer state are the caller's and count nowhere.
 """
 

@@ -146,7 +146,7 @@ class TracedLoss:
 
 @dataclass(frozen=True, slots=True)
 class OwnLoss:
-    """A loss that the model computes itself; a `stages.Part`.
+    """A loss that the model computes itself; a `chain_stage.Part`.
 
     Attributes:
         position: Where it is in the last state.
@@ -167,7 +167,7 @@ class OwnLoss:
 
 @dataclass(frozen=True, slots=True)
 class SumLoss:
-    """Stands in for a loss where only its being there matters; a `stages.Part`."""
+    """Stands in for a loss where only its being there matters; a `chain_stage.Part`."""
 
     text: str = "any loss"
     reads: tuple[int, ...] = ()

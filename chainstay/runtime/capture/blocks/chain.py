@@ -19,7 +19,7 @@ __all__ = ["BlockChain", "BlockStage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockStage:
-    """A call of a block; a `stages.Part`.
+    """A call of a block; a `chain_stage.Part`.
 
     A state is what one block hands to the next, and what later ones take from further back.
 
