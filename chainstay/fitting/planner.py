@@ -204,7 +204,7 @@ class PlanMaker(Protocol):
         ...
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
-        """A plan for the blocks of a model, likewise."""
+        """Return a plan for the blocks of a model; `is_first` as for `of_graph`."""
         ...
 
 

@@ -96,7 +96,7 @@ class GraphForward:
 
     @classmethod
     def from_graph(cls, graph: fx.GraphModule, inputs: Sequence[object]) -> GraphForward:
-        """Without a plan; for use inside a backend of TorchDynamo."""
+        """Return a forward without a plan; for use inside a backend of TorchDynamo."""
         is_dynamic = any(map(_has_symbols, graph.graph.nodes))
         return cls(graph, inputs_of(graph, inputs), is_dynamic)
 

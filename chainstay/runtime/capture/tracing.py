@@ -61,7 +61,7 @@ _RAISED: Final = "context: raised exception "
 """What TorchDynamo says where the traced code raises."""
 
 _WITH_FAKES: Final = "fake tensor"
-"""Likewise where an operator does; a list of all its arguments follows."""
+"""What TorchDynamo says where an operator raises; a list of all its arguments follows."""
 
 
 class NotRunError(Exception):

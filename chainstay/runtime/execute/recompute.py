@@ -57,7 +57,7 @@ class Stretch:
     Attributes:
         traits: The traits of one of them; with regard to others, all are like it.
         parts: All of theirs.
-        steps: Likewise, for a run in which they read what may go to the host.
+        steps: Their steps, for a run in which they read what may go to the host.
     """
 
     traits: Traits
@@ -252,7 +252,7 @@ class Run:
         return state, self.environments[stage]
 
     def _take_checkpoint(self, number: int) -> State:
-        """State `number`, given away."""
+        """Give away state `number`, which must not have been changed in place."""
         checkpoint = self.checkpoints.pop(number)
         if not checkpoint.is_unchanged:
             shape = self.plan.shape

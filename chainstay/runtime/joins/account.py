@@ -45,7 +45,7 @@ class JoinedStage:
         cost: What it costs whenever it runs.
         forward_waiting: What the caller holds of the model's output while it runs, if that
             has been made; what is in its input left out.
-        backward_waiting: Likewise, while its backward runs.
+        backward_waiting: What the caller holds of it while its backward runs.
         relief: Bytes by which its backward alone stays below all that it reads and gives.
         leaves: Parameters and inputs that it sends gradients to: a number for each, and bytes.
     """

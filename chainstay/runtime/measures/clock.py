@@ -355,7 +355,7 @@ class _DroppedRun(Run):
 def _dropped_run(
     stage: ChainStage, traits: Traits, device: torch.device, shared: Sequence[Any]
 ) -> _DroppedRun:
-    """One that drops what `stage` saves, and runs it again before its backward."""
+    """Return a run that drops what `stage` saves, and runs it again before its backward."""
     names = ("an input of the model",) * len(shared)
     return _DroppedRun((stage,), (traits,), _DROPPED, device, shared, names, pending=0)
 

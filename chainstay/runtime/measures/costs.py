@@ -150,7 +150,7 @@ def trace_chain(
 
     Args:
         observed: The stages.
-        subject: Likewise.
+        subject: The chain that they are of, and its input.
         gradients: The gradients of the last state, as whoever reads it leaves them; by default as
             usual.
     """
