@@ -64,7 +64,8 @@ class Shape:
 
     def reader(self, state: int) -> int:
         """Return the stage that reads a state."""
-        return state if state <= self.loss + 1 else sum(self.lengths)
+        is_met = bool(self.lengths) and state > self.loss + 1  # the last state of a branch
+        return sum(self.lengths) if is_met else state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
