@@ -8,7 +8,8 @@ not counted: `chainstay.fit` does both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Any, Final
 
 import torch
@@ -17,7 +18,7 @@ from torch._guards import CompileContext
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.front import settings_of
-from chainstay.fitting.planner import Planner
+from chainstay.fitting.planner import Planner, PlannerSettings
 from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.runtime.capture.dynamo import GraphForward, UnplannedGraphError, wants_gradients
 
@@ -41,6 +42,9 @@ class _Compiled:
         return self.planner.plan_graph(forward, inputs, None)
 
 
+_OPTIONS: Final = (
+    signature(settings_of).parameters.keys() | {each.name for each in fields(PlannerSettings)}
+) - {"device", "others", "means", "loss", "by"}
 _COMPILED: Final[dict[int, _Compiled]] = {}
 """By the identity of the options, which each use of torch.compile has of its own."""
 
@@ -60,12 +64,18 @@ def chainstay_backend(
             and ``by``.
 
     Raises:
-        UnsupportedModelError: The graph is part of a forward only, or no budget is given.
+        UnsupportedModelError: The graph is part of a forward only, no budget is given, or an
+            option that there is not.
     """
     if not options or "budget" not in options:
         raise UnsupportedModelError(
             "the backend 'chainstay' needs a budget: torch.compile(model, backend='chainstay', "
             "options={'budget': '8GiB'})"
+        )
+    if unknown := sorted(options.keys() - _OPTIONS):
+        raise UnsupportedModelError(
+            f"the backend 'chainstay' has no option {unknown[0]!r}; it has "
+            f"{', '.join(sorted(_OPTIONS))}"
         )
     compiled = _COMPILED.setdefault(id(options), _Compiled(options, _frame()))
     _require_whole(graph, compiled)
