@@ -13,7 +13,7 @@ from typing import Final
 from chainstay.dp import DP, unrestricted_bound
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
-from chainstay.planning.search import Plan, Search, evenly_timed, overhead_margin
+from chainstay.planning.search import Candidate, Search, evenly_timed, overhead_margin
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.execute.remade import remade_bytes
 from chainstay.runtime.measures.measured import Measurement
@@ -205,7 +205,7 @@ class ChainSearch(Search[ChainProfile]):
                 lower_bound=0,
                 unrestricted_bound=0,
             )
-            self.best = Plan(real, profile, nominal)
+            self.best = Candidate(real, profile, nominal)
         return True
 
     def _replay(self, solution: Solution) -> Replay:

@@ -23,7 +23,7 @@ from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
 from chainstay.planning.search import (
-    Plan,
+    Candidate,
     Search,
     evenly_timed,
     overhead_margin,
@@ -198,7 +198,7 @@ class _JoinSearch(Search[JoinProfile]):
                     lower_bound=0,
                     unrestricted_bound=0,
                 )
-                self.best = Plan(real, profile, nominal)
+                self.best = Candidate(real, profile, nominal)
         return fits
 
 

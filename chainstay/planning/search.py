@@ -31,7 +31,7 @@ from chainstay.profiles import ChainProfile, JoinProfile, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
 
-__all__ = ["Plan", "Search", "evenly_timed", "overhead_margin", "with_larger_overheads"]
+__all__ = ["Candidate", "Search", "evenly_timed", "overhead_margin", "with_larger_overheads"]
 
 P = TypeVar("P", ChainProfile, JoinProfile)
 
@@ -39,7 +39,7 @@ Answer = Solution | InfeasibleBudgetError | SolverLimitError
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Generic[P]):
+class Candidate(Generic[P]):
     """A schedule that fits, and the problem that it was the solution of.
 
     Attributes:
@@ -75,7 +75,7 @@ class Search(ABC, Generic[P]):
     optimistic: P
     pessimistic: P
     rounds: int
-    best: Plan[P] | None = None
+    best: Candidate[P] | None = None
     bound: Solution | None = None
     least: int | None = None
     limit: SolverLimitError | None = None
