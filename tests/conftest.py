@@ -34,7 +34,8 @@ settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.g
 _CASES: Final = 2
 """Of each test with more cases, `make test` runs so many, from the first to the last."""
 _LARGE: Final = re.compile(
-    "ResNet-50|ResNet-101|DenseNet-121|densenet_case|Inception v3|VGG-16|ViT-B/16|T5|CLIP|HF ViT"
+    "ResNet-50|ResNet-101|DenseNet-121|densenet_case|resnet_case|Inception v3|VGG-16|ViT-B/16|"
+    "U-Net|BERT|T5|CLIP|HF ViT"
 )
 """Networks that take seconds where others show the same; `make test` leaves them out."""
 

@@ -92,6 +92,7 @@ def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
 @settings(max_examples=300, deadline=None)
 @given(chains(max_stages=7), st.integers(0, 150))
 @pytest.mark.parametrize("kind", [KnapsackBound, LagrangianBound])
+@pytest.mark.long
 def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     kind: Callable[[RecursionArrays, int, Array], MultiplierBound],
     profile: ChainProfile,

@@ -83,6 +83,7 @@ def test_optimum_of_small_chains_is_that_of_exhaustive_search(
 
 @settings(max_examples=60)
 @given(small_chains(max_stages=4), RULES)
+@pytest.mark.long
 def test_least_budget_of_small_chains_is_that_of_exhaustive_search(
     profile: ChainProfile, discards: Discards
 ) -> None:

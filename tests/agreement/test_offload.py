@@ -231,6 +231,7 @@ def test_baselines_keep_the_budget_and_beat_no_bound(baseline: str, case: Offloa
         assert found.makespan >= fractional_optimum(asked)
 
 
+@pytest.mark.long
 def test_heuristics_are_within_half_a_percent_on_average() -> None:
     """300 small instances of `verify`, without the enumeration of all sets on every other one."""
     ratios: list[float] = []

@@ -157,6 +157,7 @@ def test_a_saved_plan_trains_another_copy_bit_for_bit(
     assert "forward" not in vars(second)
 
 
+@pytest.mark.long
 def test_another_process_knows_the_plan_by_its_fingerprint(tmp_path: Path) -> None:
     """Addresses, hashes and the order of sets differ there."""
     save_plan(fit(made("graph", 0), (SAMPLE,), budget="75%", progress=False), tmp_path / "p.json")

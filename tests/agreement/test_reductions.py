@@ -79,6 +79,7 @@ def test_no_instances_are_late(method: Method, numbers: list[int]) -> None:
 
 @settings(max_examples=12)
 @given(NUMBERS)
+@pytest.mark.long
 def test_small_instances_by_exhaustive_search(numbers: list[int]) -> None:
     profile, budget, deadline = partition_chain(numbers)
     try:

@@ -17,6 +17,7 @@ ONE_BYTE_SLOTS = DP(slots=10**6)
 
 @MANY
 @given(chains(), st.integers(0, 150))
+@pytest.mark.long
 def test_step_functions_agree_with_the_dense_table_and_the_referee(
     profile: ChainProfile, extra: int
 ) -> None:

@@ -86,6 +86,7 @@ def test_several_processes_check_all_instances() -> None:
     assert "No contradiction: 101 chains of seed 1 in" in result.stdout
 
 
+@pytest.mark.long
 def test_hybrids_are_checked_too() -> None:
     result = chainstay("verify", "--problem", "hybrid", "--instances", "12", "--workers", "1")
     assert result.exit_code == 0

@@ -22,6 +22,8 @@ from report_plans import a_chain, plan
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
+pytestmark = pytest.mark.long  # a browser is another process
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 _NO_FRONTIER = Frontier(points=(), method="none")
 _FRAME = """name => {

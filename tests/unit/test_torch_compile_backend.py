@@ -82,7 +82,9 @@ def test_a_budget_is_needed_and_must_be_feasible() -> None:
             compiled(model, **options)(X)
     with pytest.raises(InfeasibleBudgetError):
         compiled(model, budget=100)(X)
-    with pytest.raises(BackendCompilerFailed, match="no option 'colour'; it has budget, .*repeats"):
+    with pytest.raises(
+        BackendCompilerFailed, match=r"no option 'colour'; it has budget, .*repeats"
+    ):
         compiled(model, budget="50%", colour=3)(X)
 
 
