@@ -50,8 +50,10 @@ if TYPE_CHECKING:
         JoinProfile,
         Link,
         OffloadProfile,
+        RunCost,
         Skip,
         Stage,
+        StageOption,
     )
     from chainstay.runtime import MeasuredChain, PlannedChain, measure
     from chainstay.runtime.capture.extract import (
@@ -115,8 +117,11 @@ _HOME: Final = MappingProxyType(
                 "JoinProfile",
                 "Link",
                 "OffloadProfile",
+                "RunCost",
+                "RunCost",
                 "Skip",
                 "Stage",
+                "StageOption",
             ),
             "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
             "chainstay.runtime.capture.extract": (
@@ -190,11 +195,13 @@ __all__ = [
     "PlannedChain",
     "Replay",
     "Revolve",
+    "RunCost",
     "Schedule",
     "Skip",
     "Solution",
     "SolverLimitError",
     "Stage",
+    "StageOption",
     "Status",
     "Timetable",
     "Transfers",

@@ -115,6 +115,17 @@ class Fields:
     path: str
     error: type[ChainstayError]
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a field `name`, other than null."""
+        return self.values.get(name) is not None
+
+    def boolean(self, name: str) -> bool:
+        """Return field `name`, true or false."""
+        value = self._value(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
     def integer(self, name: str) -> int:
         """Return field `name`, a whole number."""
         value = self._value(name)

@@ -4,7 +4,8 @@ A schedule is a sequence of operations on the stages of a chain, written
 ``Fa0 Fc1 Fn2 Fa3 B3 …``. Simulator, executor and plots are its interpreters. In a join,
 operations on branch ``j`` are written ``j:Fa0``, those on the tail without a prefix, and
 the turn, where forward becomes backward, ``T``. Operations that move data to the host and
-back stand where they are issued, and run beside computation.
+back stand where they are issued, and run beside computation. ``Fa3.1`` keeps stage 3 under
+its option 1; option 0 has no suffix, and ``B3`` follows the option of what is there.
 
 ====== ============== ==========================================================
 text   [BEHJS24]      meaning (stage ``i`` has input ``a^i`` and output ``a^{i+1}``)
@@ -40,7 +41,8 @@ _KIND: Final = "schedule"
 _VERSION: Final = 1
 _WORD: Final = re.compile(
     r"(?:(?P<branch>0|[1-9][0-9]{0,8}):)?"
-    r"(?P<kind>Fn|Fc|Fa|B|Da|Db|Oa|Ob|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})|T"
+    r"(?P<kind>Fn|Fc|(?P<keeps>Fa)|B|Da|Db|Oa|Ob|Pa|Pb)(?P<stage>0|[1-9][0-9]{0,8})"
+    r"(?(keeps)(?:\.(?P<option>[1-9][0-9]{0,8}))?)|T"
 )
 
 
@@ -154,25 +156,31 @@ class Op:
         stage: Counted from 0 in its branch; 0 for the turn, which has none.
         branch: In a join, the branch, counted from 0; None for the tail and the turn, and
             wherever there are no branches.
+        option: The option under which ``Fa`` keeps the stage; 0 for other operations.
 
     Raises:
-        InvalidScheduleError: An unknown kind, a stage or branch that is no number from 0 to
-            999,999,999, or a turn of one stage or branch.
+        InvalidScheduleError: An unknown kind, a stage, branch or option that is no number from 0
+            to 999,999,999, a turn of one stage or branch, or an option of something else than
+            ``Fa``.
 
     Example:
         >>> str(Op(OpKind.FORWARD_KEEP_INPUT, 3)), str(Op(OpKind.BACKWARD, 3, branch=1))
         ('Fc3', '1:B3')
+        >>> str(Op(OpKind.FORWARD_KEEP_ALL, 3, option=1))
+        'Fa3.1'
     """
 
     kind: OpKind
     stage: int = 0
     branch: int | None = None
+    option: int = 0
 
     def __post_init__(self) -> None:
         kind: object = self.kind  # whatever somebody passed
         if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidScheduleError(f"kind is {self.kind!r}, must be one of {', '.join(OpKind)}")
-        for name, number in (("stage", self.stage), ("branch", self.branch or 0)):
+        numbers = {"stage": self.stage, "branch": self.branch or 0, "option": self.option}
+        for name, number in numbers.items():
             # A range looks for what is no int in one number after another.
             is_whole = hasattr(number, "__index__") and not isinstance(number, bool)
             if not is_whole or int(number) not in _NUMBERS:
@@ -184,12 +192,18 @@ class Op:
                 f"a turn has stage {self.stage!r} and branch {self.branch!r}; it joins all "
                 "branches, so leave both out"
             )
+        if self.option and self.kind is not OpKind.FORWARD_KEEP_ALL:
+            raise InvalidScheduleError(
+                f"{self.kind}{self.stage} has option {self.option!r}, and only Fa has options; "
+                "what Fa saved knows its own"
+            )
 
     def __str__(self) -> str:
         if self.kind is OpKind.TURN:
             return str(self.kind)
         prefix = "" if self.branch is None else f"{self.branch}:"
-        return f"{prefix}{self.kind}{self.stage}"
+        suffix = f".{self.option}" if self.option else ""
+        return f"{prefix}{self.kind}{self.stage}{suffix}"
 
     @property
     def item(self) -> Item:
@@ -275,8 +289,8 @@ class Schedule:
             if match is None:
                 raise InvalidScheduleError(
                     f"{word[:20]!r} is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Pa "
-                    "or Pb and a stage number, as in 'Fa0', after a branch and a colon in a join, "
-                    "as in '1:Fa0', or T for its turn",
+                    "or Pb and a stage number, as in 'Fa0', with an option as in 'Fa0.1', after a "
+                    "branch and a colon in a join, as in '1:Fa0', or T for its turn",
                     index=index,
                     ops=[word[:20] for word in words],
                 )
@@ -329,4 +343,5 @@ def _op(word: re.Match[str]) -> Op:
     if word["kind"] is None:
         return Op(OpKind.TURN)
     branch = None if word["branch"] is None else int(word["branch"])
-    return Op(OpKind(word["kind"]), int(word["stage"]), branch)
+    option = int(word["option"] or 0)
+    return Op(OpKind(word["kind"]), int(word["stage"]), branch, option)

@@ -11,6 +11,7 @@ from chainstay.errors import InvalidProfileError, InvalidSolutionError
 from chainstay.problems.chain import ChainProblem
 from chainstay.problems.offload import OffloadClaim, OffloadSolution, TransferProblem
 from chainstay.profiles import ChainProfile
+from chainstay.profiles.chain import require_plain
 from chainstay.schedule import Discards
 from chainstay.solution import Solution
 from chainstay.timetable import Time, Transfers, exact
@@ -42,6 +43,7 @@ class HybridProblem(TransferProblem):
                 "stages may be recomputed"
             )
         object.__setattr__(self, "transfers", Transfers(self.transfers))
+        require_plain(self.profile, "recomputing with offloading")
         if self.profile.skips:
             raise InvalidProfileError(
                 f"this chain has {len(self.profile.skips)} skips, which transfers do not support; "

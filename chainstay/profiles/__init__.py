@@ -1,14 +1,15 @@
 """Costs of networks, and nothing about schedules.
 
-Read `chain`, then `join`, `offload` and `link`.
+Read `stage` and `chain`, then `join`, `offload` and `link`.
 """
 
 from typing import TypeAlias
 
-from chainstay.profiles.chain import ChainArrays, ChainProfile, Skip, Stage
+from chainstay.profiles.chain import ChainArrays, ChainProfile, Skip
 from chainstay.profiles.join import HomogeneousJoin, Join, JoinProfile, kept_gradients
 from chainstay.profiles.link import Duplex, Link
 from chainstay.profiles.offload import OffloadProfile
+from chainstay.profiles.stage import RunCost, Stage, StageOption
 
 __all__ = [
     "AnyProfile",
@@ -20,8 +21,10 @@ __all__ = [
     "JoinProfile",
     "Link",
     "OffloadProfile",
+    "RunCost",
     "Skip",
     "Stage",
+    "StageOption",
     "kept_gradients",
 ]
 

@@ -29,57 +29,13 @@ from numpy.typing import NDArray
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles.quantities import all_of, whole
+from chainstay.profiles.stage import Stage, StageOption
 
-__all__ = ["ChainArrays", "ChainProfile", "Skip", "Stage"]
+__all__ = ["ChainArrays", "ChainProfile", "Skip", "require_plain"]
 
 _KIND: Final = "chain-profile"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _VERSION_WITHOUT_SKIPS: Final = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One stage of a chain: a forward and a backward step.
-
-    Attributes:
-        name: Free text, for people.
-        forward_time: Time of one forward, in ns.
-        backward_time: Time of one backward, in ns.
-        output_bytes: Bytes of the stage's output activation.
-        saved_bytes: Bytes of everything its backward needs besides its input: saved tensors
-            and the output, without skips that pass through. A measured value may lie a
-            little below ``output_bytes``.
-        gradient_bytes: Bytes of the gradient with respect to the output.
-        forward_overhead_bytes: Bytes needed during a forward only, besides input and result.
-        backward_overhead_bytes: Bytes needed during the backward only, besides ``saved_bytes``
-            and the gradients of output and input.
-
-    Raises:
-        InvalidProfileError: A size or time is not a whole number from 0 to 2**48.
-
-    Example:
-        >>> Stage(name="loss", backward_time=3).backward_time
-        3
-    """
-
-    name: str = ""
-    forward_time: int = 0
-    backward_time: int = 0
-    output_bytes: int = 0
-    saved_bytes: int = 0
-    gradient_bytes: int = 0
-    forward_overhead_bytes: int = 0
-    backward_overhead_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise InvalidProfileError(f"a stage's name is {self.name!r}, must be a string")
-        for field in _QUANTITIES:
-            value = whole(getattr(self, field), f"stage {self.name!r}: {field}")
-            object.__setattr__(self, field, value)
-
-
-_QUANTITIES: Final = tuple(field.name for field in fields(Stage) if field.name != "name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +119,8 @@ class ChainProfile:
         input_gradient_bytes: Bytes of the gradient with respect to it (0 when not wanted).
         stages: The stages, at least one.
         skips: Tensors that are part of several activations. Sizes of activations and
-            gradients are those of all their tensors; ``saved_bytes`` counts the skips that
-            its stage makes, not those that pass through.
+            gradients are those of all their tensors; ``saved_bytes`` counts the skips in the
+            output that its stage (or an option's stages) makes, not those that pass through.
 
     Raises:
         InvalidProfileError: No stage, something that is not a `Stage` or `Skip`, a bad size,
@@ -183,6 +139,13 @@ class ChainProfile:
         object.__setattr__(self, "skips", all_of(self.skips, Skip, "skips"))
         if not self.stages:
             raise InvalidProfileError("a chain needs at least one stage (the loss), got none")
+        for i, stage in enumerate(self.stages):
+            for option in stage.options:
+                if i + option.stages > len(self.stages):
+                    raise InvalidProfileError(
+                        f"option {option.name!r} of stage {i} keeps {option.stages} stages, and "
+                        f"from there to the loss there are only {len(self.stages) - i}"
+                    )
         if self.skips:
             _require_room(self)
 
@@ -198,9 +161,27 @@ class ChainProfile:
         return self.stages[index - 1].gradient_bytes if index else self.input_gradient_bytes
 
     @property
+    def is_plain(self) -> bool:
+        """Whether no stage has options, or costs that depend on the kind of its run."""
+        return all(stage.is_plain for stage in self.stages)
+
+    @property
+    def plain_time(self) -> int:
+        """Time of plain training, in ns: every stage once, kept under option 0."""
+        runs = (stage.all_options[0].first for stage in self.stages)
+        return sum(run.time + run.backward_time for run in runs)
+
+    @property
     def least_time(self) -> int:
-        """Time of every forward and every backward once, in ns: no schedule is faster."""
-        return sum(stage.forward_time + stage.backward_time for stage in self.stages)
+        """A time, in ns, that no schedule is below: each stage once, under its fastest option."""
+        if self.is_plain:
+            return self.plain_time
+        least = [0] * (len(self) + 1)  # of stages i .. n-1
+        for i, stage in reversed(list(enumerate(self.stages))):
+            least[i] = min(
+                _kept_time(stage, option) + least[i + option.stages] for option in stage.all_options
+            )
+        return least[0]
 
     def arrays(self) -> ChainArrays:
         """Return the chain as int64 arrays for kernels: a derived view of the profile."""
@@ -234,14 +215,14 @@ class ChainProfile:
         body = {
             "input_bytes": self.input_bytes,
             "input_gradient_bytes": self.input_gradient_bytes,
-            "stages": [asdict(stage) for stage in self.stages],
+            "stages": [stage.to_fields() for stage in self.stages],
             "skips": [asdict(skip) for skip in self.skips],
         }
         return documents.dump(_KIND, _VERSION, body)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the document that `to_json` writes, or that of a version without skips.
+        """Read the document that `to_json` writes, or that of a version without options or skips.
 
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not a chain;
@@ -254,15 +235,37 @@ class ChainProfile:
         return cls(
             input_bytes=document.integer("input_bytes"),
             input_gradient_bytes=document.integer("input_gradient_bytes"),
-            stages=tuple(
-                Stage(name=stage.string("name"), **{q: stage.integer(q) for q in _QUANTITIES})
-                for stage in document.children("stages")
-            ),
+            stages=tuple(map(Stage.from_fields, document.children("stages"))),
             skips=tuple(
                 Skip(**{field: skip.integer(field) for field in _SKIP_FIELDS})
                 for skip in (document.children("skips") if has_skips else ())
             ),
         )
+
+
+def require_plain(profile: ChainProfile, what: str) -> None:
+    """Refuse a chain with options, or costs by kind of run, where `what` takes none.
+
+    Raises:
+        InvalidProfileError: Always, if there are any; the text names the first such stage.
+    """
+    for i, stage in enumerate(profile.stages):
+        if not stage.is_plain:
+            kind = f"{len(stage.options)} options" if stage.options else "costs by kind of run"
+            raise InvalidProfileError(
+                f"stage {i} of this chain has {kind}, which {what} does not take; use DP(), or "
+                "leave them out of the profile"
+            )
+
+
+def _kept_time(stage: Stage, option: StageOption) -> int:
+    """Return a time, in ns, that keeping a stage and its backward take at least."""
+    first, again = option.first, option.run(first=False)
+    earlier = 0  # of what has run before, a record of several stages says nothing
+    if option.stages == 1:
+        singles = (each for each in stage.all_options if each.stages == 1)
+        earlier = min(stage.dropped(first=True).time, *(each.first.time for each in singles))
+    return min(first.time + first.backward_time, earlier + again.time + again.backward_time)
 
 
 def _require_room(profile: ChainProfile) -> None:
@@ -291,4 +294,16 @@ def _require_room(profile: ChainProfile) -> None:
                 raise InvalidProfileError(
                     f"{what} has {size} bytes, and skips in it have {part}; its size must count "
                     "them, each once"
+                )
+    for i, stage in enumerate(profile.stages):
+        for number, option in enumerate(stage.options, 1):
+            part = sum(
+                skip.bytes
+                for skip in profile.skips
+                if i < skip.first <= i + option.stages <= skip.last
+            )
+            if part > option.saved_bytes:
+                raise InvalidProfileError(
+                    f"what option {number} of stage {i} saves has {option.saved_bytes} bytes, and "
+                    f"skips in it have {part}; its size must count them, each once"
                 )

@@ -30,8 +30,9 @@ from typing import Final, Self, TypeAlias
 from chainstay import documents
 from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
-from chainstay.profiles.chain import ChainProfile, Stage
+from chainstay.profiles.chain import ChainProfile, require_plain
 from chainstay.profiles.quantities import all_of, whole
+from chainstay.profiles.stage import Stage
 
 __all__ = ["HomogeneousJoin", "Join", "JoinProfile", "kept_gradients"]
 
@@ -76,7 +77,10 @@ class JoinProfile:
         if self.tail is not None and not isinstance(self.tail, ChainProfile):
             raise InvalidProfileError(f"tail is {self.tail!r}, must be a ChainProfile or None")
         for name, chain in (*enumerate(self.branches), ("tail", self.tail)):
-            if chain is not None and chain.skips:
+            if chain is None:
+                continue
+            require_plain(chain, "a join")
+            if chain.skips:
                 where = name if name == "tail" else f"branches[{name}]"
                 raise InvalidProfileError(
                     f"{where} has {len(chain.skips)} skips, and joins take none; merge the stages "

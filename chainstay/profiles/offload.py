@@ -24,7 +24,7 @@ from typing import Final, Self
 
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
-from chainstay.profiles.chain import ChainProfile
+from chainstay.profiles.chain import ChainProfile, require_plain
 from chainstay.profiles.quantities import whole
 
 __all__ = ["OffloadProfile"]
@@ -93,6 +93,7 @@ class OffloadProfile:
             InvalidProfileError: The chain has skips: what a stage saves is then read by
                 later forwards, which this model does not represent.
         """
+        require_plain(profile, "offloading whole activations")
         if profile.skips:
             raise InvalidProfileError(
                 f"this chain has {len(profile.skips)} skips, which offloading whole activations "

@@ -112,8 +112,8 @@ def test_listing_points_at_the_word() -> None:
         Schedule.parse("Fa0 Fa1 Fa2 Fa3 Fa4 Fa5 soup B4 B3 B2 B1 B0")
     assert str(caught.value) == (
         "step 7: 'soup' is not an operation; write Fn, Fc, Fa, B, Da, Db, Oa, Ob, Pa or Pb "
-        "and a stage number, as in 'Fa0', after a branch and a colon in a join, as in '1:Fa0', or "
-        "T for its turn\n"
+        "and a stage number, as in 'Fa0', with an option as in 'Fa0.1', after a branch and a colon "
+        "in a join, as in '1:Fa0', or T for its turn\n"
         "         3  Fa2\n"
         "         4  Fa3\n"
         "         5  Fa4\n"

@@ -8,6 +8,7 @@ so an end time counts the operations that ran.
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,11 @@ COLUMNS = {
 }
 
 
+def _stage(name: str, cells: list[str]) -> Stage:
+    costs: Any = dict(zip(COLUMNS.values(), map(int, cells), strict=True))
+    return Stage(name=name, **costs)
+
+
 def chain(table: str) -> ChainProfile:
     """A chain from a header line, a line for the input (a and δ) and one line per stage."""
     header, source, *rows = (line.split() for line in table.strip().splitlines())
@@ -38,10 +44,7 @@ def chain(table: str) -> ChainProfile:
     return ChainProfile(
         input_bytes=int(source[1]),
         input_gradient_bytes=int(source[2]),
-        stages=tuple(
-            Stage(**dict(zip(COLUMNS.values(), map(int, cells), strict=True)), name=name)
-            for name, *cells in rows
-        ),
+        stages=tuple(_stage(name, cells) for name, *cells in rows),
     )
 
 
