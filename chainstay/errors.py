@@ -90,6 +90,7 @@ class InfeasibleBudgetError(ChainstayError):
         budget: The budget that was asked for, in bytes.
         required: The least budget, in bytes, for which the same call has an answer; of family
             ``"known"``, one for which it has an answer, and the least that the call found.
+        reason: A sentence on what needs so much; empty if that is not known.
 
     Args:
         budget: As the attribute.
@@ -98,6 +99,7 @@ class InfeasibleBudgetError(ChainstayError):
         family: The class of schedules that was searched; ``"all"`` for every valid one.
         network: ``"chain"`` or ``"join"``.
         unit: ``"bytes"``, or what else budgets count, such as ``"slots"``.
+        reason: A sentence on what needs so much, if that is known.
     """
 
     def __init__(  # noqa: PLR0913  # all by name, each a part of the message
@@ -109,16 +111,18 @@ class InfeasibleBudgetError(ChainstayError):
         family: str,
         network: str = "chain",
         unit: str = "bytes",
+        reason: str = "",
     ) -> None:
         self.budget = budget
         self.required = required
+        self.reason = reason
         which = "" if family == "all" else f"{family} "
         amounts = [_exact(n) if unit == "bytes" else f"{n} {unit}" for n in (budget, required)]
         known = which if family == "known" else ""
         super().__init__(
             f"no {which}schedule of this {stages}-stage {network} fits in {amounts[0]}; "
-            f"the least feasible budget {known}is {amounts[1]}. Raise the budget, "
-            "shrink the batch, or cut the model into finer stages."
+            f"the least feasible budget {known}is {amounts[1]}. {reason}{' ' * bool(reason)}"
+            "Raise the budget, shrink the batch, or cut the model into finer stages."
         )
 
 

@@ -253,11 +253,12 @@ def planned_graph(
     if isinstance(solution, OffloadSolution):
         assert engine is not None, "transfers need one"
         schedule = program_of(solution)
-        overheads = costs.overheads_for(schedule)
-        transport = Transport.of(solution, costs.profile, overheads, engine)
+        moved = costs.overheads_for(schedule)
+        transport = Transport.of(solution, costs.profile, moved, engine)
+    profile, overheads = costs.costs_of(schedule)
     return replace(
-        staged.planned(solution, costs.profile_for(schedule), transport),
-        overheads=costs.overheads_for(schedule),
+        staged.planned(solution, profile, transport),
+        overheads=overheads,
         plain_time=costs.profile.least_time,
         plain_peak=plain_peak(costs),
     )

@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from chainstay.dp import DP, unrestricted_bound
-from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
+from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.planning.search import Candidate, Search, evenly_timed, overhead_margin
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.execute.remade import remade_bytes
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.schedule import Discards, Schedule
+from chainstay.schedule import Discards, Op, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
 from chainstay.solve import AutoChain, budget_bytes, resolve_method, solve_chain
+from chainstay.timetable import Time
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import Replay, simulate
@@ -77,12 +78,30 @@ def solve_measured(
     budget = budget_bytes(measured.profile_for(plain), budget)
     asked = AutoChain(discards=Discards.FREE) if method == "auto" else resolve_method(method)
     search = ChainSearch.of(measured, budget, can_run)
-    solution = search.plain(asked)
-    if solution is None:
-        # Persistent plans under Table 1 make nothing twice and lose no input.
-        methods = (asked, DP()) if isinstance(asked, AutoChain) else (asked,)
-        solution = search.fastest(methods)
+    solution = search.plain(asked) or _fastest(search, asked)
     return replace(solution, solve_seconds=time.perf_counter() - start)
+
+
+def _fastest(search: ChainSearch, asked: Method) -> Solution:
+    """Return the persistent optimum, or what the search finds where that is faster."""
+    is_auto = isinstance(asked, AutoChain)
+    exact = search.persistent() if is_auto or asked == DP() else None
+    if exact is not None and (not is_auto or not search.may_beat(exact.makespan, asked)):
+        return exact
+    # Persistent plans under Table 1 make nothing twice and lose no input.
+    methods = (asked, DP()) if is_auto else (asked,)
+    try:
+        found = search.fastest(methods)
+    except ChainstayError:
+        if exact is None:
+            raise
+        return exact
+    if exact is not None and exact.makespan <= found.makespan:
+        return exact
+    if not any(stage.options for stage in search.by_kind.stages):
+        return found
+    bound = unrestricted_bound(search.by_kind, search.budget)  # other bounds know no options
+    return replace(found, family=Family.ALL, lower_bound=bound, unrestricted_bound=bound)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,12 +113,14 @@ class ChainSearch(Search[ChainProfile]):
         can_run: The predicate, as for `solve_measured`.
         refused: Why a schedule whose peak fits cannot be run, if there was one.
         makes_again: Whether a plan makes again what it holds, so that others may need less.
+        neediest: The operation at the peak of the schedule that needs least, and its overhead.
     """
 
     measured: Measurement
     can_run: Callable[[Schedule], bool]
     refused: str = ""
     makes_again: bool = False
+    neediest: tuple[Op, int] | None = None
 
     @classmethod
     def of(
@@ -128,6 +149,28 @@ class ChainSearch(Search[ChainProfile]):
             profile, claim, budget=self.budget, method=str(method), solve_seconds=0.0
         )
         return replace(solution, unrestricted_bound=makespan)
+
+    @property
+    def by_kind(self) -> ChainProfile:
+        """The profile with options, and what each kind of run costs."""
+        return self.measured.account.by_kind()
+
+    def persistent(self) -> Solution | None:
+        """The persistent optimum by what each kind of run costs, if it fits and can be run."""
+        try:
+            solution = solve_chain(self.by_kind, self.budget, DP())
+        except InfeasibleBudgetError:
+            return None
+        if not self.can_run(solution.schedule):
+            return None
+        profile, overheads = self.measured.costs_of(solution.schedule)
+        replay = simulate(profile, solution.schedule, overheads=overheads)
+        return replace(solution, peak_bytes=replay.peak_bytes)
+
+    def may_beat(self, makespan: Time, method: Method) -> bool:
+        """Whether a schedule without options may be faster, by the bound of the quick method."""
+        solution, _ = self.ask(self.optimistic, self.budget, _scout_of(method))
+        return solution is not None and solution.lower_bound < makespan
 
     def fastest(self, methods: tuple[Method, ...]) -> Solution:
         """Return the best plan by the first of `methods`, or by a later one if the first fails."""
@@ -187,7 +230,9 @@ class ChainSearch(Search[ChainProfile]):
                 "which this runtime cannot do; use method='dp'"
             )
             return False
-        self.least = peak + excess if self.least is None else min(self.least, peak + excess)
+        if self.least is None or peak + excess < self.least:
+            self.least = peak + excess
+            self.neediest = self._at_peak(solution.schedule, replay)
         if peak + excess > self.budget:
             if peak <= self.budget:
                 self.refused = (
@@ -254,6 +299,30 @@ class ChainSearch(Search[ChainProfile]):
             required=self.least,
             stages=len(self.pessimistic),
             family="known",
+            reason=self._reason(),
+        )
+
+    def _at_peak(self, schedule: Schedule, replay: Replay) -> tuple[Op, int]:
+        """Return the operation that needs most, and its overhead in bytes."""
+        overheads = self.measured.overheads_for(schedule)
+        pairs = zip(replay.timeline, overheads, strict=True)
+        highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
+        return highest.op, overhead
+
+    def _reason(self) -> str:
+        """Return a sentence on what needs most in the schedule that needs least."""
+        if self.neediest is None or self.least is None:
+            return ""
+        op, overhead = self.neediest
+        cost = self.measured.account.stages[op.stage]
+        step = "forward" if op.kind.is_forward else "backward"
+        operator = cost.forward_operator if op.kind.is_forward else cost.backward_operator
+        at = f" at {operator}" if operator else ""
+        schedule = Schedule.keep_all(len(self.pessimistic))
+        plain = simulate(self.measured.profile_for(schedule), schedule).peak_bytes
+        return (
+            f"That is {self.least / max(plain, 1):.0%} of plain training; the {step} of stage "
+            f"{op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself alone{at}."
         )
 
 

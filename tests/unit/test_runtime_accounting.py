@@ -7,8 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.runtime.stage.states import State
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
-from runtime_support import stages_of
+from runtime_support import random_persistent, stages_of
 
 
 def cost(name: str, environment: int, random: int) -> StageCost:
@@ -64,6 +66,26 @@ def test_any_schedule_may_run_every_stage_again() -> None:
         (200 + 50_000 + 51_000, 300 + 1000),
         (200 + 51_000, 300 + 51_000),
     ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_costs_by_kind_of_run_are_those_of_the_schedule_or_more(seed: int) -> None:
+    """Its time is the schedule's own, and no operation needs more than it says."""
+    generator = Random(seed)
+    names = [field.name for field in fields(StageCost) if field.name.endswith(("_time", "_bytes"))]
+    stages = []
+    for _ in range(generator.randint(1, 6)):
+        numbers: dict[str, Any] = {name: generator.randint(0, 50) for name in names}
+        numbers["random_bytes"] = min(numbers["random_bytes"], numbers["environment_bytes"])
+        stages.append(StageCost(name="", **numbers))
+    loss = replace(stages[-1], environment_bytes=0, random_bytes=0)
+    account = Account(input_bytes=5, input_gradient_bytes=5, stages=(*stages, loss), skips=())
+    schedule = random_persistent(len(account.stages), seed)
+    own = simulate(account.profile_for(schedule), schedule, overheads=account.overheads(schedule))
+    by_kind = simulate(account.by_kind(), schedule)
+    assert by_kind.makespan == own.makespan
+    for snapshot, less in zip(by_kind.timeline, own.timeline, strict=True):
+        assert snapshot.during_bytes >= less.during_bytes
 
 
 def test_a_stage_that_runs_once_saves_no_environment_and_has_one_form() -> None:

@@ -173,3 +173,21 @@ def test_kept_stages_of_a_kind_are_put_together(seed: int) -> None:
         if isinstance(one, list) and isinstance(other, list):
             assert len({traits[n].draws_random for n in one}) == 1
             assert traits[one[0]].draws_random != traits[other[0]].draws_random
+
+
+def test_stages_kept_by_one_option_run_as_one_and_go_backward_one_by_one() -> None:
+    plan = plan_execution(
+        Schedule.parse("Fc0 Fn1 Fa2.1 Fa4 B4 B2 Fa0.2 B0"), Shape(4), spans={(2, 1): 2, (0, 2): 2}
+    )
+    assert [(step.stage, step.span, step.option) for step in plan.forward] == [
+        (0, 1, 0),
+        (1, 1, 0),
+        (2, 2, 1),
+    ]
+    assert plan.backward == (3, 2, 1, 0)
+    (again,) = plan.before_backward[1]
+    assert (again.stages, again.option, again.captures) == (range(2), 2, True)
+    assert again.is_last
+    assert not again.is_first
+    assert not any(plan.before_backward[stage] for stage in (0, 2, 3))
+    assert not plan.kept

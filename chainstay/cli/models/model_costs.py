@@ -50,9 +50,7 @@ class ModelCosts:
         """Simulate `schedule` with all that is known of its costs."""
         if self.model is None:
             return simulate(self.profile, schedule, discards=discards)
-        costs = self.model.costs
-        overheads = costs.overheads_for(schedule)
-        profile = costs.profile_for(schedule)
+        profile, overheads = self.model.costs.costs_of(schedule)
         return simulate(profile, schedule, discards=discards, overheads=overheads)
 
 

@@ -47,12 +47,14 @@ class MemoryTrace:
         end_bytes: The bytes in use at the end, the traced function's result included.
         times: When memory changed, in ns since the trace began; empty on CUDA.
         bytes: The bytes in use from that time on, one value per time.
+        operator: The operator that ran at the peak; empty on CUDA.
     """
 
     peak_bytes: int
     end_bytes: int
     times: tuple[int, ...] = ()
     bytes: tuple[int, ...] = ()
+    operator: str = ""
 
 
 def trace_memory(function: Callable[[], object], device: torch.device | str) -> MemoryTrace:
@@ -198,27 +200,33 @@ def _mark_phase_end() -> None:
 
 def _split_phases(events: Sequence[Any]) -> tuple[MemoryTrace, ...]:  # kineto events have no type
     """Sum up the allocations of each phase; the first mark is the beginning of the first."""
-    ordered = sorted(
-        (event for event in events if _is_mark(event) or _is_cpu_memory(event)),
-        key=lambda event: event.start_ns(),
-    )
+    ordered = sorted(events, key=lambda event: event.start_ns())
     begin = next(index for index, event in enumerate(ordered) if _is_mark(event))
     origin = ordered[begin].start_ns()
     traces, times, levels, level, peak = [], [0], [0], 0, 0
+    outermost, operator = (0, ""), ""  # the operator that runs, until when, and at the peak
     for event in ordered[begin + 1 :]:
         time = event.start_ns() - origin
         if _is_mark(event):
             traces.append(
                 MemoryTrace(
-                    peak_bytes=peak, end_bytes=level, times=tuple(times), bytes=tuple(levels)
+                    peak_bytes=peak,
+                    end_bytes=level,
+                    times=tuple(times),
+                    bytes=tuple(levels),
+                    operator=operator,
                 )
             )
-            times, levels, peak = [time], [level], level
-        else:
+            times, levels, peak, operator = [time], [level], level, ""
+        elif _is_cpu_memory(event):
             level += event.nbytes()
-            peak = max(peak, level)
+            if level > peak:
+                peak, operator = level, outermost[1] if time <= outermost[0] else ""
             times.append(time)
             levels.append(level)
+        elif time > outermost[0] and "::" in event.name():
+            name = event.name().removeprefix("autograd::engine::evaluate_function: ")
+            outermost = (time + event.duration_ns(), name.removeprefix("aten::"))
     return tuple(traces)
 
 

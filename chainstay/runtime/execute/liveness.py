@@ -8,20 +8,24 @@ more than what is stored:
   whose output is in recorded saved data anyway.
 * Saved data whose input is made anew before its backward (as it must be, if the input was
   dropped) is recorded without the input and gets the new one back.
+
+An option that keeps several stages together is planned as if each of them were kept, one after
+another; its runs are then joined into one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from types import MappingProxyType
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.runtime.execute.items import Action, Item, TransferPlan
 from chainstay.runtime.execute.schedule_check import require_runnable
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["ExecutionPlan", "Shape", "Step", "plan_execution"]
+__all__ = ["ExecutionPlan", "Shape", "Spans", "Step", "expanded", "plan_execution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class Step:
         output_wanted: A later forward or backward reads its output, likewise.
         makes: What it makes, if that goes to the host.
         actions: Transfers in front of it.
+        option: The option under which it captures.
+        span: The number of stages that it runs, one behind another; `stage` is the first.
     """
 
     stage: int
@@ -94,6 +100,13 @@ class Step:
     output_wanted: bool
     makes: Item | None = None
     actions: tuple[Action, ...] = ()
+    option: int = 0
+    span: int = 1
+
+    @property
+    def stages(self) -> range:
+        """The stages that it runs."""
+        return range(self.stage, self.stage + self.span)
 
     @property
     def is_untouched(self) -> bool:
@@ -102,6 +115,7 @@ class Step:
             self.is_first
             and self.is_last
             and self.captures
+            and not self.option
             and not (self.releases_input or self.wanted or self.actions)
         )
 
@@ -133,8 +147,36 @@ class ExecutionPlan:
     is_plain_order: bool = True
 
 
+Spans = Mapping[tuple[int, int], int]
+"""The number of stages that an option keeps together, by stage and option, where that is not 1."""
+
+
+def expanded(schedule: Schedule, spans: Spans) -> Schedule:
+    """Return `schedule` with every stage of a span kept, and going backward, by itself.
+
+    Example:
+        >>> str(expanded(Schedule.parse("Fa0 Fa1.2 Fa3 B3 B1 B0"), {(1, 2): 2}))
+        'Fa0 Fa1.2 Fa2 Fa3 B3 B2 B1 B0'
+    """
+    ops: list[Op] = []
+    kept: dict[int, int] = {}
+    for op in schedule:
+        if op.kind is OpKind.FORWARD_KEEP_ALL:
+            kept[op.stage] = spans.get((op.stage, op.option), 1)
+        further = range(op.stage + 1, op.stage + kept.get(op.stage, 1))
+        if op.kind is OpKind.BACKWARD:
+            ops += [replace(op, stage=stage) for stage in reversed(further)]
+        ops.append(op)
+        if op.kind is OpKind.FORWARD_KEEP_ALL:
+            ops += [replace(op, stage=stage, option=0) for stage in further]
+    return Schedule(tuple(ops))
+
+
 def plan_execution(
-    schedule: Schedule, shape: Shape, transfers: TransferPlan | None = None
+    schedule: Schedule,
+    shape: Shape,
+    transfers: TransferPlan | None = None,
+    spans: Spans = MappingProxyType({}),
 ) -> ExecutionPlan:
     """Cut `schedule` into steps; operations on the loss are the user's.
 
@@ -143,6 +185,7 @@ def plan_execution(
             (see `chainstay.simulate_join`).
         shape: The shape of the chain, of at least one stage, or of the join.
         transfers: What is made of the transfers in `schedule`, if it may have any.
+        spans: Options that keep several stages together; only of a chain without transfers.
 
     Raises:
         InvalidScheduleError: An operation of a chain lacks what it needs, or a backward is
@@ -152,6 +195,7 @@ def plan_execution(
     Complexity:
         O(len(schedule)).
     """
+    schedule = expanded(schedule, spans)
     if not shape.lengths:
         require_runnable(schedule, shape.loss + 1, has_link=transfers is not None)
     forward: list[Step] = []
@@ -182,7 +226,10 @@ def plan_execution(
             target = waiting if is_forward_done else forward
             target.append(replace(step, makes=makes, actions=pending))
             pending = ()
-    if [step.stage for step in forward if step.is_first] != list(range(shape.loss)):
+    forward = _joined(forward, spans)
+    before = {stage: tuple(_joined(steps, spans)) for stage, steps in before.items()}
+    first_runs = [stage for step in forward if step.is_first for stage in step.stages]
+    if first_runs != list(range(shape.loss)):
         raise InvalidScheduleError(
             "stages run first in another order than in plain training, which would change "
             "random numbers and buffers"
@@ -198,6 +245,26 @@ def plan_execution(
         closing={stage: some for stage, some in closing.items() if some},
         is_plain_order=list(before) == list(reversed(range(shape.loss))),
     )
+
+
+def _joined(steps: Sequence[Step], spans: Spans) -> list[Step]:
+    """Return the steps with those of each span as one."""
+    joined: list[Step] = []
+    position = 0
+    while position < len(steps):
+        span = spans.get((steps[position].stage, steps[position].option), 1)
+        members = steps[position : position + span]
+        joined.append(
+            replace(
+                members[0],
+                is_first=all(step.is_first for step in members),
+                is_last=all(step.is_last for step in members),
+                output_wanted=members[-1].output_wanted,
+                span=span,
+            )
+        )
+        position += span
+    return joined
 
 
 def _steps(schedule: Schedule, shape: Shape) -> list[Step | None]:
@@ -266,6 +333,7 @@ class _Readers:
             is_first=False,
             is_last=stage not in self.run_later,
             captures=captures,
+            option=op.option if captures else 0,
             releases_input=captures and stage in self.released,
             wanted=frozenset(self.wanted.intersection(inputs)),
             output_wanted=output_wanted,

@@ -16,7 +16,7 @@ from chainstay.runtime.measures.cost_files import cost_from, path_in, read_seale
 __all__ = ["JoinAccountFile"]
 
 _KIND: Final = "join-account"
-_VERSION: Final = 4
+_VERSION: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

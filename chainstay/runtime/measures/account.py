@@ -14,6 +14,8 @@ With these the simulator finds the peak of that schedule. What is made of them f
   its times add up to what the schedule takes. The others have no place for what a stage takes
   once if it is dropped, nor for runs again that take longer than forward and backward together:
   under them no schedule takes longer than by its own profile.
+* `Account.by_kind` has options and what each kind of run costs, and is sound for every schedule
+  of theirs: saved environments count as if every stage that can have one had it.
 * `Account.optimistic` is at most what any schedule's operations need: what is too slow or too
   large under it is so for every schedule.
 """
@@ -27,10 +29,33 @@ from itertools import accumulate
 from typing import TypeVar
 
 from chainstay.errors import PlanMismatchError
-from chainstay.profiles import ChainProfile, Skip, Stage
+from chainstay.profiles import ChainProfile, RunCost, Skip, Stage, StageOption
 from chainstay.schedule import OpKind, Schedule
 
-__all__ = ["Account", "StageCost"]
+__all__ = ["Account", "OptionCost", "StageCost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionCost:
+    """One option of a stage; times in ns, sizes in bytes.
+
+    Attributes:
+        name: What it drops, for people.
+        saved_bytes: The bytes that it saves, as in `StageOption`.
+        recording_bytes: Overhead of its forward.
+        backward_bytes: Overhead of its backward.
+        replay_time: What it takes beyond forward and backward of its stages.
+        stages: The number of stages that it keeps together.
+        choice: What it keeps and replays, as `chainstay.runtime.options` reads it.
+    """
+
+    name: str
+    saved_bytes: int
+    recording_bytes: int
+    backward_bytes: int
+    replay_time: int
+    stages: int
+    choice: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +78,9 @@ class StageCost:
             run; buffers may be saved for the backward.
         rerun_time: What each forward but the first takes beyond `forward_time`.
         hooks_time: What it takes besides, if anything goes that the first run left.
+        options: Further ways to keep it, from option 1 on.
+        forward_operator: The operator at the peak of its forward, for people.
+        backward_operator: The operator at the peak of its backward, likewise.
     """
 
     name: str
@@ -68,6 +96,9 @@ class StageCost:
     random_bytes: int = 0
     rerun_time: int = 0
     hooks_time: int = 0
+    options: tuple[OptionCost, ...] = ()
+    forward_operator: str = ""
+    backward_operator: str = ""
 
     def surplus_time(self, runs: int, *, is_released: bool) -> int:
         """Return the time of the stage beyond its forward and backward times, in ns.
@@ -98,9 +129,9 @@ class StageCost:
         numbers = {
             each.name: -(-getattr(self, each.name) * numerator // denominator)
             for each in fields(self)
-            if each.name != "name"
+            if isinstance(getattr(self, each.name), int)
         }
-        return replace(self, **numbers)
+        return replace(self, options=(), **numbers)
 
     def overhead(self, kind: OpKind, *, is_used: bool) -> int:
         """Return the overhead of an operation of `kind` in bytes, environments left out.
@@ -170,6 +201,76 @@ class Account:
             )
             for cost, up_to_it, twice in zip(self.stages, held, again, strict=True)
         )
+
+    def by_kind(self) -> ChainProfile:
+        """Sound for every schedule that never makes anew what it holds, with options.
+
+        A first run has the saved environments of the stages before it beside it, a later one
+        perhaps those of all, and copies of its own.
+        """
+        return self._assembled(self._stage_by_kind(index) for index in range(len(self.stages)))
+
+    def _stage_by_kind(self, index: int) -> Stage:
+        cost, held = self.stages[index], self._held_environments()
+        twice = sum(skip.bytes for skip in self._handed_out(index))
+
+        def option(own: OptionCost) -> StageOption:
+            stages = self.stages[index : index + own.stages]
+            forward = sum(each.forward_time for each in stages)
+            backward = sum(each.backward_time for each in stages) + own.replay_time
+            again = sum(each.environment_bytes for each in stages) + held[-1] + twice
+            return StageOption(
+                name=own.name,
+                saved_bytes=own.saved_bytes,
+                backward_overhead_bytes=own.backward_bytes + held[index + own.stages] + twice,
+                first=RunCost(
+                    time=forward,
+                    overhead_bytes=own.recording_bytes + held[index],
+                    backward_time=backward,
+                ),
+                again=RunCost(
+                    time=forward + sum(each.rerun_time for each in stages),
+                    overhead_bytes=own.recording_bytes + again,
+                    backward_time=backward,
+                ),
+                stages=own.stages,
+            )
+
+        everything = option(
+            OptionCost(
+                name="",
+                saved_bytes=cost.saved_bytes,
+                recording_bytes=cost.recording_bytes,
+                backward_bytes=cost.backward_bytes - cost.random_bytes,
+                replay_time=0,
+                stages=1,
+                choice="",
+            )
+        )
+        dropped = RunCost(
+            time=cost.forward_time + cost.hooks_time,
+            overhead_bytes=cost.dropping_bytes + held[index + 1],
+        )
+        dropped_again = RunCost(
+            time=cost.forward_time + cost.rerun_time,
+            overhead_bytes=cost.dropping_bytes + cost.environment_bytes + held[-1] + twice,
+        )
+        plain = cost.stage(
+            forward=max(everything.run(first=False).overhead_bytes, dropped_again.overhead_bytes),
+            backward=everything.backward_overhead_bytes,
+        )
+        return replace(
+            plain,
+            first=everything.first,
+            again=everything.again,
+            dropped_first=dropped,
+            dropped_again=dropped_again,
+            options=tuple(map(option, cost.options)),
+        )
+
+    def _held_environments(self) -> list[int]:
+        """At [i], the bytes of saved environments of the stages before stage i, if all have one."""
+        return [0, *accumulate(cost.environment_bytes for cost in self.stages)]
 
     def optimistic(self) -> ChainProfile:
         """The profile for bounds: no stage runs again, every forward is in its cheaper form."""

@@ -36,7 +36,7 @@ from chainstay.profiles import Skip
 from chainstay.runtime.capture.blocks.entrances import compiler_of
 from chainstay.runtime.capture.trials.model_forward import own_forward
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.measures.account import Account, StageCost
+from chainstay.runtime.measures.account import Account, OptionCost, StageCost
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.stage.chain_stage import ChainStage
 
@@ -55,8 +55,14 @@ T = TypeVar("T")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
-_VERSION: Final = 4
-_NUMBERS: Final = tuple(field.name for field in fields(StageCost) if field.name != "name")
+_VERSION: Final = 5
+_TEXTS: Final = ("name", "choice", "forward_operator", "backward_operator")
+_NUMBERS: Final = tuple(
+    field.name for field in fields(StageCost) if field.name not in (*_TEXTS, "options")
+)
+_OPTION_NUMBERS: Final = tuple(
+    field.name for field in fields(OptionCost) if field.name not in _TEXTS
+)
 _SEAL: Final = ("chainstay", "version", "digest")
 _SKIP_NUMBERS: Final = tuple(field.name for field in fields(Skip))
 
@@ -155,7 +161,19 @@ def _digest(body: object) -> str:
 def cost_from(found: Fields) -> StageCost:
     """Return the costs of a stage, as `dataclasses.asdict` wrote them."""
     numbers = {each: found.integer(each) for each in _NUMBERS}
-    return StageCost(name=found.string("name"), **numbers)
+    options = tuple(map(_option_from, found.children("options")))
+    return StageCost(
+        name=found.string("name"),
+        options=options,
+        forward_operator=found.string("forward_operator"),
+        backward_operator=found.string("backward_operator"),
+        **numbers,
+    )
+
+
+def _option_from(found: Fields) -> OptionCost:
+    numbers = {each: found.integer(each) for each in _OPTION_NUMBERS}
+    return OptionCost(name=found.string("name"), choice=found.string("choice"), **numbers)
 
 
 def _account(document: Fields, names: tuple[str, ...]) -> Account:

@@ -63,6 +63,7 @@ class Subject:
         counted: Tensors of these that are there because of the call, whose memory counts.
         device: Where they run.
         progress: Told of every run of a stage.
+        spans: The first and last of stages that may be kept together, such as those of a block.
     """
 
     stages: tuple[ChainStage, ...]
@@ -71,6 +72,7 @@ class Subject:
     counted: State
     device: torch.device
     progress: Progress = unseen
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +251,8 @@ def account_for(
                 backward_bytes=max(backward, 0) + standing + tied[index][1],
                 environment_bytes=0 if each.stage.is_loss else each.environment_bytes,
                 random_bytes=0 if each.stage.is_loss else each.random_bytes,
+                forward_operator=memory.forward_operator,
+                backward_operator=memory.backward_operator,
             )
         )
     return Account(

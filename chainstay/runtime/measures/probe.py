@@ -37,6 +37,8 @@ class StageMemory:
         output_gradients: How those that enter the backward lie.
         input_gradients: How those that leave it lie.
         leaf_gradients: Sizes of the storages that hold the gradients of its leaves, by leaf.
+        forward_operator: The operator at the peak of a kept forward.
+        backward_operator: The operator at the peak of the backward.
     """
 
     kept_bytes: int
@@ -48,6 +50,8 @@ class StageMemory:
     output_gradients: Gradients
     input_gradients: Gradients
     leaf_gradients: tuple[int, ...] = ()
+    forward_operator: str = ""
+    backward_operator: str = ""
 
 
 @dataclass(slots=True)
@@ -110,6 +114,8 @@ class StageProbe:
             leaf_gradients=tuple(
                 self._leaf_gradients.get(index, 0) for index in range(len(self.leaves))
             ),
+            forward_operator=kept.operator,
+            backward_operator=backward.operator,
         )
 
     def _begin(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -100,14 +101,24 @@ def subject_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
     if loss is not None:
         stages.append(on_stand_ins(loss, stand_ins))
     source = detached(state)
+    merged = merge_idle_cuts(stages, source, shared) if merges else tuple(stages)
     return Subject(
-        stages=merge_idle_cuts(stages, source, shared) if merges else tuple(stages),
+        stages=merged,
         source=source,
         shared=shared,
         counted=graph.counted(shared),
         device=device,
         progress=progress,
+        spans=_spans(graph, merged),
     )
+
+
+def _spans(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[tuple[int, int], ...]:
+    """Return the first and last stage of every block that is several stages."""
+    counts = (len(stage.parts) for stage in stages if not stage.is_loss)
+    at = {part: stage for stage, part in enumerate(accumulate(counts, initial=0))}
+    borders = [at[part] for part in graph.borders if part in at]
+    return tuple((first, after - 1) for first, after in pairwise(borders) if after - first > 1)
 
 
 def measured_graph(

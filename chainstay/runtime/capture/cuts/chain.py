@@ -66,6 +66,7 @@ class GraphChain:
         state_inputs: Positions of the inputs in state 0: tensors whose gradients go on.
         output: Where each output is found; what is no `Position` is the output itself.
         cuts: Places of the cuts between the graph's operators, those on numbers not counted.
+        borders: Stages in front of which a block of the model ends, and the ends of the chain.
         not_a_join: Why the model has no branches to be planned apart; empty if it has.
     """
 
@@ -79,6 +80,7 @@ class GraphChain:
     state_inputs: tuple[int, ...]
     output: tuple[Position | object, ...]
     cuts: tuple[int, ...]
+    borders: tuple[int, ...] = ()
     not_a_join: str = ""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers

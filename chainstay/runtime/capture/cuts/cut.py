@@ -86,7 +86,10 @@ def cut_into_chain(
     """
     crossings = find_crossings(observed.captured, observed.state_inputs, observed.movable)
     cuts = choose_cuts(crossings, observed.seen, granularity, blocks)
-    return _cut_at(observed, crossings, cuts)
+    chain = _cut_at(observed, crossings, cuts)
+    between_blocks = choose_cuts(crossings, observed.seen, "blocks", blocks)
+    borders = (index for index, cut in enumerate(cuts, 1) if cut in between_blocks)
+    return replace(chain, borders=(0, *borders, len(chain.stages)))
 
 
 def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | None:
