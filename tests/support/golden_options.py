@@ -27,6 +27,7 @@ class GoldenOptions:
         min_budget: Least budgets in bytes, by the same names.
         schedules: A schedule for each optimum.
         dp: Values of recursions.
+        recursion_schedule: A schedule of the persistent recursion, where the file has one.
         facts: The instance as the file has it.
     """
 
@@ -37,6 +38,7 @@ class GoldenOptions:
     min_budget: dict[str, int]
     schedules: dict[str, Schedule | None]
     dp: dict[str, Any]
+    recursion_schedule: Schedule | None
     facts: dict[str, Any]
 
     @property
@@ -162,6 +164,9 @@ def _load(
                 for rules, found in i["text"].items()
             },
             dp=i["dp"],
+            recursion_schedule=Schedule.parse(text(found))
+            if (found := i["dp"].get("persistent_schedule"))
+            else None,
             facts=i,
         )
         for i in json.loads((_FOLDER / f"{name}.json").read_text())["instances"]
