@@ -23,7 +23,9 @@ class Family(StrEnum):
     """The set of schedules that a lower bound speaks about.
 
     Attributes:
-        PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1).
+        PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1), and
+            every forward that drops or keeps an input is followed at once by a forward of the next
+            stage.
         WEAKLY_PERSISTENT: Saved data stay until their backward; a checkpoint may move forward.
         SINGLE_SWEEP: Between two backwards, forwards run in increasing stage order.
         CANONICAL_PERSISTENT: Joins only: persistent on every branch and the tail, and the

@@ -37,7 +37,7 @@ class ChainProblem(Problem):
             sizes = halved(profile, "bytes")
             if self.budget > 1:
                 yield replace(self, profile=sizes, budget=self.budget // 2)
-        if (times := halved(profile, "_time")) != profile:
+        if (times := halved(profile, "time")) != profile:
             yield replace(self, profile=times)
         for budget in filter(None, smaller(self.budget)):
             yield replace(self, budget=budget)

@@ -1,44 +1,87 @@
 """Optima of small chains by exhaustive search over memory states: no theory assumed.
 
-A state is a set of stored activations, a set of stored saved data and the gradient held,
-packed into integers. Every operation that Table 1 of [BEHJS24] allows (and every discard,
-under the rules that have them) is a transition; Dijkstra's algorithm finds the cheapest
-path. The transitions are written anew here, on bit masks, so that a mistake in the
-simulator and one here would have to agree. So are the sizes: a skip is a mask of the
-activations that it is part of, and in memory while it meets the mask of those that are
-stored, by themselves or inside saved data.
+A state is a set of stored activations, a set of stored saved data, the gradient held and, where
+costs depend on it, the set of stages that have run, packed into integers. Every operation that
+Table 1 of [BEHJS24] allows (and every discard, under the rules that have them) is a transition;
+Dijkstra's algorithm finds the cheapest path. The transitions are written anew here, on bit masks,
+so that a mistake in the simulator and one here would have to agree. So are the sizes: a skip is a
+mask of the activations that it is part of, and in memory while it meets the mask of those that
+are stored, by themselves or inside saved data.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
+from chainstay.validation.search_memory import Records, StateSizes, StoredRecords
 
-__all__ = ["LARGEST_CHAIN", "least_budget", "optimum"]
+__all__ = [
+    "LARGEST_CHAIN",
+    "ChainState",
+    "ChainTransitions",
+    "Transition",
+    "fastest_path",
+    "least_budget",
+    "least_peak",
+    "optimum",
+]
 
 LARGEST_CHAIN: Final = 10
 """Stages of the longest chain accepted: the number of states grows like n 4^n."""
 
 
-class _ChainState(NamedTuple):
-    """A memory state: bit i of `activations` is a^i, bit i of `saved` the saved data of stage i."""
+class ChainState(NamedTuple):
+    """A memory state, and what of the past decides costs.
+
+    Attributes:
+        gradient: Index of the gradient that is held.
+        activations: Bit i is set while a^i is stored.
+        saved: Bit k is set while record k of `Records` is stored; of a plain chain, what stage k
+            saved.
+        has_run: Bit i is set when stage i has run, if its costs depend on that.
+    """
 
     gradient: int
     activations: int
     saved: int
+    has_run: int = 0
 
 
-class _ChainTransition(NamedTuple):
+class _State(Protocol):
+    """What the search of a path wants to know of a state: whether it is the last one."""
+
+    @property
+    def gradient(self) -> int: ...
+    def __lt__(self, other: Any, /) -> bool: ...  # noqa: ANN401  # of the same class
+
+
+_S = TypeVar("_S", bound=_State)
+
+
+class Transition(NamedTuple, Generic[_S]):
+    """An operation, the state after it, its time in ns and the bytes in use meanwhile."""
+
     op: Op
-    after: _ChainState
+    after: _S
     time: int
     bytes: int
+
+
+class _Transitions(Protocol[_S]):
+    """A graph of states."""
+
+    @property
+    def start(self) -> _S:
+        """The state in which schedules start."""
+
+    def steps(self, state: _S) -> Iterator[Transition[_S]]:
+        """Yield every valid operation in `state`, whatever memory it needs."""
 
 
 def optimum(
@@ -58,12 +101,12 @@ def optimum(
     Complexity:
         O(n 4^n) states, each with O(n) transitions.
     """
-    rules = _ChainTransitions(profile, Discards(discards))
-    found = _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
+    rules = ChainTransitions(profile, Discards(discards))
+    found = fastest_path(rules, budget)
     if found is None:
         raise InfeasibleBudgetError(
             budget=budget,
-            required=least_budget(profile, discards=discards),
+            required=least_peak(rules),
             stages=len(profile),
             family=Family.ALL,
         )
@@ -83,19 +126,28 @@ def least_budget(profile: ChainProfile, *, discards: Discards | str = Discards.T
     Raises:
         InvalidProfileError: The chain is too long to search.
     """
-    rules = _ChainTransitions(profile, Discards(discards))
+    return least_peak(ChainTransitions(profile, Discards(discards)))
+
+
+def fastest_path(rules: _Transitions[_S], budget: int) -> tuple[int, tuple[Op, ...]] | None:
+    """Return the least makespan of a path within `budget`, and its operations; None without one."""
+    return _cheapest_path(rules, lambda cost, step: cost + step.time, budget)
+
+
+def least_peak(rules: _Transitions[_S]) -> int:
+    """Return the least bytes that a path needs."""
     found = _cheapest_path(rules, lambda peak, step: max(peak, step.bytes), None)
     assert found is not None, "keep-all is valid for every chain"
     return found[0]
 
 
 def _cheapest_path(
-    rules: _ChainTransitions, extend: Callable[[int, _ChainTransition], int], budget: int | None
+    rules: _Transitions[_S], extend: Callable[[int, Transition[_S]], int], budget: int | None
 ) -> tuple[int, tuple[Op, ...]] | None:
     """Return the least cost of a path to the last gradient, and the operations along it."""
-    start = _ChainState(gradient=len(rules.profile), activations=1, saved=0)
+    start = rules.start
     best = {start: 0}
-    came_from: dict[_ChainState, tuple[_ChainState, Op]] = {}
+    came_from: dict[_S, tuple[_S, Op]] = {}
     frontier = [(0, start)]
     while frontier:
         cost, state = heapq.heappop(frontier)
@@ -114,9 +166,7 @@ def _cheapest_path(
     return None
 
 
-def _walk_back(
-    state: _ChainState, came_from: dict[_ChainState, tuple[_ChainState, Op]]
-) -> tuple[Op, ...]:
+def _walk_back(state: _S, came_from: dict[_S, tuple[_S, Op]]) -> tuple[Op, ...]:
     ops = []
     while state in came_from:
         state, op = came_from[state]
@@ -124,124 +174,125 @@ def _walk_back(
     return tuple(reversed(ops))
 
 
-class _ChainTransitions:
-    """All transitions out of a memory state of a chain."""
+class ChainTransitions:
+    """All transitions out of a memory state of a chain.
 
-    def __init__(self, profile: ChainProfile, discards: Discards) -> None:
+    Args:
+        profile: The chain.
+        discards: The rules for discards.
+        every_drop: Whether ``Fn`` may run only to drop its input, its output being stored. In a
+            plain chain, no optimum under any rules needs that.
+    """
+
+    def __init__(
+        self, profile: ChainProfile, discards: Discards, *, every_drop: bool = False
+    ) -> None:
         if len(profile) > LARGEST_CHAIN:
             raise InvalidProfileError(
                 f"exhaustive search takes chains of at most {LARGEST_CHAIN} stages, "
                 f"this one has {len(profile)}; use a solver"
             )
         self.profile, self.discards = profile, discards
-        self._sizes = _StateSizes(profile)
+        self.start = ChainState(gradient=len(profile), activations=1, saved=0)
+        self._is_plain = profile.is_plain
+        self._every_drop = every_drop or not self._is_plain
+        self._records = Records(profile)
+        self._sizes = StateSizes(profile)
+        self._dropped = [
+            (stage.dropped(first=False), stage.dropped(first=True)) for stage in profile.stages
+        ]
 
-    def steps(self, state: _ChainState) -> Iterator[_ChainTransition]:
+    def steps(self, state: ChainState) -> Iterator[Transition[ChainState]]:
         """Yield every valid operation in `state`, whatever memory it needs."""
-        base = self._sizes.stored(state)
-        yield from self._forwards(state, base)
-        yield from self._backwards(state, base)
-        if self.discards is not Discards.TABLE1:
-            yield from self._drops(state, base)
-
-    def _forwards(self, state: _ChainState, base: int) -> Iterator[_ChainTransition]:
-        gradient, activations, saved = state
+        stored = self._records.stored(state.saved)
+        base = self._sizes.stored(state.gradient, state.activations, stored)
         for i in range(len(self.profile)):
-            stage, bit = self.profile.stages[i], 1 << i
-            if not (activations | saved << 1) & bit:
+            if (state.activations | stored.outputs) >> i & 1:
+                yield from self._keeps(state, stored, i, base)
+                if not stored.closed >> i & 1:
+                    yield from self._drops(state, stored, i, base)
+        yield from self._backwards(state, stored, base)
+        if self.discards is not Discards.TABLE1:
+            yield from self._discards(state, base)
+
+    def _keeps(
+        self, state: ChainState, stored: StoredRecords, i: int, base: int
+    ) -> Iterator[Transition[ChainState]]:
+        """Yield ``Fa`` of stage i under every option."""
+        gradient, activations, saved, has_run = state
+        for keep in self._records.keeps[i]:
+            if keep.stages & stored.stages:
                 continue
-            made = self._sizes.made(state, i)
-            base_i = base + stage.forward_overhead_bytes + made.skips
-            if not saved & bit:
-                after = _ChainState(gradient, activations, saved | bit)
-                op = Op(OpKind.FORWARD_KEEP_ALL, i)
-                yield _ChainTransition(op, after, stage.forward_time, base_i + made.saved)
-            if activations & bit << 1:
-                continue
-            need = base_i + made.output
-            after = _ChainState(gradient, activations | bit << 1, saved)
-            yield _ChainTransition(
-                Op(OpKind.FORWARD_KEEP_INPUT, i), after, stage.forward_time, need
+            is_first = keep.stages & self._records.counted & ~has_run != 0
+            run = keep.runs[is_first]
+            need = run.bytes + self._sizes.added_skips(activations | stored.outputs, keep.output)
+            after = ChainState(
+                gradient,
+                activations,
+                saved | run.bit,
+                has_run | keep.stages & self._records.counted,
             )
-            if activations & bit:
-                after = _ChainState(gradient, activations & ~bit | bit << 1, saved)
+            if self._allows(after):
+                yield Transition(keep.op, after, run.time, base + need)
+
+    def _drops(
+        self, state: ChainState, stored: StoredRecords, i: int, base: int
+    ) -> Iterator[Transition[ChainState]]:
+        """Yield ``Fc`` and ``Fn`` of stage i."""
+        gradient, activations, saved, has_run = state
+        bit = 1 << i
+        is_stored = activations & bit << 1
+        if is_stored and not self._every_drop:
+            return
+        counted = bit & self._records.counted
+        run = self._dropped[i][counted & ~has_run != 0]
+        after = ChainState(gradient, activations | bit << 1, saved, has_run | counted)
+        need = base + run.overhead_bytes
+        if not is_stored:
+            need += self._sizes.added_output(activations | stored.outputs, i + 1)
+            yield Transition(Op(OpKind.FORWARD_KEEP_INPUT, i), after, run.time, need)
+        if activations & bit and (i or self._is_plain):
+            after = after._replace(activations=after.activations & ~bit)
+            if self._allows(after):
+                yield Transition(Op(OpKind.FORWARD_DROP, i), after, run.time, need)
+
+    def _backwards(
+        self, state: ChainState, stored: StoredRecords, base: int
+    ) -> Iterator[Transition[ChainState]]:
+        gradient, activations, saved, has_run = state
+        for record in self._records.ending[gradient]:
+            first = record.first
+            has_input = (activations | stored.outputs) >> first & 1
+            if saved & record.bit and (has_input or not record.needs_input):
+                need = base + self._sizes.input_gradient(first, gradient)
+                after = ChainState(
+                    first, activations & ~record.stages, saved & ~record.bit, has_run
+                )
                 if self._allows(after):
-                    yield _ChainTransition(
-                        Op(OpKind.FORWARD_DROP, i), after, stage.forward_time, need
+                    yield Transition(
+                        Op(OpKind.BACKWARD, first),
+                        after,
+                        record.backward_time,
+                        need + record.backward_overhead,
                     )
 
-    def _backwards(self, state: _ChainState, base: int) -> Iterator[_ChainTransition]:
-        gradient, activations, saved = state
-        i = gradient - 1
-        stage, bit = self.profile.stages[i], 1 << i
-        if saved & bit and (activations & bit or saved << 1 & bit):
-            need = base + self._sizes.input_gradient[i] + stage.backward_overhead_bytes
-            after = _ChainState(i, activations & ~bit, saved & ~bit)
-            if self._allows(after):
-                yield _ChainTransition(Op(OpKind.BACKWARD, i), after, stage.backward_time, need)
-
-    def _drops(self, state: _ChainState, base: int) -> Iterator[_ChainTransition]:
-        gradient, activations, saved = state
-        for i in range(len(self.profile)):
-            bit = 1 << i
-            if i and activations & bit:
-                after = _ChainState(gradient, activations & ~bit, saved)
+    def _discards(self, state: ChainState, base: int) -> Iterator[Transition[ChainState]]:
+        gradient, activations, saved, has_run = state
+        # A plain chain never has a use for the loss's output.
+        for i in range(1, len(self.profile) + (not self._is_plain)):
+            if activations >> i & 1:
+                after = ChainState(gradient, activations & ~(1 << i), saved, has_run)
                 if self._allows(after):
-                    yield _ChainTransition(Op(OpKind.DISCARD_ACTIVATION, i), after, 0, base)
-            if saved & bit:
-                after = _ChainState(gradient, activations, saved & ~bit)
+                    yield Transition(Op(OpKind.DISCARD_ACTIVATION, i), after, 0, base)
+        for record in self._records.all:
+            if saved & record.bit:
+                after = ChainState(gradient, activations, saved & ~record.bit, has_run)
                 if self._allows(after):
-                    yield _ChainTransition(Op(OpKind.DISCARD_SAVED, i), after, 0, base)
+                    yield Transition(Op(OpKind.DISCARD_SAVED, record.first), after, 0, base)
 
-    def _allows(self, after: _ChainState) -> bool:
+    def _allows(self, after: ChainState) -> bool:
         """Return whether the rules admit a state: a tape keeps the input of what it recorded."""
-        inputs = after.activations | after.saved << 1
-        return self.discards is not Discards.TAPE or not after.saved & ~inputs
-
-
-class _AddedBytes(NamedTuple):
-    """Bytes that a forward adds: its output or saved data, and skips not stored before."""
-
-    output: int
-    saved: int
-    skips: int
-
-
-class _StateSizes:
-    """Bytes of memory states and of what operations add to them.
-
-    Attributes:
-        input_gradient: By stage, bytes of ``δ^i`` without the part that it shares with ``δ^{i+1}``.
-    """
-
-    def __init__(self, profile: ChainProfile) -> None:
-        states = range(len(profile) + 1)
-        self._activation = [profile.activation_bytes(i) for i in states]
-        self._saved = [stage.saved_bytes for stage in profile.stages]
-        self._gradient = [profile.gradient_bytes(i) for i in states]
-        self.input_gradient = self._gradient[:-1]
-        self._skips: list[tuple[int, int]] = []
-        for skip in profile.skips:
-            for i in range(skip.first, skip.last):
-                self.input_gradient[i] -= skip.gradient_bytes
-            for i in range(skip.first, skip.last + 1):
-                self._activation[i] -= skip.bytes
-            if skip.first > 0:
-                self._saved[skip.first - 1] -= skip.bytes
-            self._skips.append(((2 << skip.last) - (1 << skip.first), skip.bytes))
-
-    def stored(self, state: _ChainState) -> int:
-        """Return the bytes in memory between two operations."""
-        gradient, activations, saved = state
-        total = self._gradient[gradient] + self._in_skips(activations | saved << 1)
-        total += sum(size for i, size in enumerate(self._activation) if activations >> i & 1)
-        return total + sum(size for i, size in enumerate(self._saved) if saved >> i & 1)
-
-    def made(self, state: _ChainState, i: int) -> _AddedBytes:
-        """Return the bytes that a forward of stage `i` adds."""
-        before = state.activations | state.saved << 1
-        skips = self._in_skips(before | 2 << i) - self._in_skips(before)
-        return _AddedBytes(output=self._activation[i + 1], saved=self._saved[i], skips=skips)
-
-    def _in_skips(self, states: int) -> int:
-        return sum(size for mask, size in self._skips if mask & states)
+        if self.discards is not Discards.TAPE:
+            return True
+        stored = self._records.stored(after.saved)
+        return not stored.inputs & ~(after.activations | stored.outputs)

@@ -19,18 +19,30 @@ stage's overhead, or its own where the caller knows that. A skip is in memory wh
 item has it, and counts once: an activation has the skips that are part of it, saved data those
 that are part of its stage's output. The gradient of a skip also counts once, while ``B`` holds
 the gradients of its output and of its input. This module shares no code with any solver.
+
+Chains with stage options (``docs/derivations/options.md``):
+
+- ``Fa`` under option k saves what the option says; a stage is part of one record at most, and a
+  record of several stages, from i to e, holds ``a^{e+1}`` and nothing else that can be used.
+- While a record of several stages is stored, no forward of a stage in it is valid.
+- ``B`` of a record from i to e needs ``δ^{e+1}``, makes ``δ^i`` and removes ``a^i .. a^e``. It
+  needs its input only if the option does, and so does, under ``tape``, the record.
+- The first forward of a stage, kept or not, costs what a first run costs, any other what a later
+  one does; a record of several stages is a first run if one of them is. ``B`` costs what
+  belongs to the run that made its record.
+- ``a^0`` is the caller's: ``Fn0`` is no operation of such a chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import repeat
-from typing import assert_never
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile
-from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.schedule import Discards, Op, Schedule
+from chainstay.validation.chain_memory import ChainMemory, InvalidOperationError
 
 __all__ = ["InvalidOperationError", "Replay", "Snapshot", "simulate"]
 
@@ -110,7 +122,7 @@ def simulate(
         >>> replay.makespan, replay.peak_bytes
         (12, 45)
     """
-    memory = _ChainMemory(profile, Discards(discards))
+    memory = ChainMemory(profile, Discards(discards))
     timeline: list[Snapshot] = []
     clock = 0
     if overheads is not None and len(overheads) != len(schedule):
@@ -120,10 +132,10 @@ def simulate(
     for index, (op, overhead) in enumerate(zip(schedule, overheads or repeat(None), strict=False)):
         start = clock
         try:
-            during_bytes = memory.apply(op, overhead)
+            time, during_bytes = memory.apply(op, overhead)
         except InvalidOperationError as refusal:
             raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
-        clock += _duration(profile, op)
+        clock += time
         timeline.append(
             Snapshot(
                 op=op,
@@ -141,186 +153,3 @@ def simulate(
         )
     peak_bytes = max(snapshot.during_bytes for snapshot in timeline)
     return Replay(makespan=clock, peak_bytes=peak_bytes, timeline=tuple(timeline))
-
-
-class InvalidOperationError(Exception):
-    """The reason why one operation cannot run; the simulators add its position in the schedule."""
-
-
-@dataclass(slots=True)
-class _ChainMemory:
-    """The stored data: activations and saved data by index, and one gradient.
-
-    Attributes:
-        profile: The chain.
-        discards: The rules that say what may be dropped.
-        activations: Indices of the stored activations.
-        saved: Indices of the stages whose saved data is stored.
-        gradient: Index of the gradient that is held.
-        own_activation_bytes: Bytes of each activation without its skips.
-        own_saved_bytes: Bytes of each stage's saved data without its skips.
-        skips_in: Indices of the skips that each activation has.
-    """
-
-    profile: ChainProfile
-    discards: Discards
-    activations: set[int] = field(default_factory=lambda: {0})
-    saved: set[int] = field(default_factory=set)
-    gradient: int = -1
-    own_activation_bytes: tuple[int, ...] = ()
-    own_saved_bytes: tuple[int, ...] = ()
-    skips_in: tuple[frozenset[int], ...] = ()
-
-    def __post_init__(self) -> None:
-        profile = self.profile
-        self.gradient = len(profile)
-        self.skips_in = tuple(
-            frozenset(k for k, skip in enumerate(profile.skips) if i in skip.states)
-            for i in range(len(profile) + 1)
-        )
-        self.own_activation_bytes = tuple(
-            profile.activation_bytes(i) - self._skip_bytes(self.skips_in[i])
-            for i in range(len(profile) + 1)
-        )
-        self.own_saved_bytes = tuple(
-            stage.saved_bytes - sum(s.bytes for s in profile.skips if s.first == i + 1)
-            for i, stage in enumerate(profile.stages)
-        )
-
-    def activation_bytes(self) -> int:
-        """Return the bytes of all stored activations; each skip in them counts once."""
-        own = sum(self.own_activation_bytes[index] for index in self.activations)
-        return own + self._skip_bytes(self._skips_in_activations())
-
-    def saved_bytes(self) -> int:
-        """Return the bytes of saved data; a skip counts once, or not if an activation has it."""
-        own = sum(self.own_saved_bytes[stage] for stage in self.saved)
-        in_saved = frozenset[int]().union(*(self.skips_in[stage + 1] for stage in self.saved))
-        return own + self._skip_bytes(in_saved - self._skips_in_activations())
-
-    def gradient_bytes(self) -> int:
-        return self.profile.gradient_bytes(self.gradient)
-
-    def stored_bytes(self) -> int:
-        return self.activation_bytes() + self.saved_bytes() + self.gradient_bytes()
-
-    def apply(self, op: Op, overhead_bytes: int | None = None) -> int:
-        """Run `op` and return the bytes in use meanwhile, with the stage's overhead by default."""
-        if op.branch is not None:
-            raise InvalidOperationError(f"{op} names a branch, and this chain has none")
-        if op.stage >= len(self.profile):
-            raise InvalidOperationError(
-                f"{op} names stage {op.stage}, the last one is {len(self.profile) - 1}"
-            )
-        match op.kind:
-            case OpKind.FORWARD_DROP | OpKind.FORWARD_KEEP_INPUT | OpKind.FORWARD_KEEP_ALL:
-                during_bytes = self._forward(op)
-            case OpKind.BACKWARD:
-                during_bytes = self._backward(op)
-            case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
-                during_bytes = self._discard(op)
-            case OpKind.TURN:
-                raise InvalidOperationError(
-                    f"{op} is an operation of joins, and this is a single chain"
-                )
-            case (
-                OpKind.OFFLOAD_ACTIVATION
-                | OpKind.OFFLOAD_SAVED
-                | OpKind.PREFETCH_ACTIVATION
-                | OpKind.PREFETCH_SAVED
-            ):
-                raise InvalidOperationError(f"{op} moves data over a link, and here there is none")
-            case _:
-                assert_never(op.kind)
-        if self.discards is Discards.TAPE:
-            self._require_tape(op)
-        return during_bytes + (self._overhead(op) if overhead_bytes is None else overhead_bytes)
-
-    def _overhead(self, op: Op) -> int:
-        stage = self.profile.stages[op.stage]
-        if op.kind.is_forward:
-            return stage.forward_overhead_bytes
-        return stage.backward_overhead_bytes if op.kind is OpKind.BACKWARD else 0
-
-    def _forward(self, op: Op) -> int:
-        stage = op.stage
-        if op.kind is OpKind.FORWARD_DROP and stage not in self.activations:
-            raise InvalidOperationError(
-                f"{op} needs a{stage} itself to drop it, and it is not stored"
-            )
-        self._require_input(op)
-        if op.kind is OpKind.FORWARD_KEEP_ALL:
-            self.saved.add(stage)
-        else:
-            self.activations.add(stage + 1)
-        during_bytes = self.stored_bytes()
-        if op.kind is OpKind.FORWARD_DROP:
-            self.activations.remove(stage)
-        return during_bytes
-
-    def _backward(self, op: Op) -> int:
-        stage = op.stage
-        if self.gradient != stage + 1:
-            raise InvalidOperationError(
-                f"{op} needs the gradient of a{stage + 1}, but that of a{self.gradient} is held"
-            )
-        if stage not in self.saved:
-            raise InvalidOperationError(f"{op} needs what Fa{stage} saves, and it is not stored")
-        self._require_input(op)
-        passed_on = sum(
-            self.profile.skips[k].gradient_bytes
-            for k in self.skips_in[stage] & self.skips_in[stage + 1]
-        )
-        during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage) - passed_on
-        self.gradient = stage
-        self.saved.remove(stage)
-        self.activations.discard(stage)
-        return during_bytes
-
-    def _discard(self, op: Op) -> int:
-        if self.discards is Discards.TABLE1:
-            raise InvalidOperationError(
-                f"{op} is a discard, and under 'table1' only Fn and B remove data"
-            )
-        if op == Op(OpKind.DISCARD_ACTIVATION, 0):
-            raise InvalidOperationError(
-                "Da0 would drop the network's input, which nothing can recompute"
-            )
-        stored = self.saved if op.kind is OpKind.DISCARD_SAVED else self.activations
-        if op.stage not in stored:
-            raise InvalidOperationError(f"{op} drops what is not stored")
-        during_bytes = self.stored_bytes()
-        stored.remove(op.stage)
-        return during_bytes
-
-    def _require_input(self, op: Op) -> None:
-        if op.stage == 0 and not self._has_input(0):
-            raise InvalidOperationError(f"{op} needs the network's input a0, which is gone")
-        if not self._has_input(op.stage):
-            raise InvalidOperationError(
-                f"{op} needs its input a{op.stage}, and neither it nor what Fa{op.stage - 1} "
-                "saves is stored"
-            )
-
-    def _require_tape(self, op: Op) -> None:
-        for stage in self.saved:
-            if not self._has_input(stage):
-                raise InvalidOperationError(
-                    f"{op} removes the input of stage {stage}, whose saved data stays"
-                )
-
-    def _has_input(self, stage: int) -> bool:
-        return stage in self.activations or stage - 1 in self.saved
-
-    def _skips_in_activations(self) -> frozenset[int]:
-        return frozenset[int]().union(*(self.skips_in[index] for index in self.activations))
-
-    def _skip_bytes(self, indices: frozenset[int]) -> int:
-        return sum(self.profile.skips[k].bytes for k in indices)
-
-
-def _duration(profile: ChainProfile, op: Op) -> int:
-    stage = profile.stages[op.stage]
-    if op.kind.is_forward:
-        return stage.forward_time
-    return stage.backward_time if op.kind is OpKind.BACKWARD else 0

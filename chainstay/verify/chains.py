@@ -14,10 +14,17 @@ from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Scope, Solution
 from chainstay.solve.chain import certify_chain
 from chainstay.validation import search
+from chainstay.validation.persistent_search import persistent_optimum
 from chainstay.verify.chain_instances import random_chain
 from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
+from chainstay.verify.option_instances import random_chain_with_options
 
-__all__ = ["CHAIN_METHODS", "ChainSuite", "ExhaustiveChainSearch"]
+__all__ = [
+    "CHAIN_METHODS",
+    "ChainSuite",
+    "ExhaustiveChainSearch",
+    "ExhaustivePersistentSearch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,21 @@ class ExhaustiveChainSearch:
         return search.optimum(profile, budget, discards=self.discards)
 
 
+@dataclass(frozen=True, slots=True)
+class ExhaustivePersistentSearch:
+    """Exhaustive search of the persistent family as a method."""
+
+    def __str__(self) -> str:
+        return "search (persistent)"
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        """Return the optimum; no hint is needed."""
+        del hint
+        return persistent_optimum(profile, budget)
+
+
 def _exact(method: Any, rules: Discards, most_stages: int, every: int) -> MethodUnderTest:  # noqa: ANN401  # MIP or CPSAT
     return MethodUnderTest(
         method=method,
@@ -45,51 +67,72 @@ def _exact(method: Any, rules: Discards, most_stages: int, every: int) -> Method
         complete_under=(rules,),
         most_stages=most_stages,
         every=every,
+        only=("plain",),
     )
 
 
 CHAIN_METHODS: Final = (
     MethodUnderTest(method=DP(), family=Family.PERSISTENT, most_stages=20),
-    MethodUnderTest(method=DP(slots=1500), family=Family.PERSISTENT, most_stages=8),
+    MethodUnderTest(
+        method=DP(slots=1500), family=Family.PERSISTENT, most_stages=8, only=("plain",)
+    ),
+    MethodUnderTest(method=ExhaustivePersistentSearch(), family=Family.PERSISTENT, most_stages=4),
     MethodUnderTest(
         method=DP(persistence="weak"),
         family=Family.WEAKLY_PERSISTENT,
         complete_under=(Discards.TABLE1, Discards.TAPE),
         most_stages=20,
-        only=("no skips",),
+        only=("plain", "no skips"),
     ),
     MethodUnderTest(
         method=DP(discards=Discards.FREE),
         family=Family.PERSISTENT,
         discards=Discards.FREE,
         most_stages=20,
+        only=("plain",),
     ),
     *(_exact(CPSAT(discards=rules, time_limit_s=20.0), rules, 6, 4) for rules in Discards),
     *(_exact(MIP(discards=rules, time_limit_s=20.0), rules, 5, 16) for rules in Discards),
     *(
         MethodUnderTest(
-            method=ExhaustiveChainSearch(rules), discards=rules, most_stages=5, every=16
+            method=ExhaustiveChainSearch(rules),
+            discards=rules,
+            most_stages=5,
+            every=16,
+            only=("plain",),
+        )
+        for rules in Discards
+    ),
+    *(
+        MethodUnderTest(
+            method=ExhaustiveChainSearch(rules), discards=rules, most_stages=3, only=("options",)
         )
         for rules in Discards
     ),
 )
 """Cheap methods on every chain, expensive ones on samples of short chains."""
 
+_WITH_OPTIONS: Final = 3
+"""Remainder of the numbers of chains with options: no number of a sample, which divide by 4."""
+
 
 @dataclass(frozen=True)
 class ChainSuite(Suite):
-    """Chains with and without skips."""
+    """Chains with and without skips; every fourth has stages with options."""
 
     methods: tuple[MethodUnderTest, ...] = CHAIN_METHODS
     noun: ClassVar[str] = "chains"
 
     def instance(self, seed: int, number: int) -> ChainProblem:
         """Return instance `number` of `seed`."""
-        return random_chain(seed, number)
+        draw = random_chain_with_options if number % 4 == _WITH_OPTIONS else random_chain
+        return draw(seed, number)
 
     def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # a ChainProblem
-        """Return whether a chain has no skips."""
-        return restriction == "no skips" and not problem.profile.skips
+        """Return whether a chain has no skips, is plain, or has what no plain chain has."""
+        if restriction == "no skips":
+            return not problem.profile.skips
+        return restriction == ("plain" if problem.profile.is_plain else "options")
 
     def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:  # noqa: ANN401  # as above
         """Run a method."""

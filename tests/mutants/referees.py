@@ -8,27 +8,27 @@ from mutants.mutant import Mutant
 
 MUTANTS: Final = (
     Mutant(
-        "validation/simulate.py",
+        "validation/chain_memory.py",
         "during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage) - passed_on",
         "during_bytes = self.stored_bytes() - passed_on",
         "unit/test_simulate.py::test_replay_digit_by_digit",
     ),
     Mutant(
-        "validation/simulate.py",
+        "validation/chain_memory.py",
         "during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage) - passed_on",
         "during_bytes = self.stored_bytes() + self.profile.gradient_bytes(stage)",
         "unit/test_skips.py::test_tensor_counts_once",
     ),
     Mutant(
-        "validation/simulate.py",
+        "validation/chain_memory.py",
         "return own + self._skip_bytes(in_saved - self._skips_in_activations())",
         "return own + self._skip_bytes(in_saved)",
         "unit/test_skips.py::test_tensor_counts_once",
     ),
     Mutant(
-        "validation/simulate.py",
-        "        self.saved.remove(stage)\n        self.activations.discard(stage)",
-        "        self.saved.remove(stage)",
+        "validation/chain_memory.py",
+        "        self._remove(record)\n        self.activations.difference_update(record.stages)",
+        "        self._remove(record)",
         "unit/test_simulate.py::test_replay_digit_by_digit",
     ),
     Mutant(
@@ -38,8 +38,8 @@ MUTANTS: Final = (
         "unit/test_simulate.py::test_replay_digit_by_digit",
     ),
     Mutant(
-        "validation/simulate.py",
-        "return stage in self.activations or stage - 1 in self.saved",
+        "validation/chain_memory.py",
+        "return stage in self.activations or (record is not None and record.last == stage - 1)",
         "return stage in self.activations",
         "unit/test_simulate.py::test_replay_digit_by_digit",
     ),

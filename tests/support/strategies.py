@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.verify.chain_instances import with_skip
+from chainstay.verify.option_instances import OPTION_FAMILIES, with_options
 
 TIMES = st.one_of(st.integers(0, 3), st.integers(0, 100))
 FAMILIES_WITHOUT_SKIPS = (
@@ -22,6 +23,7 @@ FAMILIES = (
     *FAMILIES_WITHOUT_SKIPS,
     "skips",  # some tensors are part of several activations
 )
+"""Families of plain chains; those of `OPTION_FAMILIES` add options to one of these."""
 
 
 @st.composite
@@ -30,6 +32,9 @@ def chains(
 ) -> ChainProfile:
     """A chain of 1 to `max_stages` stages of one of `families`."""
     family = draw(st.sampled_from(families))
+    if family in OPTION_FAMILIES:
+        plain = draw(chains(max_stages=max_stages))
+        return with_options(draw(st.randoms(use_true_random=False)), plain, family)
     count = draw(st.integers(1, max_stages))
     largest = draw(st.sampled_from([3, 10, 60]))
     activations = draw(st.lists(st.integers(0, largest), min_size=count + 1, max_size=count + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import product
 
@@ -16,7 +16,7 @@ from chainstay.profiles import ChainProfile, Skip, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Family
 from chainstay.validation import search
-from chainstay.validation import simulate as simulator
+from chainstay.validation.chain_memory import ChainMemory, InvalidOperationError
 from chainstay.validation.search import LARGEST_CHAIN, least_budget, optimum
 from chainstay.validation.simulate import simulate
 from chainstay.verify.chain_instances import with_skip
@@ -187,7 +187,7 @@ def test_chain_too_long_is_refused() -> None:
 def test_longest_chain_is_accepted() -> None:
     stage = Stage(forward_time=1, saved_bytes=1)
     chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=(stage,) * LARGEST_CHAIN)
-    assert search._ChainTransitions(chain, Discards.TABLE1).profile is chain
+    assert search.ChainTransitions(chain, Discards.TABLE1).profile is chain
 
 
 def test_unknown_rules_are_refused() -> None:
@@ -285,9 +285,9 @@ def test_transitions_are_the_simulators(
     rules: Discards, gradient: int, chain: ChainProfile
 ) -> None:
     """From every state without a^n and without anything past the gradient."""
-    searched = search._ChainTransitions(chain, rules)
+    searched = search.ChainTransitions(chain, rules)
     for activations, saved in product(range(min(2 << gradient, 8)), range(1 << gradient)):
-        state = search._ChainState(gradient, activations, saved)
+        state = search.ChainState(gradient, activations, saved)
         if not searched._allows(state):
             continue
         found = {
@@ -304,27 +304,36 @@ def test_transitions_are_the_simulators(
         assert needed <= found, state
 
 
-def _only_drops(op: str, state: search._ChainState) -> bool:
+def _only_drops(op: str, state: search.ChainState) -> bool:
     """Whether `op` is an Fn whose output is stored already."""
     return op.startswith("Fn") and bool(state.activations >> int(op[-1]) + 1 & 1)
 
 
 def accepted_by_simulator(
-    profile: ChainProfile, state: search._ChainState, rules: Discards
-) -> Iterator[tuple[str, search._ChainState, int, int]]:
+    profile: ChainProfile, state: search.ChainState, rules: Discards
+) -> Iterator[tuple[str, search.ChainState, int, int]]:
     """All operations that the simulator accepts in `state`."""
     for kind, stage in product(STAGE_KINDS, range(len(profile))):
         op = Op(kind, stage)
-        memory = simulator._ChainMemory(
-            profile, rules, _indices(state.activations), _indices(state.saved)
-        )
+        memory = _memory(profile, rules, _indices(state.activations), _indices(state.saved))
         memory.gradient = state.gradient
-        with suppress(simulator.InvalidOperationError):
-            during_bytes = memory.apply(op)
+        with suppress(InvalidOperationError):
+            time, during_bytes = memory.apply(op)
             activations = sum(1 << index for index in memory.activations)
-            saved = sum(1 << index for index in memory.saved)
-            after = search._ChainState(memory.gradient, activations, saved)
-            yield str(op), after, simulator._duration(profile, op), during_bytes
+            saved = sum(1 << index for index in memory.records)
+            after = search.ChainState(memory.gradient, activations, saved)
+            yield str(op), after, time, during_bytes
+
+
+def _memory(
+    profile: ChainProfile, rules: Discards, activations: Iterable[int], saved: Iterable[int]
+) -> ChainMemory:
+    """Memory of a plain chain that has stored these activations, and records of these stages."""
+    memory = ChainMemory(profile, rules, set(range(len(profile))))
+    for stage in saved:
+        memory.apply(Op(OpKind.FORWARD_KEEP_ALL, stage))
+    memory.activations = set(activations)
+    return memory
 
 
 def _indices(mask: int) -> set[int]:
@@ -345,7 +354,7 @@ def test_agrees_with_a_search_on_the_simulator_itself(profile: ChainProfile, sla
 def fastest_by_replay(profile: ChainProfile, budget: int, rules: Discards) -> int | None:
     """Least makespan over everything the simulator itself accepts, state by state."""
     ops = [Op(kind, stage) for kind in STAGE_KINDS for stage in range(len(profile))]
-    memory = simulator._ChainMemory(profile, rules)
+    memory = ChainMemory(profile, rules)
     best = {_key(memory): 0}
     frontier = [(0, _key(memory))]
     while frontier:
@@ -353,18 +362,18 @@ def fastest_by_replay(profile: ChainProfile, budget: int, rules: Discards) -> in
         if state[0] == 0:
             return time
         for op in ops if time == best[state] else ():
-            memory = simulator._ChainMemory(profile, rules, set(state[1]), set(state[2]))
+            memory = _memory(profile, rules, state[1], state[2])
             memory.gradient = state[0]
             try:
-                during_bytes = memory.apply(op)
-            except simulator.InvalidOperationError:
+                duration, during_bytes = memory.apply(op)
+            except InvalidOperationError:
                 continue
-            after, end = _key(memory), time + simulator._duration(profile, op)
+            after, end = _key(memory), time + duration
             if during_bytes <= budget and end < best.get(after, end + 1):
                 best[after] = end
                 heapq.heappush(frontier, (end, after))
     return None
 
 
-def _key(memory: simulator._ChainMemory) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    return memory.gradient, tuple(sorted(memory.activations)), tuple(sorted(memory.saved))
+def _key(memory: ChainMemory) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    return memory.gradient, tuple(sorted(memory.activations)), tuple(sorted(memory.records))

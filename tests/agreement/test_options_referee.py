@@ -1,0 +1,210 @@
+"""Stage options, kinds of runs and super-stages: simulator and searches against golden chains."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from copy import copy
+from typing import Final, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chainstay.errors import InfeasibleBudgetError
+from chainstay.profiles import ChainProfile, RunCost, Stage
+from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.solution import Claim
+from chainstay.validation import search
+from chainstay.validation.chain_memory import ChainMemory, InvalidOperationError
+from chainstay.validation.persistent_search import persistent_least_budget, persistent_optimum
+from chainstay.validation.simulate import simulate
+from chainstay.verify.option_instances import OPTION_FAMILIES
+from golden_options import ALL, GoldenOptions
+from strategies import chains
+
+RULES: Final = list(Discards)
+WITNESS_RULES: Final = {
+    **{str(rules): rules for rules in RULES},
+    "persistent": Discards.TABLE1,
+    "persistent_sweeps": Discards.TABLE1,
+    "persistent_drop": Discards.TAPE,
+}
+SHORT: Final = [golden for golden in ALL if len(golden.profile) <= 3]
+by_name = pytest.mark.parametrize("golden", ALL, ids=lambda golden: golden.name)
+
+
+def test_every_witness_replays_to_its_optimum() -> None:
+    for golden in ALL:
+        for name, schedule in golden.schedules.items():
+            if schedule is not None:
+                rules = WITNESS_RULES[name]
+                replay = simulate(golden.profile, schedule, discards=rules)
+                assert replay.makespan == golden.optimum[name], (golden.name, name)
+                assert replay.peak_bytes <= golden.budget, (golden.name, name)
+
+
+def test_schedules_of_the_recursion_replay_to_its_value() -> None:
+    for golden in ALL:
+        if schedule := golden.recursion_schedule:
+            replay = simulate(golden.profile, schedule)
+            assert replay.makespan == golden.dp["persistent"], golden.name
+            assert replay.peak_bytes <= golden.budget, golden.name
+
+
+def test_optima_of_short_golden_chains() -> None:
+    for golden in SHORT:
+        assert_found(golden)
+
+
+@by_name
+@pytest.mark.long
+def test_optima_of_golden_chains(golden: GoldenOptions) -> None:
+    assert_found(golden)
+
+
+def assert_found(golden: GoldenOptions) -> None:
+    """Every search finds the golden optimum and least budget, and its schedule replays."""
+    for rules in RULES:
+        found = optimum_of(search.optimum, golden.profile, golden.budget, discards=rules)
+        assert found == golden.optimum[rules], (golden.name, rules)
+        required = search.least_budget(golden.profile, discards=rules)
+        assert required == golden.min_budget[rules], (golden.name, rules)
+    for whole, value, least in (
+        (False, golden.optimum["persistent"], golden.min_budget["persistent"]),
+        (True, golden.family_optimum, golden.family_min_budget),
+    ):
+        found = optimum_of(persistent_optimum, golden.profile, golden.budget, whole_sweeps=whole)
+        assert found == value, (golden.name, whole)
+        required = persistent_least_budget(golden.profile, whole_sweeps=whole)
+        assert required == least, (golden.name, whole)
+
+
+def optimum_of(
+    method: Callable[..., Claim], profile: ChainProfile, budget: int, **settings: object
+) -> int | None:
+    try:
+        claim = method(profile, budget, **settings)
+    except InfeasibleBudgetError:
+        return None
+    replay = simulate(profile, claim.schedule, discards=claim.discards)
+    assert replay.makespan == claim.makespan
+    assert replay.peak_bytes <= budget
+    return claim.makespan
+
+
+# THEORY_FIRST_AGAIN_SUPER, section 1: one option, numbers of no digit's own.
+TWO_SWEEPS: Final = ChainProfile(
+    input_bytes=0,
+    input_gradient_bytes=0,
+    stages=tuple(
+        Stage(
+            forward_time=1,
+            output_bytes=output,
+            gradient_bytes=gradient,
+            forward_overhead_bytes=overhead,
+            saved_bytes=saved,
+            backward_overhead_bytes=backward_overhead,
+        )
+        for output, gradient, overhead, saved, backward_overhead in zip(
+            (7, 1, 2, 3, 0),
+            (1, 1, 1, 3, 0),
+            (4, 6, 10, 8, 0),
+            (9, 1, 3, 3, 0),
+            (2, 4, 5, 3, 9),
+            strict=True,
+        )
+    ),
+)
+
+
+def test_a_second_sweep_can_need_less_than_the_family_of_the_theorem() -> None:
+    text = "Fc0 Fn1 Fn2 Fc0 Fn1 Fn3 Fa4 B4 Fn2 Fa3 B3 Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0"
+    assert simulate(TWO_SWEEPS, Schedule.parse(text)).peak_bytes == 16
+    assert persistent_least_budget(TWO_SWEEPS, whole_sweeps=False) == 16
+    assert persistent_least_budget(TWO_SWEEPS) == 17
+    with pytest.raises(
+        InfeasibleBudgetError, match=r"no persistent schedule .* 17 bytes"
+    ) as caught:
+        persistent_optimum(TWO_SWEEPS, 16)
+    assert caught.value.required == 17
+    assert simulate(TWO_SWEEPS, persistent_optimum(TWO_SWEEPS, 17).schedule).peak_bytes == 17
+
+
+@given(profile=chains(max_stages=3, families=OPTION_FAMILIES), slack=st.integers(0, 20))
+@settings(max_examples=25)
+def test_searches_and_simulator_accept_the_same(profile: ChainProfile, slack: int) -> None:
+    for rules in RULES:
+        least = search.least_budget(profile, discards=rules)
+        claim = search.optimum(profile, least + slack, discards=rules)
+        assert simulate(profile, claim.schedule, discards=rules).makespan == claim.makespan
+        assert fastest_by_replay(profile, least + slack, rules) == claim.makespan
+        assert fastest_by_replay(profile, least - 1, rules) is None
+
+
+@given(profile=chains(max_stages=4, families=OPTION_FAMILIES), slack=st.integers(0, 20))
+@settings(max_examples=60)
+def test_narrower_families_are_never_better(profile: ChainProfile, slack: int) -> None:
+    budget = persistent_least_budget(profile) + slack
+    makespans = [
+        optimum_of(method, profile, budget, **settings)
+        for method, settings in (
+            (persistent_optimum, {}),
+            (persistent_optimum, {"whole_sweeps": False}),
+            (search.optimum, {}),
+            (search.optimum, {"discards": "free"}),
+        )
+    ]
+    assert makespans == sorted((span for span in makespans if span is not None), reverse=True)
+
+
+_Key: TypeAlias = tuple[int, frozenset[int], frozenset[tuple[Op, RunCost]], frozenset[int]]
+
+
+def fastest_by_replay(profile: ChainProfile, budget: int, rules: Discards) -> int | None:
+    """Least makespan over everything that the simulator itself accepts, state by state."""
+    ops = [
+        Op(kind, stage, option=option)
+        for kind in OpKind
+        if kind is not OpKind.TURN
+        for stage in range(len(profile) + 1)
+        for option in range(3 if kind is OpKind.FORWARD_KEEP_ALL else 1)
+    ]
+    memory = ChainMemory(profile, rules)
+    states = {_key(memory): memory}
+    best = {_key(memory): 0}
+    frontier = [(0, 0, _key(memory))]
+    while frontier:
+        time, _, key = heapq.heappop(frontier)
+        if key[0] == 0:
+            return time
+        for op in ops if time == best[key] else ():
+            memory = _copy(states[key])
+            try:
+                duration, during_bytes = memory.apply(op)
+            except InvalidOperationError:
+                continue
+            after, end = _key(memory), time + duration
+            if during_bytes <= budget and end < best.get(after, end + 1):
+                best[after], states[after] = end, memory
+                heapq.heappush(frontier, (end, len(states), after))
+    return None
+
+
+def _copy(memory: ChainMemory) -> ChainMemory:
+    other = copy(memory)
+    other.activations = set(memory.activations)
+    other.records = dict(memory.records)
+    other.has_run = set(memory.has_run)
+    return other
+
+
+def _key(memory: ChainMemory) -> _Key:
+    """What of a memory decides what can happen; a record stands for its run, too."""
+    records = frozenset((record.op, record.run) for record in memory.records.values())
+    return (
+        memory.gradient,
+        frozenset(memory.activations),
+        records,
+        frozenset(memory.has_run),
+    )
