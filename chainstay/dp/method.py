@@ -20,7 +20,7 @@ from chainstay.dp.free_discards.solver import (
     solve_free_discards,
 )
 from chainstay.dp.jit import at_first_interpreted
-from chainstay.dp.recursion import Array, Decide, Recursion, assemble
+from chainstay.dp.recursion import KEEP, Array, Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.dp.weak.solver import solve_weak, weak_least_budget
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
@@ -153,9 +153,9 @@ class DP:
             schedule, overhead, bound = _on_slots(recursion, memory, least, self.slots)
         return Claim(
             schedule=schedule,
-            makespan=profile.least_time + overhead,
-            lower_bound=profile.least_time + bound,
-            family=_family(profile, overhead),
+            makespan=recursion.base_time + overhead,
+            lower_bound=recursion.base_time + bound,
+            family=_family(profile, recursion.base_time + overhead),
         )
 
     def curve(self, profile: ChainProfile) -> BudgetCurve:
@@ -185,7 +185,7 @@ class DP:
         memories, overhead = solved.root
         return BudgetCurve(
             budgets=memories * unit + profile.input_bytes,
-            makespans=overhead + profile.least_time,
+            makespans=overhead + recursion.base_time,
             _recursion=solved.recursion,
             _decide=solved.decide,
             _memories=memories,
@@ -275,7 +275,7 @@ def _on_slots(
         schedule = assemble(table.recursion, memory // unit, table.decide)
     else:  # only rounding made it infeasible: fall back on what is known to fit
         schedule = assemble(recursion, memory, least.decide)
-        overhead = _overhead(schedule, recursion)
+        overhead = _overhead(recursion, memory, least.decide)
     if unit == 1:
         return schedule, overhead, overhead
     room = -(-memory // unit)
@@ -292,20 +292,30 @@ def _unit(memory: int, slots: int) -> int:
     return max(1, -(-memory // slots))
 
 
-def _overhead(schedule: Schedule, recursion: Recursion) -> int:
-    """Return the time, in ns, that a schedule spends on running forwards again."""
-    times = np.diff(recursion.elapsed)
-    forwards = [op.stage for op in schedule if op.kind.is_forward]
-    return int(times[forwards].sum()) - recursion.rerun_time
+def _overhead(recursion: Recursion, memory: int, decide: Decide) -> int:
+    """Return the overhead, in ns, of the schedule that `assemble` makes from the same arguments."""
+    total, pending = 0, [(0, recursion.stages - 1, memory)]
+    while pending:
+        s, t, m = pending.pop()
+        costs, k = recursion.costs(t), decide(s, t, m)
+        if k <= KEEP:
+            o = costs.option(s, KEEP - k)
+            total += int(costs.extra[o])
+            if costs.end[o] <= t:
+                pending.append((int(costs.end[o]), t, m - int(costs.saved[o])))
+        else:
+            total += int(costs.elapsed[k] - costs.elapsed[s])
+            pending += [(k, t, m - int(recursion.fresh[s, k])), (s, k - 1, m)]
+    return total
 
 
-def _family(profile: ChainProfile, overhead: int) -> Family:
+def _family(profile: ChainProfile, makespan: int) -> Family:
     """Return the largest family of schedules among which a persistent optimum is the optimum.
 
-    Without overhead nothing can be faster. THEORY, domain C: when no gradient exceeds its
+    Nothing is faster than the least time. THEORY, domain C: when no gradient exceeds its
     activation, saved data contain the output, a forward never needs more than its backward
     and activations do not grow along the chain, persistent schedules are as good as any. With
-    skips nothing is known.
+    skips or options nothing is known.
     """
     p = profile.arrays()
     no_large_gradient = bool((p.gradient <= p.activation).all())
@@ -313,5 +323,5 @@ def _family(profile: ChainProfile, overhead: int) -> Family:
     backward_dominates = bool((p.forward_overhead <= p.backward_overhead + p.gradient[:-1]).all())
     shrinking = bool((np.diff(p.activation) <= 0).all())
     in_domain = no_large_gradient and output_is_saved and backward_dominates and shrinking
-    unrestricted = in_domain and not profile.skips
-    return Family.ALL if overhead == 0 or unrestricted else Family.PERSISTENT
+    unrestricted = in_domain and not profile.skips and profile.is_plain
+    return Family.ALL if makespan == profile.least_time or unrestricted else Family.PERSISTENT

@@ -33,18 +33,19 @@ the paper does not have: ``docs/derivations/skips.md`` shows why ``a^s`` alone s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from chainstay.dp.forward_costs import Array, ForwardCosts, costs_by_kind
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = [
     "KEEP",
+    "NO_DECISION",
     "Array",
     "Decide",
     "Front",
@@ -55,11 +56,15 @@ __all__ = [
     "unfold",
 ]
 
-Array = NDArray[np.int64]
 _Part = TypeVar("_Part", bound=tuple[object, ...])
 
 KEEP: Final = -1
-"""The decision to keep all of a stage; any other decision is the stage to restart at."""
+"""The decision to keep a stage under option 0; ``KEEP - k`` keeps it under option k.
+
+Any decision above is the stage to restart at.
+"""
+NO_DECISION: Final = 0
+"""Stands for a decision where there is none: no restart is at stage 0."""
 
 
 class Front(NamedTuple):
@@ -75,7 +80,7 @@ class Front(NamedTuple):
 
 
 Decide = Callable[[int, int, int], int]
-"""The decision for stages s..t with m bytes: `KEEP`, or the stage k to restart at."""
+"""The decision for stages s..t with m bytes: `KEEP` less an option, or the stage to restart at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,45 +89,38 @@ class Recursion:
 
     Attributes:
         stages: n, the number of stages.
-        elapsed: Shape (n + 1,), ns: ``elapsed[i]`` is the forward time of stages ``0..i-1``.
+        base_time: What overheads are added to, in ns: no persistent schedule takes less.
         activation: Shape (n + 1,), bytes of ``a^0 .. a^n``.
         fresh: Shape (n, n + 1), at [s, k], s < k: bytes of ``a^k`` that are no part of ``a^s``.
         has_skips: Whether `fresh` depends on s.
-        saved: Shape (n,), bytes of ``ā^0 .. ā^{n-1}``.
-        keep_floor: Shape (n, n), at [s, t]: least m for ``Fa`` and ``B`` of stage s.
         gradient: Shape (n + 1,), bytes of ``δ^0 .. δ^n``.
-        transit: Shape (n, n), at [s, k-1]: bytes that running ``s..k-1`` needs besides ``δ``,
-            so that ``restart_floor[s, k, t] = gradient[t + 1] + transit[s, k - 1]``.
+        first: Costs of forwards in sub-chains up to the loss: each is its stage's first run.
+        again: Costs in all other sub-chains; the same object if the kind of run does not matter.
     """
 
     stages: int
-    elapsed: Array
+    base_time: int
     activation: Array
     fresh: Array
     has_skips: bool
-    saved: Array
     gradient: Array
-    keep_floor: Array
-    transit: Array
+    first: ForwardCosts
+    again: ForwardCosts
 
     @classmethod
     def from_profile(cls, profile: ChainProfile) -> Self:
         """Return the recursion of `profile`, in bytes and ns."""
         arrays = profile.arrays()
-        gradient = arrays.gradient
-        forward_need = arrays.saved + arrays.forward_overhead
-        backward_need = arrays.saved + arrays.backward_overhead + arrays.gradients
-        keep_floor = np.maximum(gradient[None, 1:] + forward_need[:, None], backward_need[:, None])
+        first, again, base_time = costs_by_kind(profile)
         return cls(
             stages=len(profile),
-            elapsed=np.concatenate([[0], np.cumsum(arrays.forward_time)]),
+            base_time=base_time,
             activation=arrays.activation,
             fresh=arrays.fresh,
             has_skips=bool(profile.skips),
-            saved=arrays.saved,
-            gradient=gradient,
-            keep_floor=keep_floor,
-            transit=_transit(arrays.fresh, arrays.forward_overhead),
+            gradient=arrays.gradient,
+            first=first,
+            again=again,
         )
 
     def rounded(self, unit: int, *, up: bool) -> Self:
@@ -135,28 +133,43 @@ class Recursion:
         def scale(sizes: Array) -> Array:
             return -(-sizes // unit) if up else sizes // unit
 
-        return type(self)(
-            stages=self.stages,
-            elapsed=self.elapsed,
+        return replace(
+            self,
             activation=scale(self.activation),
             fresh=scale(self.fresh),
-            has_skips=self.has_skips,
-            saved=scale(self.saved),
             gradient=scale(self.gradient),
-            keep_floor=scale(self.keep_floor),
-            transit=scale(self.transit),
+            first=self.first.scaled(scale),
+            again=self.again.scaled(scale),
         )
 
-    @property
-    def rerun_time(self) -> int:
-        """The time of every forward once, in ns."""
-        return int(self.elapsed[-1])
+    def costs(self, t: int) -> ForwardCosts:
+        """Return the costs of forwards in sub-chains that end at stage t."""
+        return self.first if t == self.stages - 1 else self.again
 
     @property
     def keep_all_need(self) -> int:
-        """The bytes besides the input with which nothing has to be recomputed."""
-        before = np.concatenate([[0], np.cumsum(self.saved)[:-1]])
-        return int((before + self.keep_floor[:, -1]).max())
+        """Bytes besides the input, more than which spare no time."""
+        costs, last = self.first, self.stages - 1
+        saved, end, floor = costs.saved.tolist(), costs.end.tolist(), costs.keep_floor[:, last]
+        s, before, need = 0, 0, 0
+        while s < self.stages:
+            options = [o for o in range(costs.start[s], costs.start[s + 1]) if not costs.extra[o]]
+            if not options:  # to run some stage again is faster than any way to keep it at once
+                return self._most_need
+            o = min(options, key=saved.__getitem__)
+            need = max(need, before + int(floor[o]))
+            s, before = end[o], before + saved[o]
+        return need
+
+    @property
+    def _most_need(self) -> int:
+        """The bytes besides the input with which every decision fits."""
+        held, floor = self.activation.copy(), 0
+        for costs in (self.first, self.again):
+            np.maximum.at(held, costs.end, costs.saved)
+            transit = int(costs.transit.max() + self.gradient.max())
+            floor = max(floor, int(costs.keep_floor.max()), transit)
+        return floor + int(held[1:].sum())
 
     @property
     def nearest(self) -> Array:
@@ -178,21 +191,17 @@ class Recursion:
 
     def restart_floor(self, s: int, t: int) -> Array:
         """Return the least m for restarting at k, for k = s+1 .. t; shape (t - s,)."""
-        floor: Array = self.gradient[t + 1] + self.transit[s, s:t]
+        floor: Array = self.gradient[t + 1] + self.costs(t).transit[s, s:t]
         return floor
 
     def rerun(self, s: int, t: int) -> Array:
-        """Return the time, in ns, of the forwards ``s..k-1``, for k = s+1 .. t; shape (t - s,)."""
-        time: Array = self.elapsed[s + 1 : t + 1] - self.elapsed[s]
+        """Return the overhead, in ns, of the forwards ``s..k-1``, for k = s+1 .. t.
+
+        The shape is (t - s,).
+        """
+        elapsed = self.costs(t).elapsed
+        time: Array = elapsed[s + 1 : t + 1] - elapsed[s]
         return time
-
-
-def _transit(fresh: Array, overhead: Array) -> Array:
-    """Return at [s, j] the bytes that ``Fc s, Fn s+1 .. Fn j`` needs besides ``a^s`` and ``δ``."""
-    made = np.diagonal(fresh, 1) + overhead
-    need = np.triu(fresh[:, :-1] + made)
-    running: Array = np.maximum.accumulate(need, axis=1)
-    return running
 
 
 def require_no_skips(profile: ChainProfile, setting: str) -> None:
@@ -225,10 +234,12 @@ def assemble(
     def decided(part: tuple[int, int, int]) -> Iterator[Op | tuple[int, int, int]]:
         s, t, m = part
         k = decide(s, t, m)
-        if k == KEEP:
-            yield Op(OpKind.FORWARD_KEEP_ALL, s)
-            if s < t:
-                yield s + 1, t, m - int(recursion.saved[s])
+        if k <= KEEP:
+            costs = recursion.costs(t)
+            o = costs.option(s, KEEP - k)
+            yield Op(OpKind.FORWARD_KEEP_ALL, s, option=KEEP - k)
+            if costs.end[o] <= t:
+                yield int(costs.end[o]), t, m - int(costs.saved[o])
             yield Op(OpKind.BACKWARD, s)
             return
         yield from forwards_dropping_inputs(s, k - 1)

@@ -39,6 +39,7 @@ from math import comb
 from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError, UnknownMethodError
 from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles.chain import require_plain
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -111,10 +112,11 @@ class Revolve:
             `ChainProfile.least_time` where the budget has room for saved data of two stages.
 
         Raises:
-            InvalidProfileError: The chain is not homogeneous.
+            InvalidProfileError: The chain is not homogeneous, or not plain.
             InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
         """
         del hint
+        require_plain(profile, "Revolve()")
         stage, stages = _common_stage(profile), len(profile)
         required = profile.input_bytes + _base(stage) + (stage.output_bytes if stages > 1 else 0)
         if budget < required:

@@ -270,27 +270,27 @@ def _write_minimum(lowest: StepFunction, total: StepSum, window: Window, target:
 
 @kernel
 def merge_shifted(
-    lowest: StepFunction, one: StepFunction, start: int, cutoff: Cutoff, target: Buffer
+    lowest: StepFunction, one: StepFunction, constant: int, window: Window, target: Buffer
 ) -> int:
-    """Write the minimum of `lowest` and `one` to `target`; return its number of breakpoints.
+    """Write the minimum of `lowest` and ``one + constant``; return its number of breakpoints.
 
     Args:
         lowest: One function, not shifted.
-        one: The other function; breakpoints of it before `start` count from there on.
-        start: Bytes.
-        cutoff: Breakpoints of `one` outside of it are left out.
-        target: Long enough for all breakpoints of both functions.
+        one: The other function.
+        constant: Ns to add to it.
+        window: Where it counts; breakpoints of it before the start count from there on.
+        target: Where to write; long enough for all breakpoints of both functions.
     """
     p, size = lowest.first, 0
-    for i in range(max(breakpoint_at(one, start), one.first), one.last + 1):
-        here = max(one.memory[i] + one.shift, start)
-        if here > cutoff.memory:
+    for i in range(max(breakpoint_at(one, window.start), one.first), one.last + 1):
+        here, value = max(one.memory[i] + one.shift, window.start), one.overhead[i] + constant
+        if here > window.stop:
             break
         while p <= lowest.last and lowest.memory[p] <= here:
             size = _append(target, size, lowest.memory[p], lowest.overhead[p])
             p += 1
-        if one.overhead[i] < cutoff.overhead:
-            size = _append(target, size, here, one.overhead[i])
+        if value < window.ceiling:
+            size = _append(target, size, here, value)
     while p <= lowest.last:
         size = _append(target, size, lowest.memory[p], lowest.overhead[p])
         p += 1
@@ -306,7 +306,8 @@ def front_from(after: StepFunction, start: int, cutoff: Cutoff, target: Buffer) 
     if after.last - after.first >= len(target[0]):
         target = new_buffer(2 * (after.last - after.first + 1))
     nothing = StepFunction(target[0], target[1], 0, -1, 0)
-    size = merge_shifted(nothing, after, start, cutoff, target)
+    window = Window(start, cutoff.memory, cutoff.overhead)
+    size = merge_shifted(nothing, after, 0, window, target)
     return StepFunction(target[0], target[1], 0, size - 1, 0)
 
 

@@ -47,10 +47,14 @@ class Table:
         columns = np.full((n, slots + 1), INFEASIBLE, dtype=np.int64)
         for t in range(n):
             for s in range(t, -1, -1):
-                kept = np.zeros_like(columns[t]) if s == t else rows[s + 1][t - s - 1]
-                shift = int(recursion.saved[s]) if s < t else 0
-                best = rows[s][t - s]
-                _shift_into(best, kept, shift, floor=int(recursion.keep_floor[s, t]))
+                best, costs = rows[s][t - s], recursion.costs(t)
+                for o in costs.options(s, t):
+                    end = int(costs.end[o])
+                    kept = rows[end][t - end] if end <= t else np.zeros_like(best)
+                    under = np.full_like(best, INFEASIBLE)
+                    floor = int(costs.keep_floor[o, t])
+                    _shift_into(under, kept + costs.extra[o], int(costs.saved[o]), floor=floor)
+                    np.minimum(best, under, out=best)
                 if s < t:
                     later = columns[s + 1 : t + 1]
                     if farther is not None:
@@ -75,10 +79,12 @@ class Table:
     def decide(self, s: int, t: int, m: int) -> int:
         """Return the optimal decision for stages s..t with m slots."""
         recursion, target = self.recursion, self.overhead(s, t, m)
-        if m >= recursion.keep_floor[s, t] and (
-            s == t or self.overhead(s + 1, t, m - int(recursion.saved[s])) == target
-        ):
-            return KEEP
+        costs = recursion.costs(t)
+        for o in costs.options(s, t):
+            end = int(costs.end[o])
+            after = self.overhead(end, t, m - int(costs.saved[o])) if end <= t else 0
+            if m >= costs.keep_floor[o, t] and after + costs.extra[o] == target:
+                return KEEP - int(costs.number[o])
         floors, rerun = recursion.restart_floor(s, t), recursion.rerun(s, t)
         for k in range(s + 1, t + 1):
             later = self.overhead(k, t, m - int(recursion.fresh[s, k]))

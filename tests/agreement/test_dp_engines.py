@@ -19,7 +19,7 @@ from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
 from chainstay.dp.chain import fronts as chain_fronts
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled
 from chainstay.dp.chain.least_memory import LeastMemory
-from chainstay.dp.chain.recursion_arrays import RecursionArrays, recursion_arrays
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, recursion_arrays
 from chainstay.dp.recursion import KEEP, Array, Recursion, assemble
 from chainstay.dp.table import Table
 from strategies import chains
@@ -94,7 +94,7 @@ def test_compiled_least_memory_equals_numpy(profile: ChainProfile) -> None:
 @pytest.mark.parametrize("kind", [KnapsackBound, LagrangianBound])
 @pytest.mark.long
 def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
-    kind: Callable[[RecursionArrays, int, Array], MultiplierBound],
+    kind: Callable[[ArraysByKind, int, Array], MultiplierBound],
     profile: ChainProfile,
     extra: int,
 ) -> None:

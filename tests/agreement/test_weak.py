@@ -94,9 +94,10 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     profile: ChainProfile, extra: int
 ) -> None:
     memory = least_budget(profile, persistence="weak") - profile.input_bytes + extra
-    chain, n = recursion_arrays(Recursion.from_profile(profile)), len(profile)
+    by_kind, n = recursion_arrays(Recursion.from_profile(profile)), len(profile)
+    chain = by_kind.again
     nothing = np.zeros((n, n), dtype=np.int64)
-    bound = LagrangianBound(chain, memory, nothing, moves_checkpoints=True)
+    bound = LagrangianBound(by_kind, memory, nothing, moves_checkpoints=True)
     moves = move_bound(chain, bound.outside, bound.restarted)
     multipliers = bound.step * np.arange(bound.outside.shape[2])
     for (s, t, end, m), spent in _least_spent_around(profile, memory).items():

@@ -8,14 +8,14 @@ from mutants.mutant import Mutant
 
 MUTANTS: Final = (
     Mutant(
-        "dp/recursion.py",
+        "dp/forward_costs.py",
         "forward_need = arrays.saved + arrays.forward_overhead",
         "forward_need = arrays.saved",
         "agreement/test_dp.py::"
         "test_persistent_optimum_of_golden_chains[dp-K3_lemma44_fails_delta_gt_a@2]",
     ),
     Mutant(
-        "dp/recursion.py",
+        "dp/forward_costs.py",
         "backward_need = arrays.saved + arrays.backward_overhead + arrays.gradients",
         "backward_need = arrays.saved + arrays.gradients",
         "agreement/test_dp.py::test_persistent_optimum_of_golden_chains[dp-table2@9000]",

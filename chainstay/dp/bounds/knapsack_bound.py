@@ -8,16 +8,30 @@ in ``docs/derivations/outside-bound.md``; `lagrangian_bound` is tighter, and tak
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
-from chainstay.dp.chain.recursion_arrays import RecursionArrays
-from chainstay.dp.recursion import Array
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays, has_options
+from chainstay.dp.forward_costs import Array
 
-__all__ = ["KnapsackBound", "knapsack_multiplier", "spared_time"]
+__all__ = [
+    "KeptCosts",
+    "KnapsackBound",
+    "kept_costs",
+    "knapsack_multiplier",
+    "maximiser",
+    "option_multiplier",
+    "spared_time",
+]
 
 _Floats = NDArray[np.float64]
+
+_MULTIPLIER_RANGE: Final = 256.0
 
 
 def knapsack_multiplier(time: Array, saved: Array, memory: int) -> float:
@@ -39,26 +53,139 @@ def knapsack_multiplier(time: Array, saved: Array, memory: int) -> float:
     return max(1, int(time.sum())) / max(1, memory, int(saved.sum()))
 
 
-def spared_time(elapsed: Array, saved: Array, multipliers: _Floats) -> _Floats:
+def spared_time(elapsed: Array, kept: _Floats) -> _Floats:
     """Return at [k, i] the least that stages before k cost: saved data, or a second forward.
 
     Args:
         elapsed: Shape (n + 1,), ns: forward time of the stages before.
-        saved: Shape (n,), bytes: saved data.
-        multipliers: Shape (multipliers,), ns per byte.
+        kept: Shape (n, multipliers), ns: what saved data cost.
 
     Returns:
         Shape (n + 1, multipliers), ns.
     """
-    cheaper = np.minimum(np.diff(elapsed)[:, None], saved[:, None] * multipliers)
-    return np.concatenate([np.zeros((1, len(multipliers))), np.cumsum(cheaper, axis=0)])
+    cheaper = np.minimum(np.diff(elapsed)[:, None], kept)
+    return np.concatenate([np.zeros((1, kept.shape[1])), np.cumsum(cheaper, axis=0)])
+
+
+class KeptCosts(NamedTuple):
+    """What keeping stages costs where memory does: overhead, and saved data at a price.
+
+    Attributes:
+        spans: Shape (spans,): the numbers of stages that options keep together.
+        time: Shape (spans, n, multipliers), ns: at [j, s, i], the least cost of an option that
+            keeps ``s .. s + spans[j] - 1``; infinite if there is none that fits.
+    """
+
+    spans: Array
+    time: _Floats
+
+    def spared(self, elapsed: Array) -> _Floats:
+        """Return what `spared_time` says where options may keep several stages.
+
+        The least cost of stages k..n-1, each run again or part of a kept span, is a potential: no
+        way through stages s..t costs less than the difference of those at s and at t + 1.
+        """
+        if self.spans.tolist() == [1]:
+            return spared_time(elapsed, self.time[0])
+        n, rerun = len(elapsed) - 1, np.diff(elapsed)
+        rest = np.zeros((n + 1, self.time.shape[2]))
+        for s in range(n - 1, -1, -1):
+            rest[s] = rest[s + 1] + rerun[s]
+            for span, time in zip(self.spans.tolist(), self.time[:, s], strict=True):
+                if s + span <= n:
+                    rest[s] = np.minimum(rest[s], rest[s + span] + time)
+        spared: _Floats = rest[0] - rest
+        return spared
+
+
+def kept_costs(chain: RecursionArrays, multipliers: _Floats, memory: int) -> KeptCosts:
+    """Return what keeping stages costs, at each multiplier in ns per byte.
+
+    Of several options, only those are taken that fit in `memory` bytes.
+    """
+    n = len(chain.start) - 1
+    time = chain.extra[:, None] + chain.saved[:, None] * multipliers
+    if len(chain.saved) == n:
+        return KeptCosts(np.ones(1, dtype=np.int64), time[None])
+    time[chain.keep_floor.min(axis=1) > memory] = np.inf
+    stage = np.repeat(np.arange(n), np.diff(chain.start))
+    spans = np.unique(chain.end - stage)
+    kept = np.full((len(spans), n, len(multipliers)), np.inf)
+    np.minimum.at(kept, (np.searchsorted(spans, chain.end - stage), stage), time)
+    return KeptCosts(spans, kept)
+
+
+def option_multiplier(by_kind: ArraysByKind, memory: int) -> float:
+    """Return the multiplier, in ns per byte, at which the knapsack of all options bounds best."""
+    chain = cheaper_kind(by_kind)
+    usual = max(1, int(chain.elapsed[-1])) / max(1, memory)
+
+    def root(multiplier: float) -> float:
+        spared = kept_costs(chain, np.array([multiplier]), memory).spared(chain.elapsed)
+        return float(spared[-1, 0]) - multiplier * memory
+
+    return maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE, steps=24)
+
+
+def cheaper_kind(by_kind: ArraysByKind) -> RecursionArrays:
+    """Return arrays in which every time and size is the smaller one of both kinds of forwards.
+
+    What is possible in the chain is possible with them, and costs no more.
+    """
+    first, again = by_kind
+    if first is again:
+        return again
+    stages = [np.repeat(np.arange(len(each.start) - 1), np.diff(each.start)) for each in by_kind]
+    order = np.argsort(np.concatenate(stages), kind="stable")
+
+    def both(name: str) -> Array:
+        joined: Array = np.concatenate([getattr(each, name) for each in by_kind])[order]
+        return joined
+
+    times = np.minimum(np.diff(first.elapsed), np.diff(again.elapsed))
+    return again._replace(
+        elapsed=np.concatenate([[0], np.cumsum(times)]),
+        transit=np.minimum(first.transit, again.transit),
+        start=first.start + again.start,
+        end=both("end"),
+        saved=both("saved"),
+        extra=both("extra"),
+        number=both("number"),
+        keep_floor=both("keep_floor"),
+    )
+
+
+def maximiser(
+    function: Callable[[float], float], low: float, high: float, *, steps: int = 12
+) -> float:
+    """Return where `function` is largest between two positive numbers.
+
+    By golden sections of logarithms: exact for functions with one peak; others give some point.
+    """
+    golden = (math.sqrt(5) - 1) / 2
+    low, high = math.log(low), math.log(high)
+    points = [high - golden * (high - low), low + golden * (high - low)]
+    values = [function(math.exp(point)) for point in points]
+    for _ in range(steps):
+        if values[0] > values[1]:
+            high, points[1], values[1] = points[1], points[0], values[0]
+            points[0] = high - golden * (high - low)
+            values[0] = function(math.exp(points[0]))
+        else:
+            low, points[0], values[0] = points[0], points[1], values[1]
+            points[1] = low + golden * (high - low)
+            values[1] = function(math.exp(points[1]))
+    return math.exp(points[int(values[1] > values[0])])
 
 
 class KnapsackBound:
     """Lower bounds on the overhead of a whole schedule that contains a given sub-chain.
 
+    Where first runs and later ones differ, every cost is the smaller of the two: that only makes
+    schedules cheaper.
+
     Args:
-        chain: Sizes in bytes, times in ns.
+        by_kind: Sizes in bytes, times in ns.
         memory: M, the bytes besides the network's input.
         least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
 
@@ -78,18 +205,23 @@ class KnapsackBound:
 
     slack: float = 0.005
 
-    def __init__(self, chain: RecursionArrays, memory: int, least: Array) -> None:
-        elapsed, saved = chain.elapsed, chain.saved
+    def __init__(self, by_kind: ArraysByKind, memory: int, least: Array) -> None:
+        chain = cheaper_kind(by_kind)
+        elapsed = chain.elapsed
         self.memory, self.least = memory, least
-        self.rerun_time = int(elapsed[-1])
-        self.step = knapsack_multiplier(np.diff(elapsed), saved, memory) / ROOT_MULTIPLIER
+        self.rerun_time = max(int(each.elapsed[-1]) for each in by_kind)
+        if has_options(by_kind):
+            multiplier = option_multiplier(by_kind, memory)
+        else:
+            multiplier = knapsack_multiplier(np.diff(elapsed), chain.saved, memory)
+        self.step = multiplier / ROOT_MULTIPLIER
         multipliers: _Floats = self.step * np.arange(MULTIPLIER_COUNT, dtype=np.float64)
-        spared = spared_time(elapsed, saved, multipliers)
+        spared = kept_costs(chain, multipliers, memory).spared(elapsed)
         memory_cost = multipliers * memory
         self.root = float((spared[-1] - memory_cost).max())
         # all stages outside share M; those before s share what s..t leave of it
         all_around = spared[:-1, None] + spared[-1] - spared[None, 1:] - memory_cost
-        table = np.repeat((spared[:-1] - memory_cost)[:, None], len(saved), axis=1)
+        table = np.repeat((spared[:-1] - memory_cost)[:, None], len(least), axis=1)
         table[:, :, 0] = all_around.max(axis=2)
         rerun = elapsed[None, 1:] - elapsed[:-1, None]
         rerun[:, -1] = 0  # stages up to the loss are no rerun

@@ -10,32 +10,36 @@ first sweep from a stage to the loss, `_before` for what happens before a stage 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
-from chainstay.dp.bounds.knapsack_bound import spared_time
-from chainstay.dp.chain.recursion_arrays import RecursionArrays
+from chainstay.dp.bounds.knapsack_bound import (
+    KeptCosts,
+    kept_costs,
+    maximiser,
+    option_multiplier,
+)
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays, has_options
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import Array
 
 __all__ = ["LagrangianBound"]
 
 _Floats = NDArray[np.float64]
 
 _MULTIPLIER_RANGE: Final = 8.0
-_SEARCH_STEPS: Final = 12
+_SLACK_WITH_OPTIONS: Final = 2.0**-15
+"""With options overheads are small, and the bound is within this share on many chains."""
 
 
 class LagrangianBound:
     """Lower bounds on the overhead of a whole schedule that contains a given sub-chain.
 
     Args:
-        chain: Sizes in bytes, times in ns.
+        by_kind: Sizes in bytes, times in ns.
         memory: M, the bytes besides the network's input.
         least: Shape (n, n), at [s, t]: bytes that stages s..t need at least.
         moves_checkpoints: Whether a checkpoint may move on while a later part runs, as in weakly
@@ -60,31 +64,40 @@ class LagrangianBound:
     slack: float = 2.0**-11.5  # measured gaps: most between 2**-13 and 2**-9
 
     def __init__(
-        self, chain: RecursionArrays, memory: int, least: Array, *, moves_checkpoints: bool = False
+        self, by_kind: ArraysByKind, memory: int, least: Array, *, moves_checkpoints: bool = False
     ) -> None:
+        first, again = by_kind
         self.memory, self.least = memory, least
-        self.rerun_time = int(chain.elapsed[-1])
+        self.rerun_time = max(int(first.elapsed[-1]), int(again.elapsed[-1]))
 
         def relaxed(step: float, count: int) -> _RelaxedChain:
             multipliers: _Floats = step * np.arange(count, dtype=np.float64)
-            stored = _stored(chain, multipliers, moves_checkpoints=moves_checkpoints)
-            spared = spared_time(chain.elapsed, chain.saved, multipliers)
-            return _RelaxedChain(step, memory, least, stored, spared)
+            stored = _stored(again, multipliers, moves_checkpoints=moves_checkpoints)
+            kept_again = kept_costs(again, multipliers, memory)
+            kept_first = kept_again if first is again else kept_costs(first, multipliers, memory)
+            spared = kept_again.spared(again.elapsed)
+            kept_first = _with_the_loss(first, kept_first, multipliers)
+            return _RelaxedChain(step, memory, least, stored, spared, kept_first, kept_again)
 
         def root(step: float) -> float:
-            total = _after(chain, relaxed(step, ROOT_MULTIPLIER + 1))
+            total = _after(first, relaxed(step, ROOT_MULTIPLIER + 1))
             return float(total[0, -1]) - ROOT_MULTIPLIER * step * memory
 
         # All memory at the usual price is worth less than all forwards: no sum below loses
         # more to rounding than `PruningLimit` covers.
-        usual = max(1, self.rerun_time) / max(1, memory, int(chain.saved.sum())) / ROOT_MULTIPLIER
-        self.step = _maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE)
+        if has_options(by_kind):
+            self.slack = _SLACK_WITH_OPTIONS
+            usual = option_multiplier(by_kind, memory) / ROOT_MULTIPLIER
+        else:
+            saved = int(again.saved.sum())
+            usual = max(1, self.rerun_time) / max(1, memory, saved) / ROOT_MULTIPLIER
+        self.step = maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE)
         relaxed_chain = relaxed(self.step, MULTIPLIER_COUNT)
-        after = _after(chain, relaxed_chain)
+        after = _after(first, relaxed_chain)
         self.root = float(np.max(after[0] - np.arange(MULTIPLIER_COUNT) * self.step * memory))
         self.restarted: _Floats = after + relaxed_chain.stored
         self.outside: _Floats = _outside(
-            chain, relaxed_chain, _before(chain, relaxed_chain), self.restarted
+            by_kind, relaxed_chain, _before(first, relaxed_chain), self.restarted
         )
 
 
@@ -98,6 +111,9 @@ class _RelaxedChain(NamedTuple):
         stored: Shape (n + 1, multipliers), ns: at [k, i], least cost of what a restart at k stores.
         spared: Shape (n + 1, multipliers), ns: at [k, i], the sum over stages before k of what each
             costs at least in a sub-chain: its saved data, or its forward a second time.
+        first: What it costs to keep stages in their first run; up to the loss, with all that the
+            option needs then.
+        again: What it costs to keep stages in a later run.
     """
 
     step: float
@@ -105,6 +121,8 @@ class _RelaxedChain(NamedTuple):
     least: Array
     stored: _Floats
     spared: _Floats
+    first: KeptCosts
+    again: KeptCosts
 
 
 def _stored(chain: RecursionArrays, multipliers: _Floats, *, moves_checkpoints: bool) -> _Floats:
@@ -113,6 +131,18 @@ def _stored(chain: RecursionArrays, multipliers: _Floats, *, moves_checkpoints: 
         for k, time in enumerate(np.diff(chain.elapsed), start=1):
             stored[k] = np.minimum(stored[k], stored[k - 1] + time)
     return stored
+
+
+def _with_the_loss(chain: RecursionArrays, kept: KeptCosts, multipliers: _Floats) -> KeptCosts:
+    """Return `kept` where an option that keeps the loss costs as much memory as it needs."""
+    n = len(chain.start) - 1
+    time = kept.time.copy()
+    for j, span in enumerate(kept.spans):
+        options = np.arange(chain.start[n - span], chain.start[n - span + 1])
+        options = options[chain.end[options] == n]
+        needed = chain.keep_floor[options, n - 1, None] * multipliers
+        time[j, n - span] = (chain.extra[options, None] + needed).min(axis=0, initial=np.inf)
+    return kept._replace(time=time)
 
 
 @kernel
@@ -128,14 +158,16 @@ def _after(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
 
     The shape is (n + 1, multipliers).
     """
-    n, count, step, stored = len(chain.saved), relaxed.stored.shape[1], relaxed.step, relaxed.stored
+    (n, count), step, stored = relaxed.stored.shape, relaxed.step, relaxed.stored
+    n -= 1
+    spans, kept = relaxed.first
     cost = np.zeros((n + 1, count))
     for s in range(n - 1, -1, -1):
         for i in range(count):
-            if s == n - 1:
-                best = i * step * chain.keep_floor[s, s]
-            else:
-                best = cost[s + 1, i] + i * step * chain.saved[s]
+            best = np.inf
+            for j in range(len(spans)):
+                if s + spans[j] <= n:
+                    best = min(best, cost[s + spans[j], i] + kept[j, s, i])
             for k in range(s + 1, n):
                 rerun = float(chain.elapsed[k] - chain.elapsed[s])
                 rest = best - rerun
@@ -162,12 +194,17 @@ def _before(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
     They hold ``M - m`` bytes when m are left besides the input of stage k. In ns; the shape is
     (n, multipliers).
     """
-    n, count, stored = len(chain.saved), relaxed.stored.shape[1], relaxed.stored
+    (n, count), stored = relaxed.stored.shape, relaxed.stored
+    n -= 1
+    spans, kept = relaxed.first
     memory_cost = relaxed.step * relaxed.memory
     cost = np.zeros((n, count))
     for k in range(1, n):
         for i in range(count):
-            best = cost[k - 1, i] + i * relaxed.step * chain.saved[k - 1]
+            best = np.inf
+            for j in range(len(spans)):
+                if k - spans[j] >= 0:
+                    best = min(best, cost[k - spans[j], i] + kept[j, k - spans[j], i])
             for s in range(k - 1, -1, -1):
                 fixed = float(chain.elapsed[k] - chain.elapsed[s]) + stored[k, i]
                 value = cost[s, i]
@@ -186,10 +223,13 @@ def _before(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
 
 @kernel
 def _outside(
-    chain: RecursionArrays, relaxed: _RelaxedChain, before: _Floats, restarted: _Floats
+    by_kind: ArraysByKind, relaxed: _RelaxedChain, before: _Floats, restarted: _Floats
 ) -> _Floats:
     """Return the table `LagrangianBound.outside`."""
-    n, count, step, stored = len(chain.saved), relaxed.stored.shape[1], relaxed.step, relaxed.stored
+    (n, count), step, stored = relaxed.stored.shape, relaxed.step, relaxed.stored
+    n -= 1
+    elapsed, first_elapsed = by_kind.again.elapsed, by_kind.first.elapsed
+    spans, kept = relaxed.again
     cost = np.zeros((n, n, count))
     passing = np.full((n, count), np.inf)  # at [t]: on the way to s, nothing kept since a restart
     for s in range(n):
@@ -197,38 +237,20 @@ def _outside(
             cost[s, n - 1, i] = before[s, i] - i * step * relaxed.memory
         again = np.full(count, np.inf)  # least of s..T for T > t
         for t in range(n - 2, s - 1, -1):
-            rerun = float(chain.elapsed[t + 1] - chain.elapsed[s])
+            rerun = float(elapsed[t + 1] - elapsed[s])
+            first_rerun = float(first_elapsed[t + 1] - first_elapsed[s])
             for i in range(count):
                 best = -np.inf
                 for j in range(count - i):
                     best = max(best, cost[s, n - 1, i + j] + restarted[t + 1, j])
-                best += rerun
+                best += first_rerun
                 if s > 0:
-                    time = float(chain.elapsed[s] - chain.elapsed[s - 1])
+                    time = float(elapsed[s] - elapsed[s - 1])
                     passing[t, i] = min(passing[t, i], cost[s - 1, t, i]) + time
-                    best = min(best, cost[s - 1, t, i] + i * step * chain.saved[s - 1])
+                    for j in range(len(spans)):
+                        if s - spans[j] >= 0:
+                            best = min(best, cost[s - spans[j], t, i] + kept[j, s - spans[j], i])
                     best = min(best, passing[t, i] + stored[s, i])
                 cost[s, t, i] = min(best, again[i] + rerun)
                 again[i] = min(again[i], best)
     return cost
-
-
-def _maximiser(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where `function` is largest between two positive numbers.
-
-    By golden sections of logarithms: exact for functions with one peak; others give some point.
-    """
-    golden = (math.sqrt(5) - 1) / 2
-    low, high = math.log(low), math.log(high)
-    points = [high - golden * (high - low), low + golden * (high - low)]
-    values = [function(math.exp(point)) for point in points]
-    for _ in range(_SEARCH_STEPS):
-        if values[0] > values[1]:
-            high, points[1], values[1] = points[1], points[0], values[0]
-            points[0] = high - golden * (high - low)
-            values[0] = function(math.exp(points[0]))
-        else:
-            low, points[0], values[0] = points[0], points[1], values[1]
-            points[1] = low + golden * (high - low)
-            values[1] = function(math.exp(points[1]))
-    return math.exp(points[int(values[1] > values[0])])

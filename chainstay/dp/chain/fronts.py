@@ -29,11 +29,11 @@ from chainstay.dp.chain.kernels import choose, fill_by_loops
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.chain.numpy_fronts import fill_by_numpy
 from chainstay.dp.chain.recursion_arrays import (
+    ArraysByKind,
     ChainFrontPool,
-    RecursionArrays,
     recursion_arrays,
 )
-from chainstay.dp.recursion import Front, Recursion
+from chainstay.dp.recursion import NO_DECISION, Front, Recursion
 
 __all__ = ["ChainFronts", "is_compiled", "least_memory"]
 
@@ -52,7 +52,7 @@ class ChainFronts:
     """
 
     recursion: Recursion
-    _chain: RecursionArrays
+    _by_kind: ArraysByKind
     _pool: ChainFrontPool
     _compiled: bool
 
@@ -63,9 +63,9 @@ class ChainFronts:
         Raises:
             InvalidProfileError: Sizes too large for exact 64-bit arithmetic on this chain.
         """
-        chain = recursion_arrays(recursion)
+        by_kind = recursion_arrays(recursion)
         limit = without_limit(memory, LeastMemory(recursion, compiled=compiled).table)
-        return cls(recursion, chain, _fill(chain, limit, compiled=compiled), compiled)
+        return cls(recursion, by_kind, _fill(by_kind, limit, compiled=compiled), compiled)
 
     @classmethod
     def solve(
@@ -82,13 +82,13 @@ class ChainFronts:
         Raises:
             InvalidProfileError: Sizes too large for exact 64-bit arithmetic on this chain.
         """
-        chain = recursion_arrays(recursion)
+        by_kind = recursion_arrays(recursion)
         # the sharper bound takes loops of its own, which pay where they are compiled
         sharpest = LagrangianBound if compiled else KnapsackBound
-        bound: MultiplierBound = sharpest(chain, memory, least.table)
+        bound: MultiplierBound = sharpest(by_kind, memory, least.table)
         for limit in growing_limits(bound):
-            pool = _fill(chain, pruning_limit(bound, limit), compiled=compiled)
-            fronts = cls(recursion, chain, pool, compiled)
+            pool = _fill(by_kind, pruning_limit(bound, limit), compiled=compiled)
+            fronts = cls(recursion, by_kind, pool, compiled)
             overhead = fronts.root.overhead
             if len(overhead) and overhead[-1] <= limit:
                 return fronts
@@ -103,12 +103,14 @@ class ChainFronts:
 
     def decide(self, s: int, t: int, m: int) -> int:
         """Return the optimal decision for stages s..t with m bytes."""
+        first, again = self._by_kind
+        chain = first if t == self.recursion.stages - 1 else again
         if self._compiled:
-            decision = int(choose(self._chain, self._pool, s, t, m))
+            decision = int(choose(chain, self._pool, s, t, m))
         else:
             with jit.interpreted():
-                decision = int(choose(self._chain, self._pool, s, t, m))
-        if decision < -1:
+                decision = int(choose(chain, self._pool, s, t, m))
+        if decision == NO_DECISION:
             raise AssertionError(f"no decision reaches O({s}, {t}, {m})")
         return decision
 
@@ -128,7 +130,7 @@ def least_memory(recursion: Recursion, *, for_numbers: bool = False) -> LeastMem
     return LeastMemory(recursion, compiled=is_compiled(recursion.stages, for_numbers=for_numbers))
 
 
-def _fill(chain: RecursionArrays, limit: PruningLimit, *, compiled: bool) -> ChainFrontPool:
+def _fill(by_kind: ArraysByKind, limit: PruningLimit, *, compiled: bool) -> ChainFrontPool:
     """Return the fronts of all sub-chains within the limit."""
     fill = fill_by_loops if compiled else fill_by_numpy
-    return fill(chain, limit)
+    return fill(by_kind, limit)

@@ -14,19 +14,21 @@ from chainstay.dp.bucketed_envelope import (
     write_envelope,
 )
 from chainstay.dp.chain.recursion_arrays import (
+    ArraysByKind,
     ChainFrontPool,
     RecursionArrays,
-    input_bytes,
     stored_at,
 )
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.recursion import KEEP, NO_DECISION, Array
 from chainstay.dp.step_functions import (
+    Buffer,
     Cutoff,
     RunningMinimum,
     StepFunction,
     StepSum,
-    front_from,
+    Window,
+    merge_shifted,
     merge_sum,
     new_buffer,
     new_pool,
@@ -160,40 +162,66 @@ def _bucketed_restarts(
 
 
 @kernel
-def fill_by_loops(chain: RecursionArrays, limit: PruningLimit) -> ChainFrontPool:
+def _kept(
+    chain: RecursionArrays, fronts: ChainFrontPool, task: SubChainTask, here: Buffer, spare: Buffer
+) -> RunningMinimum:
+    """Return the minimum over all options of the first stage of a sub-chain."""
+    s, t, cutoff = task.s, task.t, task.cutoff
+    finished = np.zeros(1, dtype=np.int64)
+    lowest = StepFunction(here[0], here[1], 0, -1, 0)
+    for o in range(chain.start[s], chain.start[s + 1]):
+        end, extra, floor = chain.end[o], chain.extra[o], chain.keep_floor[o, t]
+        if end > t + 1:
+            continue
+        if end == t + 1:
+            after = StepFunction(finished, finished, 0, 0, chain.saved[o])
+        else:
+            after = _front(fronts, end, t, chain.saved[o])
+        if after.last < after.first:
+            continue
+        start = max(floor, after.memory[after.first] + after.shift)
+        least = extra + after.overhead[after.last]
+        if start > cutoff.memory or least >= value_at(lowest, start, cutoff.overhead):
+            continue
+        more = lowest.last + after.last - after.first + 3
+        if more > len(spare[0]):
+            spare = new_buffer(2 * more)
+        window = Window(floor, cutoff.memory, cutoff.overhead)
+        size = merge_shifted(lowest, after, extra, window, spare)
+        here, spare = spare, here
+        lowest = StepFunction(here[0], here[1], 0, size - 1, 0)
+    return RunningMinimum(lowest, spare)
+
+
+@kernel
+def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit) -> ChainFrontPool:
     """Return the fronts of all sub-chains within the limit.
 
     Last stages ascend; for each of them, first stages descend.
     """
-    n = len(chain.saved)
+    n = len(by_kind.first.start) - 1
     pool = new_pool(_FIRST_CAPACITY)
     here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
     first, last = np.zeros((n, n), dtype=np.int64), np.full((n, n), -1, dtype=np.int64)
     least, best = np.full((n, n), _INFINITE, dtype=np.int64), np.zeros((n, n), dtype=np.int64)
     for t in range(n):
+        chain = by_kind.first if t == n - 1 else by_kind.again
         stored_least = np.full(n, _INFINITE, dtype=np.int64)
         ends = FrontEnds(least, best, stored_least, np.zeros(n, dtype=np.int64))
         for s in range(t, -1, -1):
             # what can be part of a good schedule
             lines, needed = limit.outside[s, t], limit.least[s, t]
-            cutoff = cutoff_within(limit, lines, input_bytes(chain, s), needed)
+            cutoff = cutoff_within(limit, lines, chain.least_input[s], needed)
             if cutoff.memory < needed or cutoff.overhead <= 0:
                 continue
             # keep stage s, or restart it
             fronts = ChainFrontPool(pool.memory, pool.overhead, first, last)
-            if s == t:
-                here[0][0], here[1][0] = chain.keep_floor[s, t], 0
-                lowest = StepFunction(here[0], here[1], 0, 0, 0)
+            task = SubChainTask(s, t, cutoff, limit)
+            kept = _kept(chain, fronts, task, here, spare)
+            if kept.lowest.last >= _LONG:
+                lowest, spare = _bucketed_restarts(chain, fronts, ends, task, kept)
             else:
-                after = _front(fronts, s + 1, t, chain.saved[s])
-                kept = RunningMinimum(
-                    front_from(after, chain.keep_floor[s, t], cutoff, here), spare
-                )
-                task = SubChainTask(s, t, cutoff, limit)
-                if kept.lowest.last >= _LONG:
-                    lowest, spare = _bucketed_restarts(chain, fronts, ends, task, kept)
-                else:
-                    lowest, spare = _restarts(chain, fronts, ends, task, kept)
+                lowest, spare = _restarts(chain, fronts, ends, task, kept)
             # store what can be part of a whole schedule
             pool, size = store_useful(limit, lines, lowest, pool)
             first[s, t], last[s, t] = pool.used - size, pool.used - 1
@@ -208,12 +236,17 @@ def fill_by_loops(chain: RecursionArrays, limit: PruningLimit) -> ChainFrontPool
 
 @kernel
 def choose(chain: RecursionArrays, fronts: ChainFrontPool, s: int, t: int, m: int) -> int:
-    """Return the optimal decision for stages s..t with `m` bytes, or -2 where there is none."""
+    """Return the optimal decision for stages s..t with `m` bytes, or `NO_DECISION`.
+
+    `chain` has the costs of forwards in sub-chains that end at stage t.
+    """
     target = value_at(_front(fronts, s, t, 0), m, -1)
-    if m >= chain.keep_floor[s, t] and (
-        s == t or value_at(_front(fronts, s + 1, t, chain.saved[s]), m, -1) == target
-    ):
-        return KEEP
+    for o in range(chain.start[s], chain.start[s + 1]):
+        end, rest = chain.end[o], target - chain.extra[o]
+        if end > t + 1 or rest < 0 or m < chain.keep_floor[o, t]:
+            continue
+        if rest == (0 if end == t + 1 else value_at(_front(fronts, end, t, chain.saved[o]), m, -1)):
+            return int(KEEP - chain.number[o])
     for k in range(s + 1, t + 1):
         rest = target - (chain.elapsed[k] - chain.elapsed[s])
         if rest < 0:
@@ -225,4 +258,4 @@ def choose(chain: RecursionArrays, fronts: ChainFrontPool, s: int, t: int, m: in
             later = value_at(_front(fronts, k, t, stored_at(chain, s, k)), m, target + 1)
             if earlier + later == rest:
                 return k
-    return -2
+    return NO_DECISION

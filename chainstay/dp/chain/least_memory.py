@@ -7,13 +7,18 @@ tells the exact program which sub-chains it need not look at.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from chainstay.dp.chain.recursion_arrays import RecursionArrays, recursion_arrays
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, recursion_arrays
+from chainstay.dp.forward_costs import Array, ForwardCosts
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import KEEP, Array, Recursion
+from chainstay.dp.recursion import KEEP, Recursion
 
 __all__ = ["LeastMemory"]
+
+_INFINITE: Final = 2**61
 
 
 class LeastMemory:
@@ -43,11 +48,12 @@ class LeastMemory:
 
     def decide(self, s: int, t: int, m: int) -> int:
         """Return a decision for stages s..t that fits in m >= ``table[s, t]`` bytes."""
-        recursion = self._recursion
-        if m >= recursion.keep_floor[s, t] and (
-            s == t or m >= self.table[s + 1, t] + recursion.saved[s]
-        ):
-            return KEEP
+        recursion, costs = self._recursion, self._recursion.costs(t)
+        for o in costs.options(s, t):
+            end = costs.end[o]
+            after = self.table[end, t] if end <= t else 0
+            if m >= max(costs.keep_floor[o, t], after + costs.saved[o]):
+                return KEEP - int(costs.number[o])
         restarts = np.arange(s + 1, t + 1)
         needs = np.maximum(
             self.table[restarts, t] + recursion.fresh[s, restarts], self.table[s, s:t]
@@ -59,23 +65,60 @@ def _least(recursion: Recursion) -> Array:
     n = recursion.stages
     # The same values twice, by distance d = t - s: from_start[s, d] and from_end[t, d],
     # so that all splits of all sub-chains of one length are two rectangles.
-    from_start = np.zeros((n, n), dtype=np.int64)
+    from_start = np.zeros((n + 1, n + 1), dtype=np.int64)  # zeros at the end: nothing is left
     from_end = np.zeros((n, n), dtype=np.int64)
-    transit, keep_floor = _by_distance(recursion.transit), _by_distance(recursion.keep_floor)
+    first, again = _KeptStages(recursion.first), _KeptStages(recursion.again)
+    transit = _by_distance(recursion.again.transit)
     fresh = _by_distance(recursion.fresh[:, :n])
-    from_start[:, 0] = from_end[:, 0] = keep_floor[:, 0]
-    for d in range(1, n):
+    for d in range(n):
         rows = n - d
-        kept = from_start[1 : rows + 1, d - 1] + recursion.saved[:rows]
-        later = from_end[d:, :d][:, ::-1] + fresh[:rows, 1 : d + 1]
-        floor = recursion.gradient[d + 1 : n + 1, None] + transit[:rows, :d]
-        restarted = np.maximum(np.maximum(later, from_start[:rows, :d]), floor).min(axis=1)
-        least = np.minimum(np.maximum(keep_floor[:rows, d], kept), restarted)
+        least = first.least(from_start, d, slice(rows - 1, rows))
+        if rows > 1:
+            others = again.least(from_start, d, slice(0, rows - 1))
+            least = np.concatenate([others, least])
+        if d:
+            later = from_end[d:, :d][:, ::-1] + fresh[:rows, 1 : d + 1]
+            running = transit[:rows, :d].copy()
+            running[-1] = recursion.first.transit[rows - 1, rows - 1 : -1]
+            floor = recursion.gradient[d + 1 : n + 1, None] + running
+            restarted = np.maximum(np.maximum(later, from_start[:rows, :d]), floor).min(axis=1)
+            least = np.minimum(least, restarted)
         from_start[:rows, d] = from_end[d:, d] = least
     least_of = np.zeros((n, n), dtype=np.int64)
     for d in range(n):
         np.fill_diagonal(least_of[:, d:], from_start[: n - d, d])
     return least_of
+
+
+class _KeptStages:
+    """The keep decision for all sub-chains of one length at once.
+
+    Args:
+        costs: Costs of one kind of forwards.
+    """
+
+    def __init__(self, costs: ForwardCosts) -> None:
+        count = np.diff(costs.start)
+        # one row an option, one column a stage; a stage with fewer has its last one several times
+        self._options = costs.start[:-1] + np.minimum(np.arange(count.max())[:, None], count - 1)
+        self._costs = costs
+
+    def least(self, from_start: Array, d: int, stages: slice) -> Array:
+        """Return the least bytes to keep stage s of s..s+d, for s in `stages`.
+
+        Args:
+            from_start: At [s, d], bytes of stages s..s+d for all smaller d; 0 at [s, -1].
+            d: Last stage less the first.
+            stages: The first stages.
+        """
+        costs, options = self._costs, self._options[:, stages]
+        last = np.arange(stages.start, stages.stop) + d
+        end = costs.end[options]
+        after = from_start[end, np.maximum(last - end, -1)]
+        need = np.maximum(costs.keep_floor[options, last], after + costs.saved[options])
+        need[end > last + 1] = _INFINITE
+        least: Array = need.min(axis=0)
+        return least
 
 
 def _by_distance(square: Array) -> Array:
@@ -88,17 +131,22 @@ def _by_distance(square: Array) -> Array:
 
 
 @kernel
-def _least_by_loops(chain: RecursionArrays) -> Array:
+def _least_by_loops(by_kind: ArraysByKind) -> Array:
     """Return what `_least` returns, column by column: much faster on long chains, once compiled."""
-    n = len(chain.saved)
+    n = len(by_kind.first.start) - 1
     least = np.zeros((n, n), dtype=np.int64)
     stored = np.zeros(n, dtype=np.int64)  # at [k]: of k..t and a restart there from s
-    has_skips = len(chain.fresh) > 0
+    has_skips = len(by_kind.first.fresh) > 0
     for t in range(n):
+        chain = by_kind.first if t == n - 1 else by_kind.again
         for s in range(t, -1, -1):
-            best = chain.keep_floor[s, t]
-            if s < t:
-                best = max(best, least[s + 1, t] + chain.saved[s])
+            best = _INFINITE
+            for o in range(chain.start[s], chain.start[s + 1]):
+                end = chain.end[o]
+                if end <= t:
+                    best = min(best, max(chain.keep_floor[o, t], least[end, t] + chain.saved[o]))
+                elif end == t + 1:
+                    best = min(best, chain.keep_floor[o, t])
             row, transit, gradient = least[s], chain.transit[s], chain.gradient[t + 1]
             if has_skips:  # from here a restart stores more than from s + 1
                 for k in range(s + 2, t + 1):

@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit
-from chainstay.dp.chain.recursion_arrays import ChainFrontPool, RecursionArrays
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, ChainFrontPool, RecursionArrays
 from chainstay.dp.recursion import Array, Front
+from chainstay.dp.step_functions import Cutoff
 from chainstay.errors import InvalidProfileError
 
 __all__ = ["fill_by_numpy"]
@@ -21,23 +22,25 @@ __all__ = ["fill_by_numpy"]
 _KEY_BITS: Final = 62
 _FIRST_CAPACITY: Final = 64
 _NOTHING: Final = Front(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+_FINISHED: Final = Front(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
 
-def fill_by_numpy(chain: RecursionArrays, limit: PruningLimit) -> ChainFrontPool:
+def fill_by_numpy(by_kind: ArraysByKind, limit: PruningLimit) -> ChainFrontPool:
     """Return the fronts of all sub-chains within the limit.
 
     Raises:
         InvalidProfileError: Sizes too large for exact 64-bit arithmetic on this chain.
     """
-    return _Filling(chain, limit).fronts()
+    return _Filling(by_kind, limit).fronts()
 
 
 class _Filling:
     """The fronts while they are computed: last stages ascend, and first stages descend."""
 
-    def __init__(self, chain: RecursionArrays, limit: PruningLimit) -> None:
-        self._chain, self._limit = chain, limit
-        n = len(chain.saved)
+    def __init__(self, by_kind: ArraysByKind, limit: PruningLimit) -> None:
+        self._by_kind, self._limit = by_kind, limit
+        chain = by_kind.again
+        n = len(chain.start) - 1
         self._shift = limit.memory.bit_length()
         if (n + 1).bit_length() + self._shift > _KEY_BITS:
             raise InvalidProfileError(
@@ -63,8 +66,8 @@ class _Filling:
 
     def _cutoffs(self) -> tuple[Array, Array]:
         """Return at [s, t] the most bytes and ns with which stages s..t can be of use."""
-        chain, limit = self._chain, self._limit
-        stored = np.minimum(chain.activation[:-1], np.insert(chain.saved[:-1], 0, 0))
+        limit = self._limit
+        stored = self._by_kind.again.least_input[:-1]
         memory = np.broadcast_to((limit.memory - stored)[:, None], limit.least.shape)
         if limit.step:
             left = (limit.overhead - limit.outside[:, :, 1:]) / self._multipliers[1:]
@@ -75,35 +78,45 @@ class _Filling:
 
     def _fill_column(self, t: int, column: _Column) -> None:
         """Compute the fronts of all sub-chains that end at stage t."""
-        chain = self._chain
-        front = _NOTHING
+        chain = self._by_kind.first if t == len(self._rows) - 1 else self._by_kind.again
+        fronts = {t + 1: _FINISHED}
         for s in range(t, -1, -1):
-            front = self._front(s, t, front, column)
+            fronts[s] = front = self._front(chain, s, t, fronts, column)
             self._rows[s].append(front)
             memory = front.memory + chain.activation[s]
             fits = memory <= self._limit.memory
             column.prepend(Front(memory[fits], front.overhead[fits] + chain.elapsed[s]))
 
-    def _front(self, s: int, t: int, after: Front, column: _Column) -> Front:
-        """Return the front of stages s..t, given that of s+1..t and the column of t so far."""
-        chain, limit = self._chain, self._limit
+    def _front(
+        self, chain: RecursionArrays, s: int, t: int, after: dict[int, Front], column: _Column
+    ) -> Front:
+        """Return the front of stages s..t, given those of later ones and the column of t so far."""
+        limit = self._limit
         cap, slack = int(self._largest_memory[s, t]), int(self._largest_overhead[s, t])
         if slack < 0 or limit.least[s, t] > cap:
             return _NOTHING
-        floor = chain.keep_floor[s, t]
-        if s == t:
-            front = Front(np.array([floor]), np.array([0]))
-        else:
-            kept = Front(np.maximum(after.memory + chain.saved[s], floor), after.overhead)
-            front = _envelope([kept, self._restarts(s, t, cap, slack, column)])
+        fronts = [
+            Front(
+                np.maximum(after[chain.end[o]].memory + chain.saved[o], chain.keep_floor[o, t]),
+                after[chain.end[o]].overhead + chain.extra[o],
+            )
+            for o in range(chain.start[s], chain.start[s + 1])
+            if chain.end[o] <= t + 1
+        ]
+        if s < t:
+            fronts.append(self._restarts(chain, (s, t), Cutoff(cap, slack), column))
+        front = _envelope(fronts)
         front = Front(*(column[front.memory <= cap] for column in front))
         lines = limit.outside[s, t][:, None] + self._multipliers[:, None] * front.memory
         keep = front.overhead + lines.max(axis=0) <= limit.overhead
         return Front(front.memory[keep], front.overhead[keep])
 
-    def _restarts(self, s: int, t: int, cap: int, slack: int, column: _Column) -> Front:
+    def _restarts(
+        self, chain: RecursionArrays, span: tuple[int, int], cutoff: Cutoff, column: _Column
+    ) -> Front:
         """Return the front of restarts: ``rerun(s..k-1) + O(k, t, m - a[s, k]) + O(s, k-1, m)``."""
-        chain, row = self._chain, self._rows[s]
+        (s, t), (cap, slack) = span, cutoff
+        row = self._rows[s]
         rerun = chain.elapsed[s + 1 : t + 1] - chain.elapsed[s]
         last = s + int(np.searchsorted(rerun, slack, side="right"))
         if last <= s:

@@ -6,40 +6,67 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chainstay.dp.forward_costs import Array, ForwardCosts
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import Array, Recursion
+from chainstay.dp.recursion import Recursion
 
 __all__ = [
+    "ArraysByKind",
     "ChainFrontPool",
     "RecursionArrays",
-    "input_bytes",
+    "has_options",
     "recursion_arrays",
     "stored_at",
 ]
 
 
 class RecursionArrays(NamedTuple):
-    """A `Recursion` for compiled code, where every array of an argument costs a little.
+    """A `Recursion` with forwards of one kind, for compiled code.
+
+    Every array of an argument costs a little there.
 
     Attributes:
-        elapsed: Shape (n + 1,), ns: forward time of stages ``0..i-1``.
         activation: Shape (n + 1,), at [k]: bytes that a restart at k stores; with skips, the
             least that it stores, and `fresh` tells how much.
         fresh: Shape (n, n + 1), at [s, k], bytes of ``a^k`` that are no part of ``a^s``; of
             shape (0, 0) for chains without skips.
-        saved: Shape (n,), bytes of saved data.
+        least_input: Shape (n + 1,), bytes that the input of a stage takes at least: by itself, or
+            in saved data; 0 for the network's input.
         gradient: Shape (n + 1,), bytes of gradients.
-        keep_floor: Shape (n, n), at [s, t]: least bytes for ``Fa`` and ``B`` of stage s.
+        elapsed: Shape (n + 1,), ns: overhead of running stages ``0..i-1``.
         transit: Shape (n, n), at [s, k-1]: bytes that running ``s..k-1`` needs besides ``δ``.
+        start: Shape (n + 1,): the first option of each stage. In a plain chain option s is stage s.
+        end: Shape (options,): the first stage after those that an option keeps.
+        saved: Shape (options,), bytes of saved data.
+        extra: Shape (options,), ns: overhead of keeping stages under an option.
+        number: Shape (options,): an option's number in the profile.
+        keep_floor: Shape (options, n), at [o, t]: least bytes for ``Fa`` and ``B``.
     """
 
-    elapsed: Array
     activation: Array
     fresh: Array
-    saved: Array
+    least_input: Array
     gradient: Array
-    keep_floor: Array
+    elapsed: Array
     transit: Array
+    start: Array
+    end: Array
+    saved: Array
+    extra: Array
+    number: Array
+    keep_floor: Array
+
+
+class ArraysByKind(NamedTuple):
+    """The arrays of a recursion for both kinds of forwards.
+
+    Attributes:
+        first: Arrays for sub-chains up to the loss.
+        again: Arrays for all others; the same if the kind of run does not matter.
+    """
+
+    first: RecursionArrays
+    again: RecursionArrays
 
 
 class ChainFrontPool(NamedTuple):
@@ -59,26 +86,43 @@ class ChainFrontPool(NamedTuple):
     last: Array
 
 
-def recursion_arrays(recursion: Recursion) -> RecursionArrays:
+def recursion_arrays(recursion: Recursion) -> ArraysByKind:
     """Return the arrays of `recursion` that compiled code needs."""
-    return RecursionArrays(
-        elapsed=recursion.elapsed,
-        activation=recursion.nearest,
-        fresh=recursion.fresh if recursion.has_skips else np.empty((0, 0), dtype=np.int64),
-        saved=recursion.saved,
-        gradient=recursion.gradient,
-        keep_floor=recursion.keep_floor,
-        transit=recursion.transit,
-    )
+    fresh = recursion.fresh if recursion.has_skips else np.empty((0, 0), dtype=np.int64)
+    nearest = recursion.nearest
+    least_input = nearest.copy()
+    for costs in (recursion.first, recursion.again):
+        np.minimum.at(least_input, costs.end, costs.saved)
+    least_input[0] = 0
+
+    def arrays(costs: ForwardCosts) -> RecursionArrays:
+        return RecursionArrays(
+            activation=nearest,
+            fresh=fresh,
+            least_input=least_input,
+            gradient=recursion.gradient,
+            elapsed=costs.elapsed,
+            transit=costs.transit,
+            start=costs.start,
+            end=costs.end,
+            saved=costs.saved,
+            extra=costs.extra,
+            number=costs.number,
+            keep_floor=costs.keep_floor,
+        )
+
+    again = arrays(recursion.again)
+    first = again if recursion.first is recursion.again else arrays(recursion.first)
+    return ArraysByKind(first, again)
+
+
+def has_options(by_kind: ArraysByKind) -> bool:
+    """Return whether the chain has several options, or costs by kind of forward, that matter."""
+    first, again = by_kind
+    return first is not again or len(again.saved) >= len(again.start)
 
 
 @kernel
 def stored_at(chain: RecursionArrays, s: int, k: int) -> int:
     """Return the bytes that a restart at k stores besides ``a^s``."""
     return int(chain.fresh[s, k] if len(chain.fresh) else chain.activation[k])
-
-
-@kernel
-def input_bytes(chain: RecursionArrays, s: int) -> int:
-    """Return the bytes that the input of stage s takes at least: by itself, or in saved data."""
-    return min(chain.activation[s], chain.saved[s - 1]) if s > 0 else 0

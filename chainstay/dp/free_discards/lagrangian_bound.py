@@ -98,7 +98,7 @@ def _relaxed(sizes: Sizes, memory: int, step: float, count: int) -> _RelaxedSize
         memory=memory,
         stored=sizes.nearest[:, None] * multipliers,
         left=(sizes.saved + sizes.made)[:, None] * multipliers,
-        spared=spared_time(sizes.elapsed, sizes.saved, multipliers),
+        spared=spared_time(sizes.elapsed, sizes.saved[:, None] * multipliers),
     )
 
 

@@ -51,6 +51,7 @@ from chainstay.dp.free_discards.sizes import sizes_of
 from chainstay.dp.recursion import Recursion, forwards_dropping_inputs, unfold
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.profiles import ChainProfile
+from chainstay.profiles.chain import require_plain
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -107,6 +108,7 @@ class _FreeDiscardsProgram:
     """The recurrence of one profile, to be solved for one memory or another."""
 
     def __init__(self, profile: ChainProfile) -> None:
+        require_plain(profile, "DP(discards='free')")
         self._sizes = sizes_of(profile)
         self._stages = len(profile)
 

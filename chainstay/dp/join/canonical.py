@@ -280,7 +280,7 @@ class OverheadProgram(_CanonicalProgram):
     ) -> None:
         super().__init__(profile, keep)
         wide, tails = memory + 1, len(profile.closing)
-        total = sum(int(recursion.elapsed[-1]) for recursion in self.recursions)
+        total = sum(int(recursion.again.elapsed[-1]) for recursion in self.recursions)
         # No forward runs more often than there are stages.
         largest = total * (profile.stages + 1) if attained is None else max(total, attained)
         is_narrow = largest < _NARROW

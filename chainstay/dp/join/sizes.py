@@ -113,7 +113,7 @@ def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
         recursion, length = Recursion.from_profile(branch), len(branch)
         for name, values in _branch(branch, recursion, is_kept=keep[j]).items():
             arrays[name][j, : len(values)] = values
-        transit[j, :length, :length] = recursion.transit
+        transit[j, :length, :length] = recursion.again.transit
     lengths = np.array([len(branch) for branch in profile.branches], dtype=np.int64)
     spans = 2 * lengths + 1
     tail, after = profile.closing.arrays(), Recursion.from_profile(profile.closing)
@@ -124,7 +124,7 @@ def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
         transit=transit,
         tail_activation=tail.activation,
         tail_gradient=tail.gradient,
-        tail_elapsed=after.elapsed,
+        tail_elapsed=after.again.elapsed,
         tail_transit=np.concatenate([made[:1], tail.activation[1:-1] + made[1:]]),
         **arrays,
     )
@@ -142,7 +142,7 @@ def _branch(branch: ChainProfile, recursion: Recursion, *, is_kept: bool) -> dic
         "held": held,
         "activation": p.activation,
         "saved": p.saved,
-        "elapsed": recursion.elapsed,
+        "elapsed": recursion.again.elapsed,
         "keep_forward": p.saved + p.forward_overhead,
         "keep_backward": p.saved + p.backward_overhead + p.gradients,
     }

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
-from chainstay.dp.chain.recursion_arrays import RecursionArrays, input_bytes
+from chainstay.dp.chain.recursion_arrays import RecursionArrays
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, Array
 from chainstay.dp.step_functions import (
@@ -301,7 +301,7 @@ def fill_weak(chain: RecursionArrays, limit: PruningLimit, bound: MoveBound) -> 
                     lines = move_lines
                 else:
                     continue
-                cutoff = cutoff_within(limit, lines, input_bytes(chain, s), needed)
+                cutoff = cutoff_within(limit, lines, chain.least_input[s], needed)
                 if cutoff.memory < needed or cutoff.overhead <= 0:
                     continue
                 fronts = WeakFrontPool(

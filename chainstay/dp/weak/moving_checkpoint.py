@@ -13,7 +13,7 @@ import numpy as np
 
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
-from chainstay.dp.step_functions import Buffer, Cutoff, StepFunction, merge_shifted, new_buffer
+from chainstay.dp.step_functions import Buffer, StepFunction, Window, merge_shifted, new_buffer
 
 __all__ = ["MovingFronts", "front_of", "merge_position", "no_fronts"]
 
@@ -90,14 +90,15 @@ def merge_position(
     moving = _with_capacity(moving, size)
     if 2 * size > len(spare[0]):
         spare = new_buffer(4 * size)
-    half, cutoff = len(spare[0]) // 2, Cutoff(memory, _INFINITE)
+    half = len(spare[0]) // 2
     above = (spare[0][half:], spare[1][half:])
     if count:
         nothing = StepFunction(above[0], above[1], 0, -1, 0)
         front = front_of(moving, index)
-        count = merge_shifted(nothing, front, moving.least[index], cutoff, above)
+        window = Window(moving.least[index], memory, _INFINITE)
+        count = merge_shifted(nothing, front, 0, window, above)
     moved = StepFunction(above[0], above[1], 0, count - 1, 0)
-    count = merge_shifted(moved, here, 0, cutoff, spare)
+    count = merge_shifted(moved, here, 0, Window(0, memory, _INFINITE), spare)
     moving.memory[index, :count] = spare[0][:count]
     moving.overhead[index, :count] = spare[1][:count]
     moving.size[index] = count

@@ -45,6 +45,7 @@ from chainstay.dp.weak.kernels import (
 from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.profiles import ChainProfile
+from chainstay.profiles.chain import require_plain
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -66,6 +67,7 @@ def solve_weak(profile: ChainProfile, budget: int) -> Claim:
     Complexity:
         O(n^4 p) time and O(n^3 p) memory for fronts of p breakpoints, before pruning.
     """
+    require_plain(profile, f"DP({_SETTING})")
     require_no_skips(profile, _SETTING)
     recursion = Recursion.from_profile(profile)
     memory = min(budget - profile.input_bytes, recursion.keep_all_need)
@@ -94,9 +96,10 @@ def weak_least_budget(profile: ChainProfile) -> int:
     Complexity:
         O(n^4) time, O(n^3) memory.
     """
+    require_plain(profile, f"DP({_SETTING})")
     require_no_skips(profile, _SETTING)
     return (
-        int(least_weak_memory(recursion_arrays(Recursion.from_profile(profile))))
+        int(least_weak_memory(recursion_arrays(Recursion.from_profile(profile)).again))
         + profile.input_bytes
     )
 
@@ -112,10 +115,11 @@ class _WeakProgram:
 
     def __init__(self, recursion: Recursion, memory: int) -> None:
         self._recursion, self._memory = recursion, memory
-        self._chain = recursion_arrays(recursion)
+        by_kind = recursion_arrays(recursion)
+        self._chain = by_kind.again
         # the least memory of persistent schedules says nothing about these: none is assumed
         nothing = np.zeros((recursion.stages, recursion.stages), dtype=np.int64)
-        bound = LagrangianBound(self._chain, memory, nothing, moves_checkpoints=True)
+        bound = LagrangianBound(by_kind, memory, nothing, moves_checkpoints=True)
         self._bound = bound
         self._move_bound = move_bound(self._chain, bound.outside, bound.restarted)
         least = least_memory(recursion, for_numbers=True)
@@ -143,7 +147,7 @@ class _WeakProgram:
         if k == KEEP:
             yield Op(OpKind.FORWARD_KEEP_ALL, s)
             if s < end:
-                yield WeakState(s + 1, s + 1, end), m - int(recursion.saved[s])
+                yield WeakState(s + 1, s + 1, end), m - int(recursion.again.saved[s])
             yield Op(OpKind.BACKWARD, s)
         elif k == MOVE:
             yield Op(OpKind.FORWARD_DROP, s)
