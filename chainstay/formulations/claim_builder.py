@@ -166,7 +166,7 @@ def makespan_of(profile: ChainProfile, schedule: Schedule) -> int:
     Raises:
         InvalidScheduleError: An operation names a stage that the chain does not have.
     """
-    total = 0
+    total, ran, records = 0, set[int](), dict[int, int]()
     for index, op in enumerate(schedule):
         if op.stage >= len(profile):
             raise InvalidScheduleError(
@@ -175,6 +175,23 @@ def makespan_of(profile: ChainProfile, schedule: Schedule) -> int:
                 ops=schedule.ops,
             )
         stage = profile.stages[op.stage]
-        total += stage.forward_time * op.kind.is_forward
-        total += stage.backward_time * (op.kind is OpKind.BACKWARD)
+        if op.kind is OpKind.BACKWARD:
+            total += records.pop(op.stage, stage.backward_time)
+        elif op.kind is OpKind.FORWARD_KEEP_ALL:
+            if op.option > len(stage.options):
+                raise InvalidScheduleError(
+                    f"{op} of the hint names option {op.option}, and stage {op.stage} has "
+                    f"{len(stage.options) + 1}, counted from 0",
+                    index=index,
+                    ops=schedule.ops,
+                )
+            option = stage.all_options[op.option]
+            span = set(range(op.stage, op.stage + option.stages))
+            run = option.run(first=not span <= ran)
+            records[op.stage] = run.backward_time
+            total += run.time
+            ran |= span
+        elif op.kind.is_forward:
+            total += stage.dropped(first=op.stage not in ran).time
+            ran.add(op.stage)
     return total

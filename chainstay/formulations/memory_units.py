@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, Stage
 
-__all__ = ["memory_unit", "size_divisor"]
+__all__ = ["enough_bytes", "memory_unit", "most_bytes", "size_divisor"]
 
 _WIDEST_BITS: Final = 10
 
@@ -29,13 +29,48 @@ def size_divisor(profile: ChainProfile) -> int:
     """Return the greatest common divisor of all sizes, in bytes (1 when all are 0)."""
     sizes = [profile.input_bytes, profile.input_gradient_bytes]
     for stage in profile.stages:
-        sizes += [
-            stage.output_bytes,
-            stage.saved_bytes,
-            stage.gradient_bytes,
-            stage.forward_overhead_bytes,
-            stage.backward_overhead_bytes,
-        ]
+        sizes += [stage.output_bytes, stage.gradient_bytes]
+        sizes += [stage.dropped(first=first).overhead_bytes for first in (True, False)]
+        for option in stage.all_options:
+            sizes += [option.saved_bytes, option.backward_overhead_bytes]
+            sizes += [option.run(first=first).overhead_bytes for first in (True, False)]
     for skip in profile.skips:
         sizes += [skip.bytes, skip.gradient_bytes]
     return math.gcd(*sizes) or 1
+
+
+def most_bytes(profile: ChainProfile) -> int:
+    """Return more bytes than any schedule without copies of one value uses at any time."""
+    return profile.input_bytes + sum(
+        stage.output_bytes
+        + profile.gradient_bytes(i)
+        + stage.gradient_bytes
+        + max(option.saved_bytes for option in stage.all_options)
+        + max(_forward_overheads(stage))
+        + max(option.backward_overhead_bytes for option in stage.all_options)
+        for i, stage in enumerate(profile.stages)
+    )
+
+
+def enough_bytes(profile: ChainProfile) -> int:
+    """Return bytes in which some schedule runs: one that keeps every stage, in little space."""
+    needs = [0] * (len(profile) + 1)  # of the stages from i on
+    for i, stage in reversed(list(enumerate(profile.stages))):
+        needs[i] = min(
+            sum(each.output_bytes for each in profile.stages[i : i + option.stages])
+            + profile.gradient_bytes(i)
+            + profile.gradient_bytes(i + option.stages)
+            + option.saved_bytes
+            + option.backward_overhead_bytes
+            + max(option.run(first=first).overhead_bytes for first in (True, False))
+            + needs[i + option.stages]
+            for option in stage.all_options
+        )
+    return profile.input_bytes + needs[0]
+
+
+def _forward_overheads(stage: Stage) -> list[int]:
+    """Return the overheads of all kinds of runs of a stage, in bytes."""
+    kinds = (True, False)
+    kept = [each.run(first=first).overhead_bytes for each in stage.all_options for first in kinds]
+    return kept + [stage.dropped(first=first).overhead_bytes for first in kinds]

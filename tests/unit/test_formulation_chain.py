@@ -117,9 +117,9 @@ def test_without_single_copies_an_activation_is_used_after_it_was_dropped() -> N
         variable.set_value(0)
     for variable in (
         *(model.keep_input[3, 0], model.keep_input[3, 1], model.drop_input[3, 2]),
-        *(model.keep_all[3, 3], model.activation_stored[2, 1]),
-        *(model.keep_input[2, 0], model.drop_input[2, 1], model.keep_all[2, 2]),
-        *(model.activation_stored[1, 1], model.keep_all[1, 1], model.keep_all[0, 0]),
+        *(model.keep_all[3, 3, 0], model.activation_stored[2, 1]),
+        *(model.keep_input[2, 0], model.drop_input[2, 1], model.keep_all[2, 2, 0]),
+        *(model.activation_stored[1, 1], model.keep_all[1, 1, 0], model.keep_all[0, 0, 0]),
     ):
         variable.set_value(1)
     broken = {

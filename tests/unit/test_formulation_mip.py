@@ -150,7 +150,7 @@ def test_a_least_budget_is_looked_for_below_what_a_loose_bound_leaves_open(
         if not answers:
             for variable in model.component_data_objects(pyo.Var):
                 variable.set_value(0)
-            for variable in (*model.keep_all[5, :], *model.saved_stored.values()):
+            for variable in (*model.keep_all[5, :, :], *model.saved_stored.values()):
                 variable.set_value(1)
             outcome = HighsResult(status=TerminationStatus.OPTIMAL, has_values=True, bound=0.0)
         else:

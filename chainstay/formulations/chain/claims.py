@@ -122,9 +122,9 @@ def _solve(formulation: ChainFormulation, limits: Limits, start: Schedule | None
 
 def _lower_bound(formulation: ChainFormulation, bound: float) -> int:
     """Return a solver's bound as a makespan in ns: rounding errors off, then up to whole units."""
-    profile, unit = formulation.phases.profile, formulation.time_unit
+    records, unit = formulation.phases.records, formulation.time_unit
+    profile = records.profile
     if not math.isfinite(bound):
         return profile.least_time
     units = math.ceil(bound - _RELATIVE_ERROR * max(1.0, abs(bound)))
-    backward = sum(stage.backward_time for stage in profile.stages)
-    return max(profile.least_time, backward + unit * units)
+    return max(profile.least_time, records.least_backward_time + unit * units)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from chainstay.formulations.chain.phases import Phases
+from chainstay.formulations.chain.records import Record
 from chainstay.formulations.pyomo_types import Constraint, Expression, Relation
 from chainstay.schedule import Discards
 
@@ -17,11 +18,12 @@ __all__ = ["CONSTRAINTS"]
 
 def forward_needs_its_input(phases: Phases) -> Constraint:
     """``Fc`` and ``Fa`` read ``a^j``, itself or inside ``ā^{j-1}``: ``<= available + recorded``."""
+    starting, ending = phases.records.starting, phases.records.ending
     return phases.indexed(
         (
             (k, j),
-            phases.value("keep_all", k, j) + phases.value("keep_input", k, j)
-            <= phases.available(k, j) + phases.recorded(k, j - 1),
+            phases.total("keep_all", k, starting(j)) + phases.value("keep_input", k, j)
+            <= phases.available(k, j) + phases.recorded(k, ending(j - 1)),
         )
         for k, j in phases.turns
         if j > 0
@@ -37,15 +39,69 @@ def activation_stored_once(phases: Phases) -> Constraint:
 
 
 def backward_needs_its_saved_data(phases: Phases) -> Constraint:
-    """``B`` of stage k reads ``ā^k``: ``saved_left[k, k] = 1``."""
-    return phases.indexed(((k,), phases.saved_left(k, k) == 1) for k in range(len(phases.profile)))
+    """``B`` reads a record that ends with stage k: ``saved_left[k, k] = 1``, or k is joined."""
+    return phases.indexed(
+        ((k,), phases.saved_left(k, phases.records.ending(k)) == 1 - phases.is_joined(k))
+        for k in range(len(phases.profile))
+    )
 
 
 def backward_needs_its_input(phases: Phases) -> Constraint:
-    """``B`` of stage k reads ``a^k``, itself or inside ``ā^{k-1}``: ``left + saved_left >= 1``."""
+    """``B`` reads ``a^i``, itself or inside ``ā^{i-1}``: ``left + saved_left >= used``.
+
+    Stage i is the first one of the record, which ends with stage k; some need no input.
+    """
     return phases.indexed(
-        ((k,), phases.left(k, k) + phases.saved_left(k, k - 1) >= 1)
+        (
+            (k, i),
+            phases.left(k, i) + phases.saved_left(k, phases.records.ending(i - 1))
+            >= phases.used(k, needing),
+        )
+        for k in range(len(phases.profile))
+        for i in range(1, k + 1)
+        if (needing := tuple(r for r in _needing(phases, i) if r.last == k))
+    )
+
+
+def dropped_inputs_were_stored(phases: Phases) -> Constraint:
+    """An input that ``B`` does not need is dropped where it is: ``left[k, k] >= 0``.
+
+    Of all others, `backward_needs_its_input` and what is carried over say so.
+    """
+    return phases.indexed(
+        ((k,), phases.left(k, k) >= 0)
         for k in range(1, len(phases.profile))
+        if phases.drops and not all(r.costs.needs_input for r in phases.records.ending(k))
+    )
+
+
+def _needing(phases: Phases, i: int) -> list[Record]:
+    """Return the records that start with stage i and need its input."""
+    return [record for record in phases.records.starting(i) if record.costs.needs_input]
+
+
+def records_of_several_stages_are_closed(phases: Phases) -> Constraint:
+    """Nothing within a record of several stages runs: ``recorded + Fc + Fn <= 1``."""
+    return phases.indexed(
+        ((k, j), phases.recorded(k, several) + phases.makes_output(k, j) <= 1)
+        for k, j in phases.turns
+        if j < k
+        and (several := [r for r in phases.records.covering(j) if r.stage < r.last <= k])
+    )
+
+
+def joined_phases_are_empty(phases: Phases) -> Constraint:
+    """No stage runs in a phase that does not happen: ``Fa + joined``, ``Fc + Fn + joined <= 1``."""
+    return phases.indexed(
+        ((k, j, number), runs + phases.is_joined(k) <= 1)
+        for k, j in phases.turns
+        if phases.records.crossing(k)
+        for number, runs in enumerate(
+            (
+                phases.total("keep_all", k, phases.records.starting(j)),
+                phases.makes_output(k, j),
+            )
+        )
     )
 
 
@@ -69,9 +125,17 @@ def saved_data_carried_to_next_phase(phases: Phases) -> Constraint:
     recorded is dropped.
     """
     return phases.indexed(
-        ((k, i), _carried(phases, phases.value("saved_stored", k - 1, i), phases.saved_left(k, i)))
+        (
+            (k, *record.key),
+            _carried(
+                phases,
+                phases.value("saved_stored", k - 1, *record.key),
+                phases.saved_left(k, [record]),
+            ),
+        )
         for k, i in phases.turns
-        if i < k
+        for record in phases.records.starting(i)
+        if record.last < k
     )
 
 
@@ -84,11 +148,13 @@ def tape_keeps_inputs_between_phases(phases: Phases) -> Constraint:
     return phases.indexed(
         (
             (k, i),
-            phases.value("saved_stored", k, i)
-            <= phases.value("activation_stored", k, i) + phases.value("saved_stored", k, i - 1),
+            phases.total("saved_stored", k, needing)
+            <= phases.value("activation_stored", k, i)
+            + phases.total("saved_stored", k, phases.records.ending(i - 1)),
         )
         for k, i in phases.turns
-        if i > 0 and k < len(phases.profile) - 1 and phases.discards is Discards.TAPE
+        if 0 < i and k < len(phases.profile) - 1 and phases.discards is Discards.TAPE
+        if (needing := [r for r in _needing(phases, i) if r.last <= k])
     )
 
 
@@ -98,9 +164,14 @@ def tape_keeps_inputs_in_a_phase(phases: Phases) -> Constraint:
     What is dropped when the phase ends counts as there until then.
     """
     return phases.indexed(
-        ((k, i), phases.recorded(k, i) <= phases.left(k, i) + phases.recorded(k, i - 1))
+        (
+            (k, i),
+            phases.recorded(k, needing)
+            <= phases.left(k, i) + phases.saved_left(k, phases.records.ending(i - 1)),
+        )
         for k, i in phases.turns
         if i > 0 and phases.discards is Discards.TAPE
+        if (needing := [r for r in _needing(phases, i) if r.last <= k])
     )
 
 
@@ -146,6 +217,9 @@ CONSTRAINTS: Final[tuple[Callable[[Phases], Constraint], ...]] = (
     activation_stored_once,
     backward_needs_its_saved_data,
     backward_needs_its_input,
+    dropped_inputs_were_stored,
+    records_of_several_stages_are_closed,
+    joined_phases_are_empty,
     activations_carried_to_next_phase,
     saved_data_carried_to_next_phase,
     tape_keeps_inputs_between_phases,

@@ -28,8 +28,12 @@ def one_form_per_forward(phases: Phases) -> Constraint:
 
 
 def saved_data_stored_once(phases: Phases) -> Constraint:
-    """No stage is recorded while its saved data is stored: ``recorded <= 1``."""
-    return phases.indexed(((k, i), phases.recorded(k, i) <= 1) for k, i in phases.turns)
+    """No stage is recorded while its saved data is stored: ``recorded <= 1``.
+
+    More than a cut where a stage has several records: `build` always states it there.
+    """
+    covering = phases.records.covering
+    return phases.indexed(((k, i), phases.recorded(k, covering(i)) <= 1) for k, i in phases.turns)
 
 
 def first_sweep_runs_every_stage(phases: Phases) -> Constraint:
@@ -40,9 +44,9 @@ def first_sweep_runs_every_stage(phases: Phases) -> Constraint:
 
 def every_stage_is_recorded_once(phases: Phases) -> Constraint:
     """Saved data stays until its backward, so no stage is recorded twice: ``sum_k Fa = 1``."""
-    last = len(phases.profile) - 1
+    last, covering = len(phases.profile) - 1, phases.records.covering
     return phases.indexed(
-        ((j,), sum(phases.value("keep_all", k, j) for k in range(j, last + 1)) == 1)
+        ((j,), sum(phases.total("keep_all", k, covering(j)) for k in range(j, last + 1)) == 1)
         for j in range(last + 1)
     )
 
@@ -50,9 +54,13 @@ def every_stage_is_recorded_once(phases: Phases) -> Constraint:
 def saved_data_stays(phases: Phases) -> Constraint:
     """Saved data is never thrown away ([BEHJS24], Lemma 4.6): ``stored[k-1, i] >= recorded``."""
     return phases.indexed(
-        ((k, i), phases.value("saved_stored", k - 1, i) >= phases.recorded(k, i))
+        (
+            (k, *record.key),
+            phases.value("saved_stored", k - 1, *record.key) >= phases.recorded(k, [record]),
+        )
         for k, i in phases.turns
-        if i < k
+        for record in phases.records.starting(i)
+        if record.last < k
     )
 
 
@@ -63,7 +71,7 @@ def kept_input_stays(phases: Phases) -> Constraint:
             (k, j),
             phases.value("keep_input", k, j)
             <= phases.value("activation_stored", k - 1, j)
-            + phases.value("saved_stored", k - 1, j - 1),
+            + phases.total("saved_stored", k - 1, phases.records.ending(j - 1)),
         )
         for k, j in phases.turns
         if 0 < j < k
@@ -88,8 +96,9 @@ def sweep_starts_above_what_is_stored(phases: Phases) -> Constraint:
 
 def sweep_starts_above_what_is_recorded(phases: Phases) -> Constraint:
     """No stage runs whose saved data is stored: ``runs[k, j] + stored ā^j <= 1``."""
+    covering = phases.records.covering
     return phases.indexed(
-        ((k, j), phases.runs(k, j) + phases.value("saved_stored", k, j) <= 1)
+        ((k, j), phases.runs(k, j) + phases.total("saved_stored", k, covering(j)) <= 1)
         for k, j in phases.turns
         if j < k < len(phases.profile) - 1
     )

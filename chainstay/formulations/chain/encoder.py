@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chainstay.formulations.chain.phases import Phases
+from chainstay.formulations.chain.records import Record
 from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
 __all__ = ["FORMS", "Encoder"]
 
 FORMS: Final = {
-    OpKind.FORWARD_KEEP_ALL: "keep_all",
     OpKind.FORWARD_KEEP_INPUT: "keep_input",
     OpKind.FORWARD_DROP: "drop_input",
 }
-"""The variables of each form of a forward, in the order in which they run."""
+"""The variables of the forms of a forward that make its output; ``keep_all`` runs before them."""
 
 
 @dataclass(slots=True)
@@ -28,6 +28,7 @@ class Encoder:
         last_stage: The stage that ran last in this phase, -1 before the first.
         has_started: Whether an operation other than a discard was written in this phase.
         stored: The items that are stored.
+        records: The record of each stage that was recorded.
     """
 
     phases: Phases
@@ -35,6 +36,7 @@ class Encoder:
     last_stage: int = -1
     has_started: bool = True
     stored: set[Item] = field(default_factory=lambda: {Item("a", 0)})
+    records: dict[int, Record] = field(default_factory=dict)
 
     def write(self, schedule: Schedule) -> bool:
         """Write `schedule`; return whether it is complete and every operation has a variable."""
@@ -42,20 +44,29 @@ class Encoder:
         return all(map(self._write, schedule)) and self.phase == -1
 
     def _write(self, op: Op) -> bool:
-        if op.kind in {OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED}:
-            is_known = self._discard(op)
-        else:
+        if op.kind is OpKind.BACKWARD:
             self._start_phase()
-            is_known = self._backward(op) if op.kind is OpKind.BACKWARD else self._forward(op)
+            return self._backward(op)
+        if op.kind.is_forward:
+            self._start_phase()
+            is_known = self._forward(op)
+        else:
+            is_known = self._discard(op)
         update_stored(self.stored, op)
         return is_known
 
     def _start_phase(self) -> None:
         """Set what is stored, once the discards that end the phase before are done."""
         if not self.has_started:
-            for kind, i in self.stored - {("a", 0)}:
-                self._set("activation_stored" if kind == "a" else "saved_stored", i)
+            self._set_stored()
         self.has_started = True
+
+    def _set_stored(self) -> None:
+        for kind, i in self.stored - {("a", 0)}:
+            if kind == "a":
+                self._set("activation_stored", i)
+            else:
+                self._set("saved_stored", *self.records[i].key)
 
     def _forward(self, op: Op) -> bool:
         is_rerun = self.last_stage == op.stage and self.phases.reruns
@@ -63,23 +74,39 @@ class Encoder:
             is_rerun and op.kind is not OpKind.FORWARD_KEEP_ALL
         )
         self.last_stage = op.stage
-        return is_next and self._set(FORMS[op.kind], op.stage)
+        if op.kind is not OpKind.FORWARD_KEEP_ALL:
+            return is_next and self._set(FORMS[op.kind], op.stage)
+        is_first = self.phase == len(self.phases.profile) - 1
+        record = self.phases.records.named(op.stage, op.option, first=is_first)
+        if record is None:
+            return False
+        self.records[op.stage] = record
+        return is_next and self._set("keep_all", *record.key)
 
     def _backward(self, op: Op) -> bool:
-        is_next = op.stage == self.phase
-        self.phase, self.last_stage, self.has_started = self.phase - 1, -1, False
-        return is_next
+        """Write a backward, and what is stored in the phases that it skips."""
+        record = self.records.get(op.stage)
+        if record is None or record.last != self.phase:
+            return False
+        self.stored -= {Item("b", op.stage)}
+        for self.phase in range(record.last - 1, record.stage - 1, -1):
+            self._set_stored()
+        self.stored -= record.consumed
+        self.phase, self.last_stage, self.has_started = record.stage - 1, -1, False
+        return True
 
     def _discard(self, op: Op) -> bool:
         """Write a discard: one of a tape waits for the phase's end, a free one is a variable."""
-        if self.phases.discards is not Discards.FREE or not self.has_started:
+        if not self.phases.drops or not self.has_started:
             return self.phases.discards is not Discards.TABLE1
-        is_saved = op.kind is OpKind.DISCARD_SAVED
-        return self._set("saved_dropped" if is_saved else "activation_dropped", op.stage)
+        if op.kind is OpKind.DISCARD_ACTIVATION:
+            return self._set("activation_dropped", op.stage)
+        record = self.records.get(op.stage)
+        return record is not None and self._set("saved_dropped", *record.key)
 
-    def _set(self, name: str, index: int) -> bool:
+    def _set(self, name: str, *index: int) -> bool:
         variable = self.phases.model.component(name)
-        if (self.phase, index) not in variable:
+        if (self.phase, *index) not in variable:
             return False
-        variable[self.phase, index].set_value(1)
+        variable[(self.phase, *index)].set_value(1)
         return True

@@ -11,19 +11,27 @@ Whether the model contains a schedule as fast as any depends on the chain:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from chainstay.formulations.chain.constraints import CONSTRAINTS
-from chainstay.formulations.chain.cuts import CUTS, exact_cuts
+from chainstay.formulations.chain.cuts import CUTS, exact_cuts, saved_data_stored_once
 from chainstay.formulations.chain.encoder import FORMS, Encoder
-from chainstay.formulations.chain.exactness_conditions import may_record_and_rerun
+from chainstay.formulations.chain.exactness_conditions import (
+    may_discard_in_a_phase,
+    may_record_and_rerun,
+)
 from chainstay.formulations.chain.phases import Phases
-from chainstay.formulations.memory_units import memory_unit, size_divisor
+from chainstay.formulations.chain.records import Record, Records
+from chainstay.formulations.memory_units import (
+    enough_bytes,
+    memory_unit,
+    most_bytes,
+    size_divisor,
+)
 from chainstay.formulations.pyomo_types import Expression, Model, linear_form, pyo
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, RunCost
 from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
 __all__ = ["ChainFormulation", "build"]
@@ -39,12 +47,13 @@ class ChainFormulation:
     """A Pyomo model and the meaning of its variables.
 
     Attributes:
-        model: Minimises ``model.forward_time`` in units of `time_unit`, subject to one
+        model: Minimises ``model.forward_time`` in units of `time_unit` (and what backwards
+            take beyond `Records.least_backward_time`), subject to one
             component per constraint group (``model.memory_of_forwards``, …). Yours to write out
             (``model.write("chain.lp")``) or to hand to any Pyomo solver.
         phases: The variables and what they mean.
         budget: Bytes; ``None`` when ``model.memory_limit`` is minimised instead.
-        time_unit: Greatest common divisor of the forward times, in ns.
+        time_unit: Greatest common divisor of the times in the objective, in ns.
     """
 
     model: Model
@@ -59,14 +68,20 @@ class ChainFormulation:
         stage's turn where the model says so, otherwise at the end of a phase.
         """
         ops: list[Op] = []
-        stored = {Item("a", 0)}
-        for k in reversed(range(len(self.phases.profile))):
-            phase = [*self._sweep(k), Op(OpKind.BACKWARD, k)]
-            for op in phase:
+        stored, held = {Item("a", 0)}, dict[int, Record]()
+        k = len(self.phases.profile) - 1
+        while k >= 0:
+            for op, record in self._sweep(k):
+                ops.append(op)
                 update_stored(stored, op)
-            drops = list(self._drops_after(k, stored))
+                held |= {op.stage: record} if record else {}
+            first = next((i for i in held if held[i].last == k and Item("b", i) in stored), k)
+            ops.append(Op(OpKind.BACKWARD, first))
+            stored -= held[first].consumed
+            k = first - 1
+            drops = list(self._drops_before(k, stored, held))
             stored.difference_update(op.item for op in drops)
-            ops += phase + drops
+            ops += drops
         return Schedule(tuple(ops))
 
     def encode(self, schedule: Schedule) -> bool:
@@ -138,33 +153,38 @@ class ChainFormulation:
         stored = (round(size * unit) for size, variable in terms if variable.value == 1)
         return round(constant * unit) + sum(stored)
 
-    def _sweep(self, k: int) -> Iterator[Op]:
-        """Yield the forwards of phase k and the discards between them."""
+    def _sweep(self, k: int) -> Iterator[tuple[Op, Record | None]]:
+        """Yield the forwards of phase k with their records, and the discards between them."""
+        records = self.phases.records
         for j in range(k + 1):
+            for record in records.starting(j):
+                if self._is_on("keep_all", k, *record.key):
+                    yield Op(OpKind.FORWARD_KEEP_ALL, j, option=record.option), record
             for kind, name in FORMS.items():
                 if self._is_on(name, k, j):
-                    yield Op(kind, j)
+                    yield Op(kind, j), None
             if self._is_on("activation_dropped", k, j):
-                yield Op(OpKind.DISCARD_ACTIVATION, j)
-            if self._is_on("saved_dropped", k, j - 1):
-                yield Op(OpKind.DISCARD_SAVED, j - 1)
+                yield Op(OpKind.DISCARD_ACTIVATION, j), None
+            for record in records.ending(j - 1):
+                if self._is_on("saved_dropped", k, *record.key):
+                    yield Op(OpKind.DISCARD_SAVED, record.stage), None
 
-    def _drops_after(self, k: int, stored: set[Item]) -> Iterator[Op]:
-        """Yield discards of what phase k left and phase k - 1 does not start with.
+    def _drops_before(self, k: int, stored: set[Item], held: dict[int, Record]) -> Iterator[Op]:
+        """Yield discards of what is stored and phase k does not start with.
 
         Saved data goes before what it was made from: a tape never lacks an input.
         """
         if self.phases.discards is Discards.TABLE1:
             return
-        for i in range(k - 1, -1, -1):
-            if ("b", i) in stored and not self._is_on("saved_stored", k - 1, i):
+        for i in range(k, -1, -1):
+            if ("b", i) in stored and not self._is_on("saved_stored", k, *held[i].key):
                 yield Op(OpKind.DISCARD_SAVED, i)
-        for i in range(k - 1, 0, -1):
-            if ("a", i) in stored and not self._is_on("activation_stored", k - 1, i):
+        for i in range(k, 0, -1):
+            if ("a", i) in stored and not self._is_on("activation_stored", k, i):
                 yield Op(OpKind.DISCARD_ACTIVATION, i)
 
-    def _is_on(self, name: str, k: int, i: int) -> bool:
-        return bool(round(pyo.value(self.phases.value(name, k, i))) == 1)
+    def _is_on(self, name: str, *index: int) -> bool:
+        return bool(round(pyo.value(self.phases.value(name, *index))) == 1)
 
     def _variables(self) -> Iterator[Expression]:
         for variable in self.model.component_data_objects(pyo.Var):
@@ -208,16 +228,16 @@ def build(
         ValueError: Unknown `discards`.
     """
     rules = Discards(discards)
-    largest = _keep_everything_bytes(profile)
-    if budget is not None:
-        largest = min(budget, largest)
+    largest = enough_bytes(profile) if budget is None else min(budget, most_bytes(profile))
     model = pyo.ConcreteModel(name="chain")
     phases = Phases(
         model=model,
-        profile=profile,
+        records=Records(profile),
         discards=rules,
         unit=memory_unit(profile, largest),
+        ceiling=(largest // size_divisor(profile) + 1) * size_divisor(profile),
         reruns=may_record_and_rerun(profile, rules),
+        drops=may_discard_in_a_phase(profile, rules),
     )
     _limit_memory(phases, None if budget is None else largest)
     match cuts:
@@ -226,13 +246,14 @@ def build(
         case True:
             chosen = CUTS
         case False:
-            chosen = ()
+            has_choice = any(len(phases.records.covering(i)) > 1 for i in range(len(profile)))
+            chosen = (saved_data_stored_once,) if has_choice else ()
     for group in CONSTRAINTS + chosen:
         model.add_component(group.__name__, group(phases))
     model.overruns = pyo.ConstraintList()
     # A number would make a Boolean, not a row, of an overrun that nothing can change.
     model.one_change = pyo.Param(initialize=1, mutable=True)
-    time_unit = math.gcd(*(stage.forward_time for stage in profile.stages)) or 1
+    time_unit = phases.records.time_unit
     if budget is not None:
         model.forward_time = pyo.Objective(expr=_forward_time(phases, time_unit))
     return ChainFormulation(model=model, phases=phases, budget=budget, time_unit=time_unit)
@@ -259,22 +280,20 @@ def _limit_memory(phases: Phases, budget: int | None) -> None:
 
 
 def _forward_time(phases: Phases, time_unit: int) -> Expression:
-    """Return the time of all forwards that run; backwards run once each and cannot be saved."""
-    return sum(
-        stage.forward_time // time_unit * phases.runs(k, j)
-        for j, stage in enumerate(phases.profile.stages)
+    """Return the time of all forwards, and what backwards take beyond the least they can."""
+
+    def units(run: RunCost) -> int:
+        return run.time // time_unit
+
+    records = phases.records
+    forward = sum(
+        phases.kept_cost(k, j, units) + phases.dropped_cost(k, j, units)
+        for j in range(len(phases.profile))
         for k in range(j, len(phases.profile))
     )
-
-
-def _keep_everything_bytes(profile: ChainProfile) -> int:
-    """Return more bytes than any schedule in the model uses."""
-    return profile.input_bytes + sum(
-        stage.output_bytes
-        + stage.saved_bytes
-        + profile.gradient_bytes(i)
-        + stage.gradient_bytes
-        + stage.forward_overhead_bytes
-        + stage.backward_overhead_bytes
-        for i, stage in enumerate(profile.stages)
+    backward = (
+        records.backward_excess(record) // time_unit * phases.saved_left(record.last, [record])
+        for record in records.all
+        if records.backward_excess(record)
     )
+    return forward + sum(backward)

@@ -4,50 +4,57 @@ Phase ``k`` is what happens between ``B`` of stage ``k + 1`` and ``B`` of stage 
 gradient ``δ^{k+1}`` is held, and every stage ``j <= k`` runs forward at most once, in
 increasing order (one *sweep*). Stages and activations count from 0 as everywhere:
 stage ``j`` has input ``a^j`` and output ``a^{j+1}``; ``ā^j`` here is what ``Fa`` of stage
-``j`` saves. ``a^0`` is always stored.
+``j`` saves, and option ``o`` is the number of one of its records (`Records`). ``a^0`` is always
+stored. A record of several stages is made at the turn of its first one; its ``B`` ends the
+phase of its last one, and the phases that it skips are *joined* to that: nothing happens in them.
 
 ==============================  ========================================================
 variable (binary)               meaning
 ==============================  ========================================================
-``keep_all[k, j]``              ``Fa`` of stage j runs in phase k
+``keep_all[k, j, o]``           ``Fa`` of stage j runs in phase k under option o
 ``keep_input[k, j]``            ``Fc`` of stage j runs in phase k (j < k)
 ``drop_input[k, j]``            ``Fn`` of stage j runs in phase k (0 < j < k)
 ``activation_stored[k, i]``     ``a^i`` is stored when phase k starts (0 < i <= k)
-``saved_stored[k, i]``          ``ā^i`` is stored when phase k starts
+``saved_stored[k, i, o]``       ``ā^i`` of option o is stored when phase k starts
 ``activation_dropped[k, i]``    ``a^i`` is dropped in phase k right after stage i's turn
-``saved_dropped[k, i]``         ``ā^i`` is dropped in phase k right after the turn of i + 1
+``saved_dropped[k, i, o]``      ``ā^i`` of option o is dropped in phase k right after the turn
+                                of the stage after its last one
 ``skip_stored[k, j, v]``        skip v is in memory at stage j's turn in phase k; for
                                 j = k + 1, when ``B`` of stage k runs
 ==============================  ========================================================
 
-The variables of drops exist under free discards only. Nothing is stored when the first phase,
+The variables of drops exist where discards in the middle of a phase may pay
+(`may_discard_in_a_phase`). Nothing is stored when the first phase,
 ``n - 1``, starts. The memory model is Table 1 of [BEHJS24]; the model itself is ours. Below,
 ``a^i`` and ``ā^i`` are what they have besides skips.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from chainstay.formulations.chain.records import Record, Records
 from chainstay.formulations.pyomo_types import Constraint, Expression, Model, Relation, pyo
-from chainstay.profiles import ChainProfile, Skip
+from chainstay.profiles import ChainProfile, RunCost, Skip
 from chainstay.schedule import Discards
 
 __all__ = ["Phases", "StoredExpressions"]
 
 
 class StoredExpressions(NamedTuple):
-    """Expressions for whether ``a^i`` and ``ā^i`` are in memory at some moment, by index."""
+    """Expressions for whether ``a^i`` (by index) and records are in memory at some moment."""
 
     activations: Mapping[int, Expression]
-    saved: Mapping[int, Expression]
+    saved: Mapping[Record, Expression]
 
     def having(self, skip: Skip) -> list[Expression]:
         """Return the expressions of what `skip` is part of; saved data have their output."""
         activations = [is_in for i, is_in in self.activations.items() if i in skip.states]
-        return activations + [is_in for i, is_in in self.saved.items() if i + 1 in skip.states]
+        return activations + [
+            is_in for record, is_in in self.saved.items() if record.last + 1 in skip.states
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,34 +63,46 @@ class Phases:
 
     Attributes:
         model: Owner of the variables.
-        profile: The chain.
+        records: What may be recorded, of which chain.
         discards: Which operations may remove data.
         unit: Bytes per unit of the memory rows; see `memory_unit`.
+        ceiling: Bytes that nothing may have. What is larger counts as this, since numbers
+            of unlike sizes are what solvers are wrong about.
         reruns: Whether a stage may be recorded and then run again in one phase.
+        drops: Whether discards may come in the middle of a phase.
     """
 
     model: Model
-    profile: ChainProfile
+    records: Records
     discards: Discards
     unit: float
+    ceiling: int
     reruns: bool
+    drops: bool
 
     def __post_init__(self) -> None:
         n, model = len(self.profile), self.model
         turns = [(k, j) for k in reversed(range(n)) for j in range(k + 1)]
         starts = [(k, i) for k, i in turns if k < n - 1]
-        free = self.discards is Discards.FREE
         for name, index in (
-            ("keep_all", turns),
+            ("keep_all", [(k, *r.key) for k, r in self._fitting(turns) if self._is_made(k, r)]),
             ("keep_input", [(k, j) for k, j in turns if j < k]),
             ("drop_input", [(k, j) for k, j in turns if 0 < j < k]),
             ("activation_stored", [(k, i) for k, i in starts if i > 0]),
-            ("saved_stored", starts),
-            ("activation_dropped", [(k, i) for k, i in turns if free and i > 0]),
-            ("saved_dropped", [(k, i) for k, i in turns if free and i < k]),
+            ("saved_stored", [(k, *r.key) for k, r in self._fitting(starts)]),
+            ("activation_dropped", [(k, i) for k, i in turns if self.drops and i > 0]),
+            (
+                "saved_dropped",
+                [(k, *r.key) for k, r in self._fitting(turns) if self.drops and r.last < k],
+            ),
             ("skip_stored", [(k, j, v) for k, j in self.moments for v in self._skips]),
         ):
             model.add_component(name, pyo.Var(index, domain=pyo.Binary))
+
+    @property
+    def profile(self) -> ChainProfile:
+        """The chain."""
+        return self.records.profile
 
     @property
     def turns(self) -> list[tuple[int, int]]:
@@ -95,18 +114,22 @@ class Phases:
         """All turns, and (k, k + 1) for the backward that ends phase k, in the order of time."""
         return [(k, j) for k in reversed(range(len(self.profile))) for j in range(k + 2)]
 
-    def value(self, name: str, k: int, i: int) -> Expression:
-        """Return the variable `name` at (k, i), or 0 where the model has none."""
+    def value(self, name: str, *index: int) -> Expression:
+        """Return the variable `name` at an index, or 0 where the model has none."""
         variable = self.model.component(name)
-        return variable[k, i] if (k, i) in variable else 0  # noqa: SIM401  # it has no get
+        return variable[index] if index in variable else 0  # noqa: SIM401  # it has no get
+
+    def total(self, name: str, k: int, records: Iterable[Record]) -> Expression:
+        """Return whether the variable `name` is on in phase k for one of some records."""
+        return sum(self.value(name, k, *record.key) for record in records)
 
     def makes_output(self, k: int, j: int) -> Expression:
         """Return whether phase k makes ``a^{j+1}`` by itself: ``Fc`` or ``Fn`` of stage j."""
         return self.value("keep_input", k, j) + self.value("drop_input", k, j)
 
     def runs(self, k: int, j: int) -> Expression:
-        """Return whether stage j runs forward in phase k."""
-        return self.value("keep_all", k, j) + self.makes_output(k, j)
+        """Return whether stage j runs forward in phase k, alone or with others."""
+        return self.total("keep_all", k, self.records.covering(j)) + self.makes_output(k, j)
 
     def available(self, k: int, i: int) -> Expression:
         """Return whether ``a^i`` is stored just before stage i's turn in phase k (i > 0)."""
@@ -117,13 +140,49 @@ class Phases:
         gone = self.value("drop_input", k, i) + self.value("activation_dropped", k, i)
         return self.available(k, i) - gone
 
-    def recorded(self, k: int, i: int) -> Expression:
-        """Return whether ``ā^i`` is stored just after stage i's turn in phase k."""
-        return self.value("saved_stored", k, i) + self.value("keep_all", k, i)
+    def recorded(self, k: int, records: Iterable[Record]) -> Expression:
+        """Return whether one of some records is stored right after its first stage's turn."""
+        return sum(
+            self.value("saved_stored", k, *record.key) + self.value("keep_all", k, *record.key)
+            for record in records
+        )
 
-    def saved_left(self, k: int, i: int) -> Expression:
-        """Return whether ``ā^i`` is stored when ``B`` of stage k runs."""
-        return self.recorded(k, i) - self.value("saved_dropped", k, i)
+    def saved_left(self, k: int, records: Iterable[Record]) -> Expression:
+        """Return whether one of some records is stored when ``B`` of stage k runs."""
+        return sum(
+            self.recorded(k, [record]) - self.value("saved_dropped", k, *record.key)
+            for record in records
+        )
+
+    def is_joined(self, k: int) -> Expression:
+        """Return whether no phase k happens: a record of stage k and the next ended it before."""
+        return sum(self.saved_left(record.last, [record]) for record in self.records.crossing(k))
+
+    def used(self, k: int, records: Iterable[Record]) -> Expression:
+        """Return whether ``B`` at the end of phase k uses one of some records."""
+        chosen = tuple(records)
+        is_certain = chosen == self.records.ending(k) and not self.records.crossing(k)
+        return 1 if is_certain else self.saved_left(k, chosen)
+
+    def kept_cost(self, k: int, j: int, quantity: Callable[[RunCost], float]) -> Expression:
+        """Return a quantity of ``Fa`` of stage j in phase k, 0 if there is none."""
+        return sum(
+            quantity(record.costs.run(first=self._is_first(k)))
+            * self.value("keep_all", k, *record.key)
+            for record in self.records.starting(j)
+        )
+
+    def dropped_cost(self, k: int, j: int, quantity: Callable[[RunCost], float]) -> Expression:
+        """Return a quantity of ``Fc`` or ``Fn`` of stage j in phase k, 0 if there is none.
+
+        The first phase runs every stage once, and twice where ``Fa`` comes before.
+        """
+        stage, made = self.profile.stages[j], self.makes_output(k, j)
+        first, again = (quantity(stage.dropped(first=is_first)) for is_first in (True, False))
+        if not self._is_first(k) or j == k:
+            return again * made
+        second = (again - first) * (self.runs(k, j) - 1) if again != first else 0
+        return first * made + second
 
     def indexed(self, rows: Iterable[tuple[tuple[int, ...], Relation]]) -> Constraint:
         """Return a constraint with one row per ``(index, relation)``."""
@@ -138,12 +197,11 @@ class Phases:
         With a rerun the overhead is that of the second run only; the first is in
         `recording_memory`.
         """
-        overhead = self._units(self.profile.stages[j].forward_overhead_bytes)
-        made = self.makes_output(k, j)
+        overhead = self.dropped_cost(k, j, self._overhead)
         return (
             self._turn_memory(k, j)
-            + self._units(self._own_activation_bytes(j + 1)) * made
-            + overhead * (made if self.reruns else self.runs(k, j))
+            + self._units(self._own_activation_bytes(j + 1)) * self.makes_output(k, j)
+            + (overhead if self.reruns else self.kept_cost(k, j, self._overhead) + overhead)
         )
 
     def recording_memory(self, k: int, j: int) -> Expression:
@@ -151,8 +209,10 @@ class Phases:
 
         .. math:: turn_j + o_f^j\,kept
         """
-        overhead = self._units(self.profile.stages[j].forward_overhead_bytes)
-        return self._turn_memory(k, j) + overhead * self.value("keep_all", k, j)
+        return self._turn_memory(k, j) + self.kept_cost(k, j, self._overhead)
+
+    def _overhead(self, run: RunCost) -> float:
+        return self._units(run.overhead_bytes)
 
     def stored(self, k: int, j: int) -> StoredExpressions:
         r"""Return what is stored in phase k at stage j's turn, or for j = k + 1 when ``B`` runs.
@@ -161,7 +221,8 @@ class Phases:
                   ā^i\,left \;(i<j-1), \; ā^{j-1}\,recorded, \; ā^j\,recorded, \;
                   ā^i\,stored \;(i>j)
 
-        and everything as it is left when ``B`` runs.
+        and everything as it is left when ``B`` runs. Of a record of several stages, the last
+        one says whether it is left, and the first one whether it is recorded.
         """
         done = j if j <= k else k + 2
         activations: dict[int, Expression] = {0: 1}
@@ -172,12 +233,14 @@ class Phases:
                 activations[i] = self.available(k, i)
             else:
                 activations[i] = self.value("activation_stored", k, i)
-        saved: dict[int, Expression] = {}
-        for i in range(k + 1):
-            if i < done - 1:
-                saved[i] = self.saved_left(k, i)
+        saved: dict[Record, Expression] = {}
+        for record in (each for each in self.records.all if each.last <= k):
+            if record.last < done - 1:
+                saved[record] = self.saved_left(k, [record])
+            elif record.stage <= done:
+                saved[record] = self.recorded(k, [record])
             else:
-                saved[i] = self.recorded(k, i) if i <= done else self.value("saved_stored", k, i)
+                saved[record] = self.value("saved_stored", k, *record.key)
         return StoredExpressions(activations, saved)
 
     def having(self, k: int, j: int, v: int) -> list[Expression]:
@@ -197,23 +260,36 @@ class Phases:
 
         .. math:: δ^{k+1} + \sum stored_j + \sum_v skip_v\,stored
         """
-        return self._units(self.profile.gradient_bytes(k + 1)) + self._in_use(k, j)
+        gradient = self._units(self.profile.gradient_bytes(k + 1)) * (1 - self.is_joined(k))
+        return gradient + self._in_use(k, j)
 
     def backward_memory(self, k: int) -> Expression:
-        r"""Return the memory while ``B`` of stage k runs, in units.
+        r"""Return the memory while ``B`` runs that takes the gradient of phase k, in units.
 
-        .. math:: |δ^{k+1} \cup δ^k| + a^0 + \sum_{0<i \le k} a^i\,left
-                  + \sum_{i \le k} ā^i\,left + \sum_v skip_v\,stored + o_b^k
+        .. math:: |δ^{k+1} \cup δ^s| + a^0 + \sum_{0<i \le k} a^i\,left
+                  + \sum_{i \le k} ā^i\,left + \sum_v skip_v\,stored + o_b
+
+        where s, the first stage of the record, is k in most cases.
         """
-        profile = self.profile
-        passed_on = (s.gradient_bytes for s in profile.skips if s.first <= k < s.last)
-        always = (
-            profile.gradient_bytes(k + 1)
-            + profile.gradient_bytes(k)
-            - sum(passed_on)
-            + profile.stages[k].backward_overhead_bytes
+        needs = {record: self._backward_bytes(record) for record in self.records.ending(k)}
+        least = min(needs.values())
+        more = (
+            self._units(need - least) * self.saved_left(k, [record])
+            for record, need in needs.items()
+            if need > least
         )
-        return self._units(always) + self._in_use(k, k + 1)
+        return (
+            self._units(least) * (1 - self.is_joined(k)) + sum(more) + self._in_use(k, k + 1)
+        )
+
+    def _backward_bytes(self, record: Record) -> int:
+        """Return the bytes of gradients and overhead while ``B`` of a record runs."""
+        s, t = record.stage, record.last + 1
+        passed_on = (
+            skip.gradient_bytes for skip in self.profile.skips if skip.first <= s and t <= skip.last
+        )
+        gradients = self.profile.gradient_bytes(s) + self.profile.gradient_bytes(t)
+        return gradients - sum(passed_on) + record.costs.backward_overhead_bytes
 
     def _in_use(self, k: int, j: int) -> Expression:
         """Return all that is stored at a moment, its skips included, in units."""
@@ -222,7 +298,10 @@ class Phases:
             self._units(self._own_activation_bytes(i)) * is_in
             for i, is_in in stored.activations.items()
         )
-        saved = (self._units(self._own_saved_bytes(i)) * is_in for i, is_in in stored.saved.items())
+        saved = (
+            self._units(self._own_saved_bytes(record)) * is_in
+            for record, is_in in stored.saved.items()
+        )
         skips = (
             self._units(self.profile.skips[v].bytes) * self.model.skip_stored[k, j, v]
             for v in self._skips
@@ -237,9 +316,26 @@ class Phases:
         skips = (skip.bytes for skip in self.profile.skips if i in skip.states)
         return self.profile.activation_bytes(i) - sum(skips)
 
-    def _own_saved_bytes(self, i: int) -> int:
-        skips = (skip.bytes for skip in self.profile.skips if skip.first == i + 1)
-        return self.profile.stages[i].saved_bytes - sum(skips)
+    def _own_saved_bytes(self, record: Record) -> int:
+        end = record.last + 1
+        skips = (
+            skip.bytes
+            for skip in self.profile.skips
+            if record.stage < skip.first <= end <= skip.last
+        )
+        return record.costs.saved_bytes - sum(skips)
 
     def _units(self, size: int) -> float:
-        return size / self.unit
+        return min(size, self.ceiling) / self.unit
+
+    def _is_first(self, k: int) -> bool:
+        """Return whether k is the first phase, in which every stage has its first run."""
+        return k == len(self.profile) - 1
+
+    def _is_made(self, k: int, record: Record) -> bool:
+        return record.is_made(first=self._is_first(k))
+
+    def _fitting(self, turns: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Record]]:
+        """Yield the records that start at each turn and end within its phase."""
+        for k, j in turns:
+            yield from ((k, record) for record in self.records.starting(j) if record.last <= k)
