@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from chainstay.dp import DP, unrestricted_bound
-from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnknownMethodError
+from chainstay.errors import (
+    ChainstayError,
+    InfeasibleBudgetError,
+    InvalidBudgetError,
+    UnknownMethodError,
+)
 from chainstay.formulations import CPSAT, MIP
 from chainstay.planning.search import Candidate, Search, evenly_timed, overhead_margin
 from chainstay.profiles import ChainProfile
@@ -29,6 +34,8 @@ __all__ = ["solve_measured"]
 
 _ROUNDS: Final = 6
 """Solves of each kind; see `Search.rounds`."""
+_CLOSE: Final = 1.002
+"""A persistent schedule that is so close to the bound on all of them is not improved any more."""
 
 
 def solve_measured(
@@ -86,7 +93,8 @@ def _fastest(search: ChainSearch, asked: Method) -> Solution:
     """Return the persistent optimum, or what the search finds where that is faster."""
     is_auto = isinstance(asked, AutoChain)
     exact = search.persistent() if is_auto or asked == DP() else None
-    if exact is not None and (not is_auto or not search.may_beat(exact.makespan, asked)):
+    is_close = exact is not None and exact.makespan <= exact.lower_bound * _CLOSE
+    if exact is not None and is_close and not (is_auto and search.may_beat(exact.makespan, asked)):
         return exact
     # Persistent plans under Table 1 make nothing twice and lose no input.
     methods = (asked, DP()) if is_auto else (asked,)
@@ -98,9 +106,10 @@ def _fastest(search: ChainSearch, asked: Method) -> Solution:
         return exact
     if exact is not None and exact.makespan <= found.makespan:
         return exact
-    if not any(stage.options for stage in search.by_kind.stages):
+    if not any(cost.options for cost in search.measured.account.stages):
         return found
-    bound = unrestricted_bound(search.by_kind, search.budget)  # other bounds know no options
+    profile = search.measured.account.by_kind(is_sound=False)
+    bound = unrestricted_bound(profile, search.budget)  # other bounds know no options
     return replace(found, family=Family.ALL, lower_bound=bound, unrestricted_bound=bound)
 
 
@@ -150,22 +159,42 @@ class ChainSearch(Search[ChainProfile]):
         )
         return replace(solution, unrestricted_bound=makespan)
 
-    @property
-    def by_kind(self) -> ChainProfile:
-        """The profile with options, and what each kind of run costs."""
-        return self.measured.account.by_kind()
-
     def persistent(self) -> Solution | None:
-        """The persistent optimum by what each kind of run costs, if it fits and can be run."""
-        try:
-            solution = solve_chain(self.by_kind, self.budget, DP())
-        except InfeasibleBudgetError:
+        """The best persistent schedule by what each kind of run costs, if one fits and can run.
+
+        Environments that are saved for later runs depend on the schedule. The optimum without
+        any bounds all schedules, and is the optimum if it fits with those that it has. Otherwise
+        it is solved for with those of all stages, and for a budget less by what it lacked.
+        """
+        account = self.measured.account
+        bound: Solution | None = None
+        found: list[Solution] = []
+        budgets = [(account.by_kind(is_sound=False), self.budget)]
+        while budgets:
+            profile, budget = budgets.pop(0)
+            try:
+                solution = solve_chain(profile, budget, DP())
+            except (InfeasibleBudgetError, InvalidBudgetError):
+                continue
+            own, overheads = self.measured.costs_of(solution.schedule)
+            replay = simulate(own, solution.schedule, overheads=overheads)
+            if replay.peak_bytes <= self.budget and self.can_run(solution.schedule):
+                real = replace(solution, budget=self.budget, peak_bytes=replay.peak_bytes)
+                found.append(real)
+            if bound is None:
+                bound = solution
+                if not found:
+                    less = 2 * self.budget - replay.peak_bytes
+                    budgets = [(account.by_kind(), self.budget), (profile, less)]
+        if not found or bound is None:
             return None
-        if not self.can_run(solution.schedule):
-            return None
-        profile, overheads = self.measured.costs_of(solution.schedule)
-        replay = simulate(profile, solution.schedule, overheads=overheads)
-        return replace(solution, peak_bytes=replay.peak_bytes)
+        best = min(found, key=lambda solution: solution.makespan)
+        return replace(
+            best,
+            lower_bound=bound.lower_bound,
+            family=bound.family,
+            unrestricted_bound=bound.unrestricted_bound,
+        )
 
     def may_beat(self, makespan: Time, method: Method) -> bool:
         """Whether a schedule without options may be faster, by the bound of the quick method."""

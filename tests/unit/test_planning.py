@@ -34,8 +34,9 @@ from chainstay import (
 )
 from chainstay.planning.chain import ChainSearch
 from chainstay.profiles import ChainProfile, Skip
-from chainstay.runtime.measures.account import Account, StageCost
+from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
+from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.validation.simulate import Replay
 
 _MEASURED = measure(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), repeats=1)

@@ -19,10 +19,11 @@ from torch import nn
 from chainstay.profiles import Skip
 from chainstay.runtime import measure
 from chainstay.runtime.measures import clock
-from chainstay.runtime.measures.account import Account, StageCost
+from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.clock import StageTime, StageTimes, stage_times
 from chainstay.runtime.measures.cost_files import AccountFile
 from chainstay.runtime.measures.progress import progress_bar, unseen
+from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.runtime.stage.states import State
 from chainstay.schedule import Schedule

@@ -19,7 +19,7 @@ from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
 from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
 from chainstay.runtime.joins.part_order import same_sum
-from chainstay.runtime.measures.account import StageCost
+from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.schedule import Schedule
 from chainstay.validation.join.simulate import simulate_join
 from join_models import Perceptrons, Siamese, case_of

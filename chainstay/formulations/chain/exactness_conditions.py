@@ -77,9 +77,7 @@ def may_record_and_rerun(profile: ChainProfile, discards: Discards) -> bool:
         return False
     if not profile.is_plain:
         return not is_complete(profile, discards)
-    return bool(profile.skips) or not (
-        _are_records_full(profile) and _never_needs_a_rerun(profile)
-    )
+    return bool(profile.skips) or not (_are_records_full(profile) and _never_needs_a_rerun(profile))
 
 
 def may_discard_in_a_phase(profile: ChainProfile, discards: Discards) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from chainstay.profiles import ChainProfile, JoinProfile
-from chainstay.runtime.measures.account import StageCost
+from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = ["JoinAccount", "JoinedChain", "JoinedStage"]

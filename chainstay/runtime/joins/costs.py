@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from chainstay.runtime.devices.memory import rounded_bytes
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
-from chainstay.runtime.measures.account import StageCost
 from chainstay.runtime.measures.costs import ObservedStage, free_loss
 from chainstay.runtime.measures.probe import StageMemory
+from chainstay.runtime.measures.stage_cost import StageCost
 
 __all__ = ["Seen", "account_for_join"]
 

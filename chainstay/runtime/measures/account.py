@@ -26,130 +26,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, RunCost, Skip, Stage, StageOption
+from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.schedule import OpKind, Schedule
 
-__all__ = ["Account", "OptionCost", "StageCost"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionCost:
-    """One option of a stage; times in ns, sizes in bytes.
-
-    Attributes:
-        name: What it drops, for people.
-        saved_bytes: The bytes that it saves, as in `StageOption`.
-        recording_bytes: Overhead of its forward.
-        backward_bytes: Overhead of its backward.
-        replay_time: What it takes beyond forward and backward of its stages.
-        stages: The number of stages that it keeps together.
-        choice: What it keeps and replays, as `chainstay.runtime.options` reads it.
-    """
-
-    name: str
-    saved_bytes: int
-    recording_bytes: int
-    backward_bytes: int
-    replay_time: int
-    stages: int
-    choice: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCost:
-    """One stage; times in ns, sizes in bytes.
-
-    Attributes:
-        name: The stage's name, for people.
-        forward_time: The time of one forward in ns, for solvers.
-        backward_time: The time of one backward in ns; both together are what a kept run takes.
-        output_bytes: The bytes of its output, as in `Stage`.
-        saved_bytes: The bytes that it saves, as in `Stage`.
-        gradient_bytes: The bytes of its output's gradient, as in `Stage`.
-        recording_bytes: Overhead of a forward that saves for the backward.
-        dropping_bytes: Overhead of one that does not.
-        backward_bytes: Overhead of the backward.
-        environment_bytes: The bytes of buffers and random states that its first run saves if there
-            will be another; a later run needs as much again while it lasts.
-        random_bytes: The bytes of random states, part of these. They are gone after the last
-            run; buffers may be saved for the backward.
-        rerun_time: What each forward but the first takes beyond `forward_time`.
-        hooks_time: What it takes besides, if anything goes that the first run left.
-        options: Further ways to keep it, from option 1 on.
-        forward_operator: The operator at the peak of its forward, for people.
-        backward_operator: The operator at the peak of its backward, likewise.
-    """
-
-    name: str
-    forward_time: int
-    backward_time: int
-    output_bytes: int
-    saved_bytes: int
-    gradient_bytes: int
-    recording_bytes: int
-    dropping_bytes: int
-    backward_bytes: int
-    environment_bytes: int
-    random_bytes: int = 0
-    rerun_time: int = 0
-    hooks_time: int = 0
-    options: tuple[OptionCost, ...] = ()
-    forward_operator: str = ""
-    backward_operator: str = ""
-
-    def surplus_time(self, runs: int, *, is_released: bool) -> int:
-        """Return the time of the stage beyond its forward and backward times, in ns.
-
-        Args:
-            runs: How often it runs.
-            is_released: Whether something that it reads or saves goes before its backward.
-        """
-        again = max(runs - 1, 0)
-        hooks = self.hooks_time if again or is_released else 0
-        return again * self.rerun_time + hooks
-
-    def stage(self, *, forward: int, backward: int, surplus_time: int = 0) -> Stage:
-        """Return the stage with these overheads, and with `surplus_time` in its backward."""
-        return Stage(
-            name=self.name,
-            forward_time=self.forward_time,
-            backward_time=self.backward_time + surplus_time,
-            output_bytes=self.output_bytes,
-            saved_bytes=self.saved_bytes,
-            gradient_bytes=self.gradient_bytes,
-            forward_overhead_bytes=forward,
-            backward_overhead_bytes=backward,
-        )
-
-    def scaled(self, numerator: int, denominator: int) -> StageCost:
-        """All times and sizes in proportion, rounded up."""
-        numbers = {
-            each.name: -(-getattr(self, each.name) * numerator // denominator)
-            for each in fields(self)
-            if isinstance(getattr(self, each.name), int)
-        }
-        return replace(self, options=(), **numbers)
-
-    def overhead(self, kind: OpKind, *, is_used: bool) -> int:
-        """Return the overhead of an operation of `kind` in bytes, environments left out.
-
-        Args:
-            kind: What is done with this stage.
-            is_used: For a recording: whether the stage's backward uses it.
-        """
-        match kind:
-            case OpKind.FORWARD_KEEP_ALL if is_used:
-                return self.recording_bytes
-            case OpKind.FORWARD_KEEP_ALL:
-                return max(self.recording_bytes, self.dropping_bytes)
-            case OpKind.FORWARD_DROP | OpKind.FORWARD_KEEP_INPUT:
-                return self.dropping_bytes
-            case OpKind.BACKWARD:
-                return self.backward_bytes
-        return 0
+__all__ = ["Account"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,75 +86,23 @@ class Account:
             for cost, up_to_it, twice in zip(self.stages, held, again, strict=True)
         )
 
-    def by_kind(self) -> ChainProfile:
-        """Sound for every schedule that never makes anew what it holds, with options.
+    def by_kind(self, *, is_sound: bool = True) -> ChainProfile:
+        """Return the profile with options, and what each kind of run costs.
 
-        A first run has the saved environments of the stages before it beside it, a later one
-        perhaps those of all, and copies of its own.
+        It is sound for every schedule that never makes anew what it holds: a first run has saved
+        environments of the stages before it beside it, a later one perhaps those of all, and
+        copies of its own. Otherwise it is at most what any schedule's operations need.
         """
-        return self._assembled(self._stage_by_kind(index) for index in range(len(self.stages)))
-
-    def _stage_by_kind(self, index: int) -> Stage:
-        cost, held = self.stages[index], self._held_environments()
-        twice = sum(skip.bytes for skip in self._handed_out(index))
-
-        def option(own: OptionCost) -> StageOption:
-            stages = self.stages[index : index + own.stages]
-            forward = sum(each.forward_time for each in stages)
-            backward = sum(each.backward_time for each in stages) + own.replay_time
-            again = sum(each.environment_bytes for each in stages) + held[-1] + twice
-            return StageOption(
-                name=own.name,
-                saved_bytes=own.saved_bytes,
-                backward_overhead_bytes=own.backward_bytes + held[index + own.stages] + twice,
-                first=RunCost(
-                    time=forward,
-                    overhead_bytes=own.recording_bytes + held[index],
-                    backward_time=backward,
-                ),
-                again=RunCost(
-                    time=forward + sum(each.rerun_time for each in stages),
-                    overhead_bytes=own.recording_bytes + again,
-                    backward_time=backward,
-                ),
-                stages=own.stages,
-            )
-
-        everything = option(
-            OptionCost(
-                name="",
-                saved_bytes=cost.saved_bytes,
-                recording_bytes=cost.recording_bytes,
-                backward_bytes=cost.backward_bytes - cost.random_bytes,
-                replay_time=0,
-                stages=1,
-                choice="",
-            )
+        costs = self.stages
+        if not is_sound:
+            costs = tuple(replace(cost, environment_bytes=0, random_bytes=0) for cost in costs)
+        twice = (
+            sum(skip.bytes for skip in self._handed_out(index)) * is_sound
+            for index in range(len(costs))
         )
-        dropped = RunCost(
-            time=cost.forward_time + cost.hooks_time,
-            overhead_bytes=cost.dropping_bytes + held[index + 1],
+        return self._assembled(
+            _stage_by_kind(costs, index, again) for index, again in enumerate(twice)
         )
-        dropped_again = RunCost(
-            time=cost.forward_time + cost.rerun_time,
-            overhead_bytes=cost.dropping_bytes + cost.environment_bytes + held[-1] + twice,
-        )
-        plain = cost.stage(
-            forward=max(everything.run(first=False).overhead_bytes, dropped_again.overhead_bytes),
-            backward=everything.backward_overhead_bytes,
-        )
-        return replace(
-            plain,
-            first=everything.first,
-            again=everything.again,
-            dropped_first=dropped,
-            dropped_again=dropped_again,
-            options=tuple(map(option, cost.options)),
-        )
-
-    def _held_environments(self) -> list[int]:
-        """At [i], the bytes of saved environments of the stages before stage i, if all have one."""
-        return [0, *accumulate(cost.environment_bytes for cost in self.stages)]
 
     def optimistic(self) -> ChainProfile:
         """The profile for bounds: no stage runs again, every forward is in its cheaper form."""
@@ -316,14 +148,30 @@ class Account:
             for position, op in enumerate(schedule)
             if op.kind is OpKind.FORWARD_KEEP_ALL
         }
-        return tuple(
-            held
-            + twice
-            + self.stages[op.stage].overhead(op.kind, is_used=used[op.stage] == position)
-            for position, (op, held, twice) in enumerate(
-                zip(schedule, self._environments(schedule), self._outputs(schedule), strict=True)
-            )
+        records = list(self._records(schedule))
+        beside = zip(
+            self._environments(schedule, records), self._outputs(schedule, records), strict=True
         )
+        own = (
+            self.stages[op.stage].overhead(op.kind, is_used=used[op.stage] == position)
+            if option is None
+            else option.recording_bytes
+            if op.kind.is_forward
+            else option.backward_bytes
+            for position, (op, (_, option)) in enumerate(zip(schedule, records, strict=True))
+        )
+        return tuple(held + twice + size for (held, twice), size in zip(beside, own, strict=True))
+
+    def _records(self, schedule: Schedule) -> Iterator[tuple[range, OptionCost | None]]:
+        """Yield the stages that each operation is about, and the option where it is not 0."""
+        kept: dict[int, OptionCost | None] = {}
+        for op in schedule:
+            if op.kind is OpKind.FORWARD_KEEP_ALL:
+                options = self.stages[op.stage].options
+                kept[op.stage] = options[op.option - 1] if op.option else None
+            is_kept = op.kind in (OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD)
+            option = kept.get(op.stage) if is_kept else None
+            yield range(op.stage, op.stage + (option.stages if option else 1)), option
 
     def _assembled(self, stages: Iterable[Stage]) -> ChainProfile:
         return ChainProfile(
@@ -355,39 +203,109 @@ class Account:
         for index, cost in enumerate(self.stages):
             yield cost.surplus_time(runs[index], is_released=index in released)
 
-    def _outputs(self, schedule: Schedule) -> Iterator[int]:
+    def _outputs(self, schedule: Schedule, records: _Records) -> Iterator[int]:
         """Yield the bytes that each operation reads of an earlier output the caller still has."""
         runs = [0] * len(self.stages)
-        for op in schedule:
+        for op, (stages, _) in zip(schedule, records, strict=True):
             works = op.kind.is_forward or op.kind is OpKind.BACKWARD
             handed_out = self._handed_out(op.stage) if works else ()
             yield sum(skip.bytes for skip in handed_out if runs[skip.first - 1] > 1)
-            runs[op.stage] += op.kind.is_forward
+            for stage in stages:
+                runs[stage] += op.kind.is_forward
 
-    def _environments(self, schedule: Schedule) -> Iterator[int]:
+    def _environments(self, schedule: Schedule, records: _Records) -> Iterator[int]:
         """Yield the bytes of saved environments while each operation runs, its own included."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
-        for position, op in enumerate(schedule):
-            if op.kind.is_forward:
-                first.setdefault(op.stage, position)
-                last[op.stage] = position
+        for position, (op, (stages, _)) in enumerate(zip(schedule, records, strict=True)):
+            for stage in stages if op.kind.is_forward else ():
+                first.setdefault(stage, position)
+                last[stage] = position
         held = 0
-        for position, op in enumerate(schedule):
-            stage, cost = op.stage, self.stages[op.stage]
-            runs_again = first[stage] < last[stage]
+        for position, (op, (stages, _)) in enumerate(zip(schedule, records, strict=True)):
+            again = [stage for stage in stages if first[stage] < last[stage]]
             if op.kind is OpKind.BACKWARD:
                 yield held
-                held -= runs_again * (cost.environment_bytes - cost.random_bytes)
+                held -= sum(self.stages[stage].buffer_bytes for stage in again)
             elif op.kind.is_forward:
-                size = cost.environment_bytes * runs_again
-                held += size * (position == first[stage])
-                yield held + size * (position > first[stage])
-                held -= cost.random_bytes * (runs_again and position == last[stage])
+                begun = [stage for stage in again if position == first[stage]]
+                copied = [stage for stage in again if position > first[stage]]
+                held += sum(self.stages[stage].environment_bytes for stage in begun)
+                yield held + sum(self.stages[stage].environment_bytes for stage in copied)
+                ended = (stage for stage in again if position == last[stage])
+                held -= sum(self.stages[stage].random_bytes for stage in ended)
             else:
                 yield 0  # removing something takes nothing
 
 
+def _stage_by_kind(costs: Sequence[StageCost], index: int, twice: int) -> Stage:
+    """Return a stage by what each kind of run costs, the environments of all stages being saved.
+
+    Args:
+        costs: Of all stages.
+        index: Which one.
+        twice: Bytes of earlier outputs that the caller may still have when it runs again.
+    """
+    cost = costs[index]
+    held = [0, *accumulate(each.environment_bytes for each in costs)]  # before stage i
+
+    def option(own: OptionCost) -> StageOption:
+        stages = costs[index : index + own.stages]
+        forward = sum(each.forward_time for each in stages)
+        backward = sum(each.backward_time for each in stages) + own.replay_time
+        again = sum(each.environment_bytes for each in stages) + held[-1] + twice
+        return StageOption(
+            name=own.name,
+            saved_bytes=own.saved_bytes,
+            backward_overhead_bytes=own.backward_bytes + held[index + own.stages] + twice,
+            first=RunCost(
+                time=forward,
+                overhead_bytes=own.recording_bytes + held[index],
+                backward_time=backward,
+            ),
+            again=RunCost(
+                time=forward + sum(each.rerun_time for each in stages),
+                overhead_bytes=own.recording_bytes + again,
+                backward_time=backward,
+            ),
+            stages=own.stages,
+        )
+
+    everything = option(
+        OptionCost(
+            name="",
+            saved_bytes=cost.saved_bytes,
+            recording_bytes=cost.recording_bytes,
+            backward_bytes=cost.backward_bytes - cost.random_bytes,
+            replay_time=0,
+            stages=1,
+            choice="",
+        )
+    )
+    dropped = RunCost(
+        time=cost.forward_time + cost.hooks_time,
+        overhead_bytes=cost.dropping_bytes + held[index + 1],
+    )
+    dropped_again = RunCost(
+        time=cost.forward_time + cost.rerun_time,
+        overhead_bytes=cost.dropping_bytes + cost.environment_bytes + held[-1] + twice,
+    )
+    plain = cost.stage(
+        forward=max(everything.run(first=False).overhead_bytes, dropped_again.overhead_bytes),
+        backward=everything.backward_overhead_bytes,
+    )
+    return replace(
+        plain,
+        first=everything.first,
+        again=everything.again,
+        dropped_first=dropped,
+        dropped_again=dropped_again,
+        options=tuple(map(option, cost.options)),
+    )
+
+
+_Records: TypeAlias = Sequence[tuple[range, OptionCost | None]]
+"""By operation: the stages that it is about, and the option, as `Account._records` gives them."""
 _Record = TypeVar("_Record", StageCost, Skip)
 
 

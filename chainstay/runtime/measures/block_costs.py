@@ -33,7 +33,7 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import require_measurable
 from chainstay.runtime.devices.sharding import gathered, run_alone, whole_bytes
 from chainstay.runtime.execute.environment import Traits
-from chainstay.runtime.measures.account import Account, StageCost
+from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.around_blocks import Around, Outside
 from chainstay.runtime.measures.cost_files import AccountFile, signature_around, signature_of
 from chainstay.runtime.measures.costs import ObservedStage, Subject, observe_chain, trace_chain
@@ -41,6 +41,7 @@ from chainstay.runtime.measures.measured import Measurement, measuring, traits_o
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.progress import Progress, progress_bar, unseen
 from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_gradients_bytes
+from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import NumberedState, shared_skips

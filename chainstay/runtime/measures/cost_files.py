@@ -36,8 +36,9 @@ from chainstay.profiles import Skip
 from chainstay.runtime.capture.blocks.entrances import compiler_of
 from chainstay.runtime.capture.trials.model_forward import own_forward
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.measures.account import Account, OptionCost, StageCost
+from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import Subject
+from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.runtime.stage.chain_stage import ChainStage
 
 __all__ = [

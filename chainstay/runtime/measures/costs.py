@@ -28,12 +28,13 @@ from chainstay.profiles import ChainProfile
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.execute.environment import Traits, first_look, require_repeatable
-from chainstay.runtime.measures.account import Account, StageCost
+from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime, TimedStage, stage_times, time_chain
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_gradients_bytes
+from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
 from chainstay.runtime.stage.stage_errors import blaming, run_stage

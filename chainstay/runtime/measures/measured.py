@@ -68,13 +68,10 @@ class Measurement:
         """Return a profile for schedules like `schedule`: closer, but sound for no other."""
         return self.account.profile_for(schedule)
 
-    def costs_of(self, schedule: Schedule) -> tuple[ChainProfile, tuple[int, ...] | None]:
-        """Return the profile and the overheads by which `schedule` is judged.
-
-        They are its own; a schedule with options is judged by what each kind of run costs.
-        """
+    def costs_of(self, schedule: Schedule) -> tuple[ChainProfile, tuple[int, ...]]:
+        """Return the profile and the overheads of operations by which `schedule` is judged."""
         if any(op.option for op in schedule):
-            return self.account.by_kind(), None
+            return self.account.by_kind(), self.overheads_for(schedule)
         return self.profile_for(schedule), self.overheads_for(schedule)
 
     def overheads_for(self, schedule: Schedule) -> tuple[int, ...]:

@@ -1,0 +1,132 @@
+"""Measured costs of one stage and of its options, apart from what depends on the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from chainstay.profiles import Stage
+from chainstay.schedule import OpKind
+
+__all__ = ["OptionCost", "StageCost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionCost:
+    """One option of a stage; times in ns, sizes in bytes.
+
+    Attributes:
+        name: What it drops, for people.
+        saved_bytes: The bytes that it saves, as in `StageOption`.
+        recording_bytes: Overhead of its forward.
+        backward_bytes: Overhead of its backward.
+        replay_time: What it takes beyond forward and backward of its stages.
+        stages: The number of stages that it keeps together.
+        choice: What it keeps and replays, as `chainstay.runtime.options` reads it.
+    """
+
+    name: str
+    saved_bytes: int
+    recording_bytes: int
+    backward_bytes: int
+    replay_time: int
+    stages: int
+    choice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """One stage; times in ns, sizes in bytes.
+
+    Attributes:
+        name: The stage's name, for people.
+        forward_time: The time of one forward in ns, for solvers.
+        backward_time: The time of one backward in ns; both together are what a kept run takes.
+        output_bytes: The bytes of its output, as in `Stage`.
+        saved_bytes: The bytes that it saves, as in `Stage`.
+        gradient_bytes: The bytes of its output's gradient, as in `Stage`.
+        recording_bytes: Overhead of a forward that saves for the backward.
+        dropping_bytes: Overhead of one that does not.
+        backward_bytes: Overhead of the backward.
+        environment_bytes: The bytes of buffers and random states that its first run saves if there
+            will be another; a later run needs as much again while it lasts.
+        random_bytes: The bytes of random states, part of these. They are gone after the last
+            run; buffers may be saved for the backward.
+        rerun_time: What each forward but the first takes beyond `forward_time`.
+        hooks_time: What it takes besides, if anything goes that the first run left.
+        options: Further ways to keep it, from option 1 on.
+        forward_operator: The operator at the peak of its forward, for people.
+        backward_operator: The operator at the peak of its backward, likewise.
+    """
+
+    name: str
+    forward_time: int
+    backward_time: int
+    output_bytes: int
+    saved_bytes: int
+    gradient_bytes: int
+    recording_bytes: int
+    dropping_bytes: int
+    backward_bytes: int
+    environment_bytes: int
+    random_bytes: int = 0
+    rerun_time: int = 0
+    hooks_time: int = 0
+    options: tuple[OptionCost, ...] = ()
+    forward_operator: str = ""
+    backward_operator: str = ""
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The bytes of buffers that it saves, in ``environment_bytes``."""
+        return self.environment_bytes - self.random_bytes
+
+    def surplus_time(self, runs: int, *, is_released: bool) -> int:
+        """Return the time of the stage beyond its forward and backward times, in ns.
+
+        Args:
+            runs: How often it runs.
+            is_released: Whether something that it reads or saves goes before its backward.
+        """
+        again = max(runs - 1, 0)
+        hooks = self.hooks_time if again or is_released else 0
+        return again * self.rerun_time + hooks
+
+    def stage(self, *, forward: int, backward: int, surplus_time: int = 0) -> Stage:
+        """Return the stage with these overheads, and with `surplus_time` in its backward."""
+        return Stage(
+            name=self.name,
+            forward_time=self.forward_time,
+            backward_time=self.backward_time + surplus_time,
+            output_bytes=self.output_bytes,
+            saved_bytes=self.saved_bytes,
+            gradient_bytes=self.gradient_bytes,
+            forward_overhead_bytes=forward,
+            backward_overhead_bytes=backward,
+        )
+
+    def scaled(self, numerator: int, denominator: int) -> StageCost:
+        """All times and sizes in proportion, rounded up."""
+        numbers = {
+            each.name: -(-getattr(self, each.name) * numerator // denominator)
+            for each in fields(self)
+            if isinstance(getattr(self, each.name), int)
+        }
+        return replace(self, options=(), **numbers)
+
+    def overhead(self, kind: OpKind, *, is_used: bool) -> int:
+        """Return the overhead of an operation of `kind` in bytes, environments left out.
+
+        Args:
+            kind: What is done with this stage.
+            is_used: For a recording: whether the stage's backward uses it.
+        """
+        match kind:
+            case OpKind.FORWARD_KEEP_ALL if is_used:
+                return self.recording_bytes
+            case OpKind.FORWARD_KEEP_ALL:
+                return max(self.recording_bytes, self.dropping_bytes)
+            case OpKind.FORWARD_DROP | OpKind.FORWARD_KEEP_INPUT:
+                return self.dropping_bytes
+            case OpKind.BACKWARD:
+                return self.backward_bytes
+        return 0
