@@ -71,25 +71,25 @@ MUTANTS: Final = (
         "validation/chain_memory.py",
         "if op.stage < skip.first <= last + 1 <= skip.last",
         "if op.stage + 1 == skip.first <= last + 1 <= skip.last",
-        "unit/test_simulate_options.py::test_a_tensor_in_a_record_of_several_stages_counts_once",
+        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
     ),
     Mutant(
         "validation/search.py",
         "is_first = keep.stages & self._records.counted & ~has_run != 0",
         "is_first = (1 << i) & self._records.counted & ~has_run != 0",
-        "agreement/test_options_referee.py::test_searches_and_simulator_accept_the_same",
+        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
     ),
     Mutant(
         "validation/search.py",
         "if not stored.closed >> i & 1:",
         "if True:",
-        "agreement/test_options_referee.py::test_searches_and_simulator_accept_the_same",
+        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
     ),
     Mutant(
         "validation/search_memory.py",
         "if skip.last >= end and i < skip.first <= end:",
         "if i < skip.first <= end:",
-        "agreement/test_options_referee.py::test_searches_and_simulator_accept_the_same",
+        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
     ),
     Mutant(
         "validation/persistent_search.py",
@@ -100,8 +100,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "validation/persistent_search.py",
-        "protected, following = state.protected & (bit - 1), 0",
-        "protected, following = state.protected & ~bit, 0",
+        "if is_bound or state.protected >> step.op.stage + (not drops):",
+        "if is_bound or state.protected >> step.op.stage + 1:",
         "agreement/test_options_referee.py::test_optima_of_short_golden_chains",
     ),
     Mutant(
