@@ -35,4 +35,10 @@ def describe_activity(activity: Activity, timeline: Timeline) -> str:
         where += f" of {timeline.lanes[activity.lane].name}"
     elif problem.network == "join" and problem.chains:
         where += " of the tail"
-    return _SENTENCES[op.kind].format(stage=where) + (_AGAIN if activity.is_again else "")
+    sentence = _SENTENCES[op.kind].format(stage=where)
+    if op.option:
+        option = dict(problem.chains)[op.branch].stages[op.stage].options[op.option - 1]
+        covered = f", with the {option.stages - 1} after it" if option.stages > 1 else ""
+        name = f" ({option.name})" if option.name else ""
+        sentence += f"; kept under option {op.option}{name}{covered}"
+    return sentence + (_AGAIN if activity.is_again else "")

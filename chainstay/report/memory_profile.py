@@ -62,27 +62,25 @@ class MemoryLevel(NamedTuple):
         return self.activation + self.saved + self.gradient + self.temporary
 
 
-def replay_levels(replay: Replay, overheads: Sequence[int]) -> tuple[MemoryLevel, ...]:
+def replay_levels(replay: Replay) -> tuple[MemoryLevel, ...]:
     """Return the levels of operations that run one after another.
 
     Args:
         replay: Result of the simulator of a chain or of a join.
-        overheads: Bytes that each operation needs beside what it reads and makes.
     """
     levels: list[MemoryLevel] = []
     before: Snapshot | None = None
-    for snapshot, overhead in zip(replay.timeline, overheads, strict=True):
-        activation, saved, gradient, temporary = _during(snapshot, before, overhead)
+    for snapshot in replay.timeline:
+        activation, saved, gradient, temporary = _during(snapshot, before)
         levels.append(MemoryLevel(snapshot.start, activation, saved, gradient, temporary))
         levels.append(MemoryLevel(snapshot.end, activation, saved, gradient, temporary))
         before = snapshot
     return tuple(levels)
 
 
-def _during(
-    snapshot: Snapshot, before: Snapshot | None, overhead: int
-) -> tuple[int, int, int, int]:
+def _during(snapshot: Snapshot, before: Snapshot | None) -> tuple[int, int, int, int]:
     """Return the memory while an operation runs: nothing is gone yet, all of it is there."""
+    overhead = snapshot.overhead_bytes
     kept = snapshot.during_bytes - overhead
     is_backward = snapshot.op.kind in (OpKind.BACKWARD, OpKind.TURN)
     if is_backward and before is not None:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from chainstay.problems import AnyProblem
 from chainstay.profiles import ChainProfile, HomogeneousJoin, OffloadProfile
-from chainstay.schedule import Schedule
+from chainstay.schedule import OpKind, Schedule
 from chainstay.units import format_bytes, format_time
 
 __all__ = ["StageTable", "TableCell", "stage_table"]
@@ -40,6 +40,7 @@ _NAME: Final = ("Name", "of the stage")
 _FORWARD: Final = ("Forward", "time of one forward")
 _BACKWARD: Final = ("Backward", "time of its backward")
 _RUNS: Final = ("Runs", "how often its forward runs in this plan")
+_KEPT: Final = ("Kept", "options under which this plan keeps it, each counted from 0")
 _MOVES: Final = ("Moves", "what of it leaves the device and comes back")
 _SIZES: Final = (
     ("Output", "bytes of its output activation"),
@@ -69,10 +70,14 @@ def stage_table(problem: AnyProblem, schedule: Schedule) -> StageTable:
             return StageTable(columns, tuple(_slot_rows(join, runs)))
     chains = problem.chains
     columns = (_STAGE, _NAME, _FORWARD, _BACKWARD, *_SIZES, _RUNS)
+    more: dict[tuple[str, str], dict[_StageKey, str]] = {}
+    if not all(chain.is_plain for _, chain in chains):
+        more[_KEPT] = _options_kept(schedule)
     if moved:
-        columns = (*columns, _MOVES)
+        more[_MOVES] = moved
+    columns = (*columns, *more)
     rows = (
-        (*row, _text(moved.get((branch, i), ""))) if moved else row
+        (*row, *(_text(texts.get((branch, i), "")) for texts in more.values()))
         for branch, chain in chains
         for i, row in enumerate(_chain_rows(chain, branch, runs, is_join=len(chains) > 1))
     )
@@ -86,6 +91,14 @@ def _moved(schedule: Schedule) -> dict[_StageKey, str]:
             data = "input" if op.kind.value.endswith("a") else "saved"
             moved.setdefault((op.branch, op.stage), set()).add(data)
     return {stage: ", ".join(sorted(data)) for stage, data in moved.items()}
+
+
+def _options_kept(schedule: Schedule) -> dict[_StageKey, str]:
+    kept: dict[_StageKey, set[int]] = {}
+    for op in schedule:
+        if op.kind is OpKind.FORWARD_KEEP_ALL:
+            kept.setdefault((op.branch, op.stage), set()).add(op.option)
+    return {stage: ", ".join(map(str, sorted(options))) for stage, options in kept.items()}
 
 
 def _chain_rows(

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from chainstay.errors import InvalidSolutionError
 from chainstay.problems import AnyProblem, HybridProblem, OffloadProblem, problem_of
-from chainstay.profiles import AnyProfile, HomogeneousJoin, JoinProfile, Stage
+from chainstay.profiles import AnyProfile, HomogeneousJoin, JoinProfile
 from chainstay.report.memory_profile import (
     MemoryLevel,
     hybrid_levels,
@@ -120,7 +120,7 @@ def build_timeline(
     _require(solution, replayed.makespan, replayed.peak_bytes)
     if isinstance(replayed, TransferReplay):
         return _transfer_timeline(problem, solution.schedule, replayed)
-    return _replayed_timeline(problem, replayed, overheads)
+    return _replayed_timeline(problem, replayed)
 
 
 def timeline_with_times(
@@ -156,20 +156,14 @@ def _require(solution: Solution, makespan: Time, peak_bytes: int) -> None:
     )
 
 
-def _replayed_timeline(
-    problem: AnyProblem, replayed: Replay, overheads: Sequence[int] | None
-) -> Timeline:
+def _replayed_timeline(problem: AnyProblem, replayed: Replay) -> Timeline:
     """Return the timeline of operations that run one after another.
 
     Args:
         problem: A chain or a join.
         replayed: Its simulation.
-        overheads: Bytes that each operation needs; None: as the profile says.
     """
-    if problem.unit == "slots":
-        levels = slot_levels(replayed)
-    else:
-        levels = replay_levels(replayed, overheads or _overheads(problem, replayed))
+    levels = slot_levels(replayed) if problem.unit == "slots" else replay_levels(replayed)
     timed = ((snapshot.op, snapshot.start, snapshot.end) for snapshot in replayed.timeline)
     lanes = tuple(_lanes(problem.profile))
     return Timeline(
@@ -195,18 +189,6 @@ def _lanes(profile: AnyProfile) -> Iterator[Lane]:
             return
     yield from (Lane(f"branch {j}", max(length, 1)) for j, length in enumerate(lengths))
     yield Lane("tail" if tail else "turn", max(tail, 1))
-
-
-def _overheads(problem: AnyProblem, replayed: Replay) -> tuple[int, ...]:
-    """Return the overhead bytes of each operation, as its stage has them."""
-    chains = dict(problem.chains)
-    needs = []
-    for op in (snapshot.op for snapshot in replayed.timeline):
-        stages = chains[op.branch].stages if op.branch in chains else ()
-        stage = stages[op.stage] if op.stage < len(stages) else Stage()
-        is_backward = op.kind is OpKind.BACKWARD
-        needs.append(stage.backward_overhead_bytes if is_backward else stage.forward_overhead_bytes)
-    return tuple(needs)
 
 
 def _activities(

@@ -19,10 +19,17 @@ class InvalidOperationError(Exception):
 
 
 class OpCost(NamedTuple):
-    """Time of an operation in ns, and bytes in use while it runs."""
+    """The cost of an operation.
+
+    Attributes:
+        time: Time in ns.
+        during_bytes: Bytes in use while it runs, the overhead included.
+        overhead_bytes: Bytes that it needs besides what is stored, and what it adds.
+    """
 
     time: int
     during_bytes: int
+    overhead_bytes: int
 
 
 class Record(NamedTuple):
@@ -116,6 +123,8 @@ class ChainMemory:
     def apply(self, op: Op, overhead_bytes: int | None = None) -> OpCost:
         """Run `op` and return its cost, with the overhead that the profile says by default.
 
+        The methods that it calls return bytes without the overhead.
+
         Raises:
             InvalidOperationError: It cannot run here; the memory is then of no further use.
         """
@@ -127,13 +136,13 @@ class ChainMemory:
             )
         match op.kind:
             case OpKind.FORWARD_DROP | OpKind.FORWARD_KEEP_INPUT:
-                cost, overhead = self._forward(op)
+                cost = self._forward(op)
             case OpKind.FORWARD_KEEP_ALL:
-                cost, overhead = self._forward_keep_all(op)
+                cost = self._forward_keep_all(op)
             case OpKind.BACKWARD:
-                cost, overhead = self._backward(op)
+                cost = self._backward(op)
             case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
-                cost, overhead = self._discard(op), 0
+                cost = self._discard(op)
             case OpKind.TURN:
                 raise InvalidOperationError(
                     f"{op} is an operation of joins, and this is a single chain"
@@ -149,15 +158,15 @@ class ChainMemory:
                 assert_never(op.kind)
         if self.discards is Discards.TAPE:
             self._require_tape(op)
-        overhead = overhead if overhead_bytes is None else overhead_bytes
-        return cost._replace(during_bytes=cost.during_bytes + overhead)
+        overhead = cost.overhead_bytes if overhead_bytes is None else overhead_bytes
+        return OpCost(cost.time, cost.during_bytes + overhead, overhead)
 
     def _is_last_output(self, op: Op) -> bool:
         """Return whether `op` drops ``a^n``, left by a first run of the loss that made it warm."""
         drops = op.kind is OpKind.DISCARD_ACTIVATION and op.stage == len(self.profile)
         return drops and not self.profile.is_plain
 
-    def _forward(self, op: Op) -> tuple[OpCost, int]:
+    def _forward(self, op: Op) -> OpCost:
         stage, drops = op.stage, op.kind is OpKind.FORWARD_DROP
         if drops and stage not in self.activations:
             raise InvalidOperationError(
@@ -177,9 +186,9 @@ class ChainMemory:
         during_bytes = self.stored_bytes()
         if drops:
             self.activations.remove(stage)
-        return OpCost(run.time, during_bytes), run.overhead_bytes
+        return OpCost(run.time, during_bytes, run.overhead_bytes)
 
-    def _forward_keep_all(self, op: Op) -> tuple[OpCost, int]:
+    def _forward_keep_all(self, op: Op) -> OpCost:
         options = self.options[op.stage]
         if op.option >= len(options):
             raise InvalidOperationError(
@@ -206,7 +215,7 @@ class ChainMemory:
         )
         record = Record(op, op.stage, last, option, run, option.saved_bytes - made)
         self.records.update(dict.fromkeys(stages, record))
-        return OpCost(run.time, self.stored_bytes()), run.overhead_bytes
+        return OpCost(run.time, self.stored_bytes(), run.overhead_bytes)
 
     def _is_first(self, stages: range) -> bool:
         """Return whether a stage of these runs for the first time; from now on none does."""
@@ -214,7 +223,7 @@ class ChainMemory:
         self.has_run.update(stages)
         return is_first
 
-    def _backward(self, op: Op) -> tuple[OpCost, int]:
+    def _backward(self, op: Op) -> OpCost:
         stage = op.stage
         record = self.records.get(stage)
         if record is not None and record.first < stage:
@@ -237,7 +246,8 @@ class ChainMemory:
         self.gradient = stage
         self._remove(record)
         self.activations.difference_update(record.stages)
-        return OpCost(record.run.backward_time, during_bytes), record.option.backward_overhead_bytes
+        overhead = record.option.backward_overhead_bytes
+        return OpCost(record.run.backward_time, during_bytes, overhead)
 
     def _remove(self, record: Record) -> None:
         for stage in record.stages:
@@ -264,7 +274,7 @@ class ChainMemory:
             self.activations.remove(op.stage)
         else:
             raise InvalidOperationError(f"{op} drops what is not stored")
-        return OpCost(0, during_bytes)
+        return OpCost(0, during_bytes, 0)
 
     def _require_input(self, op: Op) -> None:
         if op.stage == 0 and not self._has_input(0):

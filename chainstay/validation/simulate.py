@@ -56,6 +56,7 @@ class Snapshot:
         start: Time at which it starts, in ns.
         end: Time at which it ends, in ns.
         during_bytes: Memory while it runs, its overhead included.
+        overhead_bytes: Bytes that it needs while it runs only, besides what it makes.
         activation_bytes: Bytes of the activations ``a^i`` stored after it, ``a^0`` included.
         saved_bytes: Bytes of the saved data stored after it, without skips that activations have.
         gradient_bytes: Bytes of the gradient stored after it.
@@ -65,6 +66,7 @@ class Snapshot:
     start: int
     end: int
     during_bytes: int
+    overhead_bytes: int
     activation_bytes: int
     saved_bytes: int
     gradient_bytes: int
@@ -132,16 +134,17 @@ def simulate(
     for index, (op, overhead) in enumerate(zip(schedule, overheads or repeat(None), strict=False)):
         start = clock
         try:
-            time, during_bytes = memory.apply(op, overhead)
+            cost = memory.apply(op, overhead)
         except InvalidOperationError as refusal:
             raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
-        clock += time
+        clock += cost.time
         timeline.append(
             Snapshot(
                 op=op,
                 start=start,
                 end=clock,
-                during_bytes=during_bytes,
+                during_bytes=cost.during_bytes,
+                overhead_bytes=cost.overhead_bytes,
                 activation_bytes=memory.activation_bytes(),
                 saved_bytes=memory.saved_bytes(),
                 gradient_bytes=memory.gradient_bytes(),

@@ -44,6 +44,67 @@ MUTANTS: Final = (
         "unit/test_simulate.py::test_replay_digit_by_digit",
     ),
     Mutant(
+        "validation/chain_memory.py",
+        "is_first = not self.has_run.issuperset(stages)",
+        "is_first = self.has_run.isdisjoint(stages)",
+        "unit/test_simulate_options.py::test_a_record_of_several_stages_is_first_if_one_of_them_is",
+    ),
+    Mutant(
+        "validation/chain_memory.py",
+        "if stage in self.records and not self.profile.is_plain:",
+        "if stage == op.stage in self.records and not self.profile.is_plain:",
+        "unit/test_simulate_options.py::test_refused_operations",
+    ),
+    Mutant(
+        "validation/chain_memory.py",
+        "if record is not None and len(record.stages) > 1:",
+        "if record is not None and len(record.stages) > 2:",
+        "unit/test_simulate_options.py::test_refused_operations",
+    ),
+    Mutant(
+        "validation/chain_memory.py",
+        "is_bound = stage == record.first and record.option.needs_input",
+        "is_bound = stage == record.first",
+        "unit/test_simulate_options.py::test_an_option_that_needs_no_input_keeps_none",
+    ),
+    Mutant(
+        "validation/chain_memory.py",
+        "if op.stage < skip.first <= last + 1 <= skip.last",
+        "if op.stage + 1 == skip.first <= last + 1 <= skip.last",
+        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
+    ),
+    Mutant(
+        "validation/search.py",
+        "is_first = keep.stages & self._records.counted & ~has_run != 0",
+        "is_first = (1 << i) & self._records.counted & ~has_run != 0",
+        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
+    ),
+    Mutant(
+        "validation/search.py",
+        "if not stored.closed >> i & 1:",
+        "if True:",
+        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
+    ),
+    Mutant(
+        "validation/search_memory.py",
+        "if skip.last >= end and i < skip.first <= end:",
+        "if i < skip.first <= end:",
+        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
+    ),
+    Mutant(
+        "validation/persistent_search.py",
+        "following = step.op.stage + 1 if goes_on else 0",
+        "following = 0",
+        "agreement/test_options_referee.py::"
+        "test_a_second_sweep_can_need_less_than_the_family_of_the_theorem",
+    ),
+    Mutant(
+        "validation/persistent_search.py",
+        "if is_bound or state.protected >> step.op.stage + (not drops):",
+        "if is_bound or state.protected >> step.op.stage + 1:",
+        "agreement/test_options_referee.py::test_optima_of_short_golden_chains",
+    ),
+    Mutant(
         "validation/offload/simulate.py",
         "need += profile.gradients[i + 1] * (i == len(profile) - 1)",
         "need += 0",

@@ -318,11 +318,11 @@ def accepted_by_simulator(
         memory = _memory(profile, rules, _indices(state.activations), _indices(state.saved))
         memory.gradient = state.gradient
         with suppress(InvalidOperationError):
-            time, during_bytes = memory.apply(op)
+            cost = memory.apply(op)
             activations = sum(1 << index for index in memory.activations)
             saved = sum(1 << index for index in memory.records)
             after = search.ChainState(memory.gradient, activations, saved)
-            yield str(op), after, time, during_bytes
+            yield str(op), after, cost.time, cost.during_bytes
 
 
 def _memory(
@@ -365,11 +365,11 @@ def fastest_by_replay(profile: ChainProfile, budget: int, rules: Discards) -> in
             memory = _memory(profile, rules, state[1], state[2])
             memory.gradient = state[0]
             try:
-                duration, during_bytes = memory.apply(op)
+                cost = memory.apply(op)
             except InvalidOperationError:
                 continue
-            after, end = _key(memory), time + duration
-            if during_bytes <= budget and end < best.get(after, end + 1):
+            after, end = _key(memory), time + cost.time
+            if cost.during_bytes <= budget and end < best.get(after, end + 1):
                 best[after] = end
                 heapq.heappush(frontier, (end, after))
     return None

@@ -70,7 +70,7 @@ def nothing_fits(profile: ChainProfile, budget: int, required: int) -> Infeasibl
 
 
 def under_test(method: Method, family: Family = Family.ALL) -> MethodUnderTest:
-    return MethodUnderTest(method=method, family=family, most_stages=4)
+    return MethodUnderTest(method=method, family=family, most_stages=4, only=("plain",))
 
 
 def first_contradiction(*methods: MethodUnderTest) -> Check:

@@ -81,7 +81,8 @@ def simulate_join(
         start, before = clock, sum(memory.stored())
         try:
             during_bytes, duration = memory.apply(op)
-            during_bytes += memory.overhead(op) if overheads is None else overheads[index]
+            overhead_bytes = memory.overhead(op) if overheads is None else overheads[index]
+            during_bytes += overhead_bytes
         except InvalidOperationError as refusal:
             raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
         clock += duration
@@ -94,6 +95,7 @@ def simulate_join(
             start=start,
             end=clock,
             during_bytes=during_bytes,
+            overhead_bytes=overhead_bytes,
             activation_bytes=activation_bytes,
             saved_bytes=saved_bytes,
             gradient_bytes=gradient_bytes,
