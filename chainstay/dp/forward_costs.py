@@ -38,7 +38,7 @@ Array = NDArray[np.int64]
 class ForwardCosts:
     """What one kind of forwards costs, and every way to keep stages that can be of use.
 
-    Stage s has options ``start[s] .. start[s + 1] - 1``; in a plain chain option s is that of stage s.
+    Stage s has options ``start[s] .. start[s + 1] - 1``; in a plain chain option s is stage s.
 
     Attributes:
         elapsed: Shape (n + 1,), ns: ``elapsed[i]`` is the overhead of running stages ``0..i-1``
