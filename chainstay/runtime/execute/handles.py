@@ -42,6 +42,7 @@ __all__ = [
     "Staying",
     "dropping",
     "hooks_set_aside",
+    "is_parameter",
     "require_no_hooks",
     "unpack",
 ]
@@ -179,7 +180,7 @@ class Dropped:
 
     def __call__(self, tensor: torch.Tensor) -> object:
         """A handle; parameters stay."""
-        if _is_parameter(tensor):
+        if is_parameter(tensor):
             return tensor
         return self.handles.add(Handle(self.stage, self.prepare, tensor))
 
@@ -239,7 +240,7 @@ class Capture:
         Raises:
             CapturedEverythingError: Every handle is filled, and nobody needs the rest.
         """
-        if _is_parameter(tensor):
+        if is_parameter(tensor):
             return tensor
         if not self.is_done:
             handle = self.handles[self.packed]
@@ -277,7 +278,7 @@ def dropping() -> torch.autograd.graph.saved_tensors_hooks:
 
 
 def _drop(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor if _is_parameter(tensor) else None
+    return tensor if is_parameter(tensor) else None
 
 
 def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
@@ -319,7 +320,7 @@ def require_no_hooks() -> None:
         )
 
 
-def _is_parameter(tensor: torch.Tensor) -> bool:
+def is_parameter(tensor: torch.Tensor) -> bool:
     """Return True for a parameter; ``isinstance`` alone is slow for other tensors."""
     return type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, quantiles
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -36,7 +36,9 @@ from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import State, detached, state_bytes
 from chainstay.schedule import Schedule
 
-__all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
+__all__ = ["StageTime", "StageTimes", "TimedStage", "run_timed", "stage_times", "time_chain"]
+
+Result = TypeVar("Result")
 
 _SPREAD: Final = 0.02
 """Enough is known of a chain when its time is, to this share: half the middle half's width
@@ -144,8 +146,7 @@ def time_chain(
             no more than four times this, and none beyond it starts after 10 seconds.
         progress: Told of every pass.
     """
-    stopwatch = _time_cuda if device.type == "cuda" else _time_cpu
-    chain = _Chain(stages, *given, device, stopwatch)
+    chain = _Chain(stages, *given, device)
     progress("warming up", steps=0, more=len(stages) * (1 + repeats))
     # Processes that share parameters must all run them equally often.
     is_sharded = any(each.stage.is_sharded for each in stages)
@@ -170,9 +171,6 @@ def time_chain(
     return chain.times
 
 
-_Stopwatch = Callable[[Callable[[], State]], tuple[State, int]]
-
-
 _Forward = Callable[[State], State]
 
 
@@ -184,7 +182,6 @@ class _Chain:
     source: State
     shared: Sequence[Any]
     device: torch.device
-    stopwatch: _Stopwatch
     is_whole: bool = False  # all stages run forward before the first backward
     times: list[StageTimes] = field(init=False)
 
@@ -269,7 +266,7 @@ class _Chain:
                     given.append(_described(state))
                     with blaming(self.stages[index].stage, index, state):
                         forward = partial(start(self.stages[index]), state)
-                        state, elapsed = self.stopwatch(forward)
+                        state, elapsed = run_timed(forward, self.device)
                         forwards.append(elapsed)
                 backwards = self._backwards(state, group, reached, given)
             yield from zip(group, forwards, backwards, strict=True)
@@ -294,7 +291,7 @@ class _Chain:
             return ()
 
         try:
-            _, elapsed = self.stopwatch(backward)
+            _, elapsed = run_timed(backward, self.device)
         except Exception:
             index = min(reached, default=group.stop) - 1
             with blaming(self.stages[index].stage, index, given[index - group.start]):
@@ -323,13 +320,18 @@ def _is_narrow(values: Sequence[int]) -> bool:
     return bool((high - low) / 2 <= _SPREAD * middle * math.sqrt(len(values)))
 
 
-def _time_cpu(function: Callable[[], State]) -> tuple[State, int]:
+def run_timed(function: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
+    """Return the result of `function`, and the time that it takes on `device`, in ns."""
+    return _time_cuda(function) if device.type == "cuda" else _time_cpu(function)
+
+
+def _time_cpu(function: Callable[[], Result]) -> tuple[Result, int]:
     start = _now()
     result = function()
     return result, _now() - start
 
 
-def _time_cuda(function: Callable[[], State]) -> tuple[State, int]:
+def _time_cuda(function: Callable[[], Result]) -> tuple[Result, int]:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()

@@ -15,7 +15,7 @@ from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.regions import Region, RegionModule
 from chainstay.runtime.stage.states import State
 
-__all__ = ["GraphStage", "Program", "compile_program"]
+__all__ = ["GraphStage", "Program", "compile_program", "function_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,12 +108,12 @@ def compile_program(
     module = body.finish(results)
     return Program(
         body=module,
-        function=_function_of(module.graph),
+        function=function_of(module.graph),
         shared=tuple(shared[node] for node in used),
     )
 
 
-def _function_of(graph: fx.Graph) -> Callable[..., tuple[Any, ...]]:
+def function_of(graph: fx.Graph) -> Callable[..., tuple[Any, ...]]:
     """Return `graph` as a function of its module and its inputs."""
     code = graph.python_code("self")
     return _compiled(code.src, tuple(code.globals.items()))

@@ -1,0 +1,214 @@
+"""Pareto front of what a stage may keep for its backward: bytes kept against time of replays.
+
+A stage is a list of operators. Each has a result that others read, and may save more than that
+(the noise of dropout, the statistics of a norm). For the backward, whatever autograd saves must
+be there: kept since the forward, or made again by *replaying* its operator, whose inputs then
+must be there, too. `pareto_front` gives all choices that no other beats in both bytes and time.
+
+The recursion goes through the operators from the last to the first. Let S be the operators
+whose results later replays read. For operator i with time t_i, reads r_i, and s_i what is saved
+of it::
+
+    F_i(S) = F_{i-1}(S)                                   i is neither saved nor in S
+    F_i(S) = min( bytes_i + F_{i-1}(S - i),               it is kept
+                  t_i + F_{i-1}(S - i | r_i) )            it is replayed
+
+where ``min`` is the union of fronts without what is dominated. A state has only operators in
+front of i, and inputs of the stage, which are always there, are in none: so there are as
+many as the widest place of the graph lets replays cross it.
+
+Nothing here knows torch; `formulations.stage_front` states the same as an integer program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+__all__ = ["Operator", "Selection", "pareto_front", "thinned"]
+
+LIMIT: Final = 256
+"""Choices that are looked at per state; see `pareto_front`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator of a stage; views are part of those who read them.
+
+    Attributes:
+        time: What it takes to run it again, in ns.
+        inputs: Positions of the operators in front of it whose results it reads.
+        result_bytes: What keeping its result takes; 0 where that is in memory anyway.
+        is_saved: Whether autograd saves its result.
+        extra_bytes: What it saves besides, which no operator gives.
+        is_keepable: Whether its result can be kept: it has one, and nobody changes it later.
+        is_replayable: Whether it can be run again.
+        state_bytes: What must be kept to run it again: states of random generators.
+        is_redrawable: Whether what it saves besides can be made again without its inputs, in the
+            same time: dropout's noise.
+    """
+
+    time: int
+    inputs: tuple[int, ...] = ()
+    result_bytes: int = 0
+    is_saved: bool = False
+    extra_bytes: int = 0
+    is_keepable: bool = True
+    is_replayable: bool = True
+    state_bytes: int = 0
+    is_redrawable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a stage keeps and what it makes again.
+
+    Attributes:
+        kept_bytes: The bytes of what is kept, the stage's own output left out.
+        replay_time: What making the rest again takes, in ns.
+        replayed: Positions of the operators that are run again.
+        redrawn: Positions of those of which only the noise is made again.
+    """
+
+    kept_bytes: int
+    replay_time: int
+    replayed: frozenset[int] = frozenset()
+    redrawn: frozenset[int] = frozenset()
+
+
+class _Action(Enum):
+    REPLAY = auto()
+    REDRAW = auto()
+
+
+_Steps: TypeAlias = "tuple[int, _Action, _Steps] | None"
+_Label: TypeAlias = tuple[int, int, _Steps]
+"""Bytes, ns, and what was decided so far, the last decision first."""
+_Labels: TypeAlias = list[_Label]
+
+
+def pareto_front(operators: Sequence[Operator], limit: int = LIMIT) -> list[Selection]:
+    """Return the choices that no other beats, from the most bytes to the fewest.
+
+    It is exact while no state has more than `limit` choices. From one that has more, so many
+    are taken at even distances, both ends among them: what is found is then still
+    right, but there may be better.
+
+    Args:
+        operators: The stage, in the order of its forward.
+        limit: Choices per state.
+
+    Complexity:
+        O(n W L log L) for n operators, W states at the widest place and L choices per state.
+
+    Example:
+        A convolution whose result is saved, and a rectifier that could be replayed from it:
+
+        >>> stage = (
+        ...     Operator(time=90, result_bytes=8, is_saved=True),
+        ...     Operator(time=2, inputs=(0,), result_bytes=8, is_saved=True),
+        ... )
+        >>> [(each.kept_bytes, each.replay_time) for each in pareto_front(stage)]
+        [(16, 0), (8, 2), (0, 92)]
+    """
+    reads = [sum(1 << each for each in set(operator.inputs)) for operator in operators]
+    states: dict[int, _Labels] = {0: [(0, 0, None)]}
+    for index in reversed(range(len(operators))):
+        operator, bit = operators[index], 1 << index
+        is_saved = operator.is_saved or operator.extra_bytes > 0
+        if not is_saved and not any(state & bit for state in states):
+            continue
+        found: dict[int, list[_Labels]] = {}
+        for state, labels in states.items():
+            for target, changed in _decided(operator, index, (state, reads[index]), labels):
+                found.setdefault(target, []).append(changed)
+        states = {state: _merged(parts, limit) for state, parts in found.items()}
+    labels = _merged(states.values(), limit)
+    return [_selection(label) for label in reversed(labels)]
+
+
+def _decided(
+    operator: Operator, index: int, masks: tuple[int, int], labels: _Labels
+) -> Iterable[tuple[int, _Labels]]:
+    """Yield every decision about an operator: the state in front of it, and the choices there."""
+    state, reads = masks
+    bit = 1 << index
+    is_wanted = operator.is_saved or bool(state & bit)
+    rest = state & ~bit
+    if not is_wanted and not operator.extra_bytes:
+        yield state, labels
+        return
+    result = operator.result_bytes if is_wanted else 0
+    if operator.is_keepable or not is_wanted:
+        yield rest, _changed(labels, result + operator.extra_bytes, 0, None)
+        if operator.is_redrawable and operator.extra_bytes:
+            kept = result + operator.state_bytes
+            yield rest, _changed(labels, kept, operator.time, (index, _Action.REDRAW))
+    if operator.is_replayable:
+        step = (index, _Action.REPLAY)
+        yield rest | reads, _changed(labels, operator.state_bytes, operator.time, step)
+
+
+def _changed(labels: _Labels, size: int, time: int, step: tuple[int, _Action] | None) -> _Labels:
+    if step is None:
+        return [(b + size, t, steps) for b, t, steps in labels] if size else labels
+    index, action = step
+    return [(b + size, t + time, (index, action, steps)) for b, t, steps in labels]
+
+
+def _merged(parts: Iterable[_Labels], limit: int) -> _Labels:
+    """The undominated ones by rising bytes, at most `limit` of them."""
+    several = list(parts)
+    if len(several) == 1 and len(several[0]) <= limit:
+        return several[0]
+    kept: _Labels = []
+    for label in sorted((each for part in several for each in part), key=itemgetter(0, 1)):
+        if not kept or label[1] < kept[-1][1]:
+            kept.append(label)
+    if len(kept) <= limit:
+        return kept
+    step = (len(kept) - 1) / (limit - 1)
+    return [kept[round(number * step)] for number in range(limit)]
+
+
+def _selection(label: _Label) -> Selection:
+    size, time, steps = label
+    replayed, redrawn = set(), set()
+    while steps is not None:
+        index, action, steps = steps
+        (replayed if action is _Action.REPLAY else redrawn).add(index)
+    return Selection(
+        kept_bytes=size,
+        replay_time=time,
+        replayed=frozenset(replayed),
+        redrawn=frozenset(redrawn),
+    )
+
+
+def thinned(front: Sequence[Selection], most: int = 8) -> list[Selection]:
+    """At most `most` of a front: both ends, then always the one whose loss would cost most.
+
+    What the loss of a choice costs is an area: the bytes of budget for which it is the best
+    that fits, times the time that the next smaller one of those taken takes more.
+
+    Args:
+        front: As `pareto_front` gives it.
+        most: How many; at least 2.
+    """
+    if len(front) <= most:
+        return list(front)
+    taken = [0, len(front) - 1]
+    while len(taken) < most:
+        gaps = zip(taken, taken[1:], strict=False)
+        inner = ((low, index, high) for low, high in gaps for index in range(low + 1, high))
+        _, index, _ = max(inner, key=lambda each: _lost_area(front, *each))
+        taken = sorted([*taken, index])
+    return [front[index] for index in taken]
+
+
+def _lost_area(front: Sequence[Selection], low: int, index: int, high: int) -> int:
+    size = front[low].kept_bytes - front[index].kept_bytes
+    return size * (front[high].replay_time - front[index].replay_time)

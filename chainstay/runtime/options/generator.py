@@ -1,0 +1,265 @@
+"""Generates the code of an option: the forward with stashes, and the replays.
+
+What is run again falls into connected groups of operators. Each becomes one function, which is
+called when the first of the tensors that it makes is needed. It starts from inputs of the stage
+and from *stashes*: results that the forward has set aside, and states of random generators.
+Operators are run again in the order of the forward, so that changes in place come out as then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from chainstay.runtime.capture.cuts.programs import function_of
+from chainstay.runtime.options.front import Selection
+from chainstay.runtime.options.graph import Pack, StageGraph, Step
+from chainstay.runtime.options.option_code import (
+    OptionCode,
+    Origin,
+    ReplayCode,
+    ReplayInput,
+    Slot,
+)
+from chainstay.runtime.options.replay_operators import (
+    blank,
+    draw_from,
+    draw_on,
+    mark,
+    scratch,
+    stash,
+    stash_random,
+)
+from chainstay.runtime.options.special_operators import scratch_arguments
+
+__all__ = ["generate", "groups_of"]
+
+
+def generate(graph: StageGraph, selection: Selection) -> OptionCode:
+    """Return the code of a choice of what to keep."""
+    stashes = _Stashes(graph)
+    packs: list[tuple[int, int] | None] = [None] * len(graph.packs)
+    replays: list[ReplayCode] = []
+    for group in groups_of(graph, selection):
+        wanted = {
+            index: pack
+            for index, pack in enumerate(graph.packs)
+            if pack.operator in group and pack.is_dropped(selection.replayed, selection.redrawn)
+        }
+        if wanted:
+            packs = [
+                (len(replays), list(wanted).index(index)) if index in wanted else known
+                for index, known in enumerate(packs)
+            ]
+            writer = _ReplayWriter(graph, sorted(group), selection.redrawn, stashes)
+            replays.append(writer.replay(tuple(wanted.values())))
+    forward = function_of(stashes.forward())
+    return OptionCode(graph, forward, len(stashes.places), tuple(packs), tuple(replays))
+
+
+def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
+    """Operators to be run again, those together that read each other."""
+    groups: dict[int, set[int]] = {}
+    for index in sorted(selection.replayed):
+        merged = {index}
+        for source in graph.operators[index].inputs:
+            merged |= groups.get(source, set())
+        groups.update(dict.fromkeys(merged, merged))
+    distinct = {id(group): group for group in groups.values()}
+    return [*distinct.values(), *({index} for index in sorted(selection.redrawn))]
+
+
+@dataclass(slots=True)
+class _Stashes:
+    """What the forward sets aside."""
+
+    graph: StageGraph
+    places: dict[tuple[fx.Node, bool], int] = field(default_factory=dict)
+
+    def place(self, node: fx.Node, *, is_random: bool) -> int:
+        """The place of a node's result, or of the states of generators in front of it."""
+        return self.places.setdefault((node, is_random), len(self.places))
+
+    def forward(self) -> fx.Graph:
+        """The stage's own graph, with what sets values aside."""
+        own = self.graph.composition
+        kinds = {step.node: step.generators for step in self.graph.steps}
+        graph = fx.Graph()
+        stashes = graph.placeholder("stashes")
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in own.graph.nodes:
+            if node.op == "output":
+                break
+            if (place := self.places.get((node, True))) is not None:
+                arguments = (stashes, place, self.graph.device, kinds[node])
+                graph.call_function(stash_random, arguments)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if (place := self.places.get((node, False))) is not None:
+                graph.call_function(stash, (stashes, place, copies[node]))
+        graph.output(tuple(copies[leaf] for leaf in own.results))
+        return graph
+
+
+@dataclass(slots=True)
+class _ReplayWriter:
+    """Writes the function of one group.
+
+    Attributes:
+        stage: The stage.
+        group: The operators, in order.
+        redrawn: Those of which only the noise is wanted.
+        stashes: What the forward sets aside; more is added.
+    """
+
+    stage: StageGraph
+    group: list[int]
+    redrawn: frozenset[int]
+    stashes: _Stashes
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    inputs: list[ReplayInput] = field(default_factory=list)
+    copies: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def replay(self, wanted: tuple[Pack, ...]) -> ReplayCode:
+        """The code that makes these saved tensors."""
+        capture = self.graph.placeholder("capture")
+        views = self._take_inputs()
+        steps = self.stage.steps
+        states = {
+            index: self._take(
+                ReplayInput(Origin.STASH, self.stashes.place(steps[index].node, is_random=True))
+            )
+            for index in self.group
+            if steps[index].generators
+        }
+        savers = [each.operator for each in wanted if each.extra is not None]
+        marks = {operator: number for number, operator in enumerate(dict.fromkeys(savers))}
+        made: dict[int | None, fx.Node] = {}
+        for node, index in self._ordered(views):
+            if index is None:
+                self.copies[node] = self.graph.node_copy(node, self._copied)
+                continue
+            if index in marks:
+                self.graph.call_function(mark, (capture, marks[index]))
+            if index in states:
+                self.graph.call_function(draw_from, (capture, states[index]))
+            made[index] = self._again(index)
+            if index in states:
+                self.graph.call_function(draw_on, (capture,))
+            if index in marks:
+                self.graph.call_function(mark, (capture, -1))
+            if steps[index].cast is None:
+                self.copies[node] = made[index]
+        results = list(dict.fromkeys(each.operator for each in wanted if each.extra is None))
+        self.graph.output(tuple(made[operator] for operator in results))
+        slots = [
+            Slot(
+                each.layout,
+                results.index(each.operator) if each.extra is None else marks[each.operator],
+                each.extra,
+            )
+            for each in wanted
+        ]
+        function = function_of(self.graph)
+        return ReplayCode(function, tuple(self.inputs), tuple(slots), bool(states))
+
+    def _take_inputs(self) -> list[fx.Node]:
+        """Make an input of all that comes from outside of the group; return the views inside."""
+        steps = self.stage.steps
+        own = {steps[i].node for i in self.group if steps[i].cast is None}
+        pending = [node for index in self.group for node in self._reads(index)]
+        views: list[fx.Node] = []
+        seen = set(own)
+        while pending:
+            node = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self.stage.views:
+                views.append(node)
+                pending += node.all_input_nodes
+            elif node.op != "get_attr":
+                self.copies[node] = self._outside(node)
+        scratch_nodes = [n for i in self.group for n in scratch_arguments(steps[i].node).values()]
+        for node in scratch_nodes:
+            if node not in seen:
+                seen.add(node)
+                self.copies[node] = self._outside(node, is_scratch=True)
+        for node in self.stage.composition.graph.find_nodes(op="get_attr"):
+            if node in seen:
+                self.copies[node] = self.graph.create_node("get_attr", node.target)
+        return views
+
+    def _reads(self, index: int) -> list[fx.Node]:
+        """The nodes that an operator reads when it is run again."""
+        step = self.stage.steps[index]
+        if step.cast is not None:
+            return [step.cast.argument]
+        if index not in self.redrawn:
+            updated = scratch_arguments(step.node).values()
+            return [node for node in step.node.all_input_nodes if node not in updated]
+        rest: list[fx.Node] = []
+        fx.node.map_arg((step.node.args[1:], step.node.kwargs), rest.append)
+        return rest
+
+    def _outside(self, node: fx.Node, *, is_scratch: bool = False) -> fx.Node:
+        composition = self.stage.composition
+        if node.op == "placeholder":
+            index = list(composition.graph.find_nodes(op="placeholder")).index(node)
+            flag = self.stage.flags[index]
+            if index < composition.width:
+                return self._take(ReplayInput(Origin.STATE, index, flag))
+            position = composition.shared[index - composition.width]
+            return self._take(ReplayInput(Origin.SHARED, position, flag, is_scratch))
+        flags = [step.requires_grad for step in self.stage.steps if step.node is node]
+        place = self.stashes.place(node, is_random=False)
+        return self._take(ReplayInput(Origin.STASH, place, any(flags)))
+
+    def _take(self, given: ReplayInput) -> fx.Node:
+        self.inputs.append(given)
+        return self.graph.placeholder(f"input{len(self.inputs)}")
+
+    def _ordered(self, views: list[fx.Node]) -> Iterator[tuple[fx.Node, int | None]]:
+        """All nodes of the group as in the forward, copies by autocast in front of their users."""
+        nodes = enumerate(self.stage.composition.graph.nodes)
+        position = {node: index for index, node in nodes}
+        steps = self.stage.steps
+        items: list[tuple[fx.Node, int | None]] = [(steps[i].node, i) for i in self.group]
+        items += [(view, None) for view in views]
+
+        def key(item: tuple[fx.Node, int | None]) -> tuple[int, bool]:
+            node, index = item
+            return position[node], index is None or steps[index].cast is None
+
+        return iter(sorted(items, key=key))
+
+    def _again(self, index: int) -> fx.Node:
+        """Run an operator again."""
+        step = self.stage.steps[index]
+        if step.cast is not None:
+            argument = self._copied(step.cast.argument)
+            return self.graph.call_method("to", (argument, step.cast.dtype))
+        args, kwargs = self._arguments(step, is_redrawn=index in self.redrawn)
+        return self.graph.create_node(step.node.op, step.node.target, args, kwargs)
+
+    def _arguments(self, step: Step, *, is_redrawn: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        node = step.node
+        args, kwargs = list(node.args), dict(node.kwargs)
+        if is_redrawn:
+            layout = step.noise
+            assert layout is not None, "only dropout is redrawn"
+            kinds = (tuple(layout.size), layout.stride, layout.dtype, layout.device)
+            first, *args = args
+            args, kwargs = fx.node.map_arg((args, kwargs), self._copied)
+            return (self.graph.call_function(blank, kinds), *args), kwargs
+        args, kwargs = fx.node.map_arg((args, kwargs), self._copied)
+        given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        for place in step.scratch:
+            given[place] = self.graph.call_function(scratch, (given[place],))
+        names = {key: value for key, value in given.items() if isinstance(key, str)}
+        return tuple(given[index] for index in range(len(args))), names
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        return self.copies[node]

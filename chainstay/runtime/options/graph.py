@@ -1,0 +1,284 @@
+"""A stage as operators, and what autograd saves in each: what options are chosen from.
+
+A *value* is one version of one storage. The first node that gives it represents it; later ones
+are views, which take no memory and are run again with whoever reads them. What an operator
+saves and no node gives (the noise of dropout, the statistics of a norm, the softmax in attention)
+is an *extra* of the operator, known by its number among the operator's saved tensors. One kind of
+extra is an operator of its own: the copy in another precision that autocast makes of an argument.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator
+
+from chainstay.runtime.execute.environment import random_states
+from chainstay.runtime.options.composition import Composition, compose
+from chainstay.runtime.options.front import Operator
+from chainstay.runtime.options.special_operators import (
+    ArgumentPlace,
+    operator_name,
+    scratch_arguments,
+)
+from chainstay.runtime.options.stage_run import Cast, StageRun, operator_times
+from chainstay.runtime.options.trace import EXTERNAL, NotPlainError, Operation, Trace
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import MemoryLayout, State
+
+__all__ = ["Pack", "StageGraph", "Step", "trace_stage"]
+
+_RANDOM_TIME: Final = 20_000
+"""Setting a generator and putting it back, in ns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """How to run an operator of a `StageGraph` again.
+
+    Attributes:
+        node: The operator's node; for a copy by autocast, the node that it is made for.
+        cast: For such a copy, of what, for whom and in which precision.
+        generators: Types of the devices whose random generators it draws from.
+        layout: How its result lies in memory; ``None`` if it represents no value.
+        noise: For dropout, how its input lies in memory.
+        requires_grad: Whether its result does.
+        scratch: Arguments that it changes, while nothing that it gives depends on them.
+    """
+
+    node: fx.Node
+    cast: Cast | None = None
+    generators: tuple[str, ...] = ()
+    layout: MemoryLayout | None = None
+    noise: MemoryLayout | None = None
+    requires_grad: bool = False
+    scratch: tuple[ArgumentPlace, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return operator_name(self.node) if self.cast is None else "cast"
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """One of the tensors that autograd saves, in their order; parameters are not among them.
+
+    Attributes:
+        layout: How it lies in memory.
+        operator: The operator that can make it again; ``None`` if it always stays.
+        extra: Its number among what that operator saves; ``None`` if it lies in the result.
+        is_input: Whether it lies in the stage's incoming state.
+    """
+
+    layout: MemoryLayout
+    operator: int | None = None
+    extra: int | None = None
+    is_input: bool = False
+
+    def is_dropped(self, replayed: frozenset[int], redrawn: frozenset[int]) -> bool:
+        """Whether it is made again, where these operators are run again."""
+        return self.operator in replayed or (self.extra is not None and self.operator in redrawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageGraph:
+    """A stage that has been looked at.
+
+    Attributes:
+        stage: The stage, or several as one.
+        device: Where it runs.
+        composition: Its graph.
+        operators: What options are chosen from; see `front`.
+        steps: How to run each of them.
+        packs: All that autograd saves.
+        views: Nodes that are run again with whoever reads them.
+        fixed_bytes: The bytes that every option holds: of the stage's output, as far as the stage
+            makes it, and of what cannot be made again nor told from others.
+        flags: Whether the graph's inputs require gradients.
+    """
+
+    stage: ChainStage
+    device: torch.device
+    composition: Composition
+    operators: tuple[Operator, ...]
+    steps: tuple[Step, ...]
+    packs: tuple[Pack, ...]
+    views: frozenset[fx.Node]
+    fixed_bytes: int
+    flags: tuple[bool, ...]
+
+
+def trace_stage(
+    stage: ChainStage,
+    given: tuple[State, Sequence[Any]],
+    device: torch.device,
+    *,
+    output_stays: bool = True,
+    repeats: int = 3,
+) -> StageGraph | None:
+    """Run a stage node by node; ``None`` if it cannot be taken apart.
+
+    Call it inside `measuring`: statistics are updated and random numbers drawn.
+
+    Args:
+        stage: What to run; several stages as one if they are fused.
+        given: Its input, and what all stages may read.
+        device: Where it runs.
+        output_stays: Whether nobody changes its output in place, so that replays may start from
+            it: true of all stages but a model's last.
+        repeats: How often every operator is timed; the least time counts.
+    """
+    composition = None if stage.is_sharded else compose(stage.parts)
+    if composition is None or any(
+        isinstance(node.target, HigherOrderOperator) for node in composition.graph.nodes
+    ):
+        return None
+    run = StageRun(composition, stage, given)
+    trace = Trace(run, device)
+    try:
+        trace.trace()
+    except NotPlainError:
+        return None
+    times = operator_times(run, trace.casts, device, repeats)
+    return _Assembly(trace, times, output_stays).graph()
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """Makes a `StageGraph` of what was seen."""
+
+    trace: Trace
+    times: Mapping[fx.Node | Cast, int]
+    output_stays: bool
+    places: dict[fx.Node | Cast, int] = field(default_factory=dict)  # of the operators
+    saved: set[int] = field(default_factory=set)  # operators whose result is
+    extras: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # bytes
+
+    def graph(self) -> StageGraph:
+        trace = self.trace
+        for node in trace.operations:
+            for key in (*(cast for cast in trace.casts if cast.user is node), node):
+                self.places[key] = len(self.places)
+        packs = tuple(self._pack(*pack) for pack in trace.packs)
+        fixed = set(trace.outputs)
+        for index in {index for index, _, _ in trace.packs} - {EXTERNAL}:
+            match self._source(index):
+                case None:
+                    fixed.add(index)
+                case operator, None:
+                    self.saved.add(operator)
+                case operator, _:
+                    self.extras[operator] += trace.values[index].bytes
+        made = [
+            self._operator(key) if isinstance(key, fx.Node) else self._cast(key)
+            for key in self.places
+        ]
+        return StageGraph(
+            stage=trace.run.stage,
+            device=trace.device,
+            composition=trace.run.composition,
+            operators=tuple(operator for operator, _ in made),
+            steps=tuple(step for _, step in made),
+            packs=packs,
+            views=frozenset(trace.views),
+            fixed_bytes=sum(trace.values[index].bytes for index in fixed),
+            flags=tuple(trace.flags),
+        )
+
+    def _pack(self, index: int, layout: MemoryLayout, storage: int) -> Pack:
+        source = self._source(index)
+        if source is None:
+            return Pack(layout, is_input=storage in self.trace.state)
+        return Pack(layout, *source)
+
+    def _source(self, index: int) -> tuple[int, int | None] | None:
+        """The operator that makes a value, and its number if it is an extra; ``None``: it stays."""
+        if index == EXTERNAL or index in self.trace.outputs:
+            return None
+        value = self.trace.values[index]
+        if value.is_overwritten:
+            return None
+        if value.cast is not None:
+            return self.places[value.cast], None
+        if value.representative is not None:
+            return self.places[value.representative], None
+        if value.saver is not None and value.saver[0] is value.maker:
+            return self.places[value.maker], value.saver[1]
+        return None
+
+    def _operator(self, node: fx.Node) -> tuple[Operator, Step]:
+        trace, place = self.trace, self.places[node]
+        seen = trace.operations[node]
+        scratch = scratch_arguments(node)
+        ignored = {key for argument in scratch.values() for key in trace.made[argument]}
+        value = None if seen.value is None else trace.values[seen.value]
+        is_output = seen.value in trace.outputs
+        inputs, views = self._sources_of(node.all_input_nodes)
+        operator = Operator(
+            time=self.times[node]
+            + sum(self.times[view] for view in views)
+            + _RANDOM_TIME * bool(seen.generators),
+            inputs=tuple(sorted(inputs)),
+            result_bytes=0 if value is None or is_output else value.bytes,
+            is_saved=place in self.saved,
+            extra_bytes=self.extras[place],
+            is_keepable=value is not None
+            and not value.is_overwritten
+            and (self.output_stays or not is_output),
+            is_replayable=self._is_replayable(seen, ignored),
+            state_bytes=self._state_bytes(seen),
+            is_redrawable=seen.noise is not None,
+        )
+        step = Step(
+            node=node,
+            generators=seen.generators,
+            layout=seen.layout,
+            noise=seen.noise,
+            requires_grad=seen.requires_grad,
+            scratch=tuple(scratch),
+        )
+        return operator, step
+
+    def _cast(self, cast: Cast) -> tuple[Operator, Step]:
+        """A copy by autocast; its argument is there when its user runs."""
+        inputs, _ = self._sources_of([cast.argument])
+        seen = self.trace.operations[cast.user]
+        operator = Operator(
+            time=self.times[cast],
+            inputs=tuple(sorted(inputs)),
+            result_bytes=self.trace.values[cast.value].bytes,
+            is_saved=self.places[cast] in self.saved,
+            is_replayable=self._is_replayable(seen, set()),
+        )
+        return operator, Step(node=cast.user, cast=cast)
+
+    def _is_replayable(self, seen: Operation, ignored: set[int]) -> bool:
+        return seen.is_repeatable and not (seen.reads - ignored) & self.trace.written
+
+    def _state_bytes(self, seen: Operation) -> int:
+        states = random_states(self.trace.device) if seen.generators else ()
+        return sum(
+            state.nbytes
+            for device, state in states
+            if device.type in seen.generators and state.device == self.trace.device
+        )
+
+    def _sources_of(self, nodes: Sequence[fx.Node]) -> tuple[set[int], set[fx.Node]]:
+        """Operators that make these, and the views that lie between."""
+        sources: set[int] = set()
+        views: set[fx.Node] = set()
+        pending = list(nodes)
+        while pending:
+            node = pending.pop()
+            if node in self.places:
+                sources.add(self.places[node])
+            elif node in self.trace.views and node not in views:
+                views.add(node)
+                pending += node.all_input_nodes
+        return sources, views

@@ -1,0 +1,233 @@
+"""The options of a stage: ways to keep less than autograd saves, and make the rest again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.execute.environment import incoming
+from chainstay.runtime.execute.handles import Packed, Staying, is_parameter, unpack
+from chainstay.runtime.options.front import Selection, pareto_front, thinned
+from chainstay.runtime.options.generator import generate, groups_of
+from chainstay.runtime.options.graph import StageGraph, trace_stage
+from chainstay.runtime.options.option_code import OptionCode, Origin
+from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import MemoryLayout, State, detached, non_leaves
+
+__all__ = [
+    "Option",
+    "OptionPart",
+    "admitted",
+    "option_of",
+    "run_option",
+    "selections_of",
+    "stage_options",
+    "unpack_option",
+]
+
+_PACK_TIME: Final = 6_000
+"""What a saved tensor that is dropped takes in all, in ns: a handle, and looking it up."""
+_GROUP_TIME: Final = 40_000
+"""What a replay takes besides its operators, in ns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Option:
+    """One way to keep a stage, or several as one.
+
+    Attributes:
+        name: What it drops, for people.
+        saved_bytes: The bytes that are held between forward and backward, the stage's output
+            included, its input left out.
+        replay_time: What its backward takes more than one that has everything, in ns; added up
+            from its operators' own times.
+        needs_input: Whether it holds a part of the incoming state, or makes tensors of it.
+        code: What runs it.
+    """
+
+    name: str
+    saved_bytes: int
+    replay_time: int
+    needs_input: bool
+    code: OptionCode
+
+
+def stage_options(
+    stage: ChainStage,
+    given: tuple[State, Sequence[Any]],
+    device: torch.device,
+    *,
+    output_stays: bool = True,
+    most: int = 8,
+) -> list[Option]:
+    """Return options of a stage, from the most bytes to the fewest.
+
+    None where the stage has no graph, or nothing in it could be dropped; keeping everything is
+    none of them. Call it inside `measuring`: the stage is run some times.
+
+    Args:
+        stage: What to run; several stages as one if they are fused.
+        given: Its input, and what all stages may read.
+        device: Where it runs.
+        output_stays: Whether nobody changes its output in place: true of all stages but a
+            model's last, whose caller may.
+        most: How many at most.
+    """
+    graph = trace_stage(stage, given, device, output_stays=output_stays)
+    if graph is None:
+        return []
+    front = thinned(selections_of(graph), most + 1)
+    options = (option_of(graph, each) for each in front if each.replayed or each.redrawn)
+    return [option for option in options if admitted(option, given)]
+
+
+def selections_of(graph: StageGraph) -> list[Selection]:
+    """Return the front of a stage, the runtime's own work in its times."""
+    front: list[Selection] = []
+    for each in pareto_front(graph.operators):
+        dropped = sum(pack.is_dropped(each.replayed, each.redrawn) for pack in graph.packs)
+        own = _PACK_TIME * dropped + _GROUP_TIME * len(groups_of(graph, each))
+        selection = replace(each, replay_time=each.replay_time + own)
+        while front and front[-1].replay_time >= selection.replay_time:
+            front.pop()  # more bytes, and no less time
+        front.append(selection)
+    return front
+
+
+def option_of(graph: StageGraph, selection: Selection) -> Option:
+    """Return the option that keeps what `selection` says."""
+    code = generate(graph, selection)
+    dropped = [
+        pack.operator
+        for pack in graph.packs
+        if pack.operator is not None and pack.is_dropped(selection.replayed, selection.redrawn)
+    ]
+    names = dict.fromkeys(graph.steps[operator].name for operator in sorted(dropped))
+    return Option(
+        name=f"drops {', '.join(names)}",
+        saved_bytes=graph.fixed_bytes + selection.kept_bytes,
+        replay_time=selection.replay_time,
+        needs_input=any(pack.is_input for pack in graph.packs) or bool(code.read(Origin.STATE)),
+        code=code,
+    )
+
+
+def run_option(
+    run: OptionRun, state: State, otherwise: Callable[[torch.Tensor], object]
+) -> State:
+    """Run the forward of a stage with an option; return the next state.
+
+    Args:
+        run: The run.
+        state: The stage's input.
+        otherwise: The pack hook for what stays, whose results `unpack_option` understands.
+    """
+    pack = OptionPack(run, otherwise)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack_option):
+            output = run.forward(state)
+        run.close(state)
+    finally:
+        pack.close()
+    return output
+
+
+def unpack_option(packed: ReplayHandle | Packed) -> torch.Tensor:
+    """Unpack hook of runs with an option; see `handles.unpack`."""
+    return packed.restored() if isinstance(packed, ReplayHandle) else unpack(packed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptionPart:
+    """A stage that is always run with an option; a `chain_stage.Part`, to be probed and timed."""
+
+    option: Option
+
+    @property
+    def stage(self) -> ChainStage:
+        """The stage itself."""
+        return self.option.code.graph.stage
+
+    @property
+    def text(self) -> str:
+        """A text of the computation, for a digest."""
+        return "\n".join([self.option.name, *(part.text for part in self.stage.parts)])
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Positions of the shared values that it reads."""
+        return self.stage.reads
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the shared values that it changes in place."""
+        return self.stage.written
+
+    @property
+    def draws_random(self) -> bool:
+        """Whether it may draw random numbers."""
+        return self.stage.may_draw_random
+
+    @property
+    def changes_input(self) -> bool:
+        """Whether it changes its incoming state in place."""
+        return self.stage.changes_input
+
+    @property
+    def fills_what_it_saved(self) -> bool:
+        """Whether an operator of its saves a tensor and then writes it."""
+        return self.stage.fills_what_it_saved
+
+    def __call__(self, state: State, shared: Sequence[Any]) -> State:
+        """The next state; see `Part`."""
+        run = OptionRun(self.option.code, shared, ("an input of the model",) * len(shared))
+        return run_option(run, state, partial(Staying.of, 0))
+
+
+def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
+    """Whether replays give what the forward has saved, bit for bit; call it inside `measuring`.
+
+    Kernels that do not always add in the same order do not, for instance.
+
+    Args:
+        option: To be run once.
+        given: The stage's input, and what all stages may read.
+    """
+    state, shared = given
+    stage = option.code.graph.stage
+    run = OptionRun(option.code, shared, ("an input of the model",) * len(shared))
+    saved: list[tuple[torch.Tensor, ReplayHandle]] = []
+
+    def pack(tensor: torch.Tensor) -> None:
+        if not is_parameter(tensor) and (handle := run.packed(tensor)) is not None:
+            saved.append((tensor.detach(), handle))
+
+    state = detached(state)
+    state = incoming(stage, state) if stage.changes_input else non_leaves(state)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _refuse):
+        output = run.forward(state)
+    try:
+        run.close(state)
+        return all(_is_same(tensor, handle.restored()) for tensor, handle in saved)
+    except (PlanMismatchError, RuntimeError, KeyError):
+        return False  # a replay that fails here would fail in training
+    finally:
+        del output
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits in the same places."""
+    if MemoryLayout.of(one) != MemoryLayout.of(other):
+        return False
+    first, second = (each.resolve_conj().resolve_neg().contiguous() for each in (one, other))
+    return torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))
+
+
+def _refuse(packed: object) -> torch.Tensor:
+    raise AssertionError(f"backward through {packed}: nobody runs one here")

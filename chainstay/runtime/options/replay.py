@@ -1,0 +1,308 @@
+"""Runs of a stage with an option: what its graph holds, and replays in the backward.
+
+Autograd's graph holds a `ReplayHandle` for every tensor that was dropped. The first of a group
+that is asked for its tensor replays the group, which gives tensors to all handles that are
+still alive and lets go of what the replay started from. Nobody else holds handles: what a part of
+the graph that is gone would have needed is not made.
+
+No tensor with a graph may be held here: a circle through autograd's nodes is not found by
+Python's garbage collector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any, Final
+from weakref import ref
+
+import torch
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.execute.environment import (
+    Environment,
+    RandomStates,
+    Traits,
+    alone,
+    restore_random_states,
+)
+from chainstay.runtime.execute.handles import is_parameter
+from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, Slot
+from chainstay.runtime.stage.states import MemoryLayout, State, version_of
+
+__all__ = ["OptionPack", "OptionRun", "ReplayHandle"]
+
+_DRAWS: Final = Traits(draws_random=True, written=(), reads=())
+
+
+class ReplayHandle:
+    """Stands in the graph for a tensor that a replay makes again; an `handles.Absent`."""
+
+    __slots__ = ("__weakref__", "group", "tensor")
+
+    def __init__(self, group: _Group) -> None:
+        self.group: _Group | None = group
+        self.tensor: torch.Tensor | None = None
+
+    def restored(self) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            PlanMismatchError: What the replay starts from was changed, or it gave something else.
+        """
+        if self.tensor is None and self.group is not None:
+            self.group.replay()
+        assert self.tensor is not None, "a replay fills all handles"
+        return self.tensor
+
+
+@dataclass(slots=True)
+class OptionRun:
+    """One run of a stage with an option, until its backward.
+
+    Attributes:
+        code: What to run.
+        shared: The values that all stages may read.
+        names: What messages call these.
+        holds_input: Whether it keeps what replays read of the incoming state; if not, `lay_over`
+            has to give it before the backward.
+        environment: The settings of the forward.
+        state: What replays read of the incoming state, by position.
+        versions: How often each of these had been changed.
+    """
+
+    code: OptionCode
+    shared: Sequence[Any]
+    names: Sequence[str]
+    holds_input: bool = True
+    environment: Environment = field(init=False)
+    state: dict[int, torch.Tensor] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    _stashes: list[Any] = field(init=False)
+    _groups: list[_Group] = field(init=False)
+    _packed: int = 0
+
+    def __post_init__(self) -> None:
+        graph = self.code.graph
+        reads = tuple(self.code.read(Origin.SHARED))
+        traits = Traits(draws_random=False, written=(), reads=reads)
+        self.environment = Environment.capture(graph.stage, traits, self.shared, graph.device)
+        self._stashes = [None] * self.code.stashes
+        self._groups = [_Group(replay, self) for replay in self.code.replays]
+
+    def forward(self, state: State) -> State:
+        """The next state; call it where `packed` gets all that autograd saves, then `close`."""
+        code = self.code
+        shared = [self.shared[position] for position in code.graph.composition.shared]
+        return code.forward(code.root, self._stashes, *state, *shared)
+
+    def packed(self, tensor: torch.Tensor) -> ReplayHandle | None:
+        """Return the stand-in for what autograd saves next, ``None`` if that stays.
+
+        Call it once for each saved tensor but parameters, in order.
+
+        Raises:
+            PlanMismatchError: It is not what was saved when the option was made.
+        """
+        code, number = self.code, self._packed
+        self._packed += 1
+        layout = code.graph.packs[number].layout if number < len(code.packs) else None
+        if layout is None or (tensor.shape, tensor.dtype) != (layout.size, layout.dtype):
+            raise self._mismatch(f"saves a tensor {tuple(tensor.shape)} {tensor.dtype}")
+        place = code.packs[number]
+        return None if place is None else self._groups[place[0]].handle(place[1])
+
+    def close(self, state: State) -> None:
+        """End the forward, which got `state`.
+
+        Raises:
+            PlanMismatchError: It saved less than when the option was made.
+        """
+        if self._packed != len(self.code.packs):
+            raise self._mismatch(f"saves {self._packed} tensors")
+        if self.holds_input:
+            self.lay_over(state)
+        for group in self._groups:
+            group.close(self._stashes)
+        self._groups, self._stashes = [], []
+
+    def lay_over(self, state: State) -> None:
+        """Give the stage's input, held until now or made anew."""
+        self.state = {index: state[index].detach() for index in self.code.read(Origin.STATE)}
+        self.versions = {index: version_of(each) for index, each in self.state.items()}
+
+    def input_of(self, index: int) -> torch.Tensor:
+        """Return a tensor of the incoming state.
+
+        Raises:
+            PlanMismatchError: It was changed in place.
+        """
+        tensor = self.state[index]
+        if version_of(tensor) != self.versions[index]:
+            raise _changed("the input", self.code.graph.stage.name)
+        return tensor
+
+    def _mismatch(self, found: str) -> PlanMismatchError:
+        return PlanMismatchError(
+            f"stage {self.code.graph.stage.name} {found}, which it did not when its options were "
+            "measured; a stage must do the same each time it runs on inputs of one shape"
+        )
+
+
+@dataclass(slots=True)
+class OptionPack:
+    """Pack hook of a run with an option; the graph holds it, so that it lets go of the run.
+
+    Attributes:
+        run: The run, until `close`.
+        otherwise: The hook for what is not dropped.
+    """
+
+    run: OptionRun | None
+    otherwise: Callable[[torch.Tensor], object]
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        """Return a handle, or what the other hook gives; parameters stay."""
+        if is_parameter(tensor):
+            return tensor
+        assert self.run is not None, "saved in the forward"
+        handle = self.run.packed(tensor)
+        return self.otherwise(tensor) if handle is None else handle
+
+    def close(self) -> None:
+        """Let go of the run."""
+        self.run = None
+
+
+class _Capture:
+    """Pack hook of a replay: keeps what marked operators save."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], torch.Tensor] = {}
+        self.present: RandomStates = ()
+        self.mark = -1
+        self.number = 0
+
+    def begin(self, mark: int) -> None:
+        """An operator begins, or with -1 ends."""
+        self.mark, self.number = mark, 0
+
+    def __call__(self, tensor: torch.Tensor) -> object:
+        if is_parameter(tensor):
+            return tensor
+        if self.mark >= 0:
+            self.found[self.mark, self.number] = tensor.detach()
+            self.number += 1
+        return None
+
+
+class _Group:
+    """Tensors of one run that are made again together."""
+
+    __slots__ = ("code", "handles", "lock", "run", "stashes", "versions")
+
+    def __init__(self, code: ReplayCode, run: OptionRun) -> None:
+        self.code = code
+        self.run: OptionRun | None = run
+        self.handles: list[ref[ReplayHandle] | None] = [None] * len(code.slots)
+        self.stashes: dict[int, Any] = {}
+        self.versions: dict[int, int] = {}
+        self.lock = RLock()
+
+    def handle(self, slot: int) -> ReplayHandle:
+        """A handle for what this makes at `slot`."""
+        handle = ReplayHandle(self)
+        self.handles[slot] = ref(handle)
+        return handle
+
+    def close(self, stashes: Sequence[Any]) -> None:
+        """Take what the replay starts from."""
+        indices = {each.index for each in self.code.inputs if each.origin is Origin.STASH}
+        self.stashes = {index: stashes[index] for index in indices}
+        self.versions = {
+            index: version_of(each)
+            for index, each in self.stashes.items()
+            if isinstance(each, torch.Tensor)
+        }
+
+    def replay(self) -> None:
+        """Run the operators again and fill the handles."""
+        with self.lock:
+            if self.run is not None:
+                self._replay(self.run)
+                self.run, self.stashes = None, {}
+
+    def _replay(self, run: OptionRun) -> None:
+        code, capture = self.code, _Capture()
+        hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
+        with (
+            torch.enable_grad(),
+            hooks,
+            alone(_DRAWS) if code.draws_random else nullcontext(),
+            run.environment.entered(),
+        ):
+            try:
+                results = code.function(run.code.root, capture, *self._inputs(run))
+            finally:
+                restore_random_states(capture.present)
+        for reference, slot in zip(self.handles, code.slots, strict=True):
+            handle = None if reference is None else reference()
+            if handle is not None:
+                handle.tensor = self._made(run, slot, results, capture)
+                handle.group = None
+
+    def _inputs(self, run: OptionRun) -> list[Any]:
+        shared = run.environment.shared_for(run.shared, run.names, for_last_time=True)
+        given = []
+        for each in self.code.inputs:
+            match each.origin:
+                case Origin.SHARED:
+                    given.append(shared[each.index])
+                case Origin.STATE:
+                    given.append(_start(run.input_of(each.index), each.requires_grad))
+                case Origin.STASH:
+                    value = self.stashes[each.index]
+                    if each.index in self.versions:
+                        if version_of(value) != self.versions[each.index]:
+                            raise _changed("a result inside", run.code.graph.stage.name)
+                        value = _start(value, each.requires_grad)
+                    given.append(value)
+        return given
+
+    def _made(
+        self, run: OptionRun, slot: Slot, results: Sequence[torch.Tensor], capture: _Capture
+    ) -> torch.Tensor:
+        if slot.extra is None:
+            made = results[slot.source].detach()
+        else:
+            made = capture.found[slot.source, slot.extra]
+        layout = MemoryLayout.of(made)
+        if layout == slot.layout:
+            return made
+        if (layout.storage_bytes, layout.dtype) != (slot.layout.storage_bytes, slot.layout.dtype):
+            raise PlanMismatchError(
+                f"a tensor {slot.layout} that stage {run.code.graph.stage.name} saved is {layout} "
+                "when made again; a stage must do the same each time it runs on the same input"
+            )
+        return slot.layout.over(made)
+
+
+def _start(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:  # noqa: FBT001  # as `ReplayInput` says
+    """A tensor as the operator got it: no leaf, or autocast would keep its copy of it."""
+    if not requires_grad:
+        return tensor
+    tensor = tensor.detach().requires_grad_(True)  # noqa: FBT003  # torch's own
+    return tensor.view_as(tensor)
+
+
+def _changed(what: str, stage: str) -> PlanMismatchError:
+    return PlanMismatchError(
+        f"{what} of stage {stage} was changed in place between forward and backward, but the "
+        "backward needs it; change a clone of it, or run the backward first"
+    )
+
+
+def _refuse(packed: object) -> torch.Tensor:
+    raise AssertionError(f"backward through {packed}: nobody runs one through a replay")

@@ -1,0 +1,126 @@
+"""A stage run node by node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import fx
+
+from chainstay.runtime.execute.environment import incoming
+from chainstay.runtime.execute.handles import dropping
+from chainstay.runtime.measures.clock import run_timed
+from chainstay.runtime.options.composition import Composition
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State, detached, non_leaves
+
+__all__ = ["Cast", "Held", "StageRun", "operator_times"]
+
+Held: TypeAlias = dict[fx.Node, Any]
+"""What nodes have given, as long as others read it."""
+
+
+class Cast(NamedTuple):
+    """A copy that autocast makes of an argument.
+
+    Attributes:
+        argument: What is copied.
+        user: The node that it is made for.
+        dtype: The precision of the copy.
+        value: The number of the copy among the stage's values.
+    """
+
+    argument: fx.Node
+    user: fx.Node
+    dtype: torch.dtype
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """Runs the nodes of a stage one by one.
+
+    Attributes:
+        composition: The stage's graph.
+        stage: The stage.
+        given: Its input, and what all stages may read.
+    """
+
+    composition: Composition
+    stage: ChainStage
+    given: tuple[State, Sequence[Any]]
+
+    @property
+    def nodes(self) -> Iterable[fx.Node]:
+        """All nodes, in order."""
+        return self.composition.graph.nodes
+
+    def inputs(self) -> list[Any]:
+        """Return inputs of the graph as in mid-chain: copies of what the stage changes."""
+        state, shared = self.given
+        state = detached(state)
+        state = incoming(self.stage, state) if self.stage.changes_input else non_leaves(state)
+        return [*state, *(shared[position] for position in self.composition.shared)]
+
+    def run(
+        self, inputs: Sequence[Any], around: Callable[[fx.Node, Held, Callable[[], Any]], Any]
+    ) -> list[Any]:
+        """Run all nodes; return the results.
+
+        Args:
+            inputs: The inputs of the graph.
+            around: Called with every operator, what is held, and the call; returns its result.
+        """
+        held: Held = {}
+        given = iter(inputs)
+        last = {each: node for node in self.nodes for each in node.all_input_nodes}
+        for node in self.nodes:
+            match node.op:
+                case "placeholder":
+                    held[node] = next(given)
+                case "get_attr":
+                    held[node] = self.composition.root.get_submodule(str(node.target))
+                case "output":
+                    return [held[leaf] for leaf in self.composition.results]
+                case _:
+                    held[node] = around(node, held, partial(self._call, node, held))
+                    for each in (*node.all_input_nodes, node):
+                        if last.get(each, node) is node:
+                            del held[each]
+        raise AssertionError("a graph without an output")
+
+    def _call(self, node: fx.Node, held: Held) -> Any:  # noqa: ANN401  # tensors, or tuples of them
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), held.__getitem__)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op == "call_module":
+            return self.composition.root.get_submodule(str(node.target))(*args, **kwargs)
+        function: Callable[..., Any] = node.target  # type: ignore[assignment]  # of call_function
+        return function(*args, **kwargs)
+
+
+def operator_times(
+    run: StageRun, casts: Sequence[Cast], device: torch.device, repeats: int
+) -> dict[fx.Node | Cast, int]:
+    """Return the least time of every node, and of copies by autocast, in a few runs, in ns."""
+    least: dict[fx.Node | Cast, int] = defaultdict(lambda: 1 << 62)
+
+    def note(key: fx.Node | Cast, call: Callable[[], Any]) -> Any:  # noqa: ANN401  # what the call gives
+        value, elapsed = run_timed(call, device)
+        least[key] = min(least[key], elapsed)
+        return value
+
+    def around(node: fx.Node, held: Held, call: Callable[[], Any]) -> Any:  # noqa: ANN401  # what the node gives
+        for cast in casts:
+            if cast.user is node:
+                note(cast, partial(held[cast.argument].to, cast.dtype))
+        return note(node, call)
+
+    with torch.enable_grad(), dropping():
+        for _ in range(repeats):
+            run.run(run.inputs(), around)
+    return least

@@ -1,0 +1,268 @@
+"""One run of a stage, node by node: what it makes, saves, draws and writes.
+
+What may not be made again, and is therefore kept: what a later operator changes in place, if it
+is saved; results of operators that change something outside of the stage, or read it while
+others change it; results of operators that read a view which is older than a change of its
+memory, as the graph does not say that they come behind the change. Norms that update statistics
+can be run again: on copies of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from chainstay.runtime.devices.memory import allocated_bytes
+from chainstay.runtime.execute.environment import random_states
+from chainstay.runtime.execute.handles import is_parameter
+from chainstay.runtime.options.special_operators import is_dropout
+from chainstay.runtime.options.stage_run import Cast, Held, StageRun
+from chainstay.runtime.stage.states import MemoryLayout, version_of
+
+__all__ = ["EXTERNAL", "NotPlainError", "Operation", "Trace", "Value"]
+
+EXTERNAL: Final = -1
+"""The value of all storages that are there before the stage."""
+
+
+class NotPlainError(Exception):
+    """A tensor is of a kind whose memory cannot be told."""
+
+
+@dataclass(slots=True)
+class Value:
+    """One version of one storage that the stage makes.
+
+    Attributes:
+        bytes: What it takes on the stage's device.
+        maker: The node that made it.
+        representative: The first node that gives it as its result.
+        is_overwritten: Whether a later node changes it in place.
+        saver: The first node that saves it, and its number among what that node saves.
+        cast: If autocast made it, of what and for whom.
+    """
+
+    bytes: int
+    maker: fx.Node
+    representative: fx.Node | None = None
+    is_overwritten: bool = False
+    saver: tuple[fx.Node, int] | None = None
+    cast: Cast | None = None
+
+
+@dataclass(slots=True)
+class Operation:
+    """What was seen of a node that is no view.
+
+    Attributes:
+        reads: The storages of its arguments.
+        is_repeatable: Whether it finds its arguments as they were when it is run again.
+        generators: Types of the devices whose random generators it drew from.
+        noise: For dropout, how its input lies in memory.
+        value: The value that it represents.
+        layout: How that lies in memory.
+        requires_grad: Whether its result does.
+    """
+
+    reads: frozenset[int]
+    is_repeatable: bool
+    generators: tuple[str, ...] = ()
+    noise: MemoryLayout | None = None
+    value: int | None = None
+    layout: MemoryLayout | None = None
+    requires_grad: bool = False
+
+
+@dataclass(slots=True)
+class Trace:
+    """What is seen of a stage in one run.
+
+    Attributes:
+        run: How to run it.
+        device: Where.
+        values: All values that it makes.
+        operations: Its nodes, but for views and for those that only give numbers.
+        views: Nodes that give nothing but views.
+        packs: What autograd saves: the value, how it lies, and the storage.
+        written: Storages from outside that it changes.
+        state: Storages of the incoming state.
+        outputs: Values of the outgoing state.
+        made: Per node, the storages of its result and the values that these had.
+        flags: Whether the graph's inputs require gradients.
+    """
+
+    run: StageRun
+    device: torch.device
+    values: list[Value] = field(default_factory=list)
+    operations: dict[fx.Node, Operation] = field(default_factory=dict)
+    views: set[fx.Node] = field(default_factory=set)
+    packs: list[tuple[int, MemoryLayout, int]] = field(default_factory=list)
+    written: set[int] = field(default_factory=set)
+    state: set[int] = field(default_factory=set)
+    outputs: set[int] = field(default_factory=set)
+    made: dict[fx.Node, dict[int, int]] = field(default_factory=dict)
+    flags: list[bool] = field(default_factory=list)
+    _current: dict[int, int] = field(default_factory=dict)  # storage -> its present value
+    _known: list[StorageWeakRef] = field(default_factory=list)  # or a storage takes one's place
+    _stale: set[fx.Node] = field(default_factory=set)  # views that cannot be made again
+    _packed: list[torch.Tensor] = field(default_factory=list)  # by the present node
+
+    def trace(self) -> None:
+        """Run the stage.
+
+        Raises:
+            NotPlainError: There are tensors whose memory cannot be told.
+        """
+        inputs, shared = self.run.inputs(), self.run.given[1]
+        places = [node for node in self.run.nodes if node.op == "placeholder"]
+        for node, value in zip(places, inputs, strict=True):
+            tensors = list(_tensors_in(value))
+            self.made[node] = {self._take(tensor): EXTERNAL for tensor in tensors}
+            self.flags.append(any(tensor.requires_grad for tensor in tensors))
+        for node in places[: self.run.composition.width]:
+            self.state.update(self.made[node])
+        self.written.update(_key(shared[position]) for position in self.run.stage.written)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _refuse)
+        with torch.enable_grad(), hooks:
+            results = self.run.run(inputs, self._note)
+        keys = [_key(tensor) for tensor in _tensors_in(results)]
+        self.outputs = {self._current[key] for key in keys} - {EXTERNAL}
+
+    @property
+    def casts(self) -> list[Cast]:
+        """All copies by autocast."""
+        return [value.cast for value in self.values if value.cast is not None]
+
+    def _pack(self, tensor: torch.Tensor) -> None:
+        if not is_parameter(tensor):
+            self._packed.append(tensor)
+
+    def _note(self, node: fx.Node, held: Held, call: Callable[[], Any]) -> Any:  # noqa: ANN401  # what the node gives
+        """Run a node."""
+        arguments = [each for each in node.all_input_nodes if each.op != "get_attr"]
+        given = [(each, version_of(each)) for arg in arguments for each in _tensors_in(held[arg])]
+        is_stale = any(each in self._stale or self._has_changed(each) for each in arguments)
+        noise = MemoryLayout.of(held[node.args[0]]) if is_dropout(node) else None  # type: ignore[index]  # a node
+        before = random_states(self.device)
+        self._packed = []
+        value = call()
+        drawn = tuple(
+            device.type
+            for (device, old), (_, new) in zip(before, random_states(self.device), strict=True)
+            if not torch.equal(old, new)
+        )
+        written = {_key(tensor) for tensor, old in given if version_of(tensor) != old}
+        is_outside = any(self._current[key] == EXTERNAL for key in written)
+        self._overwrite(node, written)
+        results = list(_tensors_in(value))
+        is_new = bool(drawn or written or self._packed) or any(
+            _key(tensor) not in self._current for tensor in results
+        )
+        self.made[node] = {key: self._current[key] for key in [self._know(t, node) for t in results]}
+        if not is_new and all(map(self._is_represented, self.made[node].values())):
+            if results:
+                self.views.add(node)
+                self._stale |= {node} if is_stale else set()
+            return value
+        self.operations[node] = operation = Operation(
+            reads=frozenset(_key(tensor) for tensor, _ in given),
+            is_repeatable=not (is_stale or is_outside),
+            generators=drawn,
+            noise=noise if drawn else None,
+        )
+        if isinstance(value, torch.Tensor):
+            self._represent(node, value, operation)
+        self._note_packs(node, arguments, held)
+        return value
+
+    def _represent(self, node: fx.Node, value: torch.Tensor, operation: Operation) -> None:
+        index = self._current[_key(value)]
+        if not self._is_represented(index):
+            self.values[index].representative = node
+            operation.value = index
+            operation.layout = MemoryLayout.of(value)
+            operation.requires_grad = value.requires_grad
+
+    def _note_packs(self, node: fx.Node, arguments: Sequence[fx.Node], held: Held) -> None:
+        for number, tensor in enumerate(self._packed):
+            is_extra = _key(tensor) not in self._current
+            key = self._know(tensor, node)
+            index = self._current[key]
+            self.packs.append((index, MemoryLayout.of(tensor), key))
+            if index == EXTERNAL:
+                continue
+            value = self.values[index]
+            value.saver = value.saver or (node, number)
+            if is_extra and torch.is_autocast_enabled(self.device.type):
+                copied = (each for each in arguments if _is_cast(held[each], tensor))
+                argument = next(copied, None)
+                if argument is not None:
+                    value.cast = Cast(argument, node, tensor.dtype, index)
+        self._packed = []
+
+    def _overwrite(self, node: fx.Node, written: Iterable[int]) -> None:
+        for key in written:
+            index = self._current[key]
+            if index == EXTERNAL:
+                self.written.add(key)
+                continue
+            self.values[index].is_overwritten = True
+            self._current[key] = len(self.values)
+            self.values.append(Value(self.values[index].bytes, node))
+
+    def _take(self, tensor: torch.Tensor) -> int:
+        """Know an input of the stage."""
+        key = _key(tensor)
+        self._known.append(StorageWeakRef(tensor.untyped_storage()))
+        self._current[key] = EXTERNAL
+        return key
+
+    def _know(self, tensor: torch.Tensor, maker: fx.Node) -> int:
+        key = _key(tensor)
+        if key not in self._current:
+            self._known.append(StorageWeakRef(tensor.untyped_storage()))
+            self._current[key] = len(self.values)
+            size = allocated_bytes(tensor) if tensor.device == self.device else 0
+            self.values.append(Value(size, maker))
+        return key
+
+    def _has_changed(self, node: fx.Node) -> bool:
+        return any(self._current[key] != index for key, index in self.made[node].items())
+
+    def _is_represented(self, index: int) -> bool:
+        return index == EXTERNAL or self.values[index].representative is not None
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """Tell a storage from others, whether or not it has memory."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided:
+        raise NotPlainError
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001  # of the storage itself
+    return key
+
+
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _is_cast(argument: object, saved: torch.Tensor) -> bool:
+    """Whether a saved tensor is a copy of an argument in another precision, bit for bit."""
+    if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
+        return False
+    if argument.dtype == saved.dtype or not saved.is_floating_point():
+        return False
+    copy = argument.detach().to(saved.dtype)
+    layout = MemoryLayout.of(copy)
+    if layout.storage_bytes != MemoryLayout.of(saved).storage_bytes:
+        return False
+    return torch.equal(layout.over(saved).nan_to_num(), copy.nan_to_num())
+
+
+def _refuse(packed: object) -> torch.Tensor:
+    raise AssertionError(f"backward through {packed}: nobody runs one here")
