@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import subprocess
@@ -9,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import highspy
 import pytest
 
 from chainstay.errors import BackendError
@@ -55,7 +55,7 @@ def test_infeasible_leaves_the_values_alone() -> None:
 
 def from_mps(path: Path) -> Model:
     """The minimisation of a file, as a Pyomo model of binaries."""
-    highs = highspy.Highs()
+    highs = importlib.import_module("highspy").Highs()
     highs.silent()
     highs.readModel(str(path))
     program = highs.getLp()
@@ -71,8 +71,7 @@ def from_mps(path: Path) -> Model:
         for low, row, high in limits
     )
     model.cost = pyo.Objective(
-        expr=sum(cost * model.take[i] for i, cost in enumerate(program.col_cost_))
-        + program.offset_
+        expr=sum(cost * model.take[i] for i, cost in enumerate(program.col_cost_)) + program.offset_
     )
     return model
 

@@ -85,8 +85,7 @@ def records_of_several_stages_are_closed(phases: Phases) -> Constraint:
     return phases.indexed(
         ((k, j), phases.recorded(k, several) + phases.makes_output(k, j) <= 1)
         for k, j in phases.turns
-        if j < k
-        and (several := [r for r in phases.records.covering(j) if r.stage < r.last <= k])
+        if j < k and (several := [r for r in phases.records.covering(j) if r.stage < r.last <= k])
     )
 
 
@@ -153,7 +152,7 @@ def tape_keeps_inputs_between_phases(phases: Phases) -> Constraint:
             + phases.total("saved_stored", k, phases.records.ending(i - 1)),
         )
         for k, i in phases.turns
-        if 0 < i and k < len(phases.profile) - 1 and phases.discards is Discards.TAPE
+        if i > 0 and k < len(phases.profile) - 1 and phases.discards is Discards.TAPE
         if (needing := [r for r in _needing(phases, i) if r.last <= k])
     )
 

@@ -278,9 +278,7 @@ class Phases:
             for record, need in needs.items()
             if need > least
         )
-        return (
-            self._units(least) * (1 - self.is_joined(k)) + sum(more) + self._in_use(k, k + 1)
-        )
+        return self._units(least) * (1 - self.is_joined(k)) + sum(more) + self._in_use(k, k + 1)
 
     def _backward_bytes(self, record: Record) -> int:
         """Return the bytes of gradients and overhead while ``B`` of a record runs."""
