@@ -3,7 +3,8 @@
 The only importer of highspy. HiGHS is driven directly rather than through a Pyomo solver
 class: those differ between Pyomo versions in how (and whether) they pass a start, return
 the dual bound and keep silent. What is read from Pyomo is the linear form of its
-constraints, which is stable public API.
+constraints, which is stable public API. That nothing is feasible is believed only where HiGHS
+says so without its presolve, too.
 
 highspy up to 1.14 lives in one process with ortools, whichever comes first; 1.15 does not
 (``pyproject.toml`` says why it is excluded).
@@ -15,6 +16,7 @@ import importlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -71,9 +73,17 @@ def solve(model: Model, limits: Limits, *, gap: float, warm_start: bool = False)
     highs.resetGlobalScheduler(True)  # noqa: FBT003  # a C++ signature, positional only
     _check(highspy, highs.passModel(_linear_program(highspy, model, columns)), "the model")
     start = [float(column.value) for column in columns] if warm_start else None
-    if _run(highspy, highs, start) == highspy.HighsStatus.kError:
-        # Undoing its presolve may leave a row a little above HiGHS' own tolerance.
+    began = monotonic()
+    status = _run(highspy, highs, start)
+    # HiGHS 1.14.0 called a model infeasible that has solutions, and found them without its
+    # presolve. Undoing its presolve may leave a row a little above HiGHS' own tolerance.
+    is_infeasible = highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible
+    if is_infeasible or status == highspy.HighsStatus.kError:
+        left = limits.time_s - (monotonic() - began)
+        if left <= 0:
+            return HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=-math.inf)
         highs.setOptionValue("presolve", "off")
+        highs.setOptionValue("time_limit", left)
         highs.clearSolver()
         _check(highspy, _run(highspy, highs, start), "the solve")
     return _outcome(highspy, highs, columns)

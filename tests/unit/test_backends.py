@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from chainstay.errors import BackendError
 from chainstay.formulations import MIP
 from chainstay.formulations import highs_backend as backends
-from chainstay.formulations.pyomo_types import Model, pyo
+from chainstay.formulations.pyomo_types import Model, constraint_list, pyo
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, Stage
 
@@ -21,6 +24,7 @@ CHAIN = ChainProfile(
     input_gradient_bytes=0,
     stages=(Stage(forward_time=1, output_bytes=1, saved_bytes=1, gradient_bytes=1),) * 3,
 )
+GOLDEN = Path(__file__).parents[1] / "golden"
 MINUTE = Limits(time_s=60.0)
 
 
@@ -47,6 +51,46 @@ def test_infeasible_leaves_the_values_alone() -> None:
     outcome = backends.solve(model, MINUTE, gap=0.5)
     assert (outcome.status, outcome.has_values) == (TerminationStatus.INFEASIBLE, False)
     assert model.take[0].value is None
+
+
+def from_mps(path: Path) -> Model:
+    """The minimisation of a file, as a Pyomo model of binaries."""
+    highs = importlib.import_module("highspy").Highs()
+    highs.silent()
+    highs.readModel(str(path))
+    program = highs.getLp()
+    matrix, model = program.a_matrix_, pyo.ConcreteModel()
+    model.take = pyo.Var(range(program.num_col_), domain=pyo.Binary)
+    rows: list[list[Any]] = [[] for _ in range(program.num_row_)]
+    for column in range(program.num_col_):
+        for entry in range(matrix.start_[column], matrix.start_[column + 1]):
+            rows[matrix.index_[entry]].append(matrix.value_[entry] * model.take[column])
+    limits = zip(program.row_lower_, map(sum, rows), program.row_upper_, strict=True)
+    model.rows = constraint_list(
+        pyo.inequality(None if low == -math.inf else low, row, None if high == math.inf else high)
+        for low, row, high in limits
+    )
+    model.cost = pyo.Objective(
+        expr=sum(cost * model.take[i] for i, cost in enumerate(program.col_cost_)) + program.offset_
+    )
+    return model
+
+
+def test_infeasible_is_not_believed_of_the_presolve_alone() -> None:
+    """HiGHS 1.14.0 says so of this model; 39 is its optimum."""
+    outcome = backends.solve(from_mps(GOLDEN / "highs_wrong_infeasible.mps"), MINUTE, gap=0.5)
+    assert outcome.status is TerminationStatus.OPTIMAL
+    assert outcome.bound == pytest.approx(39)
+
+
+def test_infeasible_without_time_to_check_it_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = knapsack()
+    model.much = pyo.Constraint(expr=sum(model.take.values()) >= 3)
+    clock = iter([0.0, 61.0])
+    monkeypatch.setattr(backends, "monotonic", lambda: next(clock))
+    assert backends.solve(model, MINUTE, gap=0.5).status is TerminationStatus.LIMIT
 
 
 def test_the_number_of_threads_may_change_between_solves() -> None:

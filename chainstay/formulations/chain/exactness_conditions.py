@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from chainstay.formulations.chain.records import Records
 from chainstay.profiles import ChainProfile, Stage, StageOption
 from chainstay.schedule import Discards
 from chainstay.solution import Family
@@ -176,7 +177,6 @@ def _dropped_time(profile: ChainProfile, i: int, option: StageOption, *, first: 
 
 
 def _options(profile: ChainProfile) -> Iterator[tuple[int, StageOption]]:
-    """Yield every option with its first stage."""
-    for i, stage in enumerate(profile.stages):
-        for option in stage.all_options:
-            yield i, option
+    """Yield every option that none replaces, with its first stage."""
+    for record in Records(profile).all:
+        yield record.stage, record.costs

@@ -77,7 +77,7 @@ class ChainFormulation:
                 held |= {op.stage: record} if record else {}
             first = next((i for i in held if held[i].last == k and Item("b", i) in stored), k)
             ops.append(Op(OpKind.BACKWARD, first))
-            stored -= held[first].consumed
+            stored -= held[first].consumed if first in held else frozenset()
             k = first - 1
             drops = list(self._drops_before(k, stored, held))
             stored.difference_update(op.item for op in drops)

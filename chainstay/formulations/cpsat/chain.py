@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 from chainstay.errors import InvalidProfileError
+from chainstay.formulations.chain.exactness_conditions import may_discard_in_a_phase
+from chainstay.formulations.chain.records import Records
 from chainstay.formulations.cpsat.chain_codec import decode, encode
 from chainstay.formulations.cpsat.chain_constraints import CONSTRAINTS
 from chainstay.formulations.cpsat.chain_cuts import add_cuts
-from chainstay.formulations.cpsat.chain_memory import MemoryExpression, limit_memory, most_bytes
+from chainstay.formulations.cpsat.chain_memory import (
+    MemoryExpression,
+    dropped_cost,
+    kept_cost,
+    limit_memory,
+)
 from chainstay.formulations.cpsat.chain_variables import (
     FORMS,
     ChainVariables,
     DataKind,
     Key,
     StoredKey,
+    TimePoint,
 )
 from chainstay.formulations.cpsat.ortools_backend import CpSatResult, Model, new_model, solve
-from chainstay.formulations.memory_units import size_divisor
+from chainstay.formulations.memory_units import most_bytes, size_divisor
 from chainstay.formulations.settings import Limits, TerminationStatus
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, RunCost
 from chainstay.schedule import Discards, Schedule
 
 __all__ = ["ChainProgram", "build", "require_countable"]
@@ -35,10 +42,11 @@ class ChainProgram:
     """A CP-SAT model and the meaning of its variables.
 
     Attributes:
-        model: Minimises the time of all forwards in units of `time_unit`, or the memory
-            in units of `size_unit`.
+        model: Minimises the time of all forwards (and what backwards take beyond
+            `Records.least_backward_time`) in units of `time_unit`, or the memory in units
+            of `size_unit`.
         variables: The variables by meaning.
-        time_unit: Greatest common divisor of the forward times, in ns.
+        time_unit: Greatest common divisor of the times in the objective, in ns.
         size_unit: Greatest common divisor of the sizes, in bytes.
     """
 
@@ -94,9 +102,11 @@ def build(
     """
     require_countable(profile)
     model = new_model()
-    variables = ChainVariables(model=model, profile=profile, discards=discards)
+    records = Records(profile)
+    drops = may_discard_in_a_phase(profile, discards)
+    variables = ChainVariables(model=model, records=records, discards=discards, drops=drops)
     size_unit = size_divisor(profile)
-    time_unit = math.gcd(*(stage.forward_time for stage in profile.stages)) or 1
+    time_unit = records.time_unit
     most = most_bytes(profile) // size_unit
     for sentence in CONSTRAINTS:
         sentence(variables)
@@ -118,7 +128,12 @@ def require_countable(profile: ChainProfile) -> None:
     Raises:
         InvalidProfileError: The text names the sum and the limit.
     """
-    largest = max(2 * most_bytes(profile), len(FORMS) * len(profile) * profile.least_time)
+    slowest = 0
+    for stage in profile.stages:
+        runs = [each.run(first=first) for each in stage.all_options for first in (True, False)]
+        runs += [stage.dropped(first=first) for first in (True, False)]
+        slowest += max(run.time for run in runs) + max(run.backward_time for run in runs)
+    largest = max(2 * most_bytes(profile), len(FORMS) * len(profile) * slowest)
     if largest >= _LARGEST:
         raise InvalidProfileError(
             f"sizes or times add up to {largest} units, and CP-SAT is exact up to 2**53; "
@@ -127,10 +142,22 @@ def require_countable(profile: ChainProfile) -> None:
 
 
 def _forward_time(variables: ChainVariables, unit: int) -> MemoryExpression:
-    """Return the time of all forwards that run; backwards run once each and cannot be saved."""
-    return sum(
-        stage.forward_time // unit * variables.ran(form, k, j)
-        for j, stage in enumerate(variables.profile.stages)
+    """Return the time of all forwards, and what backwards take beyond the least they can."""
+
+    def units(run: RunCost) -> int:
+        return run.time // unit
+
+    records = variables.records
+    forward = sum(
+        kept_cost(variables, k, j, units) + dropped_cost(variables, k, j, units)
+        for j in range(len(variables.profile))
         for k in range(j, len(variables.profile))
-        for form in FORMS
     )
+    backward = (
+        records.backward_excess(record)
+        // unit
+        * variables.recorded(TimePoint.END, record.last, record)
+        for record in records.all
+        if records.backward_excess(record)
+    )
+    return forward + sum(backward)

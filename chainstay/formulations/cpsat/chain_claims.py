@@ -65,5 +65,4 @@ def minimum_budget(
 
 def _makespan(program: ChainProgram, objective: int) -> int:
     """Return the makespan in ns that an objective in units of forward time stands for."""
-    stages = program.variables.profile.stages
-    return sum(stage.backward_time for stage in stages) + program.time_unit * objective
+    return program.variables.records.least_backward_time + program.time_unit * objective

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from chainstay.formulations.cpsat.chain_variables import FORMS, ChainVariables, DataKind, TimePoint
+from chainstay.formulations.cpsat.chain_variables import FORMS, ChainVariables, TimePoint
 from chainstay.schedule import Discards
 
 __all__ = ["CONSTRAINTS"]
 
-KEEP_ALL, KEEP_INPUT, DROP_INPUT = FORMS
+_, KEEP_INPUT, DROP_INPUT = FORMS
+START, TURN, END = TimePoint
 
 
 def activations_have_one_origin(variables: ChainVariables) -> None:
@@ -22,63 +23,88 @@ def activations_have_one_origin(variables: ChainVariables) -> None:
     for k, i in variables.turns:
         if i > 0:
             variables.model.add_exactly_one(
-                variables.stored(DataKind.ACTIVATION, TimePoint.START, k, i),
-                variables.ran(KEEP_INPUT, k, i - 1),
-                variables.ran(DROP_INPUT, k, i - 1),
-                ~variables.stored(DataKind.ACTIVATION, TimePoint.TURN, k, i),
+                variables.stored(START, k, i),
+                *variables.made(k, i - 1),
+                ~variables.stored(TURN, k, i),
             )
 
 
 def saved_data_has_one_origin(variables: ChainVariables) -> None:
-    """``ā^i`` is there after its turn since the start, from ``Fa`` of stage i, or not."""
+    """``ā^i`` is there after its turn since the start, from ``Fa`` of stage i, or not.
+
+    And of all that keeps stage i, one record at most.
+    """
     for k, i in variables.turns:
-        variables.model.add_exactly_one(
-            variables.stored(DataKind.SAVED, TimePoint.START, k, i),
-            variables.ran(KEEP_ALL, k, i),
-            ~variables.stored(DataKind.SAVED, TimePoint.TURN, k, i),
-        )
+        for record in variables.fitting(k, variables.records.starting(i)):
+            variables.model.add_exactly_one(
+                variables.recorded(START, k, record),
+                variables.kept(k, record),
+                ~variables.recorded(TURN, k, record),
+            )
+        covering = variables.fitting(k, variables.records.covering(i))
+        if len(covering) > 1:
+            variables.model.add_at_most_one(variables.recorded(TURN, k, each) for each in covering)
 
 
 def forwards_read_their_input(variables: ChainVariables) -> None:
     """``Fa`` and ``Fc`` read ``a^j``, itself or inside ``ā^{j-1}``; ``Fn`` takes ``a^j``."""
     for k, j in variables.turns:
         if j > 0:
-            activation = variables.stored(DataKind.ACTIVATION, TimePoint.TURN, k, j)
-            inside = variables.stored(DataKind.SAVED, TimePoint.TURN, k, j - 1)
-            for form in (KEEP_ALL, KEEP_INPUT):
-                variables.model.add_bool_or(~variables.ran(form, k, j), activation, inside)
-            variables.model.add_implication(variables.ran(DROP_INPUT, k, j), activation)
+            records = variables.fitting(k, variables.records.starting(j))
+            kept = [variables.kept(k, record) for record in records]
+            holding = variables.holding(TURN, k, j)
+            for run in (*kept, variables.ran(KEEP_INPUT, k, j)):
+                variables.model.add_bool_or(~run, *holding)
+            dropped = variables.ran(DROP_INPUT, k, j)
+            variables.model.add_implication(dropped, variables.stored(TURN, k, j))
 
 
 def backwards_read_saved_data_and_input(variables: ChainVariables) -> None:
-    """``B`` of stage k reads ``ā^k`` and ``a^k``, the latter itself or inside ``ā^{k-1}``."""
+    """``B`` that ends phase k reads a record that ends with stage k, and its input.
+
+    The input ``a^i``, of the record's first stage, is there itself or inside ``ā^{i-1}``; some
+    records need none. There is no ``B`` where phase k is joined to an earlier one.
+    """
     for k in variables.phases:
-        variables.model.add_bool_and(variables.stored(DataKind.SAVED, TimePoint.END, k, k))
-        if k > 0:
-            variables.model.add_bool_or(
-                variables.stored(DataKind.ACTIVATION, TimePoint.END, k, k),
-                variables.stored(DataKind.SAVED, TimePoint.END, k, k - 1),
-            )
+        ending = variables.records.ending(k)
+        used = [variables.recorded(END, k, record) for record in ending]
+        variables.model.add_exactly_one(*used, *variables.joined(k))
+        for record, is_used in zip(ending, used, strict=True):
+            if record.stage > 0 and record.costs.needs_input:
+                variables.model.add_bool_or(~is_used, *variables.holding(END, k, record.stage))
+
+
+def records_of_several_stages_are_closed(variables: ChainVariables) -> None:
+    """While a record of several stages is stored, none of them runs; nor does a joined phase."""
+    for k, j in variables.turns:
+        for record in variables.fitting(k, variables.records.covering(j)):
+            if record.stage < record.last:
+                for run in variables.made(k, j):
+                    variables.model.add_implication(variables.recorded(TURN, k, record), ~run)
+        for is_joined in variables.joined(k):
+            for run in variables.runs(k, j):
+                variables.model.add_implication(is_joined, ~run)
 
 
 def data_stays_until_the_end(variables: ChainVariables) -> None:
     """Data that is there at its turn is there at the end, but for ``Fn`` and free discards.
 
-    A free discard drops ``a^i`` right after the turn of stage i, ``ā^i`` right after the
-    next one.
+    A discard drops ``a^i`` right after the turn of stage i, ``ā^i`` right after the next one.
     """
     for k, i in variables.turns:
-        saved = variables.stored(DataKind.SAVED, TimePoint.TURN, k, i)
-        saved_left = variables.stored(DataKind.SAVED, TimePoint.END, k, i)
-        activation = variables.stored(DataKind.ACTIVATION, TimePoint.TURN, k, i)
-        left = variables.stored(DataKind.ACTIVATION, TimePoint.END, k, i)
+        activation, left = variables.stored(TURN, k, i), variables.stored(END, k, i)
         dropped = variables.ran(DROP_INPUT, k, i)
-        if variables.discards is Discards.FREE:
-            variables.model.add_implication(saved_left, saved)
+        for record in variables.fitting(k, variables.records.starting(i)):
+            saved = variables.recorded(TURN, k, record)
+            saved_left = variables.recorded(END, k, record)
+            if variables.drops:
+                variables.model.add_implication(saved_left, saved)
+            else:
+                variables.model.add(saved_left == saved)
+        if variables.drops:
             variables.model.add_implication(left, activation)
             variables.model.add_implication(dropped, ~left)
         else:
-            variables.model.add(saved_left == saved)
             variables.model.add_exactly_one(left, dropped, ~activation)
 
 
@@ -87,29 +113,33 @@ def data_stays_between_phases(variables: ChainVariables) -> None:
     for k, i in variables.turns:
         if i == k:
             continue
-        for what in DataKind:
-            left = variables.stored(what, TimePoint.END, k, i)
-            carried = variables.stored(what, TimePoint.START, k - 1, i)
+        both = [(variables.stored(END, k, i), variables.stored(START, k - 1, i))]
+        both += [
+            (variables.recorded(END, k, record), variables.recorded(START, k - 1, record))
+            for record in variables.fitting(k - 1, variables.records.starting(i))
+        ]
+        for left, carried in both:
             variables.model.add_implication(carried, left)
             if variables.discards is Discards.TABLE1:
                 variables.model.add_implication(left, carried)
 
 
 def tapes_keep_inputs(variables: ChainVariables) -> None:
-    """On a tape, ``ā^i`` has its input beside it, ``a^i`` or ``ā^{i-1}``, at all moments."""
+    """On a tape, what needs its input has it beside it at all moments.
+
+    Discards in the middle of a phase come right after the turn of the stage that reads last
+    what they drop, so what is left of the input at the end was there until then.
+    """
     if variables.discards is not Discards.TAPE:
         return
     for k, i in variables.turns:
-        if i > 0:
-            for saved_when, input_when in (
-                (TimePoint.START, TimePoint.START),
-                (TimePoint.TURN, TimePoint.END),
-            ):
-                variables.model.add_bool_or(
-                    ~variables.stored(DataKind.SAVED, saved_when, k, i),
-                    variables.stored(DataKind.ACTIVATION, input_when, k, i),
-                    variables.stored(DataKind.SAVED, saved_when, k, i - 1),
-                )
+        for record in variables.fitting(k, variables.records.starting(i)):
+            if i > 0 and record.costs.needs_input:
+                for saved_when, input_when in ((START, START), (TURN, END)):
+                    variables.model.add_bool_or(
+                        ~variables.recorded(saved_when, k, record),
+                        *variables.holding(input_when, k, i),
+                    )
 
 
 CONSTRAINTS: Final[tuple[Callable[[ChainVariables], None], ...]] = (
@@ -117,6 +147,7 @@ CONSTRAINTS: Final[tuple[Callable[[ChainVariables], None], ...]] = (
     saved_data_has_one_origin,
     forwards_read_their_input,
     backwards_read_saved_data_and_input,
+    records_of_several_stages_are_closed,
     data_stays_until_the_end,
     data_stays_between_phases,
     tapes_keep_inputs,

@@ -9,12 +9,12 @@ from chainstay.formulations.chain.exactness_conditions import (
     are_sweep_cuts_exact,
     may_record_and_rerun,
 )
-from chainstay.formulations.cpsat.chain_variables import FORMS, ChainVariables, DataKind, TimePoint
+from chainstay.formulations.cpsat.chain_variables import FORMS, ChainVariables, TimePoint
 from chainstay.schedule import Discards
 
 __all__ = ["add_cuts"]
 
-_KEEP_ALL, _KEEP_INPUT, _DROP_INPUT = FORMS
+_, _KEEP_INPUT, _ = FORMS
 
 
 def add_cuts(variables: ChainVariables) -> None:
@@ -31,29 +31,32 @@ def add_cuts(variables: ChainVariables) -> None:
 
 def stages_run_in_one_form(variables: ChainVariables) -> None:
     """A stage runs in one form per turn; ``Fa`` may come first where reruns can pay."""
-    forms = FORMS[1:] if may_record_and_rerun(variables.profile, variables.discards) else FORMS
+    may_rerun = may_record_and_rerun(variables.profile, variables.discards)
+    forms = variables.made if may_rerun else variables.runs
     for k, j in variables.turns:
-        variables.model.add_at_most_one(variables.ran(form, k, j) for form in forms)
+        variables.model.add_at_most_one(forms(k, j))
 
 
 def first_sweep_runs_every_stage(variables: ChainVariables) -> None:
     """Nothing but ``a^0`` is there at first."""
     first = variables.phases[0]
     for j in variables.phases:
-        variables.model.add_bool_or(variables.ran(form, first, j) for form in FORMS)
+        variables.model.add_bool_or(variables.runs(first, j))
 
 
 def saved_data_stays(variables: ChainVariables) -> None:
     """``ā^i`` is never thrown away ([BEHJS24], Lemma 4.6), so it is recorded once."""
     for j in variables.phases:
         variables.model.add_exactly_one(
-            variables.ran(_KEEP_ALL, k, j) for k in variables.phases if k >= j
+            variables.kept(k, record)
+            for k in variables.phases
+            for record in variables.fitting(k, variables.records.covering(j))
         )
     for k, i in variables.turns:
-        if i < k:
+        for record in variables.fitting(k - 1, variables.records.starting(i)):
             variables.model.add_implication(
-                variables.stored(DataKind.SAVED, TimePoint.TURN, k, i),
-                variables.stored(DataKind.SAVED, TimePoint.START, k - 1, i),
+                variables.recorded(TimePoint.TURN, k, record),
+                variables.recorded(TimePoint.START, k - 1, record),
             )
 
 
@@ -62,25 +65,20 @@ def kept_inputs_stay(variables: ChainVariables) -> None:
     for k, j in variables.turns:
         if 0 < j < k:
             variables.model.add_bool_or(
-                ~variables.ran(_KEEP_INPUT, k, j),
-                variables.stored(DataKind.ACTIVATION, TimePoint.START, k - 1, j),
-                variables.stored(DataKind.SAVED, TimePoint.START, k - 1, j - 1),
+                ~variables.ran(_KEEP_INPUT, k, j), *variables.holding(TimePoint.START, k - 1, j)
             )
 
 
 def sweeps_are_unbroken(variables: ChainVariables) -> None:
     """The stages that run in phase k are ``s .. k``, all above what is stored at its start."""
     for k, j in variables.turns:
+        runs = variables.runs(k, j)
+        covering = variables.fitting(k, variables.records.covering(j))
         variables.model.add_at_most_one(
-            variables.stored(DataKind.SAVED, TimePoint.START, k, j),
-            *(variables.ran(form, k, j) for form in FORMS),
+            *(variables.recorded(TimePoint.START, k, record) for record in covering), *runs
         )
         if j < k:
-            runs = [variables.ran(form, k, j) for form in FORMS]
-            variables.model.add_at_most_one(
-                variables.stored(DataKind.ACTIVATION, TimePoint.START, k, j + 1), *runs
-            )
+            after = variables.stored(TimePoint.START, k, j + 1)
+            variables.model.add_at_most_one(after, *runs)
             for run in runs:
-                variables.model.add_bool_or(
-                    ~run, *(variables.ran(form, k, j + 1) for form in FORMS)
-                )
+                variables.model.add_bool_or(~run, *variables.runs(k, j + 1))

@@ -9,29 +9,30 @@ it was at the `START`. ``ā^{j-1}`` is still there: stage j reads its input from
           + \sum_v skip_v
 
 where ``a^i`` and ``ā^i`` are what is theirs alone, and a skip is there if anything that has it
-is, or is just being made.
+is, or is just being made. Of a record of several stages, the first one says whether it is there
+since its turn, and the last one whether as it is at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
-from chainstay.formulations.cpsat.chain_variables import FORMS, ChainVariables, DataKind, TimePoint
+from chainstay.formulations.chain.records import Record
+from chainstay.formulations.cpsat.chain_variables import ChainVariables, TimePoint
 from chainstay.formulations.cpsat.ortools_backend import Literal
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import RunCost
 
-__all__ = ["MemoryExpression", "limit_memory", "most_bytes"]
+__all__ = ["MemoryExpression", "dropped_cost", "kept_cost", "limit_memory"]
 
 MemoryExpression: TypeAlias = Any
 """A linear expression over literals, in units."""
 
-_Item: TypeAlias = tuple[DataKind, int]
+_Item: TypeAlias = int | Record
+"""The index of an activation, or a record."""
 _Makers: TypeAlias = Sequence[Literal]
-
-_KEEP_ALL, _KEEP_INPUT, _DROP_INPUT = FORMS
 
 
 def limit_memory(variables: ChainVariables, limit: int | Literal, *, unit: int) -> None:
@@ -42,22 +43,6 @@ def limit_memory(variables: ChainVariables, limit: int | Literal, *, unit: int) 
             variables.model.add(need <= limit)
     for k in variables.phases:
         variables.model.add(memory.backward(k) <= limit)
-
-
-def most_bytes(profile: ChainProfile) -> int:
-    """Return more bytes than any schedule needs: everything at once."""
-    return (
-        profile.input_bytes
-        + profile.input_gradient_bytes
-        + sum(
-            stage.output_bytes
-            + stage.saved_bytes
-            + stage.gradient_bytes
-            + stage.forward_overhead_bytes
-            + stage.backward_overhead_bytes
-            for stage in profile.stages
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +59,41 @@ class _MemoryExpressions:
 
     def forwards(self, k: int, j: int) -> tuple[MemoryExpression, ...]:
         """Return the memory while stage j is recorded in phase k, and while it makes its output."""
-        profile = self.variables.profile
-        made = [self.variables.ran(form, k, j) for form in (_KEEP_INPUT, _DROP_INPUT)]
-        stored = {
-            **{(DataKind.ACTIVATION, i): _time_point(i, done=j - 1, now=j) for i in range(k + 1)},
-            **{(DataKind.SAVED, i): _time_point(i, done=j - 2, now=j) for i in range(k + 1)},
+        variables = self.variables
+        made = variables.made(k, j)
+        stored: dict[_Item, TimePoint] = {
+            i: _time_point(i, i, done=j - 1, now=j) for i in range(k + 1)
         }
-        gradient = profile.gradient_bytes(k + 1) // self.unit
-        base = gradient + self._stored(k, stored, {j + 1: made})
-        overhead = profile.stages[j].forward_overhead_bytes // self.unit
-        output = self._own_size(DataKind.ACTIVATION, j + 1)
-        recording = base + overhead * self.variables.ran(_KEEP_ALL, k, j)
-        return recording, base + (overhead + output) * sum(made)
+        for record in variables.fitting(k, variables.records.all):
+            stored[record] = _time_point(record.stage, record.last, done=j - 2, now=j)
+        gradient = variables.profile.gradient_bytes(k + 1) // self.unit
+        base = gradient * (1 - sum(variables.joined(k))) + self._stored(k, stored, {j + 1: made})
+        recording = base + kept_cost(variables, k, j, self._overhead)
+        output = self._own_size(j + 1) * sum(made)
+        return recording, base + output + dropped_cost(variables, k, j, self._overhead)
+
+    def _overhead(self, run: RunCost) -> int:
+        return run.overhead_bytes // self.unit
 
     def backward(self, k: int) -> MemoryExpression:
-        """Return the memory while ``B`` of stage k runs: all that is left, gradients, overhead."""
-        profile = self.variables.profile
-        gradients = profile.gradient_bytes(k + 1) + profile.gradient_bytes(k)
+        """Return the memory while ``B`` ends phase k: all that is left, gradients, overhead."""
+        variables = self.variables
+        left: dict[_Item, TimePoint] = dict.fromkeys(range(k + 1), TimePoint.END)
+        left |= dict.fromkeys(variables.fitting(k, variables.records.all), TimePoint.END)
+        needs = (
+            self._backward_bytes(record) // self.unit * variables.recorded(TimePoint.END, k, record)
+            for record in variables.records.ending(k)
+        )
+        return sum(needs) + self._stored(k, left, {})
+
+    def _backward_bytes(self, record: Record) -> int:
+        """Return the bytes of gradients and overhead while ``B`` of a record runs."""
+        profile, first, end = self.variables.profile, record.stage, record.last + 1
+        need = profile.gradient_bytes(end) + profile.gradient_bytes(first)
         for skip in profile.skips:
-            if {k, k + 1} <= set(skip.states):
-                gradients -= skip.gradient_bytes
-        overhead = profile.stages[k].backward_overhead_bytes
-        left = {(what, i): TimePoint.END for what in DataKind for i in range(k + 1)}
-        return (gradients + overhead) // self.unit + self._stored(k, left, {})
+            if {first, end} <= set(skip.states):
+                need -= skip.gradient_bytes
+        return need + record.costs.backward_overhead_bytes
 
     def _stored(
         self, k: int, stored: Mapping[_Item, TimePoint], made: Mapping[int, _Makers]
@@ -111,10 +108,13 @@ class _MemoryExpressions:
         """
         need: MemoryExpression = 0
         holders = {index: [*makers] for index, makers in made.items()}
-        for (what, i), when in stored.items():
-            literal = self.variables.stored(what, when, k, i)
-            need += self._own_size(what, i) * literal
-            holders.setdefault(i + (what is DataKind.SAVED), []).append(literal)
+        for item, when in stored.items():
+            if isinstance(item, Record):
+                literal, end = self.variables.recorded(when, k, item), item.last + 1
+            else:
+                literal, end = self.variables.stored(when, k, item), item
+            need += self._own_size(item) * literal
+            holders.setdefault(end, []).append(literal)
         for skip in self.variables.profile.skips:
             is_there = self.variables.model.new_bool_var("")
             for literal in chain.from_iterable(holders.get(i, ()) for i in skip.states):
@@ -122,23 +122,48 @@ class _MemoryExpressions:
             need += skip.bytes // self.unit * is_there
         return need
 
-    def _own_size(self, what: DataKind, index: int) -> int:
+    def _own_size(self, item: _Item) -> int:
         """Return the units of an item without skips, or without those that pass through it."""
         profile = self.variables.profile
-        if what is DataKind.ACTIVATION:
-            size = profile.activation_bytes(index)
-            size -= sum(skip.bytes for skip in profile.skips if index in skip.states)
+        if isinstance(item, Record):
+            size, made = item.costs.saved_bytes, range(item.stage + 1, item.last + 2)
+            own = [skip for skip in profile.skips if skip.first in made and made[-1] <= skip.last]
         else:
-            size = profile.stages[index].saved_bytes
-            size -= sum(skip.bytes for skip in profile.skips if index + 1 == skip.first)
-        return size // self.unit
+            size = profile.activation_bytes(item)
+            own = [skip for skip in profile.skips if item in skip.states]
+        return (size - sum(skip.bytes for skip in own)) // self.unit
 
 
-def _time_point(index: int, *, done: int, now: int) -> TimePoint:
-    """Return the time point at which the state of `index` counts.
+def kept_cost(
+    variables: ChainVariables, k: int, j: int, quantity: Callable[[RunCost], int]
+) -> MemoryExpression:
+    """Return a quantity of ``Fa`` of stage j in phase k, 0 if there is none."""
+    return sum(
+        quantity(record.costs.run(first=variables.is_first(k))) * variables.kept(k, record)
+        for record in variables.fitting(k, variables.records.starting(j))
+    )
 
-    Up to `done` it is the last one, up to `now` its own turn, and the start otherwise.
+
+def dropped_cost(
+    variables: ChainVariables, k: int, j: int, quantity: Callable[[RunCost], int]
+) -> MemoryExpression:
+    """Return a quantity of ``Fc`` or ``Fn`` of stage j in phase k, 0 if there is none.
+
+    The first phase runs every stage once, and twice where ``Fa`` comes before.
     """
-    if index <= done:
+    stage, made = variables.profile.stages[j], sum(variables.made(k, j))
+    first, again = (quantity(stage.dropped(first=is_first)) for is_first in (True, False))
+    if first == again or j == k or not variables.is_first(k):
+        return again * made
+    return first * made + (again - first) * (sum(variables.runs(k, j)) - 1)
+
+
+def _time_point(first: int, last: int, *, done: int, now: int) -> TimePoint:
+    """Return the time point at which the state of an activation or a record counts.
+
+    If its last stage is at most `done` it is the end; if its first one is at most `now`, its
+    own turn; the start otherwise.
+    """
+    if last <= done:
         return TimePoint.END
-    return TimePoint.TURN if index <= now else TimePoint.START
+    return TimePoint.TURN if first <= now else TimePoint.START

@@ -2,16 +2,21 @@
 
 Time is cut into phases: phase ``k`` ends with ``B`` of stage ``k`` and holds the gradient
 ``δ^{k+1}``. In a phase, stages ``0 .. k`` take their turn once each, in this order; at its
-turn a stage may run as ``Fa``, ``Fc`` or ``Fn``. Indices count from 0 as everywhere.
+turn a stage may run as ``Fa``, ``Fc`` or ``Fn``. Indices count from 0 as everywhere. What
+``Fa`` leaves is one of the stage's records (`Records`); one that keeps several stages is made at
+the turn of its first one, and its ``B`` ends the phase of its last one. The phases that it
+skips are *joined* to that one: nothing happens in them.
 
 ==========================  =============================================================
 variable (Boolean)          meaning
 ==========================  =============================================================
-``ran(form, k, j)``         stage j runs as `form` at its turn in phase k
-``stored(what, when, k, i)``  ``a^i`` or ``ā^i`` is stored at a moment of phase k:
-                            at its `START`; at the `TURN` of stage i, for ``a^i`` just
-                            before it runs and for ``ā^i`` just after; at its `END`, when
-                            ``B`` of stage k runs
+``ran(form, k, j)``         stage j runs as ``Fc`` or ``Fn`` at its turn in phase k
+``kept(k, record)``         ``Fa`` makes `record` in phase k
+``stored(when, k, i)``      ``a^i`` is stored at a moment of phase k: at its `START`; at the
+                            `TURN` of stage i, just before it runs; at its `END`, when
+                            ``B`` runs
+``recorded(when, k, record)``  `record` is stored at a moment of phase k; at its `TURN`: just
+                            after the turn of its first stage
 ==========================  =============================================================
 
 ``a^0`` is always stored, nothing else is when the first phase, ``n - 1``, starts.
@@ -19,10 +24,12 @@ variable (Boolean)          meaning
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import Final, NamedTuple, TypeAlias
 
+from chainstay.formulations.chain.records import Record, Records
 from chainstay.formulations.cpsat.ortools_backend import Literal, Model
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, OpKind
@@ -49,20 +56,25 @@ class TimePoint(Enum):
 
 
 class RanKey(NamedTuple):
-    """The meaning of a variable: stage `stage` ran as `form` in `phase`."""
+    """The meaning of a variable: `stage` ran as `form` in `phase`; ``Fa`` left record `number`."""
 
     form: OpKind
     phase: int
     stage: int
+    number: int = 0
 
 
 class StoredKey(NamedTuple):
-    """The meaning of a variable: ``a^item`` or ``ā^item`` was stored at a time point of `phase`."""
+    """The meaning of a variable: ``a^item`` or ``ā^item`` was stored at a time point of `phase`.
+
+    Of ``ā^item``, `number` tells the records of a stage apart.
+    """
 
     what: DataKind
     when: TimePoint
     phase: int
     item: int
+    number: int = 0
 
 
 Key: TypeAlias = RanKey | StoredKey
@@ -74,19 +86,26 @@ class ChainVariables:
 
     Attributes:
         model: Owner of the variables.
-        profile: The chain.
+        records: What may be recorded, of which chain.
         discards: Which operations may remove data.
+        drops: Whether discards may come in the middle of a phase.
         by_key: The variables by meaning; what is always or never so has none.
     """
 
     model: Model
-    profile: ChainProfile
+    records: Records
     discards: Discards
+    drops: bool
     by_key: dict[Key, Literal] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key in self._keys():
             self.by_key[key] = self.model.new_bool_var("")
+
+    @property
+    def profile(self) -> ChainProfile:
+        """The chain."""
+        return self.records.profile
 
     @property
     def phases(self) -> range:
@@ -98,13 +117,48 @@ class ChainVariables:
         """All pairs of phase and stage, in the order of time."""
         return [(k, j) for k in self.phases for j in range(k + 1)]
 
+    def fitting(self, k: int, records: Iterable[Record]) -> list[Record]:
+        """Return those of some records that can be there in phase k."""
+        return [record for record in records if record.last <= k]
+
     def ran(self, form: OpKind, k: int, j: int) -> Literal:
-        """Return whether stage j runs as `form` in phase k."""
+        """Return whether stage j runs as `form`, ``Fc`` or ``Fn``, in phase k."""
         return self._literal(RanKey(form, k, j))
 
-    def stored(self, what: DataKind, when: TimePoint, k: int, i: int) -> Literal:
-        """Return whether ``a^i`` or ``ā^i`` is stored at a time point of phase k."""
-        return self._literal(StoredKey(what, when, k, i))
+    def kept(self, k: int, record: Record) -> Literal:
+        """Return whether `record` is made in phase k."""
+        return self._literal(RanKey(FORMS[0], k, *record.key))
+
+    def runs(self, k: int, j: int) -> list[Literal]:
+        """Return the literals of all ways to run stage j in phase k, alone or with others."""
+        records = self.fitting(k, self.records.covering(j))
+        return [self.kept(k, record) for record in records] + self.made(k, j)
+
+    def made(self, k: int, j: int) -> list[Literal]:
+        """Return the literals of all ways to make the output of stage j by itself in phase k."""
+        return [self.ran(form, k, j) for form in FORMS[1:]]
+
+    def stored(self, when: TimePoint, k: int, i: int) -> Literal:
+        """Return whether ``a^i`` is stored at a time point of phase k."""
+        return self._literal(StoredKey(DataKind.ACTIVATION, when, k, i))
+
+    def recorded(self, when: TimePoint, k: int, record: Record) -> Literal:
+        """Return whether `record` is stored at a time point of phase k."""
+        return self._literal(StoredKey(DataKind.SAVED, when, k, *record.key))
+
+    def holding(self, when: TimePoint, k: int, i: int) -> list[Literal]:
+        """Return the literals of all that may hold ``a^i`` in phase k: itself, and records."""
+        records = self.fitting(k, self.records.ending(i - 1))
+        return [self.stored(when, k, i), *(self.recorded(when, k, each) for each in records)]
+
+    def joined(self, k: int) -> list[Literal]:
+        """Return literals of which one holds if no phase k happens, none otherwise."""
+        crossing = self.records.crossing(k)
+        return [self.recorded(TimePoint.END, record.last, record) for record in crossing]
+
+    def is_first(self, k: int) -> bool:
+        """Return whether k is the first phase, in which every stage has its first run."""
+        return k == len(self.profile) - 1
 
     def _literal(self, key: Key) -> Literal:
         """Return the variable of a meaning, or a constant."""
@@ -115,17 +169,21 @@ class ChainVariables:
 
     def _keys(self) -> list[Key]:
         """Return the meanings that need a variable."""
-        last = len(self.profile) - 1
         keep_all, keep_input, drop_input = FORMS
         keys: list[Key] = []
         for k, i in self.turns:
-            keys.append(RanKey(keep_all, k, i))
+            records = self.fitting(k, self.records.starting(i))
+            made = [each for each in records if each.is_made(first=self.is_first(k))]
+            keys += [RanKey(keep_all, k, *record.key) for record in made]
             keys += [RanKey(keep_input, k, i)] * (i < k)
             keys += [RanKey(drop_input, k, i)] * (0 < i < k)
-            for what in DataKind if i else (DataKind.SAVED,):
-                keys += [
-                    StoredKey(what, when, k, i)
-                    for when in TimePoint
-                    if when is not TimePoint.START or k < last
-                ]
+            times = [
+                when for when in TimePoint if when is not TimePoint.START or not self.is_first(k)
+            ]
+            keys += [StoredKey(DataKind.ACTIVATION, when, k, i) for when in times if i]
+            keys += [
+                StoredKey(DataKind.SAVED, when, k, *record.key)
+                for record in records
+                for when in times
+            ]
         return keys
