@@ -76,6 +76,21 @@ class Traits:
             fills_what_it_saved=stage.fills_what_it_saved,
         )
 
+    @classmethod
+    def together(cls, several: Sequence[Traits]) -> Traits:
+        """Return the traits of stages that run one behind another."""
+        if len(several) == 1:
+            return several[0]
+        written = tuple(dict.fromkeys(position for each in several for position in each.written))
+        reads = dict.fromkeys(position for each in several for position in each.reads)
+        return cls(
+            draws_random=any(each.draws_random for each in several),
+            written=written,
+            reads=tuple(position for position in reads if position not in written),
+            changes_input=several[0].changes_input,
+            fills_what_it_saved=any(each.fills_what_it_saved for each in several),
+        )
+
     @property
     def has_effects(self) -> bool:
         """Whether other threads may notice its run."""

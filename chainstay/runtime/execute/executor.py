@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from chainstay.runtime.execute.handles import require_no_hooks
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
+from chainstay.runtime.options.table import OptionTable, options_of_alike, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
@@ -36,9 +38,11 @@ class Executor:
             under any). Operations on the loss are the user's: the plan assumes that the loss
             follows the forward at once, and the loss's backward its forward.
         transport: Makes the transfers that the schedule has, if it has any.
+        options: Options of the chain's stages, by stage and number.
 
     Raises:
-        PlanMismatchError: The schedule is for another number of stages.
+        PlanMismatchError: The schedule is for another number of stages, or keeps one under an
+            option that it does not have.
         InvalidScheduleError: An operation lacks what it needs.
     """
 
@@ -48,19 +52,27 @@ class Executor:
         traits: tuple[Traits, ...],
         schedule: Schedule,
         transport: Transport | None = None,
+        options: OptionTable = MappingProxyType({}),
     ) -> None:
         self._chain = chain
+        self._options = used_options(options, schedule)
         self._traits = traits
         self._transport = transport
         transfers = None if transport is None else transport.plan
-        self._plan = plan_execution(matching(schedule, chain), Shape(len(chain.stages)), transfers)
+        self._plan = plan_execution(
+            matching(schedule, chain),
+            Shape(len(chain.stages)),
+            transfers,
+            {key: option.stages for key, option in self._options.items()},
+        )
         self._steps = tuple(stretched(self._plan, chain.stages, traits))
 
     def with_chain(self, chain: Chain, traits: tuple[Traits, ...]) -> Executor:
         """The same schedule for a chain that is alike."""
         alike = copy.copy(self)
         steps = tuple(stretched(self._plan, chain.stages, traits))
-        vars(alike).update(_chain=chain, _traits=traits, _steps=steps)
+        options = options_of_alike(self._options, chain.stages)
+        vars(alike).update(_chain=chain, _traits=traits, _steps=steps, _options=options)
         return alike
 
     @property
@@ -101,6 +113,7 @@ class Executor:
             shared=shared,
             names=chain.names,
             pending=len(chain.stages) - 1,
+            options=self._options,
             traffic=None if self._transport is None else self._transport.start(),
         )
         return run.forward(state, self._steps)

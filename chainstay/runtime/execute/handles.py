@@ -70,6 +70,22 @@ class ParkingPolicy(Protocol):
         ...
 
 
+class KeptRun(Protocol):
+    """A run under an option; see `chainstay.runtime.options`."""
+
+    def packed(self, tensor: torch.Tensor) -> Absent | None:
+        """Return the stand-in for what autograd saves next, ``None`` if that stays."""
+        ...
+
+    def forward(self, state: State) -> State:
+        """The next state."""
+        ...
+
+    def close(self, state: State) -> None:
+        """End the forward, which got `state`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """The input of a running stage, told apart from other tensors without holding it.
@@ -148,6 +164,13 @@ class Handles:
 
     references: list[weakref.ref[Handle]] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, several: Sequence[Handles]) -> Handles:
+        """Return the handles of stages that are run again as one."""
+        if len(several) == 1:
+            return several[0]
+        return cls([reference for each in several for reference in each.references])
+
     def add(self, handle: Handle) -> Handle:
         """Know `handle` from now on, without holding it."""
         self.references.append(weakref.ref(handle))
@@ -216,6 +239,7 @@ class Capture:
         released: The input, if the captured tensors must not hold it.
         stops_when_done: Nobody needs the output.
         parking: Knows which tensors may go away.
+        option: The run of an option, which knows what is made again later.
     """
 
     stage: int
@@ -223,6 +247,7 @@ class Capture:
     released: Source | None
     stops_when_done: bool
     parking: ParkingPolicy | None = None
+    option: KeptRun | None = None
     packed: int = 0
     needed: int = 0
 
@@ -242,10 +267,11 @@ class Capture:
         """
         if is_parameter(tensor):
             return tensor
+        absent = None if self.option is None else self.option.packed(tensor)
         if not self.is_done:
             handle = self.handles[self.packed]
             if handle is not None:
-                self._fill(handle, tensor)
+                self._fill(handle, tensor, absent)
             self.packed += 1
         if self.is_done and self.stops_when_done:
             raise CapturedEverythingError
@@ -259,7 +285,7 @@ class Capture:
                 f"at least {self.needed}; {_BE_DETERMINISTIC}"
             )
 
-    def _fill(self, handle: Handle, tensor: torch.Tensor) -> None:
+    def _fill(self, handle: Handle, tensor: torch.Tensor, absent: Absent | None) -> None:
         if (tensor.shape, tensor.dtype) != (handle.shape, handle.dtype):
             raise PlanMismatchError(
                 f"stage {self.stage} saved a tensor {tuple(tensor.shape)} {tensor.dtype} when "
@@ -269,7 +295,7 @@ class Capture:
         handle.alias = self.released.alias(tensor) if self.released is not None else None
         if handle.alias is None:
             parked = None if self.parking is None else self.parking.parked(tensor)
-            handle.tensor = parked or tensor.detach()
+            handle.tensor = parked or absent or tensor.detach()
 
 
 def dropping() -> torch.autograd.graph.saved_tensors_hooks:

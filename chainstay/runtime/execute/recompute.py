@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,11 +29,15 @@ from chainstay.runtime.execute.handles import (
     Handles,
     Kept,
     Source,
+    Staying,
     dropping,
     unpack,
 )
 from chainstay.runtime.execute.items import Action
 from chainstay.runtime.execute.liveness import ExecutionPlan, Step
+from chainstay.runtime.options.option import run_option
+from chainstay.runtime.options.replay import OptionRun
+from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain_stage import ChainStage, Part
 from chainstay.runtime.stage.states import (
     State,
@@ -100,6 +105,7 @@ class Run:
         checkpoints: States that a later operation reads, by number.
         environments: Surroundings of the first run of each stage that runs again.
         handles: Per stage, the stand-ins for what it saved.
+        options: Options that steps capture under, by stage and number.
         traffic: Transfers to host memory and back; ``None`` where all stays.
         held: Of the state that the next first run reads, what may go to the host.
     """
@@ -115,6 +121,7 @@ class Run:
     checkpoints: dict[int, Versioned | ParkedState] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
+    options: OptionTable = MappingProxyType({})
     traffic: Traffic | None = None
     held: list[Cell] = field(default_factory=list)
 
@@ -163,7 +170,7 @@ class Run:
         """The next state, part of the model's own graph."""
         stage = self.stages[step.stage]
         self._transfer(step.actions)
-        traits = self.traits[step.stage]
+        traits = self._traits_of(step)
         if step.wanted:
             self._store_inputs(step, state)
         with alone(traits):
@@ -171,40 +178,60 @@ class Run:
                 self.environments[step.stage] = Environment.capture(
                     stage, traits, self.shared, self.device
                 )
-            with self._hooked(step, state):
-                output = stage(state, self.shared)
+            if step.option:
+                output = run_option(
+                    self._option_run(step, self.shared), state, partial(Staying.of, step.stage)
+                )
+            else:
+                with self._hooked(step, state):
+                    output = stage(state, self.shared)
         if self.traffic is not None:
             self.held = self.traffic.made(step, state, output)
-        if self._acts_before_backward(step.stage):
+        last = step.stages[-1]
+        if self._acts_before_backward(last):
             for node in _nodes_of(output, state):
-                node.register_prehook(lambda _: self.prepare_backward(step.stage))
+                node.register_prehook(lambda _: self.prepare_backward(last))
         return output
+
+    def _option_run(self, step: Step, shared: Sequence[Any]) -> OptionRun:
+        return OptionRun(self.options[step.stage, step.option].code, shared, self.names)
+
+    def _traits_of(self, step: Step) -> Traits:
+        """Return the traits of all stages of a step."""
+        return Traits.together([self.traits[stage] for stage in step.stages])
 
     def run_again(self, step: Step) -> None:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
         self._transfer(step.actions)
         inputs = self.plan.shape.inputs(step.stage)
         held = [self.checkpoints[each] for each in inputs]  # to tell them from what it makes
-        state, environment = self._take_start(step)
-        traits = self.traits[step.stage]
+        state, environments = self._take_start(step)
+        traits = self._traits_of(step)
         capture = Capture(
             stage=step.stage,
-            handles=self.handles[step.stage] if step.captures else Handles(),
+            handles=Handles.of([self.handles[s] for s in step.stages if step.captures]),
             released=Source.of(state) if step.releases_input else None,
-            stops_when_done=not (step.output_wanted or traits.fills_what_it_saved),
+            stops_when_done=not (step.output_wanted or traits.fills_what_it_saved or step.option),
             parking=self._parking(step, state) if step.captures else None,
         )
         if capture.is_done and not step.output_wanted:
             return
         if traits.changes_input and step.wanted:
             state = copied(state, None)
-        shared = environment.shared_for(self.shared, self.names, for_last_time=step.is_last)
+        shared = self.shared
+        for environment in reversed(environments):
+            shared = environment.shared_for(shared, self.names, for_last_time=step.is_last)
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
-        with torch.enable_grad(), alone(traits), environment.entered():
+        with torch.enable_grad(), alone(traits), environments[0].entered():
             given = changeable(state, state) if traits.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():
-                    output = self.stages[step.stage](given, shared)
+                    if step.option:
+                        capture.option = run = self._option_run(step, shared)
+                        output = run.forward(given)
+                        run.close(given)
+                    else:
+                        output = self.stages[step.stage](given, shared)
             except CapturedEverythingError:
                 return
         del held
@@ -238,8 +265,8 @@ class Run:
         else:
             self.checkpoints[number] = self.traffic.checkpoint(state)
 
-    def _take_start(self, step: Step) -> tuple[State, Environment]:
-        """Return the input of the stage; keep it only if another forward starts from it, too."""
+    def _take_start(self, step: Step) -> tuple[State, list[Environment]]:
+        """Return what a step starts from; keep it only if another forward starts from it, too."""
         stage = step.stage
         state: State = ()
         for number in self.plan.shape.inputs(stage):
@@ -247,9 +274,9 @@ class Run:
             state += self._take_checkpoint(number)
             if number in step.wanted:
                 self.checkpoints[number] = checkpoint
-        if step.is_last:
-            return state, self.environments.pop(stage)
-        return state, self.environments[stage]
+        environments = self.environments
+        take = environments.pop if step.is_last else environments.__getitem__
+        return state, [take(stage) for stage in step.stages]
 
     def _take_checkpoint(self, number: int) -> State:
         """Give away state `number`, which must not have been changed in place."""

@@ -38,12 +38,17 @@ __all__ = ["Account"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A chain's costs, the loss's included; see `ChainProfile` for what is not explained."""
+    """A chain's costs, the loss's included; see `ChainProfile` for what is not explained.
+
+    Attributes:
+        has_options: Whether options were looked for; a stage may have none.
+    """
 
     input_bytes: int
     input_gradient_bytes: int
     stages: tuple[StageCost, ...]
     skips: tuple[Skip, ...]
+    has_options: bool = False
 
     @classmethod
     def largest(cls, accounts: Sequence[Account]) -> Account:

@@ -106,6 +106,7 @@ class AccountFile:
             "input_gradient_bytes": account.input_gradient_bytes,
             "stages": [asdict(cost) for cost in account.stages],
             "skips": [asdict(skip) for skip in account.skips],
+            "has_options": account.has_options,
         }
         write_sealed(self.path, _KIND, _VERSION, body)
 
@@ -191,6 +192,7 @@ def _account(document: Fields, names: tuple[str, ...]) -> Account:
             Skip(**{each: skip.integer(each) for each in _SKIP_NUMBERS})
             for skip in document.children("skips")
         ),
+        has_options=document.boolean("has_options"),
     )
     if tuple(cost.name for cost in account.stages)[: len(names)] != names:
         raise InvalidProfileError(f"{_KIND} document: it is of other stages")

@@ -19,12 +19,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, Skip
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.execute.environment import Traits, first_look, require_repeatable
@@ -43,6 +43,7 @@ from chainstay.runtime.stage.states import State, copied, detached, is_among, st
 __all__ = [
     "ObservedStage",
     "Subject",
+    "Surroundings",
     "account_for",
     "assemble_profile",
     "free_loss",
@@ -213,30 +214,12 @@ def account_for(
     autocast: Autocast | None,
 ) -> Account:
     """Return the costs of every stage; without a measured loss a free one is put at the end."""
-    standing = _standing_bytes(observed, memories, subject, autocast)
-    states = [observed[0].given, *(each.result for each in observed)]
-    gradients = [each.input_gradients for each in memories] + [memories[-1].output_gradients]
-    has_loss = observed[-1].stage.is_loss
-    inputs = slice(0, len(observed) + (not has_loss))  # of every stage, the loss's included
-    skips = shared_skips(states[inputs], gradients[inputs])
-    tied = tied_gradients_bytes(
-        [each.leaves for each in observed], [each.leaf_gradients for each in memories]
-    )
-    handed_out = states[-2] if has_loss else states[-1]
+    around = Surroundings.of(observed, memories, subject, autocast)
     costs = []
     for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):
-        held, saved = each.given.bytes, memory.kept_bytes
-        recording = memory.kept_peak - held - saved
-        dropping = memory.dropped_peak - held - each.result.bytes_outside(each.given)
-        backward = memory.backward_peak - held - saved
-        backward -= gradients[index].allocated_bytes + gradients[index + 1].allocated_bytes
-        backward += sum(skip.gradient_bytes for skip in skips if skip.first <= index < skip.last)
-        waiting = handed_out.bytes_outside(each.given)  # in the caller's hands
-        if each.result is handed_out:  # saved bytes have the output already; the graph may lack it
-            backward += waiting
-        else:
-            backward = max(backward, 0) + waiting
-        beside = standing + waiting + tied[index][0]
+        saved, recording, backward = around.kept(memory, index, index)
+        dropping = memory.dropped_peak - each.given.bytes
+        dropping -= each.result.bytes_outside(each.given)
         costs.append(
             StageCost(
                 name=each.stage.name,
@@ -245,11 +228,11 @@ def account_for(
                 rerun_time=each.time.rerun,
                 hooks_time=each.time.hooks,
                 output_bytes=each.result.bytes,
-                saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
-                gradient_bytes=gradients[index + 1].allocated_bytes,
-                recording_bytes=max(recording, 0) + beside,
-                dropping_bytes=max(dropping, 0) + beside,
-                backward_bytes=max(backward, 0) + standing + tied[index][1],
+                saved_bytes=saved,
+                gradient_bytes=around.gradients[index + 1].allocated_bytes,
+                recording_bytes=recording,
+                dropping_bytes=max(dropping, 0) + around.beside(index, index),
+                backward_bytes=backward,
                 environment_bytes=0 if each.stage.is_loss else each.environment_bytes,
                 random_bytes=0 if each.stage.is_loss else each.random_bytes,
                 forward_operator=memory.forward_operator,
@@ -257,11 +240,92 @@ def account_for(
             )
         )
     return Account(
-        input_bytes=states[0].bytes,
-        input_gradient_bytes=gradients[0].allocated_bytes,
-        stages=tuple(costs) if has_loss else (*costs, free_loss(standing)),
-        skips=skips,
+        input_bytes=around.states[0].bytes,
+        input_gradient_bytes=around.gradients[0].allocated_bytes,
+        stages=tuple(costs) if around.has_loss else (*costs, free_loss(around.standing)),
+        skips=around.skips,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is in memory beside a stage of a chain.
+
+    Attributes:
+        standing: Bytes that stand through the whole step.
+        states: Inputs of all stages, and the last output.
+        gradients: How theirs lie.
+        skips: Tensors that several states share.
+        tied: By stage, bytes of gradients that wait while it runs forward and backward.
+        has_loss: Whether the last stage is the loss.
+    """
+
+    standing: int
+    states: Sequence[NumberedState]
+    gradients: Sequence[Gradients]
+    skips: tuple[Skip, ...]
+    tied: Sequence[tuple[int, int]]
+    has_loss: bool
+
+    @classmethod
+    def of(
+        cls,
+        observed: Sequence[ObservedStage],
+        memories: Sequence[StageMemory],
+        subject: Subject,
+        autocast: Autocast | None,
+    ) -> Self:
+        """Return the surroundings of the stages of a chain; arguments as for `account_for`."""
+        states = [observed[0].given, *(each.result for each in observed)]
+        gradients = [each.input_gradients for each in memories] + [memories[-1].output_gradients]
+        has_loss = observed[-1].stage.is_loss
+        inputs = slice(0, len(observed) + (not has_loss))  # of every stage, the loss's included
+        return cls(
+            standing=_standing_bytes(observed, memories, subject, autocast),
+            states=states,
+            gradients=gradients,
+            skips=shared_skips(states[inputs], gradients[inputs]),
+            tied=tied_gradients_bytes(
+                [each.leaves for each in observed], [each.leaf_gradients for each in memories]
+            ),
+            has_loss=has_loss,
+        )
+
+    @property
+    def handed_out(self) -> NumberedState:
+        """The model's output, which the caller holds."""
+        return self.states[-2] if self.has_loss else self.states[-1]
+
+    def beside(self, first: int, last: int) -> int:
+        """Return the bytes beside the forward of stages `first` to `last`."""
+        tied = max(forward for forward, _ in self.tied[first : last + 1])
+        return self.standing + self.handed_out.bytes_outside(self.states[first]) + tied
+
+    def kept(self, memory: StageMemory, first: int, last: int) -> tuple[int, int, int]:
+        """Return the bytes that keeping stages together saves, and both overheads.
+
+        Args:
+            memory: Of these stages, run alone.
+            first: The first of them.
+            last: The last of them.
+        """
+        held, saved = self.states[first].bytes, memory.kept_bytes
+        recording = memory.kept_peak - held - saved
+        backward = memory.backward_peak - held - saved
+        backward -= self.gradients[first].allocated_bytes + self.gradients[last + 1].allocated_bytes
+        backward += sum(s.gradient_bytes for s in self.skips if s.first <= first <= last < s.last)
+        waiting = self.handed_out.bytes_outside(self.states[first])  # in the caller's hands
+        if self.states[last + 1] is self.handed_out:  # saved already; the graph may lack it
+            backward += waiting
+        else:
+            backward = max(backward, 0) + waiting
+        made = sum(s.bytes for s in self.skips if first < s.first <= last + 1 <= s.last)
+        tied = max(backward for _, backward in self.tied[first : last + 1])
+        return (
+            max(saved, made),
+            max(recording, 0) + self.beside(first, last),
+            max(backward, 0) + self.standing + tied,
+        )
 
 
 def free_loss(standing: int) -> StageCost:

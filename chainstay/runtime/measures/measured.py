@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 
@@ -16,7 +17,19 @@ from chainstay.runtime.execute.environment import Traits, first_look
 from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.cost_files import AccountFile, signature_of
-from chainstay.runtime.measures.costs import Subject, account_for, observe_chain, trace_chain
+from chainstay.runtime.measures.costs import (
+    Subject,
+    Surroundings,
+    account_for,
+    observe_chain,
+    trace_chain,
+)
+from chainstay.runtime.measures.option_costs import (
+    observe_options,
+    restored_options,
+    with_options,
+)
+from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import detached
@@ -39,11 +52,13 @@ class Measurement:
         chain: The stages, the loss excluded.
         account: Costs of ``len(chain.stages) + 1`` stages; the last one is the loss.
         traits: How each stage's forward touches the world, one per stage of the chain.
+        options: Options of its stages, by stage and number.
     """
 
     chain: Chain
     account: Account
     traits: tuple[Traits, ...]
+    options: OptionTable = MappingProxyType({})
 
     @property
     def profile(self) -> ChainProfile:
@@ -99,6 +114,8 @@ def measure_subject(
     names: tuple[str, ...],
     repeats: int,
     cache: str | os.PathLike[str] | None = None,
+    *,
+    wants_options: Callable[[Measurement], bool] = lambda _: False,
 ) -> Measurement:
     """Time and memory of every stage; call it inside `measuring`.
 
@@ -107,10 +124,13 @@ def measure_subject(
         names: What messages call the values that all stages may read.
         repeats: Timed runs of each stage.
         cache: A directory in which costs are looked up, and left for next time.
+        wants_options: Whether to look for options of stages, told what is known without them.
 
     Raises:
         UnsupportedModelError: A stage fails, or cannot be run again; the text names it.
     """
+    stages = tuple(stage for stage in subject.stages if not stage.is_loss)
+    chain = Chain(stages=stages, device=subject.device, names=names)
     autocast = Autocast.now(subject.device)
     file = None
     if cache is not None:
@@ -119,16 +139,26 @@ def measure_subject(
     account = None if file is None else file.read()
     if account is not None:
         traits = tuple(traits_of(subject))
-    else:
-        observed = observe_chain(subject, repeats)
-        memories = trace_chain(observed, subject)
-        account = account_for(observed, memories, subject, autocast)
-        traits = tuple(each.traits for each in observed if not each.stage.is_loss)
-        if file is not None:
-            file.write(account)
-    stages = tuple(stage for stage in subject.stages if not stage.is_loss)
-    chain = Chain(stages=stages, device=subject.device, names=names)
-    return Measurement(chain=chain, account=account, traits=traits)
+        known = Measurement(chain=chain, account=account, traits=traits)
+        if not wants_options(known):
+            return known
+        if account.has_options:
+            return replace(known, options=restored_options(subject, account))
+    observed = observe_chain(subject, repeats)
+    memories = trace_chain(observed, subject)
+    measured = Measurement(
+        chain=chain,
+        account=account_for(observed, memories, subject, autocast),
+        traits=tuple(each.traits for each in observed if not each.stage.is_loss),
+    )
+    if wants_options(measured):
+        around = Surroundings.of(observed, memories, subject, autocast)
+        found = observe_options(observed, memories, subject)
+        account, options = with_options(measured.account, found, around)
+        measured = replace(measured, account=account, options=options)
+    if file is not None:
+        file.write(measured.account)
+    return measured
 
 
 def traits_of(subject: Subject) -> Iterator[Traits]:

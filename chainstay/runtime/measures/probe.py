@@ -64,6 +64,7 @@ class StageProbe:
         leaves: Everything outside that receives a gradient.
         output_gradients: How those that enter the backward lie; by default as usual.
         input_gradients: How those that leave it lie; known after `phases`.
+        drops: Whether a forward is traced that drops what it saves.
     """
 
     stage: ChainStage
@@ -71,6 +72,7 @@ class StageProbe:
     leaves: tuple[torch.Tensor, ...]
     output_gradients: Gradients | None = None
     input_gradients: Gradients | None = None
+    drops: bool = True
     _input: State = ()
     _output: State = ()
     _root: torch.Tensor | None = None
@@ -91,15 +93,17 @@ class StageProbe:
             yield self._release_output
             yield self._backward
             yield self._release_input
-            yield partial(self._make_input, source, device)
-            yield self._forward_dropping
+            if self.drops:
+                yield partial(self._make_input, source, device)
+                yield self._forward_dropping
         self._input = self._output = ()
 
     def memory(self, traces: Iterator[MemoryTrace]) -> StageMemory:
         """Levels from the traces of `phases`, taken from the front of `traces`."""
         base = next(traces).end_bytes
         made, kept, released, backward = (next(traces) for _ in range(4))
-        after, remade, dropped = (next(traces) for _ in range(3))
+        after = next(traces)
+        remade, dropped = (next(traces) for _ in range(2)) if self.drops else (after, after)
         assert self.output_gradients is not None, "the phases have run"
         assert self.input_gradients is not None, "the phases have run"
         return StageMemory(

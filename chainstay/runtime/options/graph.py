@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -58,6 +58,13 @@ class Step:
     noise: MemoryLayout | None = None
     requires_grad: bool = False
     scratch: tuple[ArgumentPlace, ...] = ()
+
+    def on(self, nodes: Mapping[fx.Node, fx.Node]) -> Step:
+        """Return the same of another graph, whose nodes are those that `nodes` says."""
+        cast = self.cast
+        if cast is not None:
+            cast = cast._replace(argument=nodes[cast.argument], user=nodes[cast.user])
+        return replace(self, node=nodes[self.node], cast=cast)
 
     @property
     def name(self) -> str:
@@ -112,6 +119,28 @@ class StageGraph:
     views: frozenset[fx.Node]
     fixed_bytes: int
     flags: tuple[bool, ...]
+
+    def for_stage(self, stage: ChainStage) -> StageGraph | None:
+        """Return the graph of a stage that is alike, but for numbers and parameters."""
+        composition = compose(stage.parts)
+        if composition is None or not _are_alike(self.composition, composition):
+            return None
+        nodes = dict(zip(self.composition.graph.nodes, composition.graph.nodes, strict=True))
+        return replace(
+            self,
+            stage=stage,
+            composition=composition,
+            steps=tuple(step.on(nodes) for step in self.steps),
+            views=frozenset(nodes[view] for view in self.views),
+        )
+
+
+def _are_alike(one: Composition, other: Composition) -> bool:
+    def kinds(composition: Composition) -> list[object]:
+        nodes = composition.graph.nodes
+        return [node.target if node.op == "call_function" else node.op for node in nodes]
+
+    return kinds(one) == kinds(other)
 
 
 def trace_stage(

@@ -48,14 +48,25 @@ class Option:
         replay_time: What its backward takes more than one that has everything, in ns; added up
             from its operators' own times.
         needs_input: Whether it holds a part of the incoming state, or makes tensors of it.
+        selection: What it keeps and what it makes again.
         code: What runs it.
+        stages: How many stages of a chain it keeps together.
     """
 
     name: str
     saved_bytes: int
     replay_time: int
     needs_input: bool
+    selection: Selection
     code: OptionCode
+    stages: int = 1
+
+    def for_stage(self, stage: ChainStage) -> Option | None:
+        """Return the same option of a stage that is alike, but for numbers and parameters."""
+        graph = self.code.graph.for_stage(stage)
+        if graph is None:
+            return None
+        return replace(option_of(graph, self.selection), stages=self.stages)
 
 
 def stage_options(
@@ -114,13 +125,12 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
         saved_bytes=graph.fixed_bytes + selection.kept_bytes,
         replay_time=selection.replay_time,
         needs_input=any(pack.is_input for pack in graph.packs) or bool(code.read(Origin.STATE)),
+        selection=selection,
         code=code,
     )
 
 
-def run_option(
-    run: OptionRun, state: State, otherwise: Callable[[torch.Tensor], object]
-) -> State:
+def run_option(run: OptionRun, state: State, otherwise: Callable[[torch.Tensor], object]) -> State:
     """Run the forward of a stage with an option; return the next state.
 
     Args:

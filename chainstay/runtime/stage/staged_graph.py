@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import Measurement, measure_subject, traits_of
 from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
@@ -45,11 +47,13 @@ class StagedGraph:
         graph: The graph, cut.
         chain: Its stages, some joined.
         traits: How each stage touches the world.
+        options: Options of its stages, by stage and number.
     """
 
     graph: GraphChain
     chain: Chain
     traits: tuple[Traits, ...]
+    options: OptionTable = MappingProxyType({})
 
     def planned(
         self, solution: Solution, profile: ChainProfile, transport: Transport | None = None
@@ -68,7 +72,7 @@ class StagedGraph:
         schedule = solution.schedule if transport is None else transport.schedule
         return PlannedGraph(
             chain=self.graph,
-            executor=Executor(self.chain, self.traits, schedule, transport),
+            executor=Executor(self.chain, self.traits, schedule, transport, self.options),
             solution=solution,
             profile=profile,
         )
@@ -127,6 +131,7 @@ def measured_graph(
     *,
     repeats: int,
     cache: str | os.PathLike[str] | None,
+    wants_options: Callable[[Measurement], bool] = lambda _: True,
 ) -> tuple[StagedGraph, Measurement]:
     """Measure the stages of a graph; call it inside `measuring`.
 
@@ -135,9 +140,14 @@ def measured_graph(
         subject: Its stages; see `subject_of`.
         repeats: The least number of timed runs of each stage.
         cache: A directory for what was measured.
+        wants_options: Whether to look for options of stages; see `measure_subject`.
     """
-    measured = measure_subject(subject, names_of(graph), repeats, cache)
-    staged = StagedGraph(graph=graph, chain=measured.chain, traits=measured.traits)
+    measured = measure_subject(
+        subject, names_of(graph), repeats, cache, wants_options=wants_options
+    )
+    staged = StagedGraph(
+        graph=graph, chain=measured.chain, traits=measured.traits, options=measured.options
+    )
     return staged, measured
 
 
@@ -168,7 +178,7 @@ def with_graph(staged: StagedGraph, graph: GraphChain) -> StagedGraph:
         own = Traits.of(stage)  # positions of shared values may be others
         is_same = _texts(stage) == _texts(before)
         traits.append(replace(own, draws_random=known.draws_random) if is_same else own)
-    return StagedGraph(graph=graph, chain=chain, traits=tuple(traits))
+    return replace(staged, graph=graph, chain=chain, traits=tuple(traits))
 
 
 def _texts(stage: ChainStage) -> list[str]:

@@ -1,0 +1,222 @@
+"""Options of stages, and of blocks that are several stages: each is run alone and traced.
+
+Stages that do the same on inputs that lie alike in memory, as the blocks of a transformer do,
+have the same options with the same costs: one of them is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from chainstay.runtime.devices.memory import trace_phases
+from chainstay.runtime.measures.account import Account
+from chainstay.runtime.measures.boundary import Gradients
+from chainstay.runtime.measures.costs import ObservedStage, Subject, Surroundings
+from chainstay.runtime.measures.probe import StageMemory, StageProbe
+from chainstay.runtime.measures.stage_cost import OptionCost
+from chainstay.runtime.options.front import Selection
+from chainstay.runtime.options.graph import trace_stage
+from chainstay.runtime.options.option import Option, OptionPart, option_of, stage_options
+from chainstay.runtime.options.table import OptionTable, fused
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.stage_errors import run_stage
+from chainstay.runtime.stage.states import MemoryLayout, State, detached
+
+__all__ = [
+    "ObservedOption",
+    "observe_options",
+    "restored_options",
+    "with_options",
+]
+
+_LEAST_PART: Final = 500
+"""A stage that saves less than this part of what the whole chain saves is left as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedOption:
+    """An option of stages from `first` on, and its memory when they run alone."""
+
+    option: Option
+    first: int
+    memory: StageMemory
+
+
+def observe_options(
+    observed: Sequence[ObservedStage], memories: Sequence[StageMemory], subject: Subject
+) -> list[ObservedOption]:
+    """Return the options of every stage and span of a chain; call it inside `measuring`.
+
+    Args:
+        observed: The stages.
+        memories: Their memory.
+        subject: The chain that they are of.
+    """
+    stages = [each.stage for each in observed if not each.stage.is_loss]
+    everything = sum(memory.kept_bytes for memory in memories)
+    known: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
+    found: list[ObservedOption] = []
+    subject.progress("looking for options", steps=0, more=len(stages))
+    for first, state in enumerate(_states(stages, subject)):
+        subject.progress("looking for options")
+        for last in _ends(first, subject, observed):
+            saved = sum(memory.kept_bytes for memory in memories[first : last + 1])
+            if saved * _LEAST_PART < everything:
+                continue
+            stage = fused(stages[first : last + 1])
+            gradients = memories[last].output_gradients
+            leaves = {id(leaf): leaf for each in observed[first : last + 1] for leaf in each.leaves}
+            key = _key(stage, state, subject.shared, gradients, is_last=last + 1 == len(stages))
+            if key not in known:
+                options = stage_options(
+                    stage,
+                    (state, subject.shared),
+                    subject.device,
+                    output_stays=last + 1 < len(stages),
+                )
+                probes = [
+                    StageProbe(
+                        stage=ChainStage(stage.name, (OptionPart(option),)),
+                        shared=subject.shared,
+                        leaves=tuple(leaves.values()),
+                        output_gradients=gradients,
+                        drops=False,
+                    )
+                    for option in options
+                ]
+                known[key] = list(zip(options, _traced(probes, state, subject), strict=True))
+            for option, memory in known[key]:
+                if (own := option.for_stage(stage)) is not None:
+                    own = replace(own, stages=last - first + 1)
+                    found.append(ObservedOption(option=own, first=first, memory=memory))
+    return found
+
+
+def with_options(
+    account: Account, found: Sequence[ObservedOption], around: Surroundings
+) -> tuple[Account, OptionTable]:
+    """Return the account with the costs of options, and the options by stage and number."""
+    table: dict[tuple[int, int], Option] = {}
+    stages = list(account.stages)
+    for each in found:
+        option, first = each.option, each.first
+        saved, recording, backward = around.kept(each.memory, first, first + option.stages - 1)
+        cost = OptionCost(
+            name=option.name,
+            saved_bytes=saved,
+            recording_bytes=recording,
+            backward_bytes=backward,
+            replay_time=option.replay_time,
+            stages=option.stages,
+            choice=_choice(option.selection),
+        )
+        stages[first] = replace(stages[first], options=(*stages[first].options, cost))
+        table[first, len(stages[first].options)] = option
+    return replace(account, stages=tuple(stages), has_options=True), table
+
+
+def restored_options(subject: Subject, account: Account) -> OptionTable:
+    """Return the options whose costs are known from a file; call it inside `measuring`."""
+    stages = [stage for stage in subject.stages if not stage.is_loss]
+    table: dict[tuple[int, int], Option] = {}
+    for first, state in enumerate(_states(stages, subject)):
+        options = list(enumerate(account.stages[first].options, 1))
+        for length in sorted({cost.stages for _, cost in options}):
+            graph = trace_stage(
+                fused(stages[first : first + length]),
+                (state, subject.shared),
+                subject.device,
+                output_stays=first + length < len(stages),
+                repeats=1,
+            )
+            assert graph is not None, "it had options when it was measured"
+            for number, cost in options:
+                if cost.stages == length:
+                    option = option_of(graph, _selection(cost))
+                    table[first, number] = replace(option, stages=length)
+    return table
+
+
+def _choice(selection: Selection) -> str:
+    """Return what an option keeps and makes again, as text."""
+    parts = (selection.replayed, selection.redrawn)
+    return ";".join(",".join(map(str, sorted(part))) for part in parts)
+
+
+def _selection(cost: OptionCost) -> Selection:
+    replayed, redrawn = (
+        frozenset(map(int, filter(None, part.split(",")))) for part in cost.choice.split(";")
+    )
+    return Selection(
+        kept_bytes=cost.saved_bytes,
+        replay_time=cost.replay_time,
+        replayed=replayed,
+        redrawn=redrawn,
+    )
+
+
+def _states(stages: Sequence[ChainStage], subject: Subject) -> Iterator[State]:
+    """Yield the input of every stage."""
+    state = subject.source
+    for index, stage in enumerate(stages):
+        yield state
+        state = detached(run_stage(stage, index, state, subject.shared))
+
+
+def _ends(first: int, subject: Subject, observed: Sequence[ObservedStage]) -> list[int]:
+    """Return the last stages of what may be kept together from stage `first` on."""
+    spans = (span for span in subject.spans if span[0] == first)
+    return [first, *(last for _, last in spans if _is_apart(observed[first : last + 1]))]
+
+
+def _is_apart(observed: Sequence[ObservedStage]) -> bool:
+    """Whether no stage reads what another one of these changes, so that they run again as one."""
+    written = [set(each.traits.written) for each in observed]
+    return not any(
+        set(each.stage.reads) & written[other]
+        for index, each in enumerate(observed)
+        for other in range(len(observed))
+        if other != index
+    )
+
+
+def _key(
+    stage: ChainStage,
+    state: State,
+    shared: Sequence[Any],
+    gradients: Gradients,
+    *,
+    is_last: bool,
+) -> Hashable:
+    """Return a key that is equal for stages whose options are the same."""
+    return (
+        tuple((part.text, len(part.written)) for part in stage.parts),
+        tuple(map(_kind, state)),
+        tuple(_kind(shared[position]) for part in stage.parts for position in part.reads),
+        gradients,
+        is_last,
+    )
+
+
+def _kind(value: object) -> Hashable:
+    if not isinstance(value, torch.Tensor):
+        return value
+    layout = MemoryLayout.of(value) if value.layout == torch.strided else value.layout
+    return type(value), layout, value.requires_grad
+
+
+def _traced(probes: Sequence[StageProbe], state: State, subject: Subject) -> list[StageMemory]:
+    """Return the memory of options of one stage, traced in one session."""
+
+    def phases() -> Iterator[Callable[[], None]]:
+        for probe in probes:
+            yield from probe.phases(state, subject.device)
+
+    if not probes:
+        return []
+    traces = iter(trace_phases(phases(), subject.device))
+    return [probe.memory(traces) for probe in probes]
