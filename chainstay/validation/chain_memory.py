@@ -109,6 +109,8 @@ class ChainMemory:
         """Return the bytes of saved data; a skip counts once, or not if an activation has it."""
         records = [record for stage, record in self.records.items() if stage == record.first]
         own = sum(record.own_bytes for record in records)
+        if not self.profile.skips:
+            return own
         in_saved = frozenset[int]().union(*(self.skips_in[record.last + 1] for record in records))
         return own + self._skip_bytes(in_saved - self._skips_in_activations())
 
@@ -298,6 +300,8 @@ class ChainMemory:
         return stage in self.activations or (record is not None and record.last == stage - 1)
 
     def _skips_in_activations(self) -> frozenset[int]:
+        if not self.profile.skips:
+            return frozenset()
         return frozenset[int]().union(*(self.skips_in[index] for index in self.activations))
 
     def _skip_bytes(self, indices: frozenset[int]) -> int:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainstay.errors import InfeasibleBudgetError
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile, RunCost, Skip, Stage, StageOption
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim
 from chainstay.validation import search
@@ -133,16 +133,58 @@ def test_a_second_sweep_can_need_less_than_the_family_of_the_theorem() -> None:
     assert simulate(TWO_SWEEPS, persistent_optimum(TWO_SWEEPS, 17).schedule).peak_bytes == 17
 
 
+def _with_everything(i: int) -> Stage:
+    """Stage i of four, with an option of several stages and costs of every kind of run."""
+    several = StageOption(
+        saved_bytes=60 + i,
+        backward_overhead_bytes=i,
+        first=RunCost(time=3, overhead_bytes=5, backward_time=7),
+        again=RunCost(time=11, overhead_bytes=13, backward_time=17),
+        stages=3 if i == 0 else 2,
+    )
+    one = StageOption(saved_bytes=41 + i, first=RunCost(time=23), needs_input=False)
+    return Stage(
+        forward_time=1,
+        backward_time=2,
+        output_bytes=30 + i,
+        saved_bytes=50 + i,
+        gradient_bytes=20 + i,
+        options=(several, one) if i < 3 else (one,),
+        dropped_first=RunCost(time=29, overhead_bytes=31),
+        again=RunCost(time=37, overhead_bytes=41, backward_time=43),
+    )
+
+
+EVERYTHING: Final = ChainProfile(
+    input_bytes=19,
+    input_gradient_bytes=47,
+    stages=tuple(map(_with_everything, range(4))),
+    skips=tuple(
+        Skip(first=first, last=last, bytes=size, gradient_bytes=size)
+        for first, last, size in ((0, 2, 2), (1, 3, 3), (2, 3, 5), (1, 2, 7))
+    ),
+)
+
+
 @given(
     profile=chains(max_stages=4, families=OPTION_FAMILIES),
     draw=st.randoms(use_true_random=False),
     rules=st.sampled_from(RULES),
 )
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_search_and_simulator_accept_the_same(
     profile: ChainProfile, draw: Random, rules: Discards
 ) -> None:
-    """Along a random walk, every operation, its time and its bytes."""
+    assert_same_along_a_walk(profile, draw, rules)
+
+
+def test_search_and_simulator_accept_the_same_of_a_chain_with_everything() -> None:
+    for seed in range(90):
+        assert_same_along_a_walk(EVERYTHING, Random(seed), RULES[seed % 3])
+
+
+def assert_same_along_a_walk(profile: ChainProfile, draw: Random, rules: Discards) -> None:
+    """Along random operations, the same ones are accepted, at the same times and bytes."""
     searched = search.ChainTransitions(profile, rules)
     state, memory = searched.start, ChainMemory(profile, rules)
     for _ in range(12):

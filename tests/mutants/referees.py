@@ -71,25 +71,29 @@ MUTANTS: Final = (
         "validation/chain_memory.py",
         "if op.stage < skip.first <= last + 1 <= skip.last",
         "if op.stage + 1 == skip.first <= last + 1 <= skip.last",
-        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
+        "agreement/test_options_referee.py::"
+        "test_search_and_simulator_accept_the_same_of_a_chain_with_everything",
     ),
     Mutant(
         "validation/search.py",
         "is_first = keep.stages & self._records.counted & ~has_run != 0",
         "is_first = (1 << i) & self._records.counted & ~has_run != 0",
-        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
+        "agreement/test_options_referee.py::"
+        "test_search_and_simulator_accept_the_same_of_a_chain_with_everything",
     ),
     Mutant(
         "validation/search.py",
         "if not stored.closed >> i & 1:",
         "if True:",
-        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
+        "agreement/test_options_referee.py::"
+        "test_search_and_simulator_accept_the_same_of_a_chain_with_everything",
     ),
     Mutant(
         "validation/search_memory.py",
         "if skip.last >= end and i < skip.first <= end:",
         "if i < skip.first <= end:",
-        "agreement/test_options_referee.py::test_search_and_simulator_accept_the_same",
+        "agreement/test_options_referee.py::"
+        "test_search_and_simulator_accept_the_same_of_a_chain_with_everything",
     ),
     Mutant(
         "validation/persistent_search.py",

@@ -23,6 +23,7 @@ from chainstay.validation.simulate import simulate
 from chainstay.verify import Answer, ChainSuite, Check, MethodUnderTest, Tally
 from chainstay.verify.chain_instances import CHAIN_FAMILIES, random_chain
 from chainstay.verify.chains import CHAIN_METHODS, ExhaustiveChainSearch
+from chainstay.verify.option_instances import random_chain_with_options
 
 TRUTH = MethodUnderTest(method=ExhaustiveChainSearch(), family=Family.ALL, most_stages=4)
 
@@ -131,6 +132,30 @@ def weight(instance: AnyProblem) -> tuple[int, int, int]:
     skips = sum(skip.first + skip.last + skip.bytes + skip.gradient_bytes for skip in profile.skips)
     total = instance.budget + skips + sum(int(array.sum()) for array in arrays)
     return len(profile), len(profile.skips), total
+
+
+def test_chains_with_options_depend_on_seed_and_number_and_simplify_to_plain_ones() -> None:
+    drawn = [random_chain_with_options(3, number) for number in range(40)]
+    assert drawn[17] == random_chain_with_options(3, 17)
+    stages = [stage for instance in drawn for stage in instance.profile.stages]
+    options = [option for stage in stages for option in stage.options]
+    assert {option.stages for option in options} == {1, 2, 3}
+    assert {option.needs_input for option in options} == {True, False}
+    assert any(option.again for option in options)
+    assert any(stage.dropped_first for stage in stages)
+    problem = next(each for each in drawn if len(each.profile) == 4 and each.profile.skips)
+    assert not problem.profile.is_plain
+    while (step := next(problem.simpler(), None)) is not None:
+        problem = step
+    assert problem.profile.is_plain
+    assert weight(problem) == (1, 0, 1)
+
+
+def test_methods_that_take_options_agree() -> None:
+    checks = list(ChainSuite().checks(range(3, 163, 4), seed=5))
+    assert not [check.reason for check in checks if check.reason]
+    names = {answer.tested.name for check in checks for answer in check.answers}
+    assert {"dp", "search (persistent)", "search (free)"} <= names
 
 
 @pytest.mark.long
