@@ -68,7 +68,10 @@ class ForwardCosts:
 
     def option(self, s: int, number: int) -> int:
         """Return the option of stage s that has this number in the profile."""
-        return next(o for o in range(self.start[s], self.start[s + 1]) if self.number[o] == number)
+        o = int(self.start[s])
+        while self.number[o] != number:
+            o += 1
+        return o
 
     def scaled(self, scale: Callable[[Array], Array]) -> Self:
         """Return these costs with all sizes as `scale` makes them."""
@@ -80,12 +83,13 @@ class ForwardCosts:
         )
 
 
-def costs_by_kind(profile: ChainProfile) -> tuple[ForwardCosts, ForwardCosts, int]:
+def costs_by_kind(
+    profile: ChainProfile, arrays: ChainArrays
+) -> tuple[ForwardCosts, ForwardCosts, int]:
     """Return the costs of first runs, those of later runs, and the base time of the chain in ns.
 
     The two are one object if a stage's first run costs what any other does.
     """
-    arrays = profile.arrays()
     if profile.is_plain:
         costs = _plain(arrays)
         return costs, costs, profile.plain_time

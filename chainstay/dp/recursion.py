@@ -111,7 +111,7 @@ class Recursion:
     def from_profile(cls, profile: ChainProfile) -> Self:
         """Return the recursion of `profile`, in bytes and ns."""
         arrays = profile.arrays()
-        first, again, base_time = costs_by_kind(profile)
+        first, again, base_time = costs_by_kind(profile, arrays)
         return cls(
             stages=len(profile),
             base_time=base_time,
@@ -149,15 +149,16 @@ class Recursion:
     @property
     def keep_all_need(self) -> int:
         """Bytes besides the input, more than which spare no time."""
-        costs, last = self.first, self.stages - 1
-        saved, end, floor = costs.saved.tolist(), costs.end.tolist(), costs.keep_floor[:, last]
+        costs, floor = self.first, self.first.keep_floor[:, -1].tolist()
+        start, end, saved = costs.start.tolist(), costs.end.tolist(), costs.saved.tolist()
+        extra = costs.extra.tolist()
         s, before, need = 0, 0, 0
         while s < self.stages:
-            options = [o for o in range(costs.start[s], costs.start[s + 1]) if not costs.extra[o]]
+            options = [o for o in range(start[s], start[s + 1]) if not extra[o]]
             if not options:  # to run some stage again is faster than any way to keep it at once
                 return self._most_need
             o = min(options, key=saved.__getitem__)
-            need = max(need, before + int(floor[o]))
+            need = max(need, before + floor[o])
             s, before = end[o], before + saved[o]
         return need
 

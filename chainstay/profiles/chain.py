@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from chainstay import documents
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles.quantities import all_of, whole
-from chainstay.profiles.stage import Stage, StageOption
+from chainstay.profiles.stage import RunCost, Stage, StageOption
 
 __all__ = ["ChainArrays", "ChainProfile", "Skip", "require_plain"]
 
@@ -168,8 +168,11 @@ class ChainProfile:
     @property
     def plain_time(self) -> int:
         """Time of plain training, in ns: every stage once, kept under option 0."""
-        runs = (stage.all_options[0].first for stage in self.stages)
-        return sum(run.time + run.backward_time for run in runs)
+        runs = (stage.first or stage for stage in self.stages)
+        return sum(
+            (run.time if isinstance(run, RunCost) else run.forward_time) + run.backward_time
+            for run in runs
+        )
 
     @property
     def least_time(self) -> int:

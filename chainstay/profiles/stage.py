@@ -166,7 +166,7 @@ class Stage:
         return (
             not self.options
             and self.needs_input
-            and all(getattr(self, kind) is None for kind in _RUNS)
+            and self.first is self.again is self.dropped_first is self.dropped_again is None
         )
 
     @property

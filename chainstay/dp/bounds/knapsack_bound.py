@@ -98,13 +98,19 @@ class KeptCosts(NamedTuple):
         return spared
 
 
-def kept_costs(chain: RecursionArrays, multipliers: _Floats, memory: int) -> KeptCosts:
-    """Return what keeping stages costs, at each multiplier in ns per byte.
+def kept_costs(
+    chain: RecursionArrays, sizes: Array, multipliers: _Floats, memory: int
+) -> KeptCosts:
+    """Return what keeping stages costs.
 
-    Of several options, only those are taken that fit in `memory` bytes.
+    Args:
+        chain: Sizes in bytes, times in ns.
+        sizes: Shape (options,), bytes to be paid for with each option.
+        multipliers: Shape (multipliers,), ns per byte.
+        memory: Of several options, only those are taken that fit in so many bytes.
     """
     n = len(chain.start) - 1
-    time = chain.extra[:, None] + chain.saved[:, None] * multipliers
+    time = chain.extra[:, None] + sizes[:, None] * multipliers
     if len(chain.saved) == n:
         return KeptCosts(np.ones(1, dtype=np.int64), time[None])
     time[chain.keep_floor.min(axis=1) > memory] = np.inf
@@ -121,7 +127,8 @@ def option_multiplier(by_kind: ArraysByKind, memory: int) -> float:
     usual = max(1, int(chain.elapsed[-1])) / max(1, memory)
 
     def root(multiplier: float) -> float:
-        spared = kept_costs(chain, np.array([multiplier]), memory).spared(chain.elapsed)
+        kept = kept_costs(chain, chain.saved, np.array([multiplier]), memory)
+        spared = kept.spared(chain.elapsed)
         return float(spared[-1, 0]) - multiplier * memory
 
     return maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE, steps=24)
@@ -216,7 +223,7 @@ class KnapsackBound:
             multiplier = knapsack_multiplier(np.diff(elapsed), chain.saved, memory)
         self.step = multiplier / ROOT_MULTIPLIER
         multipliers: _Floats = self.step * np.arange(MULTIPLIER_COUNT, dtype=np.float64)
-        spared = kept_costs(chain, multipliers, memory).spared(elapsed)
+        spared = kept_costs(chain, chain.saved, multipliers, memory).spared(elapsed)
         memory_cost = multipliers * memory
         self.root = float((spared[-1] - memory_cost).max())
         # all stages outside share M; those before s share what s..t leave of it

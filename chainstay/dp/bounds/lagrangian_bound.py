@@ -69,18 +69,19 @@ class LagrangianBound:
         first, again = by_kind
         self.memory, self.least = memory, least
         self.rerun_time = max(int(first.elapsed[-1]), int(again.elapsed[-1]))
+        sizes = _priced_sizes(first)
 
         def relaxed(step: float, count: int) -> _RelaxedChain:
             multipliers: _Floats = step * np.arange(count, dtype=np.float64)
             stored = _stored(again, multipliers, moves_checkpoints=moves_checkpoints)
-            kept_again = kept_costs(again, multipliers, memory)
-            kept_first = kept_again if first is again else kept_costs(first, multipliers, memory)
+            kept_again = kept_first = kept_costs(first, sizes, multipliers, memory)
+            if first is not again:
+                kept_again = kept_costs(again, again.saved, multipliers, memory)
             spared = kept_again.spared(again.elapsed)
-            kept_first = _with_the_loss(first, kept_first, multipliers)
             return _RelaxedChain(step, memory, least, stored, spared, kept_first, kept_again)
 
         def root(step: float) -> float:
-            total = _after(first, relaxed(step, ROOT_MULTIPLIER + 1))
+            total = _after(first.elapsed, relaxed(step, ROOT_MULTIPLIER + 1))
             return float(total[0, -1]) - ROOT_MULTIPLIER * step * memory
 
         # All memory at the usual price is worth less than all forwards: no sum below loses
@@ -93,11 +94,14 @@ class LagrangianBound:
             usual = max(1, self.rerun_time) / max(1, memory, saved) / ROOT_MULTIPLIER
         self.step = maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE)
         relaxed_chain = relaxed(self.step, MULTIPLIER_COUNT)
-        after = _after(first, relaxed_chain)
+        after = _after(first.elapsed, relaxed_chain)
         self.root = float(np.max(after[0] - np.arange(MULTIPLIER_COUNT) * self.step * memory))
         self.restarted: _Floats = after + relaxed_chain.stored
         self.outside: _Floats = _outside(
-            by_kind, relaxed_chain, _before(first, relaxed_chain), self.restarted
+            (first.elapsed, again.elapsed),
+            relaxed_chain,
+            _before(first.elapsed, relaxed_chain),
+            self.restarted,
         )
 
 
@@ -133,16 +137,9 @@ def _stored(chain: RecursionArrays, multipliers: _Floats, *, moves_checkpoints: 
     return stored
 
 
-def _with_the_loss(chain: RecursionArrays, kept: KeptCosts, multipliers: _Floats) -> KeptCosts:
-    """Return `kept` where an option that keeps the loss costs as much memory as it needs."""
-    n = len(chain.start) - 1
-    time = kept.time.copy()
-    for j, span in enumerate(kept.spans):
-        options = np.arange(chain.start[n - span], chain.start[n - span + 1])
-        options = options[chain.end[options] == n]
-        needed = chain.keep_floor[options, n - 1, None] * multipliers
-        time[j, n - span] = (chain.extra[options, None] + needed).min(axis=0, initial=np.inf)
-    return kept._replace(time=time)
+def _priced_sizes(chain: RecursionArrays) -> Array:
+    """Return the bytes to be paid for with each option: up to the loss, all that it needs then."""
+    return np.where(chain.end == len(chain.start) - 1, chain.keep_floor[:, -1], chain.saved)
 
 
 @kernel
@@ -153,23 +150,44 @@ def _inside(relaxed: _RelaxedChain, s: int, t: int, i: int) -> float:
 
 
 @kernel
-def _after(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
+def _keep_stages_from(s: int, kept: KeptCosts, cost: _Floats, keep: _Floats) -> None:
+    """Write to `keep` the least of keeping stage s on, and then what ``cost[k]`` is from k on."""
+    spans, time = kept
+    keep[:] = np.inf
+    for j in range(len(spans)):
+        k = s + spans[j]
+        if k < len(cost):
+            for i in range(len(keep)):
+                keep[i] = min(keep[i], cost[k, i] + time[j, s, i])
+
+
+@kernel
+def _keep_stages_before(k: int, kept: KeptCosts, cost: _Floats, keep: _Floats) -> None:
+    """Write to `keep` the least of what ``cost[s]`` is before s, and then keeping stages s..k-1."""
+    spans, time = kept
+    keep[:] = np.inf
+    for j in range(len(spans)):
+        s = k - spans[j]
+        if s >= 0:
+            for i in range(len(keep)):
+                keep[i] = min(keep[i], cost[s, i] + time[j, s, i])
+
+
+@kernel
+def _after(elapsed: Array, relaxed: _RelaxedChain) -> _Floats:
     """Return at [s, i] a bound, in ns, below ``O(s, n-1, m) + multiplier * m`` for every m.
 
     The shape is (n + 1, multipliers).
     """
     (n, count), step, stored = relaxed.stored.shape, relaxed.step, relaxed.stored
     n -= 1
-    spans, kept = relaxed.first
-    cost = np.zeros((n + 1, count))
+    cost, keep = np.zeros((n + 1, count)), np.zeros(count)
     for s in range(n - 1, -1, -1):
+        _keep_stages_from(s, relaxed.first, cost, keep)
         for i in range(count):
-            best = np.inf
-            for j in range(len(spans)):
-                if s + spans[j] <= n:
-                    best = min(best, cost[s + spans[j], i] + kept[j, s, i])
+            best = keep[i]
             for k in range(s + 1, n):
-                rerun = float(chain.elapsed[k] - chain.elapsed[s])
+                rerun = float(elapsed[k] - elapsed[s])
                 rest = best - rerun
                 if rest <= 0:
                     break
@@ -188,7 +206,7 @@ def _after(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
 
 
 @kernel
-def _before(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
+def _before(elapsed: Array, relaxed: _RelaxedChain) -> _Floats:
     """Return at [k, i] a bound below the overhead of stages before k + multiplier * what they hold.
 
     They hold ``M - m`` bytes when m are left besides the input of stage k. In ns; the shape is
@@ -196,17 +214,14 @@ def _before(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
     """
     (n, count), stored = relaxed.stored.shape, relaxed.stored
     n -= 1
-    spans, kept = relaxed.first
     memory_cost = relaxed.step * relaxed.memory
-    cost = np.zeros((n, count))
+    cost, keep = np.zeros((n, count)), np.zeros(count)
     for k in range(1, n):
+        _keep_stages_before(k, relaxed.first, cost, keep)
         for i in range(count):
-            best = np.inf
-            for j in range(len(spans)):
-                if k - spans[j] >= 0:
-                    best = min(best, cost[k - spans[j], i] + kept[j, k - spans[j], i])
+            best = keep[i]
             for s in range(k - 1, -1, -1):
-                fixed = float(chain.elapsed[k] - chain.elapsed[s]) + stored[k, i]
+                fixed = float(elapsed[k] - elapsed[s]) + stored[k, i]
                 value = cost[s, i]
                 if fixed >= best:
                     break
@@ -223,14 +238,13 @@ def _before(chain: RecursionArrays, relaxed: _RelaxedChain) -> _Floats:
 
 @kernel
 def _outside(
-    by_kind: ArraysByKind, relaxed: _RelaxedChain, before: _Floats, restarted: _Floats
+    times: tuple[Array, Array], relaxed: _RelaxedChain, before: _Floats, restarted: _Floats
 ) -> _Floats:
     """Return the table `LagrangianBound.outside`."""
     (n, count), step, stored = relaxed.stored.shape, relaxed.step, relaxed.stored
     n -= 1
-    elapsed, first_elapsed = by_kind.again.elapsed, by_kind.first.elapsed
-    spans, kept = relaxed.again
-    cost = np.zeros((n, n, count))
+    first_elapsed, elapsed = times
+    cost, keep = np.zeros((n, n, count)), np.zeros(count)
     passing = np.full((n, count), np.inf)  # at [t]: on the way to s, nothing kept since a restart
     for s in range(n):
         for i in range(count):
@@ -239,6 +253,7 @@ def _outside(
         for t in range(n - 2, s - 1, -1):
             rerun = float(elapsed[t + 1] - elapsed[s])
             first_rerun = float(first_elapsed[t + 1] - first_elapsed[s])
+            _keep_stages_before(s, relaxed.again, cost[:, t], keep)
             for i in range(count):
                 best = -np.inf
                 for j in range(count - i):
@@ -247,10 +262,7 @@ def _outside(
                 if s > 0:
                     time = float(elapsed[s] - elapsed[s - 1])
                     passing[t, i] = min(passing[t, i], cost[s - 1, t, i]) + time
-                    for j in range(len(spans)):
-                        if s - spans[j] >= 0:
-                            best = min(best, cost[s - spans[j], t, i] + kept[j, s - spans[j], i])
-                    best = min(best, passing[t, i] + stored[s, i])
+                    best = min(best, keep[i], passing[t, i] + stored[s, i])
                 cost[s, t, i] = min(best, again[i] + rerun)
                 again[i] = min(again[i], best)
     return cost

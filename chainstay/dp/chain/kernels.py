@@ -17,13 +17,13 @@ from chainstay.dp.chain.recursion_arrays import (
     ArraysByKind,
     ChainFrontPool,
     RecursionArrays,
-    stored_at,
 )
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, NO_DECISION, Array
 from chainstay.dp.step_functions import (
     Buffer,
     Cutoff,
+    Pool,
     RunningMinimum,
     StepFunction,
     StepSum,
@@ -62,6 +62,26 @@ class FrontEnds(NamedTuple):
     stored_best: Array
 
 
+class SweepArrays(NamedTuple):
+    """What restarts need of `RecursionArrays`: fewer arguments make calls faster."""
+
+    activation: Array
+    fresh: Array
+    gradient: Array
+    elapsed: Array
+    transit: Array
+
+
+class OptionArrays(NamedTuple):
+    """What keeping stages needs of `RecursionArrays`."""
+
+    start: Array
+    end: Array
+    saved: Array
+    extra: Array
+    keep_floor: Array
+
+
 class SubChainTask(NamedTuple):
     """A sub-chain whose front is being computed.
 
@@ -79,6 +99,12 @@ class SubChainTask(NamedTuple):
 
 
 @kernel
+def _stored_at(activation: Array, fresh: Array, s: int, k: int) -> int:
+    """Return the bytes that a restart at k stores besides ``a^s``."""
+    return int(fresh[s, k] if len(fresh) else activation[k])
+
+
+@kernel
 def _front(fronts: ChainFrontPool, s: int, t: int, shift: int) -> StepFunction:
     """Return the front of stages s..t, moved right by `shift` bytes."""
     return StepFunction(
@@ -88,7 +114,7 @@ def _front(fronts: ChainFrontPool, s: int, t: int, shift: int) -> StepFunction:
 
 @kernel
 def _restarts(
-    chain: RecursionArrays,
+    chain: SweepArrays,
     fronts: ChainFrontPool,
     ends: FrontEnds,
     task: SubChainTask,
@@ -110,7 +136,7 @@ def _restarts(
             continue
         if floor >= value_at(lowest, start, cutoff.overhead):
             continue
-        stored = stored_at(chain, s, k)
+        stored = _stored_at(chain.activation, chain.fresh, s, k)
         total = StepSum(_front(fronts, s, k - 1, 0), _front(fronts, k, t, stored), rerun)
         start = max(start, ends.stored_least[k] - chain.activation[k] + stored)
         lowest, spare = merge_sum(RunningMinimum(lowest, spare), total, start, cutoff)
@@ -119,7 +145,7 @@ def _restarts(
 
 @kernel
 def _bucketed_restarts(
-    chain: RecursionArrays,
+    chain: SweepArrays,
     fronts: ChainFrontPool,
     ends: FrontEnds,
     task: SubChainTask,
@@ -147,7 +173,7 @@ def _bucketed_restarts(
             continue
         if floor >= envelope.ceiling[(start - envelope.start) >> envelope.bits]:
             continue
-        stored = stored_at(chain, s, k)
+        stored = _stored_at(chain.activation, chain.fresh, s, k)
         earlier, later = _front(fronts, s, k - 1, 0), _front(fronts, k, t, stored)
         start = max(start, ends.stored_least[k] - chain.activation[k] + stored)
         more = later.last - later.first + earlier.last - earlier.first + 3
@@ -163,22 +189,16 @@ def _bucketed_restarts(
 
 @kernel
 def _kept(
-    chain: RecursionArrays, fronts: ChainFrontPool, task: SubChainTask, here: Buffer, spare: Buffer
+    options: OptionArrays, fronts: ChainFrontPool, task: SubChainTask, here: Buffer, spare: Buffer
 ) -> RunningMinimum:
-    """Return the minimum over all options of the first stage of a sub-chain."""
+    """Return the minimum over all options of the first stage of a sub-options."""
     s, t, cutoff = task.s, task.t, task.cutoff
-    finished = np.zeros(1, dtype=np.int64)
     lowest = StepFunction(here[0], here[1], 0, -1, 0)
-    for o in range(chain.start[s], chain.start[s + 1]):
-        end, extra, floor = chain.end[o], chain.extra[o], chain.keep_floor[o, t]
-        if end > t + 1:
+    for o in range(options.start[s], options.start[s + 1]):
+        end, extra, floor = options.end[o], options.extra[o], options.keep_floor[o, t]
+        if end > t + 1 or fronts.last[end, t] < fronts.first[end, t]:
             continue
-        if end == t + 1:
-            after = StepFunction(finished, finished, 0, 0, chain.saved[o])
-        else:
-            after = _front(fronts, end, t, chain.saved[o])
-        if after.last < after.first:
-            continue
+        after = _front(fronts, end, t, options.saved[o])
         start = max(floor, after.memory[after.first] + after.shift)
         least = extra + after.overhead[after.last]
         if start > cutoff.memory or least >= value_at(lowest, start, cutoff.overhead):
@@ -202,12 +222,19 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit) -> ChainFrontPool:
     n = len(by_kind.first.start) - 1
     pool = new_pool(_FIRST_CAPACITY)
     here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
-    first, last = np.zeros((n, n), dtype=np.int64), np.full((n, n), -1, dtype=np.int64)
+    first, last = np.zeros((n + 1, n), dtype=np.int64), np.full((n + 1, n), -1, dtype=np.int64)
+    pool.memory[0], pool.overhead[0] = 0, 0
+    pool = Pool(pool.memory, pool.overhead, 1)
     least, best = np.full((n, n), _INFINITE, dtype=np.int64), np.zeros((n, n), dtype=np.int64)
     for t in range(n):
         chain = by_kind.first if t == n - 1 else by_kind.again
+        sweep = SweepArrays(
+            chain.activation, chain.fresh, chain.gradient, chain.elapsed, chain.transit
+        )
+        options = OptionArrays(chain.start, chain.end, chain.saved, chain.extra, chain.keep_floor)
         stored_least = np.full(n, _INFINITE, dtype=np.int64)
         ends = FrontEnds(least, best, stored_least, np.zeros(n, dtype=np.int64))
+        last[t + 1, t] = 0  # without stages: the first breakpoint of the pool
         for s in range(t, -1, -1):
             # what can be part of a good schedule
             lines, needed = limit.outside[s, t], limit.least[s, t]
@@ -217,11 +244,11 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit) -> ChainFrontPool:
             # keep stage s, or restart it
             fronts = ChainFrontPool(pool.memory, pool.overhead, first, last)
             task = SubChainTask(s, t, cutoff, limit)
-            kept = _kept(chain, fronts, task, here, spare)
+            kept = _kept(options, fronts, task, here, spare)
             if kept.lowest.last >= _LONG:
-                lowest, spare = _bucketed_restarts(chain, fronts, ends, task, kept)
+                lowest, spare = _bucketed_restarts(sweep, fronts, ends, task, kept)
             else:
-                lowest, spare = _restarts(chain, fronts, ends, task, kept)
+                lowest, spare = _restarts(sweep, fronts, ends, task, kept)
             # store what can be part of a whole schedule
             pool, size = store_useful(limit, lines, lowest, pool)
             first[s, t], last[s, t] = pool.used - size, pool.used - 1
@@ -245,7 +272,7 @@ def choose(chain: RecursionArrays, fronts: ChainFrontPool, s: int, t: int, m: in
         end, rest = chain.end[o], target - chain.extra[o]
         if end > t + 1 or rest < 0 or m < chain.keep_floor[o, t]:
             continue
-        if rest == (0 if end == t + 1 else value_at(_front(fronts, end, t, chain.saved[o]), m, -1)):
+        if value_at(_front(fronts, end, t, chain.saved[o]), m, -1) == rest:
             return int(KEEP - chain.number[o])
     for k in range(s + 1, t + 1):
         rest = target - (chain.elapsed[k] - chain.elapsed[s])
@@ -255,7 +282,9 @@ def choose(chain: RecursionArrays, fronts: ChainFrontPool, s: int, t: int, m: in
             continue
         earlier = value_at(_front(fronts, s, k - 1, 0), m, target + 1)
         if earlier <= rest:
-            later = value_at(_front(fronts, k, t, stored_at(chain, s, k)), m, target + 1)
+            later = value_at(
+                _front(fronts, k, t, _stored_at(chain.activation, chain.fresh, s, k)), m, target + 1
+            )
             if earlier + later == rest:
                 return k
     return NO_DECISION

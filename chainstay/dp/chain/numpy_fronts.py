@@ -57,12 +57,16 @@ class _Filling:
     def fronts(self) -> ChainFrontPool:
         """Return all fronts in one pool."""
         n = len(self._rows)
-        keys, overhead = np.concatenate([row.until(n) for row in self._rows], axis=1)
-        size = np.zeros((n, n), dtype=np.int64)
+        nothing = np.zeros((2, 1), dtype=np.int64)
+        rows = [row.until(n) for row in self._rows]
+        keys, overhead = np.concatenate([nothing, *rows], axis=1)
+        size = np.zeros((n + 1, n), dtype=np.int64)
         for s, row in enumerate(self._rows):
             size[s, s:] = row.sizes
-        end = np.cumsum(size).reshape(n, n)
-        return ChainFrontPool(keys & ((1 << self._shift) - 1), overhead, end - size, end - 1)
+        end = 1 + np.cumsum(size).reshape(n + 1, n)
+        first, last = end - size, end - 1
+        first[np.arange(1, n + 1), np.arange(n)] = last[np.arange(1, n + 1), np.arange(n)] = 0
+        return ChainFrontPool(keys & ((1 << self._shift) - 1), overhead, first, last)
 
     def _cutoffs(self) -> tuple[Array, Array]:
         """Return at [s, t] the most bytes and ns with which stages s..t can be of use."""

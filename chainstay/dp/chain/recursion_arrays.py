@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from chainstay.dp.forward_costs import Array, ForwardCosts
-from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Recursion
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "RecursionArrays",
     "has_options",
     "recursion_arrays",
-    "stored_at",
 ]
 
 
@@ -75,8 +73,9 @@ class ChainFrontPool(NamedTuple):
     Attributes:
         memory: Bytes of all breakpoints of all fronts.
         overhead: Ns of all breakpoints of all fronts.
-        first: Shape (n, n), at [s, t]: index of the first breakpoint of the front of s..t.
-        last: Shape (n, n), at [s, t]: index of its last breakpoint; ``first - 1`` when none is
+        first: Shape (n + 1, n), at [s, t]: index of the first breakpoint of the front of s..t. At
+            [t + 1, t] it is 0, and so is `last`: nothing is left to do, in 0 bytes and ns.
+        last: Shape (n + 1, n), at [s, t]: index of its last breakpoint; ``first - 1`` when none is
             kept.
     """
 
@@ -120,9 +119,3 @@ def has_options(by_kind: ArraysByKind) -> bool:
     """Return whether the chain has several options, or costs by kind of forward, that matter."""
     first, again = by_kind
     return first is not again or len(again.saved) >= len(again.start)
-
-
-@kernel
-def stored_at(chain: RecursionArrays, s: int, k: int) -> int:
-    """Return the bytes that a restart at k stores besides ``a^s``."""
-    return int(chain.fresh[s, k] if len(chain.fresh) else chain.activation[k])
