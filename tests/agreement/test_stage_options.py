@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import runtime_support  # noqa: F401  # one thread
+from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.devices.memory import trace_memory, trace_phases
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.probe import StageProbe
@@ -33,7 +34,12 @@ class Tied(nn.Module):
         self.embedding = nn.Embedding(50, 32)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                32, 4, 64, dropout=0.2, batch_first=True, norm_first=n % 2 == 0,
+                32,
+                4,
+                64,
+                dropout=0.2,
+                batch_first=True,
+                norm_first=n % 2 == 0,
                 activation="gelu" if n % 2 else "relu",
             )
             for n in range(2)
@@ -44,7 +50,8 @@ class Tied(nn.Module):
         x = self.embedding(tokens)
         for layer in self.layers:
             x = self.rectified(self.linear(layer(x))) * 1.5
-        return torch.log_softmax(x @ self.embedding.weight.t(), -1)
+        scores: torch.Tensor = torch.log_softmax(x @ self.embedding.weight.t(), -1)
+        return scores
 
 
 class Convolutions(nn.Module):
@@ -67,7 +74,8 @@ class Convolutions(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = self.swish(block(x) + 0.1).sigmoid_() * 2
-        return self.linear(self.dropout(self.norm(x).mean((2, 3))))
+        scores: torch.Tensor = self.linear(self.dropout(self.norm(x).mean((2, 3))))
+        return scores
 
 
 class Rotary(nn.Module):
@@ -95,7 +103,8 @@ class Rotary(nn.Module):
             .transpose(1, 2)
             .reshape(batch, length, width)
         )
-        return x + self.down(functional.silu(self.gate(x)) * self.up(x))
+        total: torch.Tensor = x + self.down(functional.silu(self.gate(x)) * self.up(x))
+        return total
 
 
 class Changed(nn.Module):
@@ -104,7 +113,7 @@ class Changed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
-        self.register_buffer("calls", torch.zeros(1))
+        self.calls = nn.Buffer(torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x)
@@ -116,7 +125,8 @@ class Changed(nn.Module):
         values, _ = (w + z).max(-1)
         self.calls.add_(1)
         noisy = z + torch.rand_like(z) * self.calls
-        return functional.gelu(self.linear(torch.cat((noisy, w.cos()), -1)) * values[:, None])
+        scaled: torch.Tensor = self.linear(torch.cat((noisy, w.cos()), -1)) * values[:, None]
+        return functional.gelu(scaled)
 
 
 def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
@@ -135,33 +145,39 @@ def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     }
 
 
-@contextmanager
-def precision(is_low: bool) -> Iterator[None]:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_low):
-        yield
+@dataclass(frozen=True)
+class Case:
+    """A model, how finely it is cut, and whether bf16 autocast is on around it."""
+
+    name: str
+    granularity: Granularity = 1
+    is_low: bool = False
+
+    def precision(self) -> torch.autocast:
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.is_low)
 
 
 @cache
-def options_of(name: str, granularity: Any, is_low: bool) -> ModelOptions:
-    model, args = models()[name]
-    with precision(is_low):
-        return options_in(model.train(), *args, granularity=granularity)
+def options_of(case: Case) -> ModelOptions:
+    model, args = models()[case.name]
+    with case.precision():
+        return options_in(model.train(), *args, granularity=case.granularity)
 
 
 CASES = [
-    *((name, 1, low) for name in models() for low in (False, True) if name != "ResNet-50"),
-    ("tied", "fine", False),
-    ("convolutions", "fine", False),
-    ("rotary dropout", "fine", True),
-    ("GPT-2", "blocks", False),
-    ("ResNet-50", "blocks", False),
+    *(Case(name, is_low=low) for name in models() for low in (False, True) if name != "ResNet-50"),
+    Case("tied", "fine"),
+    Case("convolutions", "fine"),
+    Case("rotary dropout", "fine", is_low=True),
+    Case("GPT-2", "blocks"),
+    Case("ResNet-50", "blocks"),
 ]
 
 
-@pytest.mark.parametrize(("name", "granularity", "is_low"), CASES)
-def test_every_option_trains_as_plain(name: str, granularity: Any, is_low: bool) -> None:
-    found = options_of(name, granularity, is_low)
-    with precision(is_low):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_option_trains_as_plain(case: Case) -> None:
+    found = options_of(case)
+    with case.precision():
         for step in STEPS:
             expected = found.outcome(STEPS[step])
             for pick in range(found.most):
@@ -173,16 +189,14 @@ def differing(one: list[Any], other: list[Any]) -> list[int]:
     return [n for n, (a, b) in pairs if not (a is b or torch.equal(a, b))]
 
 
-@pytest.mark.parametrize(("name", "granularity", "is_low"), CASES)
-def test_nothing_is_left_without_a_garbage_collector(
-    name: str, granularity: Any, is_low: bool
-) -> None:
-    found = options_of(name, granularity, is_low)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_is_left_without_a_garbage_collector(case: Case) -> None:
+    found = options_of(case)
     parameters = list(found.model.parameters())
 
     def loop() -> None:
         for pick in (*range(found.most), *range(found.most)):
-            with precision(is_low):
+            with case.precision():
                 loss = found.forward(pick)
                 torch.autograd.grad(loss, parameters, allow_unused=True)
                 found.forward(pick)  # nobody goes back through this one
@@ -197,7 +211,7 @@ def test_nothing_is_left_without_a_garbage_collector(
 
 @pytest.mark.parametrize("name", ["tied", "convolutions", "rotary", "rotary dropout", "GPT-2"])
 def test_an_option_holds_what_it_says(name: str) -> None:
-    chain, _, graphs = traced(*as_call(name))
+    _, _, graphs = traced(*as_call(name))
     for graph, given in graphs:
         assert graph is not None
         for selection in thinned(selections_of(graph), 5):

@@ -12,6 +12,7 @@ from torch import nn
 from captured_graphs import chain_of
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.options import Option, OptionPart, StageGraph, option_of, selections_of
 from chainstay.runtime.options.front import thinned
@@ -52,7 +53,7 @@ class ModelOptions:
     def forward(self, pick: int | None = None) -> torch.Tensor:
         """The forward, every stage with its option of that number, or plain; summed up."""
         state, shared = self.chain.begin(self.inputs)
-        stages = self.stages or self.chain.stages
+        stages: Sequence[ChainStage | GraphStage] = self.stages or self.chain.stages
         for stage, options in zip(stages, self.options, strict=True):
             if pick is None or not options:
                 state = stage(state, shared)
@@ -73,7 +74,7 @@ class ModelOptions:
 
 
 def traced(
-    model: nn.Module, *args: Any, granularity: Granularity = 1
+    model: nn.Module, *args: torch.Tensor, granularity: Granularity = 1
 ) -> tuple[GraphChain, Sequence[Any], list[tuple[StageGraph | None, tuple[State, Any]]]]:
     """The model's stages, looked at, and what each got."""
     chain, inputs = chain_of(model, *args, granularity=granularity)
@@ -90,7 +91,7 @@ def traced(
 
 
 def options_in(
-    model: nn.Module, *args: Any, granularity: Granularity = 1, most: int = 8
+    model: nn.Module, *args: torch.Tensor, granularity: Granularity = 1, most: int = 8
 ) -> ModelOptions:
     """The model with options for all stages, each admitted."""
     chain, inputs, graphs = traced(model, *args, granularity=granularity)
@@ -113,31 +114,35 @@ def fused(chain: GraphChain) -> ChainStage:
     return whole
 
 
-Step = Callable[[Callable[[], torch.Tensor], list[nn.Parameter]], Sequence[torch.Tensor | None]]
+Gradients = Sequence[torch.Tensor | None]
+
+Step = Callable[[Callable[[], torch.Tensor], list[nn.Parameter]], Gradients]
 
 
-def _plain(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Any:
+def _plain(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Gradients:
     loss = forward()
     return [loss.detach(), *torch.autograd.grad(loss, parameters, allow_unused=True)]
 
 
-def _retain_graph(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Any:
+def _retain_graph(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Gradients:
     loss = forward()
     first = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
     return [*first, *torch.autograd.grad(loss, parameters, allow_unused=True)]
 
 
-def _two_forwards(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Any:
+def _two_forwards(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Gradients:
     first, second = forward(), forward()
     found = torch.autograd.grad(second, parameters, allow_unused=True)
     return [*found, *torch.autograd.grad(first, parameters, allow_unused=True)]
 
 
-def _one_parameter(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Any:
+def _one_parameter(
+    forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]
+) -> Gradients:
     return torch.autograd.grad(forward(), parameters[-1:], allow_unused=True)
 
 
-def _partly_twice(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Any:
+def _partly_twice(forward: Callable[[], torch.Tensor], parameters: list[nn.Parameter]) -> Gradients:
     loss = forward()
     last = torch.autograd.grad(loss, parameters[-1:], retain_graph=True, allow_unused=True)
     return [*last, *torch.autograd.grad(loss, parameters, allow_unused=True)]

@@ -113,7 +113,7 @@ def test_whoever_is_left_out_costs_least() -> None:
     points = [(100, 0), (90, 1), (50, 2), (45, 3), (10, 50), (0, 60)]
     front = [Selection(kept_bytes=size, replay_time=time) for size, time in points]
     assert thinned(front, 6) == front
-    # Beside the ends (45, 3) is worth 55 bytes * 57 ns and (50, 2) 50 * 58; then (10, 50) is 35 * 10.
+    # Beside the ends (45, 3) is worth 55 bytes * 57 ns, (50, 2) 50 * 58; then (10, 50) 35 * 10.
     assert [each.kept_bytes for each in thinned(front, 3)] == [100, 45, 0]
     assert [each.kept_bytes for each in thinned(front, 4)] == [100, 45, 10, 0]
     assert [each.kept_bytes for each in thinned(front, 5)] == [100, 50, 45, 10, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -41,7 +42,8 @@ class Rectified(nn.Module):
         self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(functional.gelu(self.first(x) * 2.0).tanh())
+        y: torch.Tensor = self.second(functional.gelu(self.first(x) * 2.0).tanh())
+        return y
 
 
 def leanest(
@@ -53,8 +55,10 @@ def leanest(
     return option_of(graph, selections_of(graph)[-1]), chain, chain.begin(inputs)
 
 
-def ran(option: Option, state: State, shared: Sequence[Any], **kwargs: Any) -> Any:
-    run = OptionRun(option.code, shared, ("the batch",) * len(shared), **kwargs)
+def ran(
+    option: Option, state: State, shared: Sequence[Any], *, holds_input: bool = True
+) -> tuple[OptionRun, State]:
+    run = OptionRun(option.code, shared, ("the batch",) * len(shared), holds_input=holds_input)
     return run, run_option(run, state, partial(Staying.of, 0))
 
 
@@ -71,17 +75,18 @@ class Conditional(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.linear(x),))
+        y: torch.Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.linear(x),))
+        return y
 
 
 class Doubled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
         ctx.save_for_backward(x.exp())
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
         (saved,) = ctx.saved_tensors
         return gradients[0] * 2 + saved
 
@@ -106,7 +111,8 @@ class WithRegion(nn.Module):
             y = self.linear(x).sin()
         with torch.no_grad():
             scale = y.abs().max()
-        return (y / scale).exp()
+        z: torch.Tensor = (y / scale).exp()
+        return z
 
 
 def test_operators_of_higher_order_have_no_options() -> None:
@@ -120,20 +126,21 @@ def test_the_leanest_option_is_the_stage(model: Callable[[], nn.Module]) -> None
     made = model()
     option, chain, (state, shared) = leanest(made, torch.randn(3, 4))
     assert option.code.replays
-    expected = torch.autograd.grad(chain.stages[0](state, shared)[0].sum(), made.parameters())
+    parameters = list(made.parameters())
+    expected = torch.autograd.grad(chain.stages[0](state, shared)[0].sum(), parameters)
     _, (output,) = ran(option, state, shared)
-    found = torch.autograd.grad(output.sum(), made.parameters())
+    found = torch.autograd.grad(output.sum(), parameters)
     assert all(map(torch.equal, expected, found))
 
 
-_calls = 0
+_calls = itertools.count()
 
 
-@torch._dynamo.allow_in_graph
 def drifting(x: torch.Tensor) -> torch.Tensor:
-    global _calls
-    _calls += 1
-    return x * _calls
+    return x * next(_calls)
+
+
+torch._dynamo.allow_in_graph(drifting)
 
 
 class Drifting(nn.Module):
@@ -142,7 +149,8 @@ class Drifting(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return drifting(self.linear(x)).sin().cos()
+        y: torch.Tensor = drifting(self.linear(x)).sin().cos()
+        return y
 
 
 def test_what_replays_make_otherwise_is_no_option() -> None:
@@ -160,7 +168,7 @@ def test_an_input_made_anew_takes_the_place_of_one_let_go() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.GELU(), nn.Linear(4, 4))
     chain, inputs, graphs = traced(model, torch.randn(3, 4), granularity=2)
-    (_, (first, _)), (graph, _) = graphs
+    _, (graph, _) = graphs
     assert graph is not None
     option = option_of(graph, selections_of(graph)[-1])
     assert option.needs_input
@@ -174,7 +182,7 @@ def test_an_input_made_anew_takes_the_place_of_one_let_go() -> None:
 
 
 def test_a_changed_input_or_parameter_is_noticed() -> None:
-    option, chain, (state, shared) = leanest(Rectified(), torch.randn(3, 4))
+    option, _, (state, shared) = leanest(Rectified(), torch.randn(3, 4))
     _, (output,) = ran(option, state, shared)
     with torch.no_grad():
         next(each for each in shared if isinstance(each, nn.Parameter)).mul_(2.0)
@@ -183,16 +191,18 @@ def test_a_changed_input_or_parameter_is_noticed() -> None:
 
 
 def test_another_shape_is_noticed() -> None:
-    option, chain, (state, shared) = leanest(Rectified(), torch.randn(3, 4))
-    other = [torch.randn(5, 4) if getattr(each, "shape", None) == (3, 4) else each for each in shared]
+    option, _, (state, shared) = leanest(Rectified(), torch.randn(3, 4))
+    other = [
+        torch.randn(5, 4) if getattr(each, "shape", None) == (3, 4) else each for each in shared
+    ]
     with pytest.raises(PlanMismatchError, match=r"saves a tensor \(5, "):
         ran(option, state, other)
 
 
 def test_a_part_says_what_the_stage_says() -> None:
-    option, chain, _ = leanest(Rectified(), torch.randn(3, 4))
+    option, _, _ = leanest(Rectified(), torch.randn(3, 4))
     part, stage = OptionPart(option), option.code.graph.stage
     assert part.reads == stage.reads
     assert part.written == stage.written == ()
-    assert not (part.draws_random or part.changes_input or part.fills_what_it_saved)
+    assert {part.draws_random, part.changes_input, part.fills_what_it_saved} == {False}
     assert part.text.startswith("drops ")

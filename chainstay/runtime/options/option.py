@@ -118,9 +118,7 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
     )
 
 
-def run_option(
-    run: OptionRun, state: State, otherwise: Callable[[torch.Tensor], object]
-) -> State:
+def run_option(run: OptionRun, state: State, otherwise: Callable[[torch.Tensor], object]) -> State:
     """Run the forward of a stage with an option; return the next state.
 
     Args:

@@ -165,7 +165,9 @@ class Trace:
         is_new = bool(drawn or written or self._packed) or any(
             _key(tensor) not in self._current for tensor in results
         )
-        self.made[node] = {key: self._current[key] for key in [self._know(t, node) for t in results]}
+        self.made[node] = {
+            key: self._current[key] for key in [self._know(t, node) for t in results]
+        }
         if not is_new and all(map(self._is_represented, self.made[node].values())):
             if results:
                 self.views.add(node)
