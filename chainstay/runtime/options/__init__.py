@@ -1,1 +1,54 @@
-"""Options of a stage: ways to keep less than autograd saves, and to make the rest again."""
+"""Options of a stage: ways to keep less than autograd saves, and to make the rest again.
+
+`stage_options` runs a stage (or several as one, fused) some times and returns at most eight
+`Option` objects. Each knows what it holds and what its replays take by the operators' own times;
+as an `OptionPart` in a `ChainStage` it runs as any stage does, so that `measures.probe` and
+`measures.clock` see its memory, the temporaries of its replays included, and its time.
+
+An executor makes an `OptionRun` per run, and either calls `run_option` with its own pack hook for
+what stays, or asks ``run.packed(tensor)`` in a hook of its own, once per saved tensor and in
+order (parameters left out), for the `ReplayHandle` in the tensor's place: a handle is an
+`execute.handles.Absent`. Then ``run.close(state)``. If it is to hold no input, it is made with
+``holds_input=False`` and given the input, made anew, by ``run.lay_over(state)`` before the
+backward. The first run of a stage belongs inside `execute.environment.alone`, as any.
+
+===================  ========================================================================
+module               what is in it
+===================  ========================================================================
+`front`              the exact Pareto front of (bytes, time); knows no torch
+`composition`        programs of consecutive stages as one graph
+`stage_run`, `trace` a run node by node: storages, versions, saved tensors, random draws, times
+`graph`              what was seen, as operators to choose from
+`generator`          code of a choice: forward with stashes, and replays
+`replay`             a run with an option, its handles, the replays in the backward
+`option`             all of this together
+===================  ========================================================================
+"""
+
+from chainstay.runtime.options.graph import StageGraph, trace_stage
+from chainstay.runtime.options.option import (
+    Option,
+    OptionPart,
+    admitted,
+    option_of,
+    run_option,
+    selections_of,
+    stage_options,
+    unpack_option,
+)
+from chainstay.runtime.options.replay import OptionRun, ReplayHandle
+
+__all__ = [
+    "Option",
+    "OptionPart",
+    "OptionRun",
+    "ReplayHandle",
+    "StageGraph",
+    "admitted",
+    "option_of",
+    "run_option",
+    "selections_of",
+    "stage_options",
+    "trace_stage",
+    "unpack_option",
+]

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import pairwise
 from operator import itemgetter
 from typing import Final, TypeAlias
 
@@ -176,7 +177,8 @@ def _merged(parts: Iterable[_Labels], limit: int) -> _Labels:
 
 def _selection(label: _Label) -> Selection:
     size, time, steps = label
-    replayed, redrawn = set(), set()
+    replayed: set[int] = set()
+    redrawn: set[int] = set()
     while steps is not None:
         index, action, steps = steps
         (replayed if action is _Action.REPLAY else redrawn).add(index)
@@ -202,7 +204,7 @@ def thinned(front: Sequence[Selection], most: int = 8) -> list[Selection]:
         return list(front)
     taken = [0, len(front) - 1]
     while len(taken) < most:
-        gaps = zip(taken, taken[1:], strict=False)
+        gaps = pairwise(taken)
         inner = ((low, index, high) for low, high in gaps for index in range(low + 1, high))
         _, index, _ = max(inner, key=lambda each: _lost_area(front, *each))
         taken = sorted([*taken, index])

@@ -246,20 +246,18 @@ class _ReplayWriter:
 
     def _arguments(self, step: Step, *, is_redrawn: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
         node = step.node
-        args, kwargs = list(node.args), dict(node.kwargs)
+        kwargs: dict[str, Any] = fx.node.map_arg(dict(node.kwargs), self._copied)
         if is_redrawn:
             layout = step.noise
             assert layout is not None, "only dropout is redrawn"
             kinds = (tuple(layout.size), layout.stride, layout.dtype, layout.device)
-            first, *args = args
-            args, kwargs = fx.node.map_arg((args, kwargs), self._copied)
-            return (self.graph.call_function(blank, kinds), *args), kwargs
-        args, kwargs = fx.node.map_arg((args, kwargs), self._copied)
-        given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+            rest: tuple[Any, ...] = fx.node.map_arg(node.args[1:], self._copied)
+            return (self.graph.call_function(blank, kinds), *rest), kwargs
+        args: list[Any] = list(fx.node.map_arg(node.args, self._copied))
         for place in step.scratch:
+            given: Any = args if isinstance(place, int) else kwargs
             given[place] = self.graph.call_function(scratch, (given[place],))
-        names = {key: value for key, value in given.items() if isinstance(key, str)}
-        return tuple(given[index] for index in range(len(args))), names
+        return tuple(args), kwargs
 
     def _copied(self, node: fx.Node) -> fx.Node:
         return self.copies[node]

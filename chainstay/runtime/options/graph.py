@@ -191,9 +191,10 @@ class _Assembly:
 
     def graph(self) -> StageGraph:
         trace = self.trace
+        keys: list[fx.Node | Cast] = []
         for node in trace.operations:
-            for key in (*(cast for cast in trace.casts if cast.user is node), node):
-                self.places[key] = len(self.places)
+            keys += [*(cast for cast in trace.casts if cast.user is node), node]
+        self.places = {key: place for place, key in enumerate(keys)}
         packs = tuple(self._pack(*pack) for pack in trace.packs)
         fixed = set(trace.outputs)
         for index in {index for index, _, _ in trace.packs} - {EXTERNAL}:
@@ -204,10 +205,7 @@ class _Assembly:
                     self.saved.add(operator)
                 case operator, _:
                     self.extras[operator] += trace.values[index].bytes
-        made = [
-            self._operator(key) if isinstance(key, fx.Node) else self._cast(key)
-            for key in self.places
-        ]
+        made = [self._cast(key) if isinstance(key, Cast) else self._operator(key) for key in keys]
         return StageGraph(
             stage=trace.run.stage,
             device=trace.device,

@@ -15,13 +15,8 @@ ArgumentPlace = int | str
 
 _DROPOUTS: Final = (functional.dropout, torch.dropout, torch.dropout_, torch.native_dropout)
 
-_STATISTICS: Final[dict[Any, tuple[int, int, str]]] = {
-    functional.batch_norm: (1, 5, "training"),
-    functional.instance_norm: (1, 5, "use_input_stats"),
-    torch.batch_norm: (3, 5, "training"),
-    torch.instance_norm: (3, 5, "use_input_stats"),
-}
-"""Norms: the positions of the running mean and of the switch, and the name of the latter."""
+_RUNNING_MEAN: Final[dict[Any, int]] = {functional.batch_norm: 1, torch.batch_norm: 3}
+"""Its position among the arguments. (Norms of instances save statistics after their update.)"""
 
 _IN_PLACE: Final = ("iadd", "isub", "imul", "itruediv", "ipow")
 
@@ -33,12 +28,10 @@ def is_dropout(node: fx.Node) -> bool:
 
 def scratch_arguments(node: fx.Node) -> dict[ArgumentPlace, fx.Node]:
     """Arguments that a norm only updates: what it gives depends on the batch's statistics."""
-    if node.op != "call_function" or node.target not in _STATISTICS:
-        return {}
-    first, switch, name = _STATISTICS[node.target]
+    first = _RUNNING_MEAN.get(node.target)
     places: dict[ArgumentPlace, object] = dict(enumerate(node.args))
     places.update(node.kwargs)
-    if places.get(switch, places.get(name)) is not True:
+    if first is None or places.get(5, places.get("training")) is not True:
         return {}
     kinds = (first, first + 1, "running_mean", "running_var")
     return {key: each for key in kinds if isinstance(each := places.get(key), fx.Node)}

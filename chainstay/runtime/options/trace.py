@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import is_parameter
-from chainstay.runtime.options.special_operators import is_dropout
+from chainstay.runtime.options.special_operators import is_dropout, scratch_arguments
 from chainstay.runtime.options.stage_run import Cast, Held, StageRun
 from chainstay.runtime.stage.states import MemoryLayout, version_of
 
@@ -158,7 +158,8 @@ class Trace:
             if not torch.equal(old, new)
         )
         written = {_key(tensor) for tensor, old in given if version_of(tensor) != old}
-        is_outside = any(self._current[key] == EXTERNAL for key in written)
+        updated = {key for each in scratch_arguments(node).values() for key in self.made[each]}
+        is_outside = any(self._current[key] == EXTERNAL for key in written - updated)
         self._overwrite(node, written)
         results = list(_tensors_in(value))
         is_new = bool(drawn or written or self._packed) or any(

@@ -1,0 +1,308 @@
+"""Stages that keep less than autograd saves train bit for bit as plain ones."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import runtime_support  # noqa: F401  # one thread
+from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.devices.memory import trace_memory, trace_phases
+from chainstay.runtime.measures.measured import measuring
+from chainstay.runtime.measures.probe import StageProbe
+from chainstay.runtime.options import OptionPart, option_of, selections_of, stage_options
+from chainstay.runtime.options.front import thinned
+from chainstay.runtime.stage.chain_stage import ChainStage
+from models import gpt2, resnet50
+from stage_options_support import STEPS, ModelOptions, fused, options_in, traced
+
+
+class Tied(nn.Module):
+    """Encoder layers before and behind norms, changes in place, the embedding read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                32,
+                4,
+                64,
+                dropout=0.2,
+                batch_first=True,
+                norm_first=n % 2 == 0,
+                activation="gelu" if n % 2 else "relu",
+            )
+            for n in range(2)
+        )
+        self.linear, self.rectified = nn.Linear(32, 32), nn.ReLU(inplace=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = self.rectified(self.linear(layer(x))) * 1.5
+        scores: torch.Tensor = torch.log_softmax(x @ self.embedding.weight.t(), -1)
+        return scores
+
+
+class Convolutions(nn.Module):
+    """BatchNorm, Dropout2d, and functions that change their input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(inner, outer, 3, padding=1),
+                nn.BatchNorm2d(outer),
+                nn.ReLU(inplace=True),
+                nn.Dropout2d(0.1),
+            )
+            for inner, outer in ((3, 8), (8, 8), (8, 16))
+        )
+        self.swish, self.dropout = nn.Hardswish(inplace=True), nn.Dropout(0.3, inplace=True)
+        self.norm, self.linear = nn.InstanceNorm2d(16, track_running_stats=True), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = self.swish(block(x) + 0.1).sigmoid_() * 2
+        scores: torch.Tensor = self.linear(self.dropout(self.norm(x).mean((2, 3))))
+        return scores
+
+
+class Rotary(nn.Module):
+    """Queries and keys turned by views, halves and concatenations; attention with dropout."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.RMSNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+        self.gate, self.up, self.down = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.dropout = dropout
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] / torch.arange(1, 9)
+        angles = torch.cat((angles, angles), -1)[:, : x.shape[-1]]
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).split(width, -1)
+        q, k, v = (each.view(batch, length, 2, -1).transpose(1, 2) for each in (q, k, v))
+        q, k = self.turned(q), self.turned(k)
+        x = x + self.out(
+            functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+            .transpose(1, 2)
+            .reshape(batch, length, width)
+        )
+        total: torch.Tensor = x + self.down(functional.silu(self.gate(x)) * self.up(x))
+        return total
+
+
+class Changed(nn.Module):
+    """Views of what is changed later, writes by index, numbers from shapes, two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.calls = nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        half = y[:, :4]
+        y = y.mul_(2.0)
+        z = torch.tanh(half) + torch.sigmoid(y[:, 4:])
+        w = torch.zeros_like(z)
+        w[:, :2] = z[:, :2].exp()
+        values, _ = (w + z).max(-1)
+        self.calls.add_(1)
+        noisy = z + torch.rand_like(z) * self.calls
+        scaled: torch.Tensor = self.linear(torch.cat((noisy, w.cos()), -1)) * values[:, None]
+        return functional.gelu(scaled)
+
+
+def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+    torch.manual_seed(0)
+    return {
+        "tied": (Tied(), (torch.randint(0, 50, (2, 12)),)),
+        "convolutions": (Convolutions(), (torch.randn(4, 3, 8, 8),)),
+        "rotary": (nn.Sequential(nn.Linear(32, 32), Rotary(0.0)), (torch.randn(2, 6, 32),)),
+        "rotary dropout": (nn.Sequential(nn.Linear(32, 32), Rotary(0.2)), (torch.randn(2, 6, 32),)),
+        "changed": (Changed(), (torch.randn(4, 8),)),
+        "GPT-2": (
+            gpt2(width=24, blocks=2, vocabulary=50, context=8),
+            (torch.randint(0, 50, (2, 8)),),
+        ),
+        "ResNet-50": (resnet50(width=8), (torch.randn(2, 3, 32, 32),)),
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how finely it is cut, and whether bf16 autocast is on around it."""
+
+    name: str
+    granularity: Granularity = 1
+    is_low: bool = False
+
+    def precision(self) -> torch.autocast:
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.is_low)
+
+
+@cache
+def options_of(case: Case) -> ModelOptions:
+    model, args = models()[case.name]
+    with case.precision():
+        return options_in(model.train(), *args, granularity=case.granularity)
+
+
+CASES = [
+    *(Case(name, is_low=low) for name in models() for low in (False, True) if name != "ResNet-50"),
+    Case("tied", "fine"),
+    Case("convolutions", "fine"),
+    Case("rotary dropout", "fine", is_low=True),
+    Case("GPT-2", "blocks"),
+    Case("ResNet-50", "blocks"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_option_trains_as_plain(case: Case) -> None:
+    found = options_of(case)
+    with case.precision():
+        for step in STEPS:
+            expected = found.outcome(STEPS[step])
+            for pick in range(found.most):
+                assert differing(expected, found.outcome(STEPS[step], pick)) == [], (step, pick)
+
+
+def differing(one: list[Any], other: list[Any]) -> list[int]:
+    pairs = enumerate(zip(one, other, strict=True))
+    return [n for n, (a, b) in pairs if not (a is b or torch.equal(a, b))]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_is_left_without_a_garbage_collector(case: Case) -> None:
+    found = options_of(case)
+    parameters = list(found.model.parameters())
+
+    def loop() -> None:
+        for pick in (*range(found.most), *range(found.most)):
+            with case.precision():
+                loss = found.forward(pick)
+                torch.autograd.grad(loss, parameters, allow_unused=True)
+                found.forward(pick)  # nobody goes back through this one
+
+    buffers = [(each, each.clone()) for each in found.model.buffers()]
+    loop()
+    gc.collect()
+    assert trace_memory(loop, "cpu").end_bytes == 0
+    for buffer, before in buffers:
+        buffer.copy_(before)
+
+
+@pytest.mark.parametrize("name", ["tied", "convolutions", "rotary", "rotary dropout", "GPT-2"])
+def test_an_option_holds_what_it_says(name: str) -> None:
+    _, _, graphs = traced(*as_call(name))
+    for graph, given in graphs:
+        assert graph is not None
+        for selection in thinned(selections_of(graph), 5):
+            option = option_of(graph, selection)
+            stage = ChainStage(option.name, (OptionPart(option),))
+            with measuring(torch.device("cpu")):
+                probe = StageProbe(stage, given[1], ())
+                phases = probe.phases(given[0], torch.device("cpu"))
+                memory = probe.memory(iter(trace_phases(phases, torch.device("cpu"))))
+            scalars = memory.kept_bytes - option.saved_bytes
+            assert 0 <= scalars <= 24, option.name  # numbers that Python multiplies by
+
+
+def as_call(name: str) -> tuple[Any, ...]:
+    model, args = models()[name]
+    return (model.train(), *args)
+
+
+@pytest.mark.parametrize("name", ["tied", "convolutions", "GPT-2"])
+def test_a_span_of_stages_has_options_as_one_stage(name: str) -> None:
+    model, *args = as_call(name)
+    chain, inputs, graphs = traced(model, *args, granularity="fine")
+    whole = fused(chain)
+    with measuring(torch.device("cpu")):
+        options = stage_options(whole, graphs[0][1], torch.device("cpu"), output_stays=False)
+    assert len(options) == 8
+    assert [each.saved_bytes for each in options] == sorted(
+        (each.saved_bytes for each in options), reverse=True
+    )
+    assert all(each.name.startswith("drops ") for each in options)
+    for option in options:
+        found = ModelOptions(model, chain, inputs, ((option,),), (whole,))
+        expected = found.outcome(STEPS["plain"])
+        assert differing(expected, found.outcome(STEPS["plain"], 0)) == []
+
+
+def random_model(seed: int) -> nn.Module:
+    """Operators at random, with views, changes in place and random numbers between them."""
+    draw = random.Random(seed)
+    unary: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        torch.tanh,
+        torch.relu_,
+        lambda x: functional.dropout(x, 0.4),
+        lambda x: functional.dropout(x, 0.4, inplace=True),
+        lambda x: functional.layer_norm(x, x.shape[-1:]),
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: x + torch.rand_like(x),
+        lambda x: x.flip(0).mul_(0.5),
+        lambda x: x.reshape(-1).exp().view_as(x).clamp(max=3.0),
+        functional.gelu,
+        lambda x: x.unsqueeze(0).tanh_()[0],
+        lambda x: x[1:].mul_(0.5).new_ones(()) * x,
+        lambda x: x.softmax(-1),
+        lambda x: functional.linear(x, x.t() @ x),
+        lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
+        lambda x: x.sort(-1).values,
+    ]
+    steps = [
+        (draw.choice(unary), draw.randrange(3), draw.random() < 0.3, draw.random() < 0.5)
+        for _ in range(draw.randint(4, 9))
+    ]
+
+    class Drawn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            values = [self.linear(x), x * 2.0, self.linear(x * x)]
+            for function, place, joins, is_copied in steps:
+                made = function(values[place] * 1.0 if is_copied else values[place])
+                values[place] = made + values[(place + 1) % 3] if joins else made
+            return values[0] * values[1] + values[2]
+
+    return Drawn()
+
+
+@pytest.mark.parametrize("seeds", [range(12), range(12, 60)])
+def test_random_graphs(seeds: range) -> None:
+    trains = 0
+    for seed in seeds:
+        torch.manual_seed(seed)
+        model, batch = random_model(seed), torch.randn(4, 6)
+        try:
+            model(batch).sum().backward()
+        except RuntimeError:
+            continue  # changes what it has saved: no model that trains
+        trains += 1
+        found = options_in(model, batch, granularity=1 + seed % 2)
+        for step in ("plain", "one parameter, then all"):
+            expected = found.outcome(STEPS[step])
+            for pick in range(found.most):
+                assert differing(expected, found.outcome(STEPS[step], pick)) == [], (seed, pick)
+    assert trains > len(seeds) / 3

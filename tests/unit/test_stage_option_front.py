@@ -1,0 +1,120 @@
+"""The front of what a stage may keep: exact, and thinned where least is lost."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from chainstay.runtime.options.front import Operator, Selection, pareto_front, thinned
+
+
+def random_stage(count: int, seed: int) -> list[Operator]:
+    """Operators that read a few in front of them; some cannot be kept, some not be replayed."""
+    draw = random.Random(seed)
+    stage: list[Operator] = []
+    for index in range(count):
+        is_keepable = draw.random() < 0.8
+        is_saved = is_keepable and draw.random() < 0.6
+        extra = draw.choice((0, 0, draw.randint(1, 30)))
+        stage.append(
+            Operator(
+                time=draw.randint(1, 50),
+                inputs=tuple(
+                    sorted(draw.sample(range(index), min(index, draw.choice((0, 1, 1, 2)))))
+                ),
+                result_bytes=draw.choice((0, draw.randint(1, 40), draw.randint(1, 40))),
+                is_saved=is_saved,
+                extra_bytes=extra,
+                is_keepable=is_keepable,
+                is_replayable=draw.random() < 0.85,
+                state_bytes=draw.choice((0, 0, 2)),
+                is_redrawable=extra > 0 and draw.random() < 0.5,
+            )
+        )
+    return stage
+
+
+def cost(
+    stage: list[Operator], replayed: frozenset[int], redrawn: frozenset[int]
+) -> tuple[int, int] | None:
+    """Bytes and time of a choice; ``None`` if a replay lacks what it reads."""
+    read = {source for index in replayed for source in stage[index].inputs}
+    size = time = 0
+    for index, operator in enumerate(stage):
+        if index in replayed:
+            if not operator.is_replayable or index in redrawn:
+                return None
+            size += operator.state_bytes
+            time += operator.time
+            continue
+        if operator.is_saved or index in read:
+            if not operator.is_keepable:
+                return None
+            size += operator.result_bytes
+        if index in redrawn:
+            if not (operator.is_redrawable and operator.extra_bytes):
+                return None
+            size += operator.state_bytes
+            time += operator.time
+        else:
+            size += operator.extra_bytes
+    return size, time
+
+
+def enumerated(stage: list[Operator]) -> list[tuple[int, int]]:
+    """All choices of what is run again, those left out that another beats."""
+    places = range(len(stage))
+    drawn = [index for index in places if stage[index].is_redrawable]
+    points = {
+        point
+        for count in range(len(stage) + 1)
+        for replayed in combinations(places, count)
+        for more in range(len(drawn) + 1)
+        for redrawn in combinations(drawn, more)
+        if (point := cost(stage, frozenset(replayed), frozenset(redrawn))) is not None
+    }
+    best: list[tuple[int, int]] = []
+    for point in sorted(points):
+        if not best or point[1] < best[-1][1]:
+            best.append(point)
+    return best[::-1]
+
+
+@pytest.mark.parametrize("count", [1, 4, 8, 10])
+def test_the_front_is_that_of_all_choices(count: int) -> None:
+    for seed in range(60 if count < 10 else 12):
+        stage = random_stage(count, seed)
+        front = pareto_front(stage)
+        assert [(each.kept_bytes, each.replay_time) for each in front] == enumerated(stage), seed
+        for each in front:
+            assert cost(stage, each.replayed, each.redrawn) == (each.kept_bytes, each.replay_time)
+
+
+def test_the_front_of_twelve_operators() -> None:
+    stage = random_stage(12, 3)
+    found = [(each.kept_bytes, each.replay_time) for each in pareto_front(stage)]
+    assert found == enumerated(stage)
+    assert len(found) > 5
+
+
+def test_few_choices_per_state_are_right_and_keep_both_ends() -> None:
+    for seed in range(20):
+        stage = random_stage(30, seed)
+        exact, found = pareto_front(stage, 10**6), pareto_front(stage, 5)
+        assert len(found) <= 5
+        assert found[0].replay_time == exact[0].replay_time
+        for each in found:
+            assert cost(stage, each.replayed, each.redrawn) == (each.kept_bytes, each.replay_time)
+
+
+def test_whoever_is_left_out_costs_least() -> None:
+    points = [(100, 0), (90, 1), (50, 2), (45, 3), (10, 50), (0, 60)]
+    front = [Selection(kept_bytes=size, replay_time=time) for size, time in points]
+    assert thinned(front, 6) == front
+    # Beside the ends (45, 3) is worth 55 bytes * 57 ns, (50, 2) 50 * 58; then (10, 50) 35 * 10.
+    assert [each.kept_bytes for each in thinned(front, 3)] == [100, 45, 0]
+    assert [each.kept_bytes for each in thinned(front, 4)] == [100, 45, 10, 0]
+    assert [each.kept_bytes for each in thinned(front, 5)] == [100, 50, 45, 10, 0]
+    assert thinned(front[:1]) == front[:1]

@@ -1,0 +1,208 @@
+"""Runs of stages with options: what is refused, what is noticed, what has no options."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from chainstay.errors import PlanMismatchError
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.execute.handles import Staying
+from chainstay.runtime.options import (
+    Option,
+    OptionPart,
+    OptionRun,
+    admitted,
+    option_of,
+    run_option,
+    selections_of,
+    stage_options,
+    trace_stage,
+)
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.states import State, detached
+from runtime_support import stages_of
+from stage_options_support import traced
+
+CPU = torch.device("cpu")
+
+
+class Rectified(nn.Module):
+    """Two linear layers; what is between them can be made again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(functional.gelu(self.first(x) * 2.0).tanh())
+        return y
+
+
+def leanest(
+    model: nn.Module, *args: torch.Tensor
+) -> tuple[Option, GraphChain, tuple[State, Sequence[Any]]]:
+    """The option of the model's only stage that keeps least, the chain and what a call gives it."""
+    chain, inputs, ((graph, _),) = traced(model, *args)
+    assert graph is not None
+    return option_of(graph, selections_of(graph)[-1]), chain, chain.begin(inputs)
+
+
+def ran(
+    option: Option, state: State, shared: Sequence[Any], *, holds_input: bool = True
+) -> tuple[OptionRun, State]:
+    run = OptionRun(option.code, shared, ("the batch",) * len(shared), holds_input=holds_input)
+    return run, run_option(run, state, partial(Staying.of, 0))
+
+
+def test_a_stage_without_a_graph_has_no_options() -> None:
+    (stage,) = stages_of(torch.tanh)
+    state = (torch.ones(2, requires_grad=True),)
+    assert trace_stage(stage, (state, ()), CPU) is None
+    assert stage_options(stage, (state, ()), CPU) == []
+
+
+class Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.linear(x),))
+        return y
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
+        ctx.save_for_backward(x.exp())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
+        (saved,) = ctx.saved_tensors
+        return gradients[0] * 2 + saved
+
+
+class WithOwnFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = Doubled.apply(self.linear(x).sigmoid())  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return y.sin()
+
+
+class WithRegion(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.linear(x).sin()
+        with torch.no_grad():
+            scale = y.abs().max()
+        z: torch.Tensor = (y / scale).exp()
+        return z
+
+
+def test_operators_of_higher_order_have_no_options() -> None:
+    _, _, graphs = traced(Conditional(), torch.ones(3, 4))
+    assert [graph for graph, _ in graphs] == [None]
+
+
+@pytest.mark.parametrize("model", [WithOwnFunction, WithRegion, Rectified])
+def test_the_leanest_option_is_the_stage(model: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    made = model()
+    option, chain, (state, shared) = leanest(made, torch.randn(3, 4))
+    assert option.code.replays
+    parameters = list(made.parameters())
+    expected = torch.autograd.grad(chain.stages[0](state, shared)[0].sum(), parameters)
+    _, (output,) = ran(option, state, shared)
+    found = torch.autograd.grad(output.sum(), parameters)
+    assert all(map(torch.equal, expected, found))
+
+
+_calls = itertools.count()
+
+
+def drifting(x: torch.Tensor) -> torch.Tensor:
+    return x * next(_calls)
+
+
+torch._dynamo.allow_in_graph(drifting)
+
+
+class Drifting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = drifting(self.linear(x)).sin().cos()
+        return y
+
+
+def test_what_replays_make_otherwise_is_no_option() -> None:
+    _, _, ((graph, given),) = traced(Drifting(), torch.randn(3, 4))
+    assert graph is not None
+    options = [option_of(graph, each) for each in selections_of(graph)]
+    drops = ["drifting" in option.name for option in options]
+    assert True in drops
+    assert [admitted(option, given) for option in options] == [not each for each in drops]
+    stage = ChainStage("drifting", tuple(graph.stage.parts))
+    assert all("drifting" not in each.name for each in stage_options(stage, given, CPU))
+
+
+def test_an_input_made_anew_takes_the_place_of_one_let_go() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.GELU(), nn.Linear(4, 4))
+    chain, inputs, graphs = traced(model, torch.randn(3, 4), granularity=2)
+    _, (graph, _) = graphs
+    assert graph is not None
+    option = option_of(graph, selections_of(graph)[-1])
+    assert option.needs_input
+    state, shared = chain.begin(inputs)
+    state = detached(chain.stages[0](state, shared))
+    expected = torch.autograd.grad(chain.stages[1](state, shared)[0].sum(), state)
+    run, (output,) = ran(option, state, shared, holds_input=False)
+    assert run.state == {}
+    run.lay_over(tuple(each.clone() for each in state))
+    assert torch.equal(*expected, *torch.autograd.grad(output.sum(), state))
+
+
+def test_a_changed_input_or_parameter_is_noticed() -> None:
+    option, _, (state, shared) = leanest(Rectified(), torch.randn(3, 4))
+    _, (output,) = ran(option, state, shared)
+    with torch.no_grad():
+        next(each for each in shared if isinstance(each, nn.Parameter)).mul_(2.0)
+    with pytest.raises(PlanMismatchError, match="the batch was changed in place"):
+        output.sum().backward()
+
+
+def test_another_shape_is_noticed() -> None:
+    option, _, (state, shared) = leanest(Rectified(), torch.randn(3, 4))
+    other = [
+        torch.randn(5, 4) if getattr(each, "shape", None) == (3, 4) else each for each in shared
+    ]
+    with pytest.raises(PlanMismatchError, match=r"saves a tensor \(5, "):
+        ran(option, state, other)
+
+
+def test_a_part_says_what_the_stage_says() -> None:
+    option, _, _ = leanest(Rectified(), torch.randn(3, 4))
+    part, stage = OptionPart(option), option.code.graph.stage
+    assert part.reads == stage.reads
+    assert part.written == stage.written == ()
+    assert {part.draws_random, part.changes_input, part.fills_what_it_saved} == {False}
+    assert part.text.startswith("drops ")
