@@ -18,7 +18,7 @@ from torch import nn
 
 from chainstay.profiles import Skip
 from chainstay.runtime import measure
-from chainstay.runtime.measures import clock
+from chainstay.runtime.devices import stopwatch
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.clock import StageTime, StageTimes, stage_times
 from chainstay.runtime.measures.cost_files import AccountFile
@@ -308,7 +308,7 @@ def test_what_moves_takes_the_stages_that_make_and_read_it_time(
 def test_what_passes_before_a_stopwatch_starts_belongs_to_no_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = clock._time_cpu
+    real = stopwatch._time_cpu
 
     def late(function: Callable[[], State]) -> tuple[State, int]:
         until = time.perf_counter() + 0.005
@@ -316,7 +316,7 @@ def test_what_passes_before_a_stopwatch_starts_belongs_to_no_stage(
             pass
         return real(function)
 
-    monkeypatch.setattr(clock, "_time_cpu", late)
+    monkeypatch.setattr(stopwatch, "_time_cpu", late)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     measured = measure(model, torch.zeros(2, 4), repeats=2)  # refuses times below 0
     assert all(stage.backward_time >= 0 for stage in measured.account.stages)

@@ -227,7 +227,8 @@ def test_times_belong_to_their_stages(monkeypatch: pytest.MonkeyPatch, free_byte
     def ticking(forward: int, backward: int) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: tick(x, forward, backward)
 
-    monkeypatch.setattr("chainstay.runtime.measures.clock._now", lambda: CLOCK[0])
+    for module in ("devices.stopwatch", "measures.clock"):
+        monkeypatch.setattr(f"chainstay.runtime.{module}.now", lambda: CLOCK[0])
     monkeypatch.setattr("chainstay.runtime.measures.clock.unused_host_bytes", lambda: free_bytes)
     layers = (ticking(7, 10_000), nn.Linear(8, 8), ticking(100, 30), ticking(5, 600))
     stages: list[Callable[[torch.Tensor], torch.Tensor]] = [*layers]

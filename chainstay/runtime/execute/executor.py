@@ -55,7 +55,7 @@ class Executor:
         options: OptionTable = MappingProxyType({}),
     ) -> None:
         self._chain = chain
-        self._options = used_options(options, schedule)
+        self._options = options_of_alike(used_options(options, schedule), chain.stages)
         self._traits = traits
         self._transport = transport
         transfers = None if transport is None else transport.plan

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -121,7 +120,7 @@ class Run:
     checkpoints: dict[int, Versioned | ParkedState] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
-    options: OptionTable = MappingProxyType({})
+    options: OptionTable = field(default_factory=dict)
     traffic: Traffic | None = None
     held: list[Cell] = field(default_factory=list)
 
@@ -238,7 +237,7 @@ class Run:
         capture.require_done()
         if step.output_wanted:
             made = None if self.traffic is None else self.traffic.made(step, state, output)
-            self._store(self.plan.shape.output(step.stage), detached(output))
+            self._store(self.plan.shape.output(step.stages[-1]), detached(output))
             del made
 
     def _acts_before_backward(self, stage: int) -> bool:

@@ -158,7 +158,7 @@ class Account:
             self._environments(schedule, records), self._outputs(schedule, records), strict=True
         )
         own = (
-            self.stages[op.stage].overhead(op.kind, is_used=used[op.stage] == position)
+            self.stages[op.stage].overhead(op.kind, is_used=used.get(op.stage) == position)
             if option is None
             else option.recording_bytes
             if op.kind.is_forward

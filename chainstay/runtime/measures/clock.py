@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, quantiles
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 
 from chainstay.runtime.devices.device_memory import unused_host_bytes
+from chainstay.runtime.devices.stopwatch import now, run_timed
 from chainstay.runtime.execute.environment import Traits, incoming
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Run
@@ -36,9 +37,8 @@ from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import State, detached, state_bytes
 from chainstay.schedule import Schedule
 
-__all__ = ["StageTime", "StageTimes", "TimedStage", "run_timed", "stage_times", "time_chain"]
+__all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
 
-Result = TypeVar("Result")
 
 _SPREAD: Final = 0.02
 """Enough is known of a chain when its time is, to this share: half the middle half's width
@@ -286,7 +286,7 @@ class _Chain:
         gradients = tuple(map(torch.ones_like, wanting))
 
         def backward() -> State:
-            reached[group.stop] = _now()  # by the stopwatch's own time, or stages end too early
+            reached[group.stop] = now()  # by the stopwatch's own time, or stages end too early
             torch.autograd.backward(wanting, gradients)
             return ()
 
@@ -305,7 +305,7 @@ class _Chain:
 
     @staticmethod
     def _note(reached: dict[int, int], index: int) -> None:
-        reached[index] = _now()
+        reached[index] = now()
 
 
 def _described(state: State) -> State:
@@ -320,27 +320,6 @@ def _is_narrow(values: Sequence[int]) -> bool:
     return bool((high - low) / 2 <= _SPREAD * middle * math.sqrt(len(values)))
 
 
-def run_timed(function: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
-    """Return the result of `function`, and the time that it takes on `device`, in ns."""
-    return _time_cuda(function) if device.type == "cuda" else _time_cpu(function)
-
-
-def _time_cpu(function: Callable[[], Result]) -> tuple[Result, int]:
-    start = _now()
-    result = function()
-    return result, _now() - start
-
-
-def _time_cuda(function: Callable[[], Result]) -> tuple[Result, int]:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    result = function()
-    end.record()
-    torch.cuda.synchronize()
-    return result, int(start.elapsed_time(end) * 1e6)
-
-
 @dataclass(slots=True)
 class _DroppedRun(Run):
     """A timed run of one stage that was dropped; `again` is in ns."""
@@ -349,9 +328,9 @@ class _DroppedRun(Run):
 
     def run_again(self, step: Step) -> None:
         """Run the stage again, and add the time it takes; see `Run`."""
-        begin = _now()
+        begin = now()
         Run.run_again(self, step)
-        self.again += _now() - begin
+        self.again += now() - begin
 
 
 def _dropped_run(
@@ -360,16 +339,6 @@ def _dropped_run(
     """Return a run that drops what `stage` saves, and runs it again before its backward."""
     names = ("an input of the model",) * len(shared)
     return _DroppedRun((stage,), (traits,), _DROPPED, device, shared, names, pending=0)
-
-
-def _now() -> int:
-    """Return the time in ns, by a clock of which only differences say something."""
-    return time.perf_counter_ns() if _counts_waiting() else time.thread_time_ns()
-
-
-def _counts_waiting() -> bool:
-    # With one thread, time spent by other processes on this core does not count.
-    return torch.get_num_threads() > 1
 
 
 def _dropped_plan() -> ExecutionPlan:

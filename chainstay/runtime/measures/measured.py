@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -58,7 +57,7 @@ class Measurement:
     chain: Chain
     account: Account
     traits: tuple[Traits, ...]
-    options: OptionTable = MappingProxyType({})
+    options: OptionTable = field(default_factory=dict)
 
     @property
     def profile(self) -> ChainProfile:

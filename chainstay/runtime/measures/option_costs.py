@@ -39,7 +39,7 @@ _LEAST_PART: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedOption:
-    """An option of stages from `first` on, and its memory when they run alone."""
+    """An option of stages from `first` on, or of stages alike, and its memory when run alone."""
 
     option: Option
     first: int
@@ -90,9 +90,8 @@ def observe_options(
                 ]
                 known[key] = list(zip(options, _traced(probes, state, subject), strict=True))
             for option, memory in known[key]:
-                if (own := option.for_stage(stage)) is not None:
-                    own = replace(own, stages=last - first + 1)
-                    found.append(ObservedOption(option=own, first=first, memory=memory))
+                own = replace(option, stages=last - first + 1)
+                found.append(ObservedOption(option=own, first=first, memory=memory))
     return found
 
 
@@ -193,10 +192,11 @@ def _key(
     is_last: bool,
 ) -> Hashable:
     """Return a key that is equal for stages whose options are the same."""
+    positions = [position for part in stage.parts for position in part.reads]
     return (
         tuple((part.text, len(part.written)) for part in stage.parts),
         tuple(map(_kind, state)),
-        tuple(_kind(shared[position]) for part in stage.parts for position in part.reads),
+        tuple((positions.index(each), _kind(shared[each])) for each in positions),
         gradients,
         is_last,
     )

@@ -63,6 +63,8 @@ class Option:
 
     def for_stage(self, stage: ChainStage) -> Option | None:
         """Return the same option of a stage that is alike, but for numbers and parameters."""
+        if stage.parts == self.code.graph.stage.parts:
+            return self
         graph = self.code.graph.for_stage(stage)
         if graph is None:
             return None

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import fx
 
+from chainstay.runtime.devices.stopwatch import run_timed
 from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.execute.handles import dropping
-from chainstay.runtime.measures.clock import run_timed
 from chainstay.runtime.options.composition import Composition
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, detached, non_leaves

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ class StagedGraph:
     graph: GraphChain
     chain: Chain
     traits: tuple[Traits, ...]
-    options: OptionTable = MappingProxyType({})
+    options: OptionTable = field(default_factory=dict)
 
     def planned(
         self, solution: Solution, profile: ChainProfile, transport: Transport | None = None
