@@ -284,7 +284,8 @@ def random_model(seed: int) -> nn.Module:
             for function, place, joins, is_copied in steps:
                 made = function(values[place] * 1.0 if is_copied else values[place])
                 values[place] = made + values[(place + 1) % 3] if joins else made
-            return values[0] * values[1] + values[2]
+            total: torch.Tensor = values[0] * values[1] + values[2]
+            return total
 
     return Drawn()
 
