@@ -37,6 +37,7 @@ class ModelOptions:
         inputs: What its graph gets.
         options: Per stage.
         stages: What is run plain; by default the stages of the chain.
+        is_low: Whether forwards run under bf16 autocast; backwards do not.
     """
 
     model: nn.Module
@@ -44,6 +45,7 @@ class ModelOptions:
     inputs: Sequence[Any]
     options: tuple[tuple[Option, ...], ...]
     stages: tuple[ChainStage, ...] = ()
+    is_low: bool = False
 
     @property
     def most(self) -> int:
@@ -52,6 +54,11 @@ class ModelOptions:
 
     def forward(self, pick: int | None = None) -> torch.Tensor:
         """The forward, every stage with its option of that number, or plain; summed up."""
+        with low_precision(enabled=self.is_low):
+            outputs = self._outputs(pick)
+        return torch.stack([each.float().pow(2).mean() for each in outputs]).sum()
+
+    def _outputs(self, pick: int | None) -> State:
         state, shared = self.chain.begin(self.inputs)
         stages: Sequence[ChainStage | GraphStage] = self.stages or self.chain.stages
         for stage, options in zip(stages, self.options, strict=True):
@@ -59,8 +66,7 @@ class ModelOptions:
                 state = stage(state, shared)
             else:
                 state = OptionPart(options[pick % len(options)])(state, shared)
-        outputs = self.chain.finish(state, shared)
-        return torch.stack([each.float().pow(2).mean() for each in outputs]).sum()
+        return self.chain.finish(state, shared)
 
     def outcome(self, step: Step, pick: int | None = None) -> list[torch.Tensor | None]:
         """All that a training step leaves behind."""
@@ -71,6 +77,11 @@ class ModelOptions:
         for buffer, before in buffers:
             buffer.copy_(before)
         return [*gradients, *left]
+
+
+def low_precision(*, enabled: bool) -> torch.autocast:
+    """Autocast to bf16, or nothing."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
 
 
 def traced(
@@ -91,18 +102,19 @@ def traced(
 
 
 def options_in(
-    model: nn.Module, *args: torch.Tensor, granularity: Granularity = 1, most: int = 8
+    model: nn.Module, *args: torch.Tensor, granularity: Granularity = 1, is_low: bool = False
 ) -> ModelOptions:
-    """The model with options for all stages, each admitted."""
-    chain, inputs, graphs = traced(model, *args, granularity=granularity)
+    """The model with at most eight options for every stage, each admitted."""
     options: list[tuple[Option, ...]] = []
-    for graph, given in graphs:
-        front = [] if graph is None else selections_of(graph)
-        found = [] if graph is None else [option_of(graph, s) for s in thinned(front, most)]
-        with measuring(CPU):
-            assert all(admitted(option, given) for option in found)
-        options.append(tuple(found))
-    return ModelOptions(model, chain, inputs, tuple(options))
+    with low_precision(enabled=is_low):
+        chain, inputs, graphs = traced(model, *args, granularity=granularity)
+        for graph, given in graphs:
+            front = [] if graph is None else selections_of(graph)
+            found = [] if graph is None else [option_of(graph, s) for s in thinned(front, 8)]
+            with measuring(CPU):
+                assert all(admitted(option, given) for option in found)
+            options.append(tuple(found))
+    return ModelOptions(model, chain, inputs, tuple(options), is_low=is_low)
 
 
 def fused(chain: GraphChain) -> ChainStage:

@@ -7,7 +7,13 @@ from itertools import combinations
 
 import pytest
 
-from chainstay.runtime.options.front import Operator, Selection, pareto_front, thinned
+from chainstay.errors import SolverLimitError
+from chainstay.formulations import stage_front
+from chainstay.formulations.highs_backend import HighsResult
+from chainstay.formulations.settings import Limits, TerminationStatus
+from chainstay.formulations.stage_front import least_replay_time
+from chainstay.profiles.operators import Operator
+from chainstay.runtime.options.front import Selection, pareto_front, thinned
 
 
 def random_stage(count: int, seed: int) -> list[Operator]:
@@ -97,6 +103,35 @@ def test_the_front_of_twelve_operators() -> None:
     found = [(each.kept_bytes, each.replay_time) for each in pareto_front(stage)]
     assert found == enumerated(stage)
     assert len(found) > 5
+
+
+@pytest.mark.parametrize("count", [15, 25, 40])
+def test_an_integer_program_finds_the_same_times(count: int) -> None:
+    for seed in range(4):
+        stage = random_stage(count, seed)
+        front = pareto_front(stage, 10**6)
+        budgets = {
+            0,
+            *(each.kept_bytes - one for each in front[:: len(front) // 3] for one in (0, 1)),
+        }
+        for budget in budgets:
+            best = next((each for each in front if each.kept_bytes <= budget), None)
+            found = least_replay_time(stage, budget, Limits(time_s=60.0))
+            if best is None or found is None:
+                assert best is None
+                assert found is None
+                continue
+            point = cost(stage, found.replayed, found.redrawn)
+            assert point is not None
+            assert point[0] <= budget
+            assert point[1] == best.replay_time
+
+
+def test_a_solver_that_runs_out_of_time_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=0.0)
+    monkeypatch.setattr(stage_front, "solve", lambda *_, **__: ended)
+    with pytest.raises(SolverLimitError, match=r"a stage of 3 operators was not solved in 2 s"):
+        least_replay_time(random_stage(3, 0), 10, Limits(time_s=2.0))
 
 
 def test_few_choices_per_state_are_right_and_keep_both_ends() -> None:

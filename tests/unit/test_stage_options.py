@@ -88,7 +88,8 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
         (saved,) = ctx.saved_tensors
-        return gradients[0] * 2 + saved
+        gradient: torch.Tensor = gradients[0] * 2 + saved
+        return gradient
 
 
 class WithOwnFunction(nn.Module):

@@ -10,7 +10,9 @@ what stays, or asks ``run.packed(tensor)`` in a hook of its own, once per saved 
 order (parameters left out), for the `ReplayHandle` in the tensor's place: a handle is an
 `execute.handles.Absent`. Then ``run.close(state)``. If it is to hold no input, it is made with
 ``holds_input=False`` and given the input, made anew, by ``run.lay_over(state)`` before the
-backward. The first run of a stage belongs inside `execute.environment.alone`, as any.
+backward. The first run of a stage belongs inside `execute.environment.alone`, as any. A run
+with an option goes to the end of the forward, even if all tensors have been captured before:
+stashes may come later.
 
 ===================  ========================================================================
 module               what is in it

@@ -29,38 +29,12 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-__all__ = ["Operator", "Selection", "pareto_front", "thinned"]
+from chainstay.profiles.operators import Operator
+
+__all__ = ["Selection", "pareto_front", "thinned"]
 
 LIMIT: Final = 256
 """Choices that are looked at per state; see `pareto_front`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One operator of a stage; views are part of those who read them.
-
-    Attributes:
-        time: What it takes to run it again, in ns.
-        inputs: Positions of the operators in front of it whose results it reads.
-        result_bytes: What keeping its result takes; 0 where that is in memory anyway.
-        is_saved: Whether autograd saves its result.
-        extra_bytes: What it saves besides, which no operator gives.
-        is_keepable: Whether its result can be kept: it has one, and nobody changes it later.
-        is_replayable: Whether it can be run again.
-        state_bytes: What must be kept to run it again: states of random generators.
-        is_redrawable: Whether what it saves besides can be made again without its inputs, in the
-            same time: dropout's noise.
-    """
-
-    time: int
-    inputs: tuple[int, ...] = ()
-    result_bytes: int = 0
-    is_saved: bool = False
-    extra_bytes: int = 0
-    is_keepable: bool = True
-    is_replayable: bool = True
-    state_bytes: int = 0
-    is_redrawable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

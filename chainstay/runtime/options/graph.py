@@ -18,9 +18,9 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator
 
+from chainstay.profiles.operators import Operator
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.options.composition import Composition, compose
-from chainstay.runtime.options.front import Operator
 from chainstay.runtime.options.special_operators import (
     ArgumentPlace,
     operator_name,

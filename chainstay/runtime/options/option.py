@@ -31,10 +31,12 @@ __all__ = [
     "unpack_option",
 ]
 
+_RUN_TIME: Final = 20_000
+"""What a run with an option takes besides its operators, in ns (measured, one thread)."""
 _PACK_TIME: Final = 6_000
-"""What a saved tensor that is dropped takes in all, in ns: a handle, and looking it up."""
-_GROUP_TIME: Final = 40_000
-"""What a replay takes besides its operators, in ns."""
+"""What hooks around each tensor that is saved take in forward and backward, dropped or not."""
+_GROUP_TIME: Final = 50_000
+"""What a replay takes besides its operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,9 +105,10 @@ def stage_options(
 def selections_of(graph: StageGraph) -> list[Selection]:
     """Return the front of a stage, the runtime's own work in its times."""
     front: list[Selection] = []
+    hooks = _RUN_TIME + _PACK_TIME * len(graph.packs)
     for each in pareto_front(graph.operators):
-        dropped = sum(pack.is_dropped(each.replayed, each.redrawn) for pack in graph.packs)
-        own = _PACK_TIME * dropped + _GROUP_TIME * len(groups_of(graph, each))
+        groups = len(groups_of(graph, each))
+        own = hooks + _GROUP_TIME * groups if groups else 0
         selection = replace(each, replay_time=each.replay_time + own)
         while front and front[-1].replay_time >= selection.replay_time:
             front.pop()  # more bytes, and no less time
