@@ -24,6 +24,7 @@ from chainstay.formulations.settings import Limits
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family
+from chainstay.validation import search
 from chainstay.validation.simulate import simulate
 from formulation_support import CHAIN, PAIR
 from golden_options import ALL, GoldenOptions
@@ -237,6 +238,45 @@ def test_a_hint_that_no_single_sweep_is_as_fast_as_does_no_harm(
         assert claim.makespan == formulation()(golden.profile, golden.budget).makespan
         assert claim.family is Family.SINGLE_SWEEP
     assert hints
+
+
+@pytest.mark.parametrize("formulation", [MIP, CPSAT])
+def test_phases_that_a_record_skips_hold_no_gradient(formulation: type[MIP | CPSAT]) -> None:
+    """The gradient between the two stages has no room, and a record of both never makes it."""
+    both = StageOption(saved_bytes=2, first=RunCost(time=9, backward_time=9), stages=2)
+    first = Stage(forward_time=1, output_bytes=2, saved_bytes=2, gradient_bytes=1)
+    within = Stage(output_bytes=1, saved_bytes=1, gradient_bytes=99, options=(both,))
+    profile = ChainProfile(input_bytes=1, input_gradient_bytes=1, stages=(first, within, Stage()))
+    claim = formulation()(profile, 6)
+    assert str(claim.schedule) == "Fa0 Fa1.1 B1 B0"
+    assert claim.makespan == search.optimum(profile, 6).makespan == 19
+
+
+@pytest.mark.parametrize("formulation", [MIP, CPSAT])
+def test_what_runs_twice_in_the_first_phase_runs_first_only_once(
+    formulation: type[MIP | CPSAT],
+) -> None:
+    """Of ``Fa1 Fn1`` in the first phase, the second one costs what a repetition costs."""
+    sizes = ((9, 2, 4, 2, 2), (0, 0, 0, 0, 1), (0, 1, 1, 1, 0), (8, 1, 1, 0, 2))
+    stages = [
+        Stage(
+            forward_time=time,
+            output_bytes=output,
+            saved_bytes=saved,
+            gradient_bytes=gradient,
+            forward_overhead_bytes=overhead,
+        )
+        for time, output, saved, gradient, overhead in sizes
+    ]
+    stages[1] = replace(
+        stages[1],
+        first=RunCost(overhead_bytes=1),
+        dropped_first=RunCost(time=50, overhead_bytes=3),
+    )
+    profile = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=tuple(stages))
+    claim = formulation()(profile, 7)
+    assert "Fa1 Fn1" in str(claim.schedule)
+    assert claim.makespan == search.optimum(profile, 7).makespan == 26
 
 
 def test_a_size_that_nothing_can_have_costs_no_accuracy() -> None:
