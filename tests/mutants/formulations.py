@@ -67,8 +67,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "formulations/cpsat/chain_cuts.py",
-        "for record in variables.fitting(k, variables.records.covering(j))\n        )\n    for k, i",
-        "for record in variables.fitting(k - 1, variables.records.covering(j))\n        )\n    for k, i",
+        "for record in variables.fitting(k, variables.records.covering(j))\n        )",
+        "for record in variables.fitting(k - 1, variables.records.covering(j))\n        )",
         "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
