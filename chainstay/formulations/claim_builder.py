@@ -164,34 +164,34 @@ def makespan_of(profile: ChainProfile, schedule: Schedule) -> int:
     """Return the time of a schedule, in ns, whether it is valid or not.
 
     Raises:
-        InvalidScheduleError: An operation names a stage that the chain does not have.
+        InvalidScheduleError: A computation names a stage or option that the chain does not have.
     """
-    total, ran, records = 0, set[int](), dict[int, int]()
+    total, ran, backward_times = 0, set[int](), dict[int, int]()
     for index, op in enumerate(schedule):
+        if not (op.kind.is_forward or op.kind is OpKind.BACKWARD):
+            continue
         if op.stage >= len(profile):
-            raise InvalidScheduleError(
-                f"{op} of the hint names stage {op.stage}, the last one is {len(profile) - 1}",
-                index=index,
-                ops=schedule.ops,
-            )
+            reason = f"stage {op.stage}, the last one is {len(profile) - 1}"
+            raise _unknown(schedule, index, reason)
         stage = profile.stages[op.stage]
         if op.kind is OpKind.BACKWARD:
-            total += records.pop(op.stage, stage.backward_time)
+            total += backward_times.pop(op.stage, stage.backward_time)
         elif op.kind is OpKind.FORWARD_KEEP_ALL:
             if op.option > len(stage.options):
-                raise InvalidScheduleError(
-                    f"{op} of the hint names option {op.option}, and stage {op.stage} has "
-                    f"{len(stage.options) + 1}, counted from 0",
-                    index=index,
-                    ops=schedule.ops,
-                )
+                reason = f"option {op.option}, the last one is {len(stage.options)}"
+                raise _unknown(schedule, index, reason)
             option = stage.all_options[op.option]
             span = set(range(op.stage, op.stage + option.stages))
             run = option.run(first=not span <= ran)
-            records[op.stage] = run.backward_time
+            backward_times[op.stage] = run.backward_time
             total += run.time
             ran |= span
-        elif op.kind.is_forward:
+        else:
             total += stage.dropped(first=op.stage not in ran).time
             ran.add(op.stage)
     return total
+
+
+def _unknown(schedule: Schedule, index: int, reason: str) -> InvalidScheduleError:
+    text = f"{schedule[index]} of the hint names {reason}"
+    return InvalidScheduleError(text, index=index, ops=schedule.ops)

@@ -59,7 +59,14 @@ class ExhaustivePersistentSearch:
         return persistent_optimum(profile, budget)
 
 
-def _exact(method: Any, rules: Discards, most_stages: int, every: int) -> MethodUnderTest:  # noqa: ANN401  # MIP or CPSAT
+def _exact(
+    method: Any,  # noqa: ANN401  # MIP or CPSAT
+    rules: Discards,
+    *,
+    most_stages: int,
+    every: int = 1,
+    only: str = "plain",
+) -> MethodUnderTest:
     return MethodUnderTest(
         method=method,
         family=Family.SINGLE_SWEEP,
@@ -67,7 +74,19 @@ def _exact(method: Any, rules: Discards, most_stages: int, every: int) -> Method
         complete_under=(rules,),
         most_stages=most_stages,
         every=every,
-        only=("plain",),
+        only=(only,),
+    )
+
+
+def _exact_of_options(method: type[CPSAT | MIP], most_stages: int) -> tuple[MethodUnderTest, ...]:
+    return tuple(
+        _exact(
+            method(discards=rules, time_limit_s=20.0),
+            rules,
+            most_stages=most_stages,
+            only="options",
+        )
+        for rules in Discards
     )
 
 
@@ -91,8 +110,14 @@ CHAIN_METHODS: Final = (
         most_stages=20,
         only=("plain",),
     ),
-    *(_exact(CPSAT(discards=rules, time_limit_s=20.0), rules, 6, 4) for rules in Discards),
-    *(_exact(MIP(discards=rules, time_limit_s=20.0), rules, 5, 16) for rules in Discards),
+    *(
+        _exact(CPSAT(discards=rules, time_limit_s=20.0), rules, most_stages=6, every=4)
+        for rules in Discards
+    ),
+    *(
+        _exact(MIP(discards=rules, time_limit_s=20.0), rules, most_stages=5, every=16)
+        for rules in Discards
+    ),
     *(
         MethodUnderTest(
             method=ExhaustiveChainSearch(rules),
@@ -109,6 +134,8 @@ CHAIN_METHODS: Final = (
         )
         for rules in Discards
     ),
+    *_exact_of_options(CPSAT, 4),
+    *_exact_of_options(MIP, 3),
 )
 """Cheap methods on every chain, expensive ones on samples of short chains."""
 

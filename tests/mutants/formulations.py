@@ -15,22 +15,22 @@ MUTANTS: Final = (
     ),
     Mutant(
         "formulations/chain/constraints.py",
-        "((k,), phases.left(k, k) + phases.saved_left(k, k - 1) >= 1)",
-        "((k,), phases.left(k, k) + phases.saved_left(k, k - 1) >= 0)",
+        ">= phases.used(k, needing),",
+        ">= 0 * phases.used(k, needing),",
         "unit/test_formulation_chain.py::"
         "test_without_a_sentence_the_optimum_is_too_good_to_be_true[backward_needs_its_input]",
     ),
     Mutant(
         "formulations/chain/phases.py",
-        "            - sum(passed_on)\n            + profile.stages[k]",
-        "            + profile.stages[k]",
+        "return gradients - sum(passed_on) + record",
+        "return gradients + record",
         "agreement/test_skips.py::"
         "test_encoded_schedules_are_decoded_and_counted_to_the_byte[table1]",
     ),
     Mutant(
         "formulations/chain/phases.py",
-        "return self._turn_memory(k, j) + overhead * self.value(",
-        "return self._turn_memory(k, j) + 0 * overhead * self.value(",
+        "return self._turn_memory(k, j) + self.kept_cost(k, j, self._overhead)",
+        "return self._turn_memory(k, j) + 0 * self.kept_cost(k, j, self._overhead)",
         "unit/test_formulation_chain.py::"
         "test_without_a_sentence_the_optimum_is_too_good_to_be_true[forward_needs_its_input]",
     ),
@@ -49,8 +49,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "formulations/cpsat/chain_memory.py",
-        "gradients = profile.gradient_bytes(k + 1) + profile.gradient_bytes(k)",
-        "gradients = profile.gradient_bytes(k + 1)",
+        "need = profile.gradient_bytes(end) + profile.gradient_bytes(first)",
+        "need = profile.gradient_bytes(end)",
         "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
     ),
     Mutant(
@@ -67,9 +67,52 @@ MUTANTS: Final = (
     ),
     Mutant(
         "formulations/cpsat/chain_cuts.py",
-        "variables.ran(_KEEP_ALL, k, j) for k in variables.phases if k >= j",
-        "variables.ran(_KEEP_ALL, k, j) for k in variables.phases if k > j or k == 0",
+        "for record in variables.fitting(k, variables.records.covering(j))\n        )",
+        "for record in variables.fitting(k - 1, variables.records.covering(j))\n        )",
         "agreement/test_cpsat_chain.py::test_golden_optima[table1-table2@9000]",
+    ),
+    Mutant(
+        "formulations/chain/phases.py",
+        "quantity(record.costs.run(first=self._is_first(k)))",
+        "quantity(record.costs.run(first=not self._is_first(k)))",
+        "agreement/test_options_formulations.py::test_short_golden_chains[MIP]",
+    ),
+    Mutant(
+        "formulations/chain/phases.py",
+        "gradient = self._units(self.profile.gradient_bytes(k + 1)) * (1 - self.is_joined(k))",
+        "gradient = self._units(self.profile.gradient_bytes(k + 1))",
+        "unit/test_formulation_options.py::test_phases_that_a_record_skips_hold_no_gradient",
+    ),
+    Mutant(
+        "formulations/chain/records.py",
+        "needs = [option.saved_bytes, option.saved_bytes + option.backward_overhead_bytes]",
+        "needs = [option.saved_bytes]",
+        "unit/test_formulation_options.py::test_options_that_never_pay_are_left_out",
+    ),
+    Mutant(
+        "formulations/chain/exactness_conditions.py",
+        "return run.time >= sum(each.time for each in dropped.values()) and all(",
+        "return all(",
+        "unit/test_formulation_options.py::test_every_option_has_to_meet_the_conditions",
+    ),
+    Mutant(
+        "formulations/chain/exactness_conditions.py",
+        "option.saved_bytes + run.overhead_bytes\n",
+        "option.saved_bytes + dropped[j].overhead_bytes\n",
+        "unit/test_formulation_options.py::test_every_option_has_to_meet_the_conditions",
+    ),
+    Mutant(
+        "formulations/cpsat/chain_memory.py",
+        "return first * made + (again - first) * (sum(variables.runs(k, j)) - 1)",
+        "return first * made",
+        "unit/test_formulation_options.py::"
+        "test_what_runs_twice_in_the_first_phase_runs_first_only_once",
+    ),
+    Mutant(
+        "formulations/highs_backend.py",
+        "if is_infeasible or status == highspy.HighsStatus.kError:",
+        "if status == highspy.HighsStatus.kError:",
+        "unit/test_backends.py::test_infeasible_is_not_believed_of_the_presolve_alone",
     ),
     Mutant(
         "formulations/offload/formulation.py",

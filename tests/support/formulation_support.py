@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.formulations import CPSAT, MIP
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Method
 from chainstay.validation import search
@@ -23,6 +23,40 @@ STAGE = Stage(forward_time=10, backward_time=7, output_bytes=3, saved_bytes=5, g
 CHAIN = ChainProfile(input_bytes=3, input_gradient_bytes=0, stages=(STAGE,) * 6)
 PERIODIC = Schedule.parse("Fc0 Fn1 Fn2 Fa3 Fa4 Fa5 B5 B4 B3 Fa0 Fa1 Fa2 B2 B1 B0")
 NO_TIME = 1e-9
+
+PAIR = ChainProfile(
+    input_bytes=3,
+    input_gradient_bytes=0,
+    stages=(
+        Stage(
+            forward_time=1,
+            output_bytes=1,
+            saved_bytes=7,
+            gradient_bytes=5,
+            forward_overhead_bytes=3,
+            backward_overhead_bytes=3,
+        ),
+        Stage(
+            forward_time=7,
+            saved_bytes=6,
+            gradient_bytes=4,
+            backward_overhead_bytes=3,
+            dropped_first=RunCost(time=1),
+            dropped_again=RunCost(time=1),
+            options=(
+                StageOption(
+                    saved_bytes=2,
+                    backward_overhead_bytes=3,
+                    first=RunCost(time=4, overhead_bytes=2, backward_time=7),
+                    stages=2,
+                ),
+            ),
+        ),
+        Stage(forward_time=5, output_bytes=2, saved_bytes=6, gradient_bytes=6, backward_time=7),
+        Stage(forward_time=2, saved_bytes=2, gradient_bytes=6, backward_overhead_bytes=2),
+    ),
+)
+"""A record of two stages in which ``Fn`` of the first one would swap a^1 for nothing."""
 
 SHORT = [golden for golden in GOLDEN if golden.stages <= 8 and golden.has_small_gradients]
 RULES = st.sampled_from(Discards)

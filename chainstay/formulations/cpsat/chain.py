@@ -8,6 +8,7 @@ from typing import Final
 from chainstay.errors import InvalidProfileError
 from chainstay.formulations.chain.exactness_conditions import may_discard_in_a_phase
 from chainstay.formulations.chain.records import Records
+from chainstay.formulations.claim_builder import makespan_of
 from chainstay.formulations.cpsat.chain_codec import decode, encode
 from chainstay.formulations.cpsat.chain_constraints import CONSTRAINTS
 from chainstay.formulations.cpsat.chain_cuts import add_cuts
@@ -59,17 +60,25 @@ class ChainProgram:
         """Start the search from `schedule`, and look for no slower one, if the model has it.
 
         Returns:
-            Whether it has: the solver itself checks every constraint.
+            Whether it has: the solver itself checks every constraint. A schedule that is slower
+            when its forwards run in the model's order counts as one that it lacks.
         """
         facts = encode(self.variables, schedule)
         for key, variable in self.variables.by_key.items():
             self.model.add_hint(variable, key in facts)
         found = solve(self.model, limits, only_the_hint=True)
-        if found.status is not TerminationStatus.OPTIMAL:
+        is_there = found.status is TerminationStatus.OPTIMAL
+        if not is_there or self.makespan(found.objective) > makespan_of(
+            self.variables.profile, schedule
+        ):
             self.model.clear_hints()
             return False
         self.model.add(_forward_time(self.variables, self.time_unit) <= found.objective)
         return True
+
+    def makespan(self, objective: int) -> int:
+        """Return the makespan in ns that an objective in units of time stands for."""
+        return self.variables.records.least_backward_time + self.time_unit * objective
 
     def decode(self, outcome: CpSatResult) -> Schedule:
         """Return the schedule that the solver found."""

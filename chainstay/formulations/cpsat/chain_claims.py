@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chainstay.formulations.claim_builder import ClaimBuilder, unproved
-from chainstay.formulations.cpsat.chain import ChainProgram, build
+from chainstay.formulations.cpsat.chain import build
 from chainstay.formulations.cpsat.ortools_backend import solve
 from chainstay.formulations.settings import Limits, SolverSettings, TerminationStatus
 from chainstay.profiles import ChainProfile
@@ -33,8 +33,8 @@ def claim(
     found = None
     if outcome.values is not None:
         # The solver's own count, so that the simulator's replay checks the decoding, too.
-        found = program.decode(outcome), _makespan(program, outcome.objective)
-    lower_bound = max(profile.least_time, _makespan(program, outcome.bound or 0))
+        found = program.decode(outcome), program.makespan(outcome.objective)
+    lower_bound = max(profile.least_time, program.makespan(outcome.bound or 0))
     return question.claim(outcome.status, found, lower_bound)
 
 
@@ -61,8 +61,3 @@ def minimum_budget(
         known = "not known" if outcome.values is None else f"at most {least} bytes"
         raise unproved(profile, known, limits)
     return least
-
-
-def _makespan(program: ChainProgram, objective: int) -> int:
-    """Return the makespan in ns that an objective in units of forward time stands for."""
-    return program.variables.records.least_backward_time + program.time_unit * objective
