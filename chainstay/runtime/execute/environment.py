@@ -164,6 +164,14 @@ class Environment:
             backends=backend_settings(),
         )
 
+    @classmethod
+    def first_of(cls, several: Sequence[Environment]) -> Environment:
+        """Return what stages that run one behind another are entered in, as one."""
+        if len(several) == 1:
+            return several[0]
+        random = next((each.random for each in several if each.random), ())
+        return replace(several[0], random=random)
+
     def size_on(self, device: torch.device) -> int:
         """Bytes that holding this costs on `device` (CUDA's random states are host memory)."""
         tensors = [*(state for _, state in self.random), *self.written.values()]

@@ -221,7 +221,7 @@ class Run:
         for environment in reversed(environments):
             shared = environment.shared_for(shared, self.names, for_last_time=step.is_last)
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
-        with torch.enable_grad(), alone(traits), environments[0].entered():
+        with torch.enable_grad(), alone(traits), Environment.first_of(environments).entered():
             given = changeable(state, state) if traits.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():
