@@ -21,6 +21,8 @@ _SOLVERS: Final = ("highs",)
 class MIP:
     """Solve a chain as a mixed-integer program.
 
+    Chains may have skips, stage options, costs by kind of run and options of several stages.
+
     Attributes:
         solver: ``"highs"``.
         time_limit_s: Wall time for the solver, in seconds. Building the model comes on

@@ -92,8 +92,7 @@ def test_a_plain_chain_has_one_record_a_stage() -> None:
     records = Records(CHAIN)
     assert [record.key for record in records.all] == [(i, 0) for i in range(6)]
     assert (records.time_unit, records.least_backward_time) == (10, 42)
-    assert records.are_of_one_stage
-    assert not Records(PAIR).are_of_one_stage
+    assert [record.last for record in Records(PAIR).starting(1)] == [1, 2]
 
 
 def test_sizes_of_all_options_and_runs_count() -> None:

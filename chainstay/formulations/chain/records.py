@@ -25,7 +25,7 @@ __all__ = ["Record", "Records"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What ``Fa`` of a stage leaves under one option.
+    """A record of one stage or several, which ``Fa`` makes under one option.
 
     Attributes:
         stage: The first stage that it keeps.
@@ -82,11 +82,6 @@ class Records:
     def all(self) -> tuple[Record, ...]:
         """Every record, by its first stage."""
         return tuple(record for i in range(len(self.profile)) for record in self._of_stage(i))
-
-    @cached_property
-    def are_of_one_stage(self) -> bool:
-        """Whether no record keeps several stages."""
-        return all(record.stage == record.last for record in self.all)
 
     def starting(self, i: int) -> tuple[Record, ...]:
         """Return the records whose first stage is `i`."""

@@ -17,6 +17,8 @@ __all__ = ["CPSAT"]
 class CPSAT:
     """Solve a chain as a constraint program with OR-Tools' CP-SAT.
 
+    Chains may have skips, stage options, costs by kind of run and options of several stages.
+
     Attributes:
         time_limit_s: Wall time for the solver, in seconds. Building the model comes on
             top, and so does as much again to find the least budget when nothing fits.
