@@ -20,7 +20,7 @@ that runs on and is made again later costs ``u[s]``, in a first run plus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -93,26 +93,8 @@ def costs_by_kind(
     if profile.is_plain:
         costs = _plain(arrays)
         return costs, costs, profile.plain_time
-    ways = [stage.all_options for stage in profile.stages]
-    first, again = (
-        [
-            [
-                _Way(
-                    end=s + way.stages,
-                    saved=way.saved_bytes,
-                    time=way.run(first=is_first).time + way.run(first=is_first).backward_time,
-                    forward=way.saved_bytes + way.run(first=is_first).overhead_bytes,
-                    backward=way.saved_bytes
-                    + way.backward_overhead_bytes
-                    + _gradients(profile, arrays, s, s + way.stages),
-                    number=number,
-                )
-                for number, way in enumerate(options)
-            ]
-            for s, options in enumerate(ways)
-        ]
-        for is_first in (True, False)
-    )
+    ways = [list(_ways(profile, arrays, s)) for s in range(len(profile))]
+    first, again = ([[way[kind] for way in options] for options in ways] for kind in (0, 1))
     dropped = [_dropped(profile.stages, is_first=is_first) for is_first in (True, False)]
     base_again = _base(again)
     bases = np.diff(base_again)
@@ -215,10 +197,27 @@ def _dropped(stages: tuple[Stage, ...], *, is_first: bool) -> Array:
     return np.array([[run.time for run in runs], [run.overhead_bytes for run in runs]])
 
 
-def _gradients(profile: ChainProfile, arrays: ChainArrays, s: int, end: int) -> int:
-    """Return the bytes of ``δ^s`` and ``δ^end`` together."""
-    both = sum(skip.gradient_bytes for skip in profile.skips if skip.first <= s < end <= skip.last)
-    return int(arrays.gradient[s] + arrays.gradient[end]) - both
+def _ways(profile: ChainProfile, arrays: ChainArrays, s: int) -> Iterator[tuple[_Way, _Way]]:
+    """Yield every way to keep stage s on, in a first run and in a later one."""
+    gradient = int(arrays.gradient[s])
+    for number, option in enumerate(profile.stages[s].all_options):
+        end, saved = s + option.stages, option.saved_bytes
+        backward = saved + option.backward_overhead_bytes + gradient + profile.gradient_bytes(end)
+        for skip in profile.skips:  # a gradient that passes through counts once
+            if skip.first <= s < end <= skip.last:
+                backward -= skip.gradient_bytes
+        first, again = (
+            _Way(
+                end=end,
+                saved=saved,
+                time=run.time + run.backward_time,
+                forward=saved + run.overhead_bytes,
+                backward=backward,
+                number=number,
+            )
+            for run in (option.first, option.run(first=False))
+        )
+        yield first, again
 
 
 def _transit(fresh: Array, overhead: Array) -> Array:

@@ -155,7 +155,7 @@ class DP:
             schedule=schedule,
             makespan=recursion.base_time + overhead,
             lower_bound=recursion.base_time + bound,
-            family=_family(profile, recursion.base_time + overhead),
+            family=_family(profile, recursion.base_time, overhead),
         )
 
     def curve(self, profile: ChainProfile) -> BudgetCurve:
@@ -309,7 +309,7 @@ def _overhead(recursion: Recursion, memory: int, decide: Decide) -> int:
     return total
 
 
-def _family(profile: ChainProfile, makespan: int) -> Family:
+def _family(profile: ChainProfile, base_time: int, overhead: int) -> Family:
     """Return the largest family of schedules among which a persistent optimum is the optimum.
 
     Nothing is faster than the least time. THEORY, domain C: when no gradient exceeds its
@@ -317,11 +317,14 @@ def _family(profile: ChainProfile, makespan: int) -> Family:
     and activations do not grow along the chain, persistent schedules are as good as any. With
     skips or options nothing is known.
     """
+    if overhead == 0 and base_time == profile.least_time:
+        return Family.ALL
+    if profile.skips or not profile.is_plain:
+        return Family.PERSISTENT
     p = profile.arrays()
     no_large_gradient = bool((p.gradient <= p.activation).all())
     output_is_saved = bool((p.saved >= p.activation[1:]).all())
     backward_dominates = bool((p.forward_overhead <= p.backward_overhead + p.gradient[:-1]).all())
     shrinking = bool((np.diff(p.activation) <= 0).all())
     in_domain = no_large_gradient and output_is_saved and backward_dominates and shrinking
-    unrestricted = in_domain and not profile.skips and profile.is_plain
-    return Family.ALL if makespan == profile.least_time or unrestricted else Family.PERSISTENT
+    return Family.ALL if in_domain else Family.PERSISTENT

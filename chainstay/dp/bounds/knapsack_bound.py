@@ -20,9 +20,9 @@ from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays, h
 from chainstay.dp.forward_costs import Array
 
 __all__ = [
+    "KeepPrices",
     "KeptCosts",
     "KnapsackBound",
-    "kept_costs",
     "knapsack_multiplier",
     "maximiser",
     "option_multiplier",
@@ -98,37 +98,45 @@ class KeptCosts(NamedTuple):
         return spared
 
 
-def kept_costs(
-    chain: RecursionArrays, sizes: Array, multipliers: _Floats, memory: int
-) -> KeptCosts:
-    """Return what keeping stages costs.
+class KeepPrices:
+    """The options of a chain, to be priced at one multiplier of memory or another.
 
     Args:
         chain: Sizes in bytes, times in ns.
         sizes: Shape (options,), bytes to be paid for with each option.
-        multipliers: Shape (multipliers,), ns per byte.
         memory: Of several options, only those are taken that fit in so many bytes.
     """
-    n = len(chain.start) - 1
-    time = chain.extra[:, None] + sizes[:, None] * multipliers
-    if len(chain.saved) == n:
-        return KeptCosts(np.ones(1, dtype=np.int64), time[None])
-    time[chain.keep_floor.min(axis=1) > memory] = np.inf
-    stage = np.repeat(np.arange(n), np.diff(chain.start))
-    spans = np.unique(chain.end - stage)
-    kept = np.full((len(spans), n, len(multipliers)), np.inf)
-    np.minimum.at(kept, (np.searchsorted(spans, chain.end - stage), stage), time)
-    return KeptCosts(spans, kept)
+
+    def __init__(self, chain: RecursionArrays, sizes: Array, memory: int) -> None:
+        n = len(chain.start) - 1
+        stage = np.repeat(np.arange(n), np.diff(chain.start))
+        span = chain.end - stage
+        order = np.lexsort((stage, span))
+        if len(order) > n:
+            order = order[chain.keep_floor.min(axis=1)[order] <= memory]
+        self._extra, self._sizes = chain.extra[order, None], sizes[order, None]
+        groups, self._first = np.unique(span[order] * n + stage[order], return_index=True)
+        self._spans, span_of_group = np.unique(groups // n, return_inverse=True)
+        self._groups = (span_of_group, groups % n)
+        self._stages = n
+
+    def at(self, multipliers: _Floats) -> KeptCosts:
+        """Return what keeping stages costs at multipliers in ns per byte."""
+        kept = np.full((len(self._spans), self._stages, len(multipliers)), np.inf)
+        time = self._extra + self._sizes * multipliers
+        if len(time):
+            kept[self._groups] = np.minimum.reduceat(time, self._first)
+        return KeptCosts(self._spans, kept)
 
 
 def option_multiplier(by_kind: ArraysByKind, memory: int) -> float:
     """Return the multiplier, in ns per byte, at which the knapsack of all options bounds best."""
     chain = cheaper_kind(by_kind)
     usual = max(1, int(chain.elapsed[-1])) / max(1, memory)
+    prices = KeepPrices(chain, chain.saved, memory)
 
     def root(multiplier: float) -> float:
-        kept = kept_costs(chain, chain.saved, np.array([multiplier]), memory)
-        spared = kept.spared(chain.elapsed)
+        spared = prices.at(np.array([multiplier])).spared(chain.elapsed)
         return float(spared[-1, 0]) - multiplier * memory
 
     return maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE, steps=24)
@@ -223,7 +231,7 @@ class KnapsackBound:
             multiplier = knapsack_multiplier(np.diff(elapsed), chain.saved, memory)
         self.step = multiplier / ROOT_MULTIPLIER
         multipliers: _Floats = self.step * np.arange(MULTIPLIER_COUNT, dtype=np.float64)
-        spared = kept_costs(chain, chain.saved, multipliers, memory).spared(elapsed)
+        spared = KeepPrices(chain, chain.saved, memory).at(multipliers).spared(elapsed)
         memory_cost = multipliers * memory
         self.root = float((spared[-1] - memory_cost).max())
         # all stages outside share M; those before s share what s..t leave of it

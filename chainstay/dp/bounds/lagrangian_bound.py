@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
 from chainstay.dp.bounds.knapsack_bound import (
+    KeepPrices,
     KeptCosts,
-    kept_costs,
     maximiser,
     option_multiplier,
 )
@@ -69,14 +69,14 @@ class LagrangianBound:
         first, again = by_kind
         self.memory, self.least = memory, least
         self.rerun_time = max(int(first.elapsed[-1]), int(again.elapsed[-1]))
-        sizes = _priced_sizes(first)
+        first_prices = KeepPrices(first, _priced_sizes(first), memory)
+        again_prices = KeepPrices(again, again.saved, memory)
 
         def relaxed(step: float, count: int) -> _RelaxedChain:
             multipliers: _Floats = step * np.arange(count, dtype=np.float64)
             stored = _stored(again, multipliers, moves_checkpoints=moves_checkpoints)
-            kept_again = kept_first = kept_costs(first, sizes, multipliers, memory)
-            if first is not again:
-                kept_again = kept_costs(again, again.saved, multipliers, memory)
+            kept_first = first_prices.at(multipliers)
+            kept_again = kept_first if first is again else again_prices.at(multipliers)
             spared = kept_again.spared(again.elapsed)
             return _RelaxedChain(step, memory, least, stored, spared, kept_first, kept_again)
 

@@ -12,6 +12,7 @@ Chains that numpy solves sooner than that never wait for it; without numba, nump
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,7 @@ from chainstay.dp.chain.numpy_fronts import fill_by_numpy
 from chainstay.dp.chain.recursion_arrays import (
     ArraysByKind,
     ChainFrontPool,
+    has_options,
     recursion_arrays,
 )
 from chainstay.dp.recursion import NO_DECISION, Front, Recursion
@@ -39,6 +41,8 @@ __all__ = ["ChainFronts", "is_compiled", "least_memory"]
 
 _LONG: Final = 80
 """Stages from which on compiled code is the faster one, its loading included."""
+_THIN: Final = 2.0**-15
+"""Least difference of overheads in a thin pass, as a share of every forward once."""
 _SHORT: Final = 20
 """Stages from which on compiled code is the faster one in a process that has loaded it already."""
 
@@ -86,13 +90,24 @@ class ChainFronts:
         # the sharper bound takes loops of its own, which pay where they are compiled
         sharpest = LagrangianBound if compiled else KnapsackBound
         bound: MultiplierBound = sharpest(by_kind, memory, least.table)
+        width = int(_THIN * bound.rerun_time) if compiled and has_options(by_kind) else 0
         for limit in growing_limits(bound):
-            pool = _fill(by_kind, pruning_limit(bound, limit), compiled=compiled)
+            best = limit
+            if width:
+                pool = _fill(by_kind, pruning_limit(bound, limit), compiled=compiled, width=width)
+                best = cls(recursion, by_kind, pool, compiled).best
+                if best > limit: continue
+            pool = _fill(by_kind, pruning_limit(bound, best), compiled=compiled)
             fronts = cls(recursion, by_kind, pool, compiled)
-            overhead = fronts.root.overhead
-            if len(overhead) and overhead[-1] <= limit:
+            if fronts.best <= best:
                 return fronts
         raise AssertionError("limits never end")
+
+    @property
+    def best(self) -> float:
+        """The least overhead that the fronts have for the whole chain, in ns; infinite if none."""
+        overhead = self.root.overhead
+        return int(overhead[-1]) if len(overhead) else math.inf
 
     @property
     def root(self) -> Front:
@@ -130,7 +145,8 @@ def least_memory(recursion: Recursion, *, for_numbers: bool = False) -> LeastMem
     return LeastMemory(recursion, compiled=is_compiled(recursion.stages, for_numbers=for_numbers))
 
 
-def _fill(by_kind: ArraysByKind, limit: PruningLimit, *, compiled: bool) -> ChainFrontPool:
-    """Return the fronts of all sub-chains within the limit."""
-    fill = fill_by_loops if compiled else fill_by_numpy
-    return fill(by_kind, limit)
+def _fill(
+    by_kind: ArraysByKind, limit: PruningLimit, *, compiled: bool, width: int = 0
+) -> ChainFrontPool:
+    """Return the fronts of all sub-chains within the limit; those of compiled code thinned."""
+    return fill_by_loops(by_kind, limit, width) if compiled else fill_by_numpy(by_kind, limit)

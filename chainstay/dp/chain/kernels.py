@@ -214,10 +214,25 @@ def _kept(
 
 
 @kernel
-def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit) -> ChainFrontPool:
+def _thinned(pool: Pool, size: int, width: int) -> tuple[Pool, int]:
+    """Leave out breakpoints of the last `size` that spare less than `width` ns, but the last."""
+    memory, overhead, used = pool
+    kept = used - size
+    for i in range(used - size + 1, used):
+        if overhead[i] <= overhead[kept] - width or i == used - 1:
+            kept += 1
+            memory[kept], overhead[kept] = memory[i], overhead[i]
+    if not size:
+        return pool, 0
+    return Pool(memory, overhead, kept + 1), size - (used - kept - 1)
+
+
+@kernel
+def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) -> ChainFrontPool:
     """Return the fronts of all sub-chains within the limit.
 
-    Last stages ascend; for each of them, first stages descend.
+    Last stages ascend; for each of them, first stages descend. With a `width`, breakpoints are left
+    out so that the others differ by so many ns: what is left is attained, but may not be best.
     """
     n = len(by_kind.first.start) - 1
     pool = new_pool(_FIRST_CAPACITY)
@@ -251,6 +266,8 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit) -> ChainFrontPool:
                 lowest, spare = _restarts(sweep, fronts, ends, task, kept)
             # store what can be part of a whole schedule
             pool, size = store_useful(limit, lines, lowest, pool)
+            if width:
+                pool, size = _thinned(pool, size, width)
             first[s, t], last[s, t] = pool.used - size, pool.used - 1
             if size:
                 least[s, t], best[s, t] = pool.memory[first[s, t]], pool.overhead[last[s, t]]

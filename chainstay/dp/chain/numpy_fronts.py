@@ -48,6 +48,7 @@ class _Filling:
                 "bits; give sizes in a larger unit, or use DP(slots=500)"
             )
         self._farther = chain.fresh - chain.activation if len(chain.fresh) else None
+        self._options = [_options(chain) for chain in by_kind]
         self._multipliers = limit.step * np.arange(limit.outside.shape[2])
         self._largest_memory, self._largest_overhead = self._cutoffs()
         self._rows = [_Row(s, self._shift) for s in range(n)]
@@ -99,14 +100,12 @@ class _Filling:
         cap, slack = int(self._largest_memory[s, t]), int(self._largest_overhead[s, t])
         if slack < 0 or limit.least[s, t] > cap:
             return _NOTHING
-        fronts = [
-            Front(
-                np.maximum(after[chain.end[o]].memory + chain.saved[o], chain.keep_floor[o, t]),
-                after[chain.end[o]].overhead + chain.extra[o],
-            )
-            for o in range(chain.start[s], chain.start[s + 1])
-            if chain.end[o] <= t + 1
-        ]
+        fronts = []
+        for o, end, extra in self._options[chain is self._by_kind.again][s]:
+            if end <= t + 1:
+                rest = after[end]
+                memory = np.maximum(rest.memory + chain.saved[o], chain.keep_floor[o, t])
+                fronts.append(Front(memory, rest.overhead + extra if extra else rest.overhead))
         if s < t:
             fronts.append(self._restarts(chain, (s, t), Cutoff(cap, slack), column))
         front = _envelope(fronts)
@@ -141,6 +140,12 @@ class _Filling:
         more = self._farther[s, column.restart_of(keys)]
         fits = column.memory_of(keys) + more <= self._limit.memory
         return np.stack([(keys + more)[fits], overhead[fits]])
+
+
+def _options(chain: RecursionArrays) -> list[list[tuple[int, int, int]]]:
+    """Return number, end and overhead of the options of each stage."""
+    start, end, extra = chain.start.tolist(), chain.end.tolist(), chain.extra.tolist()
+    return [[(o, end[o], extra[o]) for o in range(i, j)] for i, j in pairwise(start)]
 
 
 class _Keyed:
@@ -249,7 +254,9 @@ def _envelope(fronts: list[Front]) -> Front:
         return _NOTHING
     order = np.argsort(memory, kind="stable")
     memory, overhead = memory[order], np.minimum.accumulate(overhead[order])
-    last_of_memory = np.append(memory[1:] != memory[:-1], True)
+    last_of_memory = np.ones(len(memory), dtype=bool)
+    np.not_equal(memory[1:], memory[:-1], out=last_of_memory[:-1])
     memory, overhead = memory[last_of_memory], overhead[last_of_memory]
-    lower = np.insert(overhead[1:] < overhead[:-1], 0, True)
+    lower = np.ones(len(memory), dtype=bool)
+    np.less(overhead[1:], overhead[:-1], out=lower[1:])
     return Front(memory[lower], overhead[lower])
