@@ -39,6 +39,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     method: Method | str = "auto",
     by: StageSource = "auto",
     granularity: Granularity = "fine",
+    stage_options: bool = True,
     on_new_shape: OnNewShape = "plan",
     reserve: int | str = 0,
     recompute: bool = True,
@@ -94,6 +95,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             is no full graph (sharding by FSDP2, compiled modules, decisions by values).
             ``model.chainstay`` tells which, and why.
         granularity: Of the graph, as for `chainstay.extract`.
+        stage_options: Whether a stage, or a block that is several, may be kept in part: what is
+            cheap to compute (activation functions, norms, dropout) is dropped and made again in
+            its backward. Where it is False, a stage is kept whole or runs again whole.
         on_new_shape: A call that no plan is for ``"plan"``: gets one; ``"refuse"``: raises
             `PlanMismatchError`; ``"run plainly"``: trains without one.
         reserve: Where `budget` is ``None``: bytes to leave for what is not there yet, the state of
@@ -148,6 +152,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         method=method,
         by=by,
         granularity=granularity,
+        stage_options=stage_options,
         on_new_shape=on_new_shape,
         reserve=reserve,
         recompute=recompute,
@@ -245,7 +250,8 @@ def _measured_by(fitted: Fitted | None, settings: PlannerSettings) -> dict[Hasha
     if fitted is None or not isinstance(fitted.planner.maker, SolvedPlans):
         return {}
     before = fitted.settings
-    is_same = (before.loss, before.granularity) == (settings.loss, settings.granularity)
+    ways = ("loss", "granularity", "stage_options")
+    is_same = all(getattr(before, way) == getattr(settings, way) for way in ways)
     return dict(fitted.planner.maker.measured) if is_same else {}
 
 

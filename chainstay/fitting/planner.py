@@ -82,6 +82,7 @@ class PlannerSettings:
     method: Method | str = "auto"
     by: StageSource = "auto"
     granularity: Granularity = "fine"
+    stage_options: bool = True
     on_new_shape: OnNewShape = "plan"
     reserve: int = 0
     repeats: int = 5

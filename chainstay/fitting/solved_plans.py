@@ -152,6 +152,8 @@ class SolvedPlans:
         graph = cut_into_chain(call.observed, self.settings.granularity, blocks)
         output = None if call.call is None else _trial(call, graph).require_same()
         known = self.measured.get(call.key)
+        if known is not None and not known.costs.account.has_options:
+            known = None if self._wants_options(call, known.costs) else known
         if known is not None and is_alike(graph, known.staged.graph):
             known = replace(known, staged=with_graph(known.staged, graph))  # its own numbers
         else:
@@ -256,6 +258,12 @@ class SolvedPlans:
     def _fits_plainly(self, model: nn.Module | None, known: MeasuredGraph) -> bool:
         return plain_peak(known.costs) <= self._budget(model, known.costs)
 
+    def _wants_options(self, call: GraphCall, costs: Measurement) -> bool:
+        """Whether options of stages may be of use: what fits plainly runs plainly."""
+        settings = self.settings
+        may_recompute = settings.stage_options and settings.means.recompute
+        return may_recompute and not plain_peak(costs) <= self._budget(_model_of(call), costs)
+
     def _measured(
         self, call: GraphCall, graph: GraphChain, output: OutputSample | None, repeats: int
     ) -> MeasuredGraph:
@@ -268,7 +276,13 @@ class SolvedPlans:
                     raise
                 loss, is_scaled = None, True  # it holds targets of another shape
             subject = subject_of(graph, call.inputs, loss, call.device, progress=bar)
-            staged, costs = measured_graph(graph, subject, repeats=repeats, cache=settings.cache)
+            staged, costs = measured_graph(
+                graph,
+                subject,
+                repeats=repeats,
+                cache=settings.cache,
+                wants_options=partial(self._wants_options, call),
+            )
         given = graph.boundary_bytes(len(graph.stages))
         costs = self._with_loss_costs(costs, given, is_scaled=is_scaled)
         return MeasuredGraph(staged, costs, is_scaled)

@@ -96,7 +96,8 @@ class ChainFronts:
             if width:
                 pool = _fill(by_kind, pruning_limit(bound, limit), compiled=compiled, width=width)
                 best = cls(recursion, by_kind, pool, compiled).best
-                if best > limit: continue
+                if best > limit:
+                    continue
             pool = _fill(by_kind, pruning_limit(bound, best), compiled=compiled)
             fronts = cls(recursion, by_kind, pool, compiled)
             if fronts.best <= best:
