@@ -242,3 +242,13 @@ def _decisions(profile: ChainProfile, s: int, t: int, m: int) -> Iterator[tuple[
         time, floor = time + run.time, max(floor, running + run.overhead_bytes)
         if m >= gradient + floor:
             yield time, [(k, t, m - tensors.added(k, [s])), (s, k - 1, m)]
+
+
+def test_a_record_of_several_stages_can_be_the_first_run_of_each() -> None:
+    pair = StageOption(saved_bytes=0, first=RunCost(), stages=2)
+    slow = Stage(first=RunCost(time=5), again=RunCost(), dropped_first=RunCost(time=5))
+    chain = ChainProfile(
+        input_bytes=0, input_gradient_bytes=0, stages=(Stage(options=(pair,)), slow, Stage())
+    )
+    best = search.optimum(chain, 0, discards=Discards.TAPE)
+    assert chain.least_time == unrestricted_bound(chain, 0) == best.makespan == 0
