@@ -179,10 +179,19 @@ class ChainProfile:
         """A time, in ns, that no schedule is below: each stage once, under its fastest option."""
         if self.is_plain:
             return self.plain_time
+        kept_together = {
+            j
+            for i, stage in enumerate(self.stages)
+            for option in stage.options
+            for j in range(i, i + option.stages)
+            if option.stages > 1
+        }
         least = [0] * (len(self) + 1)  # of stages i .. n-1
         for i, stage in reversed(list(enumerate(self.stages))):
+            earlier = 0 if i in kept_together else _earlier_time(stage)
             least[i] = min(
-                _kept_time(stage, option) + least[i + option.stages] for option in stage.all_options
+                _kept_time(option, earlier) + least[i + option.stages]
+                for option in stage.all_options
             )
         return least[0]
 
@@ -261,13 +270,14 @@ def require_plain(profile: ChainProfile, what: str) -> None:
             )
 
 
-def _kept_time(stage: Stage, option: StageOption) -> int:
+def _earlier_time(stage: Stage) -> int:
+    """Return the least ns of a first run of a stage that no option keeps together with others."""
+    return min(stage.dropped(first=True).time, *(way.first.time for way in stage.all_options))
+
+
+def _kept_time(option: StageOption, earlier: int) -> int:
     """Return a time, in ns, that keeping a stage and its backward take at least."""
     first, again = option.first, option.run(first=False)
-    earlier = 0  # of what has run before, a record of several stages says nothing
-    if option.stages == 1:
-        singles = (each for each in stage.all_options if each.stages == 1)
-        earlier = min(stage.dropped(first=True).time, *(each.first.time for each in singles))
     return min(first.time + first.backward_time, earlier + again.time + again.backward_time)
 
 

@@ -32,7 +32,6 @@ MULTIPLIER_COUNT: Final = 17
 ROOT_MULTIPLIER: Final = 12
 """Which of them is the price of memory at the root; deeper down it may be higher."""
 
-_SLACK_GROWTH: Final = 2
 _ROUNDING: Final = 2.0**-32
 _NO_LIMIT: Final = 2.0**61
 
@@ -68,7 +67,7 @@ class PruningLimit(NamedTuple):
     least: Array
 
 
-def growing_limits(bound: MultiplierBound) -> Iterator[int]:
+def growing_limits(bound: MultiplierBound, *, growth: int = 2) -> Iterator[int]:
     """Yield limits on the overhead in ns, without end, from little above the bound upwards.
 
     Under a tight limit few breakpoints are of use, so a limit that proves too low costs little.
@@ -76,7 +75,7 @@ def growing_limits(bound: MultiplierBound) -> Iterator[int]:
     slack = max(1, math.ceil(bound.slack * bound.rerun_time))
     while True:
         yield math.ceil(bound.root) + slack
-        slack *= _SLACK_GROWTH
+        slack *= growth
 
 
 def pruning_limit(bound: MultiplierBound, overhead: int) -> PruningLimit:

@@ -31,8 +31,10 @@ __all__ = ["LagrangianBound"]
 _Floats = NDArray[np.float64]
 
 _MULTIPLIER_RANGE: Final = 8.0
-_SLACK_WITH_OPTIONS: Final = 2.0**-15
+_SLACK_WITH_OPTIONS: Final = 2.0**-13
 """With options overheads are small, and the bound is within this share on many chains."""
+_FINER_WITH_OPTIONS: Final = 2
+"""With options there are so many multipliers for one: four times the time, half the breakpoints."""
 
 
 class LagrangianBound:
@@ -92,10 +94,12 @@ class LagrangianBound:
         else:
             saved = int(again.saved.sum())
             usual = max(1, self.rerun_time) / max(1, memory, saved) / ROOT_MULTIPLIER
-        self.step = maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE)
-        relaxed_chain = relaxed(self.step, MULTIPLIER_COUNT)
+        best = maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE)
+        finer = _FINER_WITH_OPTIONS if has_options(by_kind) else 1
+        self.step, count = best / finer, (MULTIPLIER_COUNT - 1) * finer + 1
+        relaxed_chain = relaxed(self.step, count)
         after = _after(first.elapsed, relaxed_chain)
-        self.root = float(np.max(after[0] - np.arange(MULTIPLIER_COUNT) * self.step * memory))
+        self.root = float(np.max(after[0] - np.arange(count) * self.step * memory))
         self.restarted: _Floats = after + relaxed_chain.stored
         self.outside: _Floats = _outside(
             (first.elapsed, again.elapsed),

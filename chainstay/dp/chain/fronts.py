@@ -41,8 +41,11 @@ __all__ = ["ChainFronts", "is_compiled", "least_memory"]
 
 _LONG: Final = 80
 """Stages from which on compiled code is the faster one, its loading included."""
-_THIN: Final = 2.0**-15
-"""Least difference of overheads in a thin pass, as a share of every forward once."""
+_THIN: Final = (2.0**-14, 2.0**-16, 2.0**-18)
+"""Least differences of overheads in the thin passes, as shares of every forward once."""
+_THIN_GROWTH: Final = 4
+_VERY_LONG: Final = 200
+"""Stages above which the errors of a thin pass add up, and narrower ones pay."""
 _SHORT: Final = 20
 """Stages from which on compiled code is the faster one in a process that has loaded it already."""
 
@@ -90,19 +93,23 @@ class ChainFronts:
         # the sharper bound takes loops of its own, which pay where they are compiled
         sharpest = LagrangianBound if compiled else KnapsackBound
         bound: MultiplierBound = sharpest(by_kind, memory, least.table)
-        width = int(_THIN * bound.rerun_time) if compiled and has_options(by_kind) else 0
-        for limit in growing_limits(bound):
-            best = limit
-            if width:
-                pool = _fill(by_kind, pruning_limit(bound, limit), compiled=compiled, width=width)
-                best = cls(recursion, by_kind, pool, compiled).best
-                if best > limit:
-                    continue
-            pool = _fill(by_kind, pruning_limit(bound, best), compiled=compiled)
-            fronts = cls(recursion, by_kind, pool, compiled)
-            if fronts.best <= best:
-                return fronts
-        raise AssertionError("limits never end")
+
+        def filled(limit: float, width: int = 0) -> ChainFronts:
+            pruning = pruning_limit(bound, int(limit))
+            pool = _fill(by_kind, pruning, compiled=compiled, width=width)
+            return cls(recursion, by_kind, pool, compiled)
+
+        # what a thin pass finds is attained, so it is the limit of the next one
+        is_thin = compiled and has_options(by_kind)
+        first, *narrower = [int(share * bound.rerun_time) for share in _THIN] if is_thin else [0]
+        limits = growing_limits(bound, growth=_THIN_GROWTH if is_thin else 2)
+        fronts = next(fronts for limit in limits if (fronts := filled(limit, first)).best <= limit)
+        if is_thin:
+            best = fronts.best
+            for width in [*narrower, 0] if recursion.stages > _VERY_LONG else [0]:
+                fronts = filled(best, width)
+                best = min(best, fronts.best)
+        return fronts
 
     @property
     def best(self) -> float:
