@@ -115,8 +115,9 @@ class DP:
 
         Raises:
             InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
-            InvalidProfileError: The sizes overflow exact 64-bit arithmetic, or the chain has
-                skips and persistence is ``"weak"``.
+            InvalidProfileError: The sizes overflow exact 64-bit arithmetic, the chain has
+                skips and persistence is ``"weak"``, or it has stage options or costs by kind of
+                run and this is not ``persistence="strong"`` without free discards.
 
         Complexity:
             Worst case O(n^3 p) for fronts of p breakpoints; pruned by a bound, chains of

@@ -13,13 +13,18 @@ input, and restarts at s later (``Fc``, ``Fn`` …). ``a[s, k]`` is what ``a^k``
 that holds ``a^s``: ``a[k]`` less the skips in both. `Recursion` writes ``C`` as
 ``O + Σ (u_f + u_b)``: `O` is the *overhead*, the time spent on running forwards again.
 
+With stage options the first line is there once for each, and continues at the first stage that the
+option does not keep; costs are those of first runs if t is the loss, else those of later runs.
+``docs/derivations/options.md`` has the proof, for the schedules of `Family.PERSISTENT`;
+`forward_costs` has the arrays, and what overheads are counted from.
+
 ============  =======================================
 paper         here (stages from 0, so ``a^i`` is the input of stage i)
 ============  =======================================
-``u_f``       ``forward_time``; prefix sums `elapsed`
-``ω_ā``       ``saved``
+``u_f``       ``forward_time``; prefix sums `ForwardCosts.elapsed`
+``ω_ā``       `ForwardCosts.saved`
 ``ω_a``       ``activation``; with skips, ``fresh``
-``m_all``     `keep_floor`
+``m_all``     `ForwardCosts.keep_floor`
 ``m_∅``       `restart_floor`
 ============  =======================================
 

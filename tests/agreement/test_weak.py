@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, simulate
 from chainstay.dp import least_budget
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
-from chainstay.dp.chain.recursion_arrays import recursion_arrays
+from chainstay.dp.chain.recursion_arrays import plain_arrays, recursion_arrays
 from chainstay.dp.recursion import Recursion
 from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import UnknownMethodError
@@ -95,7 +95,7 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
 ) -> None:
     memory = least_budget(profile, persistence="weak") - profile.input_bytes + extra
     by_kind, n = recursion_arrays(Recursion.from_profile(profile)), len(profile)
-    chain = by_kind.again
+    chain = plain_arrays(by_kind)
     nothing = np.zeros((n, n), dtype=np.int64)
     bound = LagrangianBound(by_kind, memory, nothing, moves_checkpoints=True)
     moves = move_bound(chain, bound.outside, bound.restarted)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
-from chainstay.dp.chain.recursion_arrays import RecursionArrays
+from chainstay.dp.chain.recursion_arrays import PlainArrays
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, Array
 from chainstay.dp.step_functions import (
@@ -114,9 +114,7 @@ def _rows(n: int) -> Array:
 
 
 @kernel
-def _front(
-    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, shift: int
-) -> StepFunction:
+def _front(chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, shift: int) -> StepFunction:
     """Return the front of a state, moved right by `shift` bytes."""
     number = fronts.row[state.s, state.t] + state.end
     first = fronts.first[number]
@@ -126,7 +124,7 @@ def _front(
 
 
 @kernel
-def least_weak_memory(chain: RecursionArrays) -> int:
+def least_weak_memory(chain: PlainArrays) -> int:
     """Return the least bytes, besides its input, for a weakly persistent schedule of the chain."""
     n = len(chain.saved)
     row = _rows(n)
@@ -159,7 +157,7 @@ def least_weak_memory(chain: RecursionArrays) -> int:
 
 @kernel
 def _merge_positions(
-    chain: RecursionArrays,
+    chain: PlainArrays,
     fronts: WeakFrontPool,
     position: tuple[int, int, int],
     moving: MovingFronts,
@@ -179,7 +177,7 @@ def _merge_positions(
 
 @kernel
 def _first_case(
-    chain: RecursionArrays, fronts: WeakFrontPool, task: WeakTask, here: Buffer, spare: Buffer
+    chain: PlainArrays, fronts: WeakFrontPool, task: WeakTask, here: Buffer, spare: Buffer
 ) -> WeakDraft:
     """Return the front of keeping stage s (s = t), or of moving the checkpoint on (s < t).
 
@@ -222,7 +220,7 @@ def _own_copy(lowest: StepFunction, here: Buffer) -> StepFunction:
 
 @kernel
 def _restarts(
-    chain: RecursionArrays,
+    chain: PlainArrays,
     fronts: WeakFrontPool,
     task: WeakTask,
     moving: MovingFronts,
@@ -269,7 +267,7 @@ def _store(
 
 
 @kernel
-def fill_weak(chain: RecursionArrays, limit: PruningLimit, bound: MoveBound) -> WeakFrontPool:
+def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> WeakFrontPool:
     """Return the fronts of all W(s, t, l, ·) within the limit: l ascending, s descending."""
     n = len(chain.saved)
     row = _rows(n)
@@ -323,7 +321,7 @@ def fill_weak(chain: RecursionArrays, limit: PruningLimit, bound: MoveBound) -> 
 
 @kernel
 def _choose_restart(
-    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
+    chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
 ) -> tuple[int, int]:
     """Return the k and j of a restart that attains `target` ns, or -2 and 0."""
     s, t, end = state
@@ -345,7 +343,7 @@ def _choose_restart(
 
 @kernel
 def choose_weak(
-    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, m: int
+    chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, m: int
 ) -> tuple[int, int]:
     """Return the optimal decision for a state with `m` bytes.
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit
-from chainstay.dp.chain.recursion_arrays import RecursionArrays
+from chainstay.dp.chain.recursion_arrays import PlainArrays
 from chainstay.dp.jit import kernel
 
 __all__ = ["MoveBound", "WeakState", "move_bound", "write_move_lines"]
@@ -40,7 +40,7 @@ class MoveBound(NamedTuple):
 
 @kernel
 def move_bound(
-    chain: RecursionArrays, outside: NDArray[np.float64], restarted: NDArray[np.float64]
+    chain: PlainArrays, outside: NDArray[np.float64], restarted: NDArray[np.float64]
 ) -> MoveBound:
     """Return the bound for moving checkpoints, from two tables of `LagrangianBound`."""
     n, _, count = outside.shape
@@ -62,7 +62,7 @@ def move_bound(
 
 @kernel
 def write_move_lines(
-    chain: RecursionArrays,
+    chain: PlainArrays,
     limit: PruningLimit,
     bound: MoveBound,
     state: WeakState,

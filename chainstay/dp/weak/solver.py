@@ -27,7 +27,7 @@ import numpy as np
 from chainstay.dp.bounds.bound_pruning import growing_limits, pruning_limit
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
-from chainstay.dp.chain.recursion_arrays import recursion_arrays
+from chainstay.dp.chain.recursion_arrays import plain_arrays, recursion_arrays
 from chainstay.dp.recursion import (
     KEEP,
     Recursion,
@@ -99,7 +99,7 @@ def weak_least_budget(profile: ChainProfile) -> int:
     require_plain(profile, f"DP({_SETTING})")
     require_no_skips(profile, _SETTING)
     return (
-        int(least_weak_memory(recursion_arrays(Recursion.from_profile(profile)).again))
+        int(least_weak_memory(plain_arrays(recursion_arrays(Recursion.from_profile(profile)))))
         + profile.input_bytes
     )
 
@@ -116,7 +116,7 @@ class _WeakProgram:
     def __init__(self, recursion: Recursion, memory: int) -> None:
         self._recursion, self._memory = recursion, memory
         by_kind = recursion_arrays(recursion)
-        self._chain = by_kind.again
+        self._chain = plain_arrays(by_kind)
         # the least memory of persistent schedules says nothing about these: none is assumed
         nothing = np.zeros((recursion.stages, recursion.stages), dtype=np.int64)
         bound = LagrangianBound(by_kind, memory, nothing, moves_checkpoints=True)
