@@ -102,7 +102,7 @@ class ModelOptions:
             metavar="TEXT", help="Stages of a model's graph: fine, blocks, or the most stages."
         ),
     ] = "fine"
-    repeats: Annotated[int, typer.Option(min=1, help="Least number of timed runs of a stage.")] = 5
+    repeats: Annotated[int, typer.Option(min=1, help="Least number of timed runs of a stage.")] = 3
     cache: Annotated[
         Path | None, typer.Option(help="Folder in which measured costs are kept for later runs.")
     ] = None

@@ -46,7 +46,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     offload: bool | None = None,
     link: Link | None = None,
     host_budget: int | str | None = None,
-    repeats: int = 5,
+    repeats: int = 3,
     progress: bool = True,
     cache: str | os.PathLike[str] | None = None,
 ) -> Module:
@@ -131,9 +131,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             `offload`, `link` and `host_budget` do not go together.
 
     Complexity:
-        A few seconds of tracing, about ``repeats + 8`` steps of plain training, and some
-            20 solves (less than a second for 50 stages); with a link, seconds more for plans
-            that do both (some 10 s for 70 stages).
+        A few seconds of tracing, and about 20 steps of plain training, of which options of
+            stages take 4 to 10; with a link, seconds more for plans that do both (some 10 s for
+            70 stages).
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))

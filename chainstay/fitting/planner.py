@@ -85,7 +85,7 @@ class PlannerSettings:
     stage_options: bool = True
     on_new_shape: OnNewShape = "plan"
     reserve: int = 0
-    repeats: int = 5
+    repeats: int = 3
     progress: bool = True
     cache: str | os.PathLike[str] | None = None
 

@@ -28,7 +28,7 @@ class FitSettings:
     method: Method | str = "auto"
     on_new_shape: OnNewShape = "plan"
     reserve: int | str = 0
-    repeats: int = 5
+    repeats: int = 3
 
 
 def fit_at_first_call(model: nn.Module, settings: FitSettings) -> None:

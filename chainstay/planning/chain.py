@@ -93,9 +93,11 @@ def _fastest(search: ChainSearch, asked: Method) -> Solution:
     """Return the persistent optimum, or what the search finds where that is faster."""
     is_auto = isinstance(asked, AutoChain)
     exact = search.persistent() if is_auto or asked == DP() else None
-    is_close = exact is not None and exact.makespan <= exact.lower_bound * _CLOSE
-    if exact is not None and is_close and not (is_auto and search.may_beat(exact.makespan, asked)):
-        return exact
+    if exact is not None and exact.makespan <= exact.lower_bound * _CLOSE:
+        # What free discards drop between stages, options drop as well.
+        is_in_parts = any(op.option for op in exact.schedule)
+        if not is_auto or is_in_parts or not search.may_beat(exact.makespan, asked):
+            return exact
     # Persistent plans under Table 1 make nothing twice and lose no input.
     methods = (asked, DP()) if is_auto else (asked,)
     try:

@@ -34,7 +34,7 @@ def bench(
     ] = "80%,60%,40%",
     segments: Annotated[
         int, typer.Option(min=0, help="Number of segment counts of checkpoint_sequential to run.")
-    ] = 5,
+    ] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each strategy.")] = 5,
     options: ModelOptions,
     as_json: JsonOutput = False,

@@ -248,7 +248,7 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     sample: torch.Tensor,
     *,
     loss: Loss | None = None,
-    repeats: int = 5,
+    repeats: int = 3,
     progress: bool = True,
     cache: str | os.PathLike[str] | None = None,
 ) -> MeasuredChain:

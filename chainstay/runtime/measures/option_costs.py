@@ -46,6 +46,12 @@ class ObservedOption:
     memory: StageMemory
 
 
+_MOST: Final = 8
+"""Options of a block, and of a stage that is part of none."""
+_FEWER: Final = 3
+"""Options of a stage that is part of a block."""
+
+
 def observe_options(
     observed: Sequence[ObservedStage], memories: Sequence[StageMemory], subject: Subject
 ) -> list[ObservedOption]:
@@ -58,6 +64,7 @@ def observe_options(
     """
     stages = [each.stage for each in observed if not each.stage.is_loss]
     everything = sum(memory.kept_bytes for memory in memories)
+    in_spans = {stage for first, last in subject.spans for stage in range(first, last + 1)}
     known: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
     subject.progress("looking for options", steps=0, more=len(stages))
@@ -77,6 +84,7 @@ def observe_options(
                     (state, subject.shared),
                     subject.device,
                     output_stays=last + 1 < len(stages),
+                    most=_MOST if first < last or first not in in_spans else _FEWER,
                 )
                 probes = [
                     StageProbe(

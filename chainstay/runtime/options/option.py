@@ -94,12 +94,23 @@ def stage_options(
             model's last, whose caller may.
         most: How many at most.
     """
-    graph = trace_stage(stage, given, device, output_stays=output_stays)
+    graph = trace_stage(stage, given, device, output_stays=output_stays, repeats=2)
     if graph is None:
         return []
     front = thinned(selections_of(graph), most + 1)
-    options = (option_of(graph, each) for each in front if each.replayed or each.redrawn)
+    options = [option_of(graph, each) for each in front if each.replayed or each.redrawn]
+    if options and _replays_all(options) and admitted(options[-1], given):
+        return options  # what the last one makes again, others start from or make again as well
     return [option for option in options if admitted(option, given)]
+
+
+def _replays_all(options: Sequence[Option]) -> bool:
+    """Whether the last option runs every operator again that any of them does."""
+    last = options[-1].selection
+    return all(
+        option.selection.replayed <= last.replayed and not option.selection.redrawn
+        for option in options
+    )
 
 
 def selections_of(graph: StageGraph) -> list[Selection]:
