@@ -148,7 +148,7 @@ class DP:
         if self.slots is None:
             compiled = is_compiled(len(profile))
             fronts = ChainFronts.solve(recursion, memory, least, compiled=compiled)
-            schedule = assemble(recursion, memory, fronts.decide)
+            schedule = assemble(recursion, memory, fronts.decisions(memory))
             overhead = bound = int(fronts.root.overhead[-1])
         else:
             schedule, overhead, bound = _on_slots(recursion, memory, least, self.slots)

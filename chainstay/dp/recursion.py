@@ -154,17 +154,20 @@ class Recursion:
     @property
     def keep_all_need(self) -> int:
         """Bytes besides the input, more than which spare no time."""
-        costs, floor = self.first, self.first.keep_floor[:, -1].tolist()
+        costs, floor = self.first, self.first.keep_floor[:, -1]
+        if len(floor) == self.stages and not costs.extra.any():  # one way to keep each stage
+            before = np.concatenate([[0], np.cumsum(costs.saved)[:-1]])
+            return int((before + floor).max())
         start, end, saved = costs.start.tolist(), costs.end.tolist(), costs.saved.tolist()
         extra = costs.extra.tolist()
-        s, before, need = 0, 0, 0
+        s, held, need = 0, 0, 0
         while s < self.stages:
             options = [o for o in range(start[s], start[s + 1]) if not extra[o]]
             if not options:  # to run some stage again is faster than any way to keep it at once
                 return self._most_need
             o = min(options, key=saved.__getitem__)
-            need = max(need, before + floor[o])
-            s, before = end[o], before + saved[o]
+            need = max(need, held + int(floor[o]))
+            s, held = end[o], held + saved[o]
         return need
 
     @property

@@ -119,6 +119,8 @@ def test_compiled_optimum_of_longer_chains(profile: ChainProfile, share: float) 
     compiled = ChainFronts.solve(recursion, memory, least, compiled=True)
     plain = ChainFronts.solve(recursion, memory, least, compiled=False)
     assert compiled.root.overhead[-1] == plain.root.overhead[-1]
+    schedule = assemble(recursion, memory, compiled.decisions(memory))
+    assert schedule == assemble(recursion, memory, compiled.decide)
 
 
 def test_long_chains_get_compiled_code_and_short_ones_or_lack_of_numba_do_not(

@@ -124,7 +124,9 @@ def test_compiled_code_equals_numpy(profile: ChainProfile, share: float) -> None
         ChainFronts.solve(recursion, memory, least, compiled=each) for each in (True, False)
     )
     assert compiled.best == plain.best
-    replay = simulate(profile, assemble(recursion, memory, compiled.decide))
+    schedule = assemble(recursion, memory, compiled.decisions(memory))
+    assert schedule == assemble(recursion, memory, compiled.decide)
+    replay = simulate(profile, schedule)
     assert replay.makespan == recursion.base_time + compiled.best
     assert replay.peak_bytes <= memory + profile.input_bytes
     one, other = (

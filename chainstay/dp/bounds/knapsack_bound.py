@@ -122,8 +122,10 @@ class KeepPrices:
 
     def at(self, multipliers: _Floats) -> KeptCosts:
         """Return what keeping stages costs at multipliers in ns per byte."""
-        kept = np.full((len(self._spans), self._stages, len(multipliers)), np.inf)
         time = self._extra + self._sizes * multipliers
+        if len(time) == self._stages and len(self._spans) == 1:  # one option of one stage each
+            return KeptCosts(self._spans, time[None])
+        kept = np.full((len(self._spans), self._stages, len(multipliers)), np.inf)
         if len(time):
             kept[self._groups] = np.minimum.reduceat(time, self._first)
         return KeptCosts(self._spans, kept)

@@ -26,7 +26,7 @@ from chainstay.dp.bounds.bound_pruning import (
 )
 from chainstay.dp.bounds.knapsack_bound import KnapsackBound
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
-from chainstay.dp.chain.kernels import choose, fill_by_loops
+from chainstay.dp.chain.kernels import choose, choose_all, fill_by_loops
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.chain.numpy_fronts import fill_by_numpy
 from chainstay.dp.chain.recursion_arrays import (
@@ -35,7 +35,7 @@ from chainstay.dp.chain.recursion_arrays import (
     has_options,
     recursion_arrays,
 )
-from chainstay.dp.recursion import NO_DECISION, Front, Recursion
+from chainstay.dp.recursion import NO_DECISION, Decide, Front, Recursion
 
 __all__ = ["ChainFronts", "is_compiled", "least_memory"]
 
@@ -123,6 +123,24 @@ class ChainFronts:
         pool = self._pool
         kept = slice(pool.first[0, -1], pool.last[0, -1] + 1)
         return Front(pool.memory[kept], pool.overhead[kept])
+
+    def decisions(self, memory: int) -> Decide:
+        """Return `decide` for the sub-chains of the optimal schedule with `memory` bytes only.
+
+        Compiled code makes all its decisions at once, which is faster.
+        """
+        if not self._compiled:
+            return self.decide
+        chosen: list[list[int]] = choose_all(self._by_kind, self._pool, memory).tolist()
+        known = {(s, t, m): k for s, t, m, k in chosen}
+
+        def decide(s: int, t: int, m: int) -> int:
+            k = known[s, t, m]
+            if k == NO_DECISION:
+                raise AssertionError(f"no decision reaches O({s}, {t}, {m})")
+            return k
+
+        return decide
 
     def decide(self, s: int, t: int, m: int) -> int:
         """Return the optimal decision for stages s..t with m bytes."""

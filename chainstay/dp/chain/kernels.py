@@ -35,7 +35,7 @@ from chainstay.dp.step_functions import (
     value_at,
 )
 
-__all__ = ["choose", "fill_by_loops"]
+__all__ = ["choose", "choose_all", "fill_by_loops"]
 
 _FIRST_CAPACITY: Final = 1024
 _INFINITE: Final = 2**61
@@ -82,19 +82,24 @@ class OptionArrays(NamedTuple):
     keep_floor: Array
 
 
-class SubChainTask(NamedTuple):
+class SubChain(NamedTuple):
     """A sub-chain whose front is being computed.
 
     Attributes:
         s: First stage.
         t: Last stage.
         cutoff: Breakpoints outside of it are of no use.
-        limit: The limit on whole schedules.
     """
 
     s: int
     t: int
     cutoff: Cutoff
+
+
+class SubChainTask(NamedTuple):
+    """A sub-chain, and the limit on whole schedules."""
+
+    part: SubChain
     limit: PruningLimit
 
 
@@ -117,11 +122,11 @@ def _restarts(
     chain: SweepArrays,
     fronts: ChainFrontPool,
     ends: FrontEnds,
-    task: SubChainTask,
+    part: SubChain,
     minimum: RunningMinimum,
 ) -> RunningMinimum:
     """Return the minimum of `minimum` and all restarts of a sub-chain."""
-    s, t, cutoff = task.s, task.t, task.cutoff
+    s, t, cutoff = part
     lowest, spare = minimum.lowest, minimum.spare
     least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
     gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
@@ -155,12 +160,12 @@ def _bucketed_restarts(
 
     It is quicker for long fronts whose memories do not lie close together.
     """
-    s, t, cutoff, limit = task
+    (s, t, cutoff), limit = task
     lowest, spare = minimum.lowest, minimum.spare
     envelope = bucketed_envelope(limit, limit.outside[s, t], lowest, cutoff, limit.least[s, t])
     used = lowest.last + 1
     if envelope.fullest > _CROWD:
-        return _restarts(chain, fronts, ends, task, minimum)
+        return _restarts(chain, fronts, ends, task.part, minimum)
     least, best, transit = ends.least[s], ends.best[s], chain.transit[s]
     gradient, elapsed = chain.gradient[t + 1], chain.elapsed[s]
     for k in range(s + 1, t + 1):
@@ -189,10 +194,10 @@ def _bucketed_restarts(
 
 @kernel
 def _kept(
-    options: OptionArrays, fronts: ChainFrontPool, task: SubChainTask, here: Buffer, spare: Buffer
+    options: OptionArrays, fronts: ChainFrontPool, part: SubChain, here: Buffer, spare: Buffer
 ) -> RunningMinimum:
     """Return the minimum over all options of the first stage of a sub-options."""
-    s, t, cutoff = task.s, task.t, task.cutoff
+    s, t, cutoff = part
     lowest = StepFunction(here[0], here[1], 0, -1, 0)
     for o in range(options.start[s], options.start[s + 1]):
         end, extra, floor = options.end[o], options.extra[o], options.keep_floor[o, t]
@@ -258,12 +263,14 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) ->
                 continue
             # keep stage s, or restart it
             fronts = ChainFrontPool(pool.memory, pool.overhead, first, last)
-            task = SubChainTask(s, t, cutoff, limit)
-            kept = _kept(options, fronts, task, here, spare)
+            part = SubChain(s, t, cutoff)
+            kept = _kept(options, fronts, part, here, spare)
             if kept.lowest.last >= _LONG:
-                lowest, spare = _bucketed_restarts(sweep, fronts, ends, task, kept)
+                lowest, spare = _bucketed_restarts(
+                    sweep, fronts, ends, SubChainTask(part, limit), kept
+                )
             else:
-                lowest, spare = _restarts(sweep, fronts, ends, task, kept)
+                lowest, spare = _restarts(sweep, fronts, ends, part, kept)
             # store what can be part of a whole schedule
             pool, size = store_useful(limit, lines, lowest, pool)
             if width:
@@ -305,3 +312,38 @@ def choose(chain: RecursionArrays, fronts: ChainFrontPool, s: int, t: int, m: in
             if earlier + later == rest:
                 return k
     return NO_DECISION
+
+
+@kernel
+def choose_all(by_kind: ArraysByKind, fronts: ChainFrontPool, memory: int) -> Array:
+    """Return all decisions of an optimal schedule with `memory` bytes.
+
+    The shape is (decisions, 4): first stage, last stage, bytes, and what `choose` returns.
+    """
+    n, count, pending = len(by_kind.first.start) - 1, 0, 1
+    chosen, parts = np.empty((2 * n, 4), dtype=np.int64), np.empty((2 * n, 3), dtype=np.int64)
+    parts[0, 0], parts[0, 1], parts[0, 2] = 0, n - 1, memory
+    while pending:
+        pending -= 1
+        s, t, m = parts[pending]
+        chain = by_kind.first if t == n - 1 else by_kind.again
+        k = choose(chain, fronts, s, t, m)
+        if count == len(chosen):
+            chosen = np.concatenate((chosen, np.empty_like(chosen)))
+        chosen[count, 0], chosen[count, 1], chosen[count, 2], chosen[count, 3] = s, t, m, k
+        count += 1
+        if k == NO_DECISION:
+            break
+        if k > 0:
+            parts[pending, 0], parts[pending, 1], parts[pending, 2] = s, k - 1, m
+            pending += 1
+            s, m = k, m - _stored_at(chain.activation, chain.fresh, s, k)
+        else:
+            o = chain.start[s]
+            while chain.number[o] != KEEP - k:
+                o += 1
+            s, m = chain.end[o], m - chain.saved[o]
+        if s <= t:
+            parts[pending, 0], parts[pending, 1], parts[pending, 2] = s, t, m
+            pending += 1
+    return chosen[:count]
