@@ -5,6 +5,7 @@
 `means`                the means that may save memory
 `fitted`               a model's forward while it is fitted
 `planner`              what plans there are, and when one is made
+`noted_plan`           a plan that was made, and what people are told of it
 `solved_plans`         plans by measuring and solving
 `measured`             a model measured, before a plan is chosen
 `blocks`               a model's own forward, its blocks run by a plan
@@ -13,6 +14,7 @@
 `combined`             plans that recompute and offload
 `joins`                plans of models whose branches meet
 `fingerprints`         what a plan is for
+`transforms`           transforms under which a fitted model is not called
 `transformers_models`  what models of ``transformers`` need besides a plan
 `budgets`              what a budget is, and how many bytes it means
 `backend`              ``torch.compile(model, backend="chainstay")``

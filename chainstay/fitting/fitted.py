@@ -14,14 +14,13 @@ from typing import Any, Final, cast
 
 import torch
 from torch import fx, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.fitting.blocks import BlockForward, blocks_for, blocks_needed, release_blocks
+from chainstay.fitting.noted_plan import NotedPlan
 from chainstay.fitting.planner import (
     AnyPlanned,
     Call,
-    NotedPlan,
     PlanMaker,
     Planner,
     PlannerSettings,
@@ -31,6 +30,8 @@ from chainstay.fitting.transformers_models import (
     caching_configs,
     output_hooks_installed,
 )
+from chainstay.fitting.transforms import require_no_transform
+from chainstay.plans.kept_in_part import KeptInPart
 from chainstay.runtime.capture.blocks.host import SampleFailsError
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
@@ -98,7 +99,7 @@ class Fitted:
                 break
         if not torch.is_grad_enabled():
             return self._plain(model, *args, **kwargs)
-        _require_no_transform(self._name)
+        require_no_transform(self._name)
         if not (self._caching and model.training):
             return self._run(model, args, kwargs)
         with caches_off(self._caching):
@@ -277,6 +278,11 @@ class Fitted:
         return self.latest.planned.alternatives
 
     @property
+    def kept_in_part(self) -> tuple[KeptInPart, ...]:
+        """What the plan made last keeps in part: what it drops, and what that saves and costs."""
+        return self.latest.kept_in_part
+
+    @property
     def solution(self) -> Solution:
         """The plan made last: schedule, predicted time and peak, and how good it is."""
         return self.latest.planned.solution
@@ -365,22 +371,6 @@ def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
     update_wrapper(forward, plain)
     forward.__signature__ = inspect.signature(plain)  # some trainers read argument names
     return cast("Callable[..., Any]", forward)
-
-
-def _require_no_transform(name: str) -> None:
-    """Refuse what may change results, which a recomputation would miss; torch's own look on."""
-    found = ""
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  # no public way
-        found = "a transform of torch.func"
-    elif torch._C._len_torch_dispatch_stack():  # noqa: SLF001  # likewise
-        modes = map(type, _get_current_dispatch_mode_stack())
-        names = [mode.__name__ for mode in modes if not mode.__module__.startswith("torch.")]
-        found = f"the dispatch mode {names[0]}" if names else ""
-    if found:
-        raise UnsupportedModelError(
-            f"{name} is called under {found}, which what its plan runs again would miss; leave "
-            "that out, or call chainstay.unfit(model)"
-        )
 
 
 def _called_module(model: nn.Module) -> nn.Module:

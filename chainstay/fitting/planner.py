@@ -18,7 +18,7 @@ from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, Unsupport
 from chainstay.fitting.budgets import Budget
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.means import RECOMPUTING, Means
-from chainstay.plans import Fingerprint
+from chainstay.fitting.noted_plan import NotedPlan
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
 from chainstay.runtime.capture.cuts.cut_points import Granularity
@@ -28,10 +28,8 @@ from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import require_measurable
-from chainstay.runtime.execute.alternatives import table_of
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.executor import PlannedGraph
-from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.around_blocks import Around
 from chainstay.runtime.measures.progress import say
@@ -46,7 +44,6 @@ __all__ = [
     "Call",
     "GraphCall",
     "MadePlan",
-    "NotedPlan",
     "OnNewShape",
     "PlanMaker",
     "Planner",
@@ -157,39 +154,6 @@ class MadePlan:
 
     staged: StagedGraph
     planned: PlannedGraph | PlannedJoin
-
-
-@dataclass(frozen=True, slots=True)
-class NotedPlan:
-    """A plan that was made.
-
-    Attributes:
-        planned: What goes by it.
-        fingerprint: What it is for; ``None`` where only a graph was known.
-    """
-
-    planned: Planned
-    fingerprint: Fingerprint | None
-
-    def describe(self, name: str, others: str) -> str:
-        """Return the plan in words and as a table.
-
-        Args:
-            name: The model's name.
-            others: A remark on other plans.
-        """
-        planned = self.planned
-        solution, profile = planned.solution, planned.profile
-        least = planned.plain_time or profile.least_time
-        slower = float(solution.makespan) / least - 1 if least else 0.0
-        return (
-            f"{name} in {len(profile)} stages, the loss included: "
-            f"{solution.describe()}\n{planned.origin}"
-            f"predicted {slower:.1%} slower than plain training at a peak of "
-            f"{format_bytes(solution.peak_bytes)}{others}\n"
-            f"{table_of(planned.alternatives) + chr(10) if planned.alternatives else ''}"
-            f"{solution.schedule}"
-        )
 
 
 class PlanMaker(Protocol):

@@ -1,8 +1,9 @@
 """Plans as files: a solution, what it is a solution of, and what it may be applied to.
 
 Read `plan` (a solution with its profile), `replay` (simulates a solution of any kind), `parser`
-(reads plan files that anybody may have written) and `fingerprint` (describes a model, its call
-and its machine, and says what differs).
+(reads plan files that anybody may have written), `fingerprint` (describes a model, its call
+and its machine, and says what differs) and `kept_in_part` (what a plan drops inside of stages, and
+what that saves and costs).
 """
 
 from chainstay.plans.fingerprint import Fingerprint

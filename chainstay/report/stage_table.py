@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from chainstay.plans.kept_in_part import KeptInPart, kept_in_part, part_text
 from chainstay.problems import AnyProblem
 from chainstay.profiles import ChainProfile, HomogeneousJoin, OffloadProfile
-from chainstay.schedule import OpKind, Schedule
+from chainstay.schedule import Schedule
 from chainstay.units import format_bytes, format_time
 
 __all__ = ["StageTable", "TableCell", "stage_table"]
@@ -40,7 +41,11 @@ _NAME: Final = ("Name", "of the stage")
 _FORWARD: Final = ("Forward", "time of one forward")
 _BACKWARD: Final = ("Backward", "time of its backward")
 _RUNS: Final = ("Runs", "how often its forward runs in this plan")
-_KEPT: Final = ("Kept", "options under which this plan keeps it, each counted from 0")
+_KEPT: Final = (
+    ("Kept", "whole, or what of it is dropped and made again in its backward"),
+    ("Saves", "bytes that are saved less for that"),
+    ("Costs", "time that a step takes longer for that, in percent of plain training"),
+)
 _MOVES: Final = ("Moves", "what of it leaves the device and comes back")
 _SIZES: Final = (
     ("Output", "bytes of its output activation"),
@@ -70,18 +75,15 @@ def stage_table(problem: AnyProblem, schedule: Schedule) -> StageTable:
             return StageTable(columns, tuple(_slot_rows(join, runs)))
     chains = problem.chains
     columns = (_STAGE, _NAME, _FORWARD, _BACKWARD, *_SIZES, _RUNS)
-    more: dict[tuple[str, str], dict[_StageKey, str]] = {}
-    if not all(chain.is_plain for _, chain in chains):
-        more[_KEPT] = _options_kept(schedule)
-    if moved:
-        more[_MOVES] = moved
-    columns = (*columns, *more)
-    rows = (
-        (*row, *(_text(texts.get((branch, i), "")) for texts in more.values()))
-        for branch, chain in chains
-        for i, row in enumerate(_chain_rows(chain, branch, runs, is_join=len(chains) > 1))
-    )
-    return StageTable(columns, tuple(rows))
+    rows: list[tuple[TableCell, ...]] = []
+    parts = kept_in_part(problem.profile, schedule)
+    for branch, chain in chains:
+        cells = _kept_cells(chain, parts)
+        for i, row in enumerate(_chain_rows(chain, branch, runs, is_join=len(chains) > 1)):
+            moves = (_text(moved.get((branch, i), "")),) if moved else ()
+            rows.append((*row, *(cells[i] if parts else ()), *moves))
+    more = (*(_KEPT if parts else ()), *((_MOVES,) if moved else ()))
+    return StageTable((*columns, *more), tuple(rows))
 
 
 def _moved(schedule: Schedule) -> dict[_StageKey, str]:
@@ -93,12 +95,21 @@ def _moved(schedule: Schedule) -> dict[_StageKey, str]:
     return {stage: ", ".join(sorted(data)) for stage, data in moved.items()}
 
 
-def _options_kept(schedule: Schedule) -> dict[_StageKey, str]:
-    kept: dict[_StageKey, set[int]] = {}
-    for op in schedule:
-        if op.kind is OpKind.FORWARD_KEEP_ALL:
-            kept.setdefault((op.branch, op.stage), set()).add(op.option)
-    return {stage: ", ".join(map(str, sorted(options))) for stage, options in kept.items()}
+def _kept_cells(
+    chain: ChainProfile, parts: Sequence[KeptInPart]
+) -> list[tuple[TableCell, TableCell, TableCell]]:
+    nothing = TableCell("–", 0)
+    cells = [(_text("whole"), nothing, nothing)] * len(chain)
+    for part in parts:
+        for inner in range(part.stage + 1, part.stage + part.stages):
+            cells[inner] = (_text(f"with stage {part.stage}"), nothing, nothing)
+        share = 100 * part.extra_time / chain.plain_time if chain.plain_time else 0.0
+        cells[part.stage] = (
+            _text(part_text(part)),
+            TableCell(format_bytes(part.less_bytes), part.less_bytes),
+            TableCell(f"{share:.2f} %", share),
+        )
+    return cells
 
 
 def _chain_rows(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from chainstay import Plan, Schedule, Solution
 from chainstay.plans import parse_plan
+from chainstay.plans.kept_in_part import KeptInPart, kept_in_part, table_of_parts
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
 from chainstay.report.descriptions import describe_activity
 from chainstay.report.html.page import page
@@ -83,9 +85,54 @@ def test_the_timeline_has_what_every_kind_of_run_needs() -> None:
     )
 
 
-def test_the_table_of_stages_says_which_option_a_plan_uses() -> None:
+def test_the_table_of_stages_says_what_a_plan_drops() -> None:
     plan = Plan(solution=SOLUTION, profile=CHAIN)
     table = stage_table(plan.problem, SOLUTION.schedule)
-    assert table.columns[-1][0] == "Kept"
-    assert [row[-1].text for row in table.rows] == ["0", "1", "", "0"]
-    assert "Fa1.1" in page(SOLUTION, CHAIN)
+    assert [name for name, _ in table.columns[-3:]] == ["Kept", "Saves", "Costs"]
+    assert [[cell.text for cell in row[-3:]] for row in table.rows] == [
+        ["whole", "–", "–"],
+        ["drops gelu (of 2 stages as one)", "20 bytes", "6.25 %"],
+        ["with stage 1", "–", "–"],
+        ["whole", "–", "–"],
+    ]
+    shown = page(SOLUTION, CHAIN)
+    assert "Fa1.1" in shown
+    assert "2 of 4 stages<small>20 bytes less than whole, for 6.2% of a step" in shown
+
+
+def test_a_plan_says_what_it_keeps_in_part() -> None:
+    (part,) = kept_in_part(CHAIN, SOLUTION.schedule)
+    assert part == KeptInPart(
+        stage=1,
+        stages=2,
+        name="t",
+        option=1,
+        dropped="drops gelu",
+        less_bytes=20,
+        extra_time=2,
+    )
+    assert kept_in_part(CHAIN, Schedule.keep_all(4)) == kept_in_part(None, SOLUTION.schedule) == ()
+
+
+def test_of_two_records_of_a_stage_the_last_one_counts() -> None:
+    for text, found in (("Fa1.1 Da1 Fa1 B1", []), ("Fa1 Db1 Fa1.1 B1", [1])):
+        assert [part.option for part in kept_in_part(CHAIN, Schedule.parse(text))] == found
+
+
+def test_what_is_kept_in_part_is_told_in_few_lines() -> None:
+    (part,) = kept_in_part(CHAIN, SOLUTION.schedule)
+    several = [
+        *[replace(part, stages=1, less_bytes=2048, extra_time=100)] * 3,
+        *(replace(part, dropped=f"drops {n}", less_bytes=n) for n in range(10)),
+    ]
+    lines = table_of_parts(several, 40, 20_000).splitlines()
+    assert lines[:3] == [
+        "keeps in part: 23 of 40 stages",
+        "   3x  drops gelu                    -2.00 KiB each  +0.5 % each",
+        "   1x  drops 9 (of 2 stages as one)  -9 bytes        +0.0 %",
+    ]
+    assert lines[-1] == "   ... and 3 more"
+    assert len(lines) == 10
+    assert table_of_parts([], 4, 1) == ""
+    grown = replace(part, less_bytes=-7, dropped="")
+    assert "option 1 (of 2 stages as one)  +7 bytes  +0.0 %" in table_of_parts([grown], 4, 0)

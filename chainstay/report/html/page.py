@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Final
 
 from chainstay.errors import BackendError, InvalidSolutionError
+from chainstay.plans.kept_in_part import kept_in_part
 from chainstay.problems import Problem, problem_of
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import AnyProfile
@@ -170,6 +171,14 @@ def _figures(solution: Solution, problem: Problem) -> Iterator[str]:
             "Recomputed",
             f"{again:,} forward{'s' * (again != 1)}",
             f"beside the {len(set(forwards)):,} of plain training",
+        )
+    if parts := kept_in_part(problem.profile, solution.schedule):
+        share = sum(part.extra_time for part in parts) / least if least else 0.0
+        yield elements.figure(
+            "Kept in part",
+            f"{sum(part.stages for part in parts):,} of {problem.stages:,} stages",
+            f"{size(sum(part.less_bytes for part in parts))} less than whole, for {share:.1%} of a "
+            "step",
         )
     if isinstance(solution, OffloadSolution):
         moved = sum(op.kind.is_offload for op in solution.schedule)
