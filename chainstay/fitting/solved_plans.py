@@ -320,8 +320,10 @@ class SolvedPlans:
 
 def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:
     """Whether it is plain training."""
-    kinds = {op.kind for op in planned.solution.schedule}
-    return kinds == {OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD}
+    schedule = planned.solution.schedule
+    kinds = {op.kind for op in schedule}
+    is_whole = not any(op.option for op in schedule)
+    return is_whole and kinds == {OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD}
 
 
 def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | str) -> Solution:
