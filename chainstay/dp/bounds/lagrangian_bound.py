@@ -166,15 +166,20 @@ def _keep_stages_from(s: int, kept: KeptCosts, cost: _Floats, keep: _Floats) -> 
 
 
 @kernel
-def _keep_stages_before(k: int, kept: KeptCosts, cost: _Floats, keep: _Floats) -> None:
-    """Write to `keep` the least of what ``cost[s]`` is before s, and then keeping stages s..k-1."""
-    spans, time = kept
+def _keep_stages_before(
+    part: tuple[int, int], kept: KeptCosts, cost: _Floats, keep: _Floats
+) -> None:
+    """Write to `keep` the least, over s, of ``cost[s, t]`` and keeping stages s..k-1 together.
+
+    `part` is k and t.
+    """
+    (k, t), (spans, time) = part, kept
     keep[:] = np.inf
     for j in range(len(spans)):
         s = k - spans[j]
         if s >= 0:
             for i in range(len(keep)):
-                keep[i] = min(keep[i], cost[s, i] + time[j, s, i])
+                keep[i] = min(keep[i], cost[s, t, i] + time[j, s, i])
 
 
 @kernel
@@ -221,7 +226,7 @@ def _before(elapsed: Array, relaxed: _RelaxedChain) -> _Floats:
     memory_cost = relaxed.step * relaxed.memory
     cost, keep = np.zeros((n, count)), np.zeros(count)
     for k in range(1, n):
-        _keep_stages_before(k, relaxed.first, cost, keep)
+        _keep_stages_before((k, 0), relaxed.first, cost.reshape(n, 1, count), keep)
         for i in range(count):
             best = keep[i]
             for s in range(k - 1, -1, -1):
@@ -257,7 +262,7 @@ def _outside(
         for t in range(n - 2, s - 1, -1):
             rerun = float(elapsed[t + 1] - elapsed[s])
             first_rerun = float(first_elapsed[t + 1] - first_elapsed[s])
-            _keep_stages_before(s, relaxed.again, cost[:, t], keep)
+            _keep_stages_before((s, t), relaxed.again, cost, keep)
             for i in range(count):
                 best = -np.inf
                 for j in range(count - i):

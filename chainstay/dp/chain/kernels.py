@@ -28,6 +28,7 @@ from chainstay.dp.step_functions import (
     StepFunction,
     StepSum,
     Window,
+    front_from,
     merge_shifted,
     merge_sum,
     new_buffer,
@@ -264,7 +265,14 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) ->
             # keep stage s, or restart it
             fronts = ChainFrontPool(pool.memory, pool.overhead, first, last)
             part = SubChain(s, t, cutoff)
-            kept = _kept(options, fronts, part, here, spare)
+            o = options.start[s]
+            if options.start[s + 1] == o + 1 and options.extra[o] == 0:
+                after = _front(fronts, options.end[o], t, options.saved[o])
+                kept = RunningMinimum(
+                    front_from(after, options.keep_floor[o, t], cutoff, here), spare
+                )
+            else:
+                kept = _kept(options, fronts, part, here, spare)
             if kept.lowest.last >= _LONG:
                 lowest, spare = _bucketed_restarts(
                     sweep, fronts, ends, SubChainTask(part, limit), kept
