@@ -21,6 +21,7 @@ from chainstay.fitting.fitted import Fitted, fitted_of
 from chainstay.fitting.front import require_model
 from chainstay.fitting.joins import planned_join
 from chainstay.fitting.means import Means
+from chainstay.fitting.option_choices import choices_of, chosen_options
 from chainstay.fitting.planner import (
     AnyPlanned,
     Call,
@@ -45,6 +46,7 @@ from chainstay.runtime.joins.staged_join import parts_of, staged, traits_of_all
 from chainstay.runtime.measures.around_blocks import Around
 from chainstay.runtime.measures.block_costs import unmeasured_blocks
 from chainstay.runtime.measures.measured import measuring
+from chainstay.runtime.measures.option_costs import restored_options
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import SumLoss
 from chainstay.runtime.stage.staged_graph import names_of, subject_of, unmeasured_graph
@@ -128,6 +130,7 @@ def planned_as_plan(
         "model": name,
         "cut": Cut(by=_cut_of(planned), granularity=granularity),
         "fingerprint": fingerprint,
+        "choices": tuple(choices_of(planned)),
     }
     if isinstance(planned, PlannedJoin):
         return Plan(profile=planned.profile, keep=planned.keep, **about)
@@ -251,7 +254,9 @@ class _AppliedPlan:
             loss = _any_loss(profile)
             subject = subject_of(graph, call.inputs, loss, call.device)
             own = unmeasured_graph(graph, subject)
-        self._require_stages(call.call, call.device, own.chain.stages)
+            self._require_stages(call.call, call.device, own.chain.stages)
+            options = restored_options(subject, chosen_options(plan, profile), is_checked=True)
+        own = replace(own, options=options)
         planned = own.planned(plan.solution, profile, self._transport(call.device))
         return MadePlan(own, replace(planned, overheads=plan.overheads))
 

@@ -102,6 +102,12 @@ class ModelOptions:
             metavar="TEXT", help="Stages of a model's graph: fine, blocks, or the most stages."
         ),
     ] = "fine"
+    stage_options: Annotated[
+        bool,
+        typer.Option(
+            help="Whether a plan may keep stages in part, instead of whole or not at all."
+        ),
+    ] = True
     repeats: Annotated[int, typer.Option(min=1, help="Least number of timed runs of a stage.")] = 3
     cache: Annotated[
         Path | None, typer.Option(help="Folder in which measured costs are kept for later runs.")

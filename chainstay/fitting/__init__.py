@@ -14,6 +14,7 @@
 `combined`             plans that recompute and offload
 `joins`                plans of models whose branches meet
 `fingerprints`         what a plan is for
+`option_choices`       options of stages on their way into plan files and out of them
 `transforms`           transforms under which a fitted model is not called
 `transformers_models`  what models of ``transformers`` need besides a plan
 `budgets`              what a budget is, and how many bytes it means

@@ -2,12 +2,14 @@
 
 Read `plan` (a solution with its profile), `replay` (simulates a solution of any kind), `parser`
 (reads plan files that anybody may have written), `fingerprint` (describes a model, its call
-and its machine, and says what differs) and `kept_in_part` (what a plan drops inside of stages, and
+and its machine, and says what differs), `option_choice` (an option of the schedule, by what it
+runs again) and `kept_in_part` (what a plan drops inside of stages, and
 what that saves and costs).
 """
 
 from chainstay.plans.fingerprint import Fingerprint
+from chainstay.plans.option_choice import OptionChoice
 from chainstay.plans.parser import load_plan, parse_plan
 from chainstay.plans.plan import Cut, Plan
 
-__all__ = ["Cut", "Fingerprint", "Plan", "load_plan", "parse_plan"]
+__all__ = ["Cut", "Fingerprint", "OptionChoice", "Plan", "load_plan", "parse_plan"]

@@ -19,6 +19,7 @@ from chainstay.documents import Fields
 from chainstay.errors import ChainstayError, InvalidPlanError
 from chainstay.files import read_text
 from chainstay.plans.fingerprint import Fingerprint
+from chainstay.plans.option_choice import OptionChoice
 from chainstay.plans.plan import CUTS, KIND, VERSION, Cut, Plan
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
@@ -91,6 +92,7 @@ def parse_plan(text: str) -> Plan:
         model=document.string("model"),
         cut=_cut(document.child("cut")),
         fingerprint=Fingerprint.from_fields(fingerprint) if fingerprint.values else None,
+        choices=_choices(document),
     )
 
 
@@ -184,6 +186,13 @@ def _keep(document: Fields) -> tuple[bool, ...]:
     if not set(flags) <= {0, 1}:
         raise InvalidPlanError(f"{KIND}: field 'keep' must hold a 0 or a 1 for each branch")
     return tuple(map(bool, flags))
+
+
+def _choices(document: Fields) -> tuple[OptionChoice, ...]:
+    """Return the options that the schedule uses; a plan without any may leave the field out."""
+    if not document.has("choices"):
+        return ()
+    return tuple(map(OptionChoice.from_fields, document.children("choices")))
 
 
 def _cut(fields: Fields) -> Cut | None:

@@ -11,6 +11,7 @@ from chainstay import documents
 from chainstay.errors import InvalidPlanError
 from chainstay.files import write_text
 from chainstay.plans.fingerprint import Fingerprint
+from chainstay.plans.option_choice import OptionChoice
 from chainstay.problems import AnyProblem, problem_of
 from chainstay.profiles import AnyProfile, ChainProfile
 from chainstay.solution import Solution
@@ -57,6 +58,7 @@ class Plan:
         model: Name of the model, for people.
         cut: The cut of the model into stages; ``None`` where there is no model.
         fingerprint: Description of what the plan may be applied to; ``None`` for nothing.
+        choices: The options of a model's stages that the schedule uses.
 
     Raises:
         InvalidPlanError: The schedule takes another time than the solution says, needs more
@@ -72,6 +74,7 @@ class Plan:
     model: str = ""
     cut: Cut | None = None
     fingerprint: Fingerprint | None = None
+    choices: tuple[OptionChoice, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.solution.schedule)
@@ -84,6 +87,15 @@ class Plan:
                 f"the plan has {len(self.overheads)} overheads for {count} operations; there must "
                 "be one for each"
             )
+        for choice in self.choices:
+            stages = self.stages.stages
+            if not 0 <= choice.stage < len(stages) or not (
+                1 <= choice.option <= len(stages[choice.stage].options)
+            ):
+                raise InvalidPlanError(
+                    f"the plan has option {choice.option} of stage {choice.stage}, which its "
+                    "profile has not; plan again"
+                )
         self._require_sound()
 
     def _require_sound(self) -> None:
@@ -147,6 +159,7 @@ class Plan:
             "keep": list(map(int, self.keep)),
             "cut": {} if cut is None else {"by": cut.by, "granularity": str(cut.granularity)},
             "fingerprint": {} if self.fingerprint is None else self.fingerprint.to_fields(),
+            "choices": [choice.to_fields() for choice in self.choices],
         }
         return documents.dump(KIND, VERSION, body)
 

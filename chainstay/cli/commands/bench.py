@@ -54,7 +54,7 @@ def bench(
     plans = [PlanOptions(budget=budget.strip()) for budget in budgets.split(",")]
     for plan in plans:
         require_valid(plan)
-    costs = measure_costs(options)
+    costs = measure_costs(options, budget="1B")  # a small one may be among them
     rows = measure_strategies(costs, plans, segments=segments, steps=steps)
     if as_json:
         sys.stdout.write(json.dumps([_document(asdict(row)) for row in rows], indent=1) + "\n")

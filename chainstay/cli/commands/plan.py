@@ -88,7 +88,7 @@ def plan(
     if Path(target.model).suffix == ".json":
         result = plan_profile_file(target, options, link)
     else:
-        result = plan_model(measure_costs(target), target, options, link)
+        result = plan_model(measure_costs(target, budget), target, options, link)
     text = result.plan.to_json()
     if file is not None:
         write_output(file, text)
@@ -116,8 +116,9 @@ def _model_arguments(options: ModelOptions) -> Iterator[str]:
 
 
 def _print_result(result: PlanResult) -> None:
-    # Needs numpy, which --help must not load.
+    # These need numpy, which --help must not load.
     from chainstay.cli.strategies import strategy_table
+    from chainstay.plans.kept_in_part import kept_in_part, table_of_parts
 
     solution = result.plan.solution
     share = solution.budget / result.plain_bytes if result.plain_bytes else 1.0
@@ -130,3 +131,7 @@ def _print_result(result: PlanResult) -> None:
     if problem.unit == "slots":  # whose sizes are no bytes, and whose times no nanoseconds
         text = f"{solution.makespan} time units in {problem.format_size(solution.peak_bytes)}"
     print_result(f"\n{result.chosen.name}: {text}")
+    parts = kept_in_part(result.plan.profile, solution.schedule)
+    if parts:
+        table = table_of_parts(parts, len(result.plan.profile), int(result.plain_time))
+        print_result(table, wrap=False)

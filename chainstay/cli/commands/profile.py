@@ -39,7 +39,7 @@ Examples:
 """
 
 
-@flatten_options()
+@flatten_options(omit=("stage_options",))
 def profile(
     *,
     options: ModelOptions,

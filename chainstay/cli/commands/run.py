@@ -87,7 +87,7 @@ def run(
     else:
         wanted = PlanOptions(budget=budget, solving=solving)
         link = require_valid(wanted)
-        costs = measure_costs(options)
+        costs = measure_costs(options, budget)
         loaded, workload = plan_model(costs, options, wanted, link).plan, costs.workload
     result = train_by_plan(
         workload,

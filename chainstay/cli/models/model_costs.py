@@ -64,8 +64,13 @@ def build_checked_workload(options: ModelOptions) -> Workload:
     return build_workload(options.model, options.inputs, options.device, options.dtype)
 
 
-def measure_costs(options: ModelOptions) -> ModelCosts:
+def measure_costs(options: ModelOptions, budget: str = "100%") -> ModelCosts:
     """Build the model and measure its stages, or estimate their costs.
+
+    Args:
+        options: The model, and how it is measured.
+        budget: The smallest budget that plans are wanted for: where plain training does not fit in
+            it, ways to keep stages in part are looked for.
 
     Raises:
         UnsupportedModelError: The model cannot be cut into stages, or does not fit here.
@@ -76,7 +81,9 @@ def measure_costs(options: ModelOptions) -> ModelCosts:
     if workload.target.sheet is not None:
         return _estimated_costs(workload, options.by, granularity)
     settings = PlannerSettings(
+        budget=budget,
         loss=workload.loss,
+        stage_options=options.stage_options,
         by=cast("StageSource", str(options.by)),
         granularity=granularity,
         repeats=options.repeats,

@@ -81,6 +81,11 @@ class Executor:
         return self._chain.stages
 
     @property
+    def options(self) -> OptionTable:
+        """The options that the schedule uses, by stage and number."""
+        return self._options
+
+    @property
     def device(self) -> torch.device:
         """The device that the stages run on."""
         return self._chain.device

@@ -24,6 +24,7 @@ from chainstay.runtime.measures.costs import (
     trace_chain,
 )
 from chainstay.runtime.measures.option_costs import (
+    chosen_options,
     observe_options,
     restored_options,
     with_options,
@@ -142,7 +143,7 @@ def measure_subject(
         if not wants_options(known):
             return known
         if account.has_options:
-            return replace(known, options=restored_options(subject, account))
+            return replace(known, options=restored_options(subject, chosen_options(account)))
     observed = observe_chain(subject, repeats)
     memories = trace_chain(observed, subject)
     measured = Measurement(

@@ -6,12 +6,13 @@ have the same options with the same costs: one of them is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
+from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
@@ -20,14 +21,22 @@ from chainstay.runtime.measures.probe import StageMemory, StageProbe
 from chainstay.runtime.measures.stage_cost import OptionCost
 from chainstay.runtime.options.front import Selection
 from chainstay.runtime.options.graph import trace_stage
-from chainstay.runtime.options.option import Option, OptionPart, option_of, stage_options
+from chainstay.runtime.options.option import (
+    Option,
+    OptionPart,
+    admitted,
+    option_of,
+    stage_options,
+)
 from chainstay.runtime.options.table import OptionTable, fused
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached
 
 __all__ = [
+    "ChosenOption",
     "ObservedOption",
+    "chosen_options",
     "observe_options",
     "restored_options",
     "with_options",
@@ -50,6 +59,13 @@ _MOST: Final = 8
 """Options of a block, and of a stage that is part of none."""
 _FEWER: Final = 3
 """Options of a stage that is part of a block."""
+
+
+class ChosenOption(NamedTuple):
+    """What an option keeps, and how many stages it keeps together."""
+
+    selection: Selection
+    stages: int
 
 
 def observe_options(
@@ -126,26 +142,58 @@ def with_options(
     return replace(account, stages=tuple(stages), has_options=True), table
 
 
-def restored_options(subject: Subject, account: Account) -> OptionTable:
-    """Return the options whose costs are known from a file; call it inside `measuring`."""
+def restored_options(
+    subject: Subject, wanted: Mapping[tuple[int, int], ChosenOption], *, is_checked: bool = False
+) -> OptionTable:
+    """Make options that were chosen before; call it inside `measuring`.
+
+    Args:
+        subject: A chain like the one that they were chosen for.
+        wanted: What they keep, by stage and number.
+        is_checked: Whether to run each once, and compare what it makes again with what was saved.
+
+    Raises:
+        PlanMismatchError: A stage has no such option, or it fails this comparison.
+    """
     stages = [stage for stage in subject.stages if not stage.is_loss]
     table: dict[tuple[int, int], Option] = {}
     for first, state in enumerate(_states(stages, subject)):
-        options = list(enumerate(account.stages[first].options, 1))
-        for length in sorted({cost.stages for _, cost in options}):
+        own = {key: each for key, each in wanted.items() if key[0] == first}
+        for length in sorted({each.stages for each in own.values()}):
+            given = (state, subject.shared)
             graph = trace_stage(
                 fused(stages[first : first + length]),
-                (state, subject.shared),
+                given,
                 subject.device,
                 output_stays=first + length < len(stages),
                 repeats=1,
             )
-            assert graph is not None, "it had options when it was measured"
-            for number, cost in options:
-                if cost.stages == length:
-                    option = option_of(graph, _selection(cost))
-                    table[first, number] = replace(option, stages=length)
+            for key, each in own.items():
+                if each.stages != length:
+                    continue
+                if graph is None or not each.selection.is_of(graph.operators):
+                    raise _no_option(*key)
+                option = replace(option_of(graph, each.selection), stages=length)
+                if is_checked and not admitted(option, given):
+                    raise _no_option(*key)
+                table[key] = option
     return table
+
+
+def chosen_options(account: Account) -> dict[tuple[int, int], ChosenOption]:
+    """Return what all options of an account keep, by stage and number."""
+    return {
+        (first, number): ChosenOption(_selection(cost), cost.stages)
+        for first, stage in enumerate(account.stages)
+        for number, cost in enumerate(stage.options, 1)
+    }
+
+
+def _no_option(first: int, number: int) -> PlanMismatchError:
+    return PlanMismatchError(
+        f"stage {first} has no option {number} here as it was measured; plan again, or with "
+        "stage_options=False"
+    )
 
 
 def _choice(selection: Selection) -> str:

@@ -53,6 +53,13 @@ class Selection:
     replayed: frozenset[int] = frozenset()
     redrawn: frozenset[int] = frozenset()
 
+    def is_of(self, operators: Sequence[Operator]) -> bool:
+        """Whether it is about these operators, and they can be run again as it says."""
+        indices = range(len(operators))
+        return all(
+            each in indices and operators[each].is_replayable for each in self.replayed
+        ) and (all(each in indices and operators[each].is_redrawable for each in self.redrawn))
+
 
 class _Action(Enum):
     REPLAY = auto()

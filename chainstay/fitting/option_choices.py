@@ -1,0 +1,43 @@
+"""Options of stages on their way into plan files and out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+
+from chainstay.plans import OptionChoice, Plan
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.execute.executor import PlannedGraph
+from chainstay.runtime.execute.planned import Planned
+from chainstay.runtime.measures.option_costs import ChosenOption
+from chainstay.runtime.options.front import Selection
+
+__all__ = ["choices_of", "chosen_options"]
+
+
+def chosen_options(plan: Plan, profile: ChainProfile) -> dict[tuple[int, int], ChosenOption]:
+    """Return the options that the plan's schedule uses, by stage and number."""
+    found: dict[tuple[int, int], ChosenOption] = {}
+    for choice in plan.choices:
+        option = profile.stages[choice.stage].options[choice.option - 1]
+        selection = Selection(
+            kept_bytes=option.saved_bytes,
+            replay_time=0,
+            replayed=frozenset(choice.replayed),
+            redrawn=frozenset(choice.redrawn),
+        )
+        found[choice.stage, choice.option] = ChosenOption(selection, option.stages)
+    return found
+
+
+def choices_of(planned: Planned) -> Iterator[OptionChoice]:
+    """Yield the options that a plan uses; only those of graphs have any."""
+    options = planned.executor.options if isinstance(planned, PlannedGraph) else {}
+    for (stage, number), option in sorted(options.items(), key=itemgetter(0)):
+        selection = option.selection
+        yield OptionChoice(
+            stage=stage,
+            option=number,
+            replayed=tuple(sorted(selection.replayed)),
+            redrawn=tuple(sorted(selection.redrawn)),
+        )

@@ -1,0 +1,41 @@
+"""What an option of a plan's schedule runs again, so that it can be made for the same model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from chainstay.documents import Fields
+
+__all__ = ["OptionChoice"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionChoice:
+    """An option of a stage, by the operators that its backward runs again.
+
+    Attributes:
+        stage: The stage, or the first of those that it keeps together.
+        option: Its number in the profile, from 1.
+        replayed: Positions among the stage's operators of those that are run again.
+        redrawn: Positions of those of which only the noise is made again.
+    """
+
+    stage: int
+    option: int
+    replayed: tuple[int, ...] = ()
+    redrawn: tuple[int, ...] = ()
+
+    def to_fields(self) -> dict[str, object]:
+        """Return the choice as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, document: Fields) -> Self:
+        """Read the JSON object that `to_fields` writes."""
+        return cls(
+            stage=document.integer("stage"),
+            option=document.integer("option"),
+            replayed=document.integers("replayed"),
+            redrawn=document.integers("redrawn"),
+        )
