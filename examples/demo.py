@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import checkpoint
 
-from chainstay import DP, Replay, Schedule, measure, simulate, solve_measured
+from chainstay import Replay, Schedule, measure, simulate, solve_measured
 from chainstay.baselines import checkpoint_sequential
 from chainstay.runtime import MeasuredChain, MemoryTrace, trace_memory
 from comparison_table import ComparisonRow, comparison
@@ -105,7 +105,7 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
     with console.status(f"measuring {task.name} …"):
         measured = measure(task.model, task.sample, loss=task.loss, repeats=2)
     with console.status("solving …"):
-        solution = solve_measured(measured, budget, method=DP(discards="free"))
+        solution = solve_measured(measured, budget)
     stages = len(measured.profile)
     plain = Schedule.keep_all(stages)
     segments = best_segments(measured, solution.budget)

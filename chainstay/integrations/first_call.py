@@ -26,6 +26,7 @@ class FitSettings:
     budget: int | str | float | Fraction | None
     loss: Callable[[Any], torch.Tensor] | None = None
     method: Method | str = "auto"
+    stage_options: bool = True
     on_new_shape: OnNewShape = "plan"
     reserve: int | str = 0
     repeats: int = 3
@@ -48,6 +49,7 @@ def fit_at_first_call(model: nn.Module, settings: FitSettings) -> None:
         budget=settings.budget,
         loss=settings.loss,
         method=settings.method,
+        stage_options=settings.stage_options,
         on_new_shape=settings.on_new_shape,
         reserve=settings.reserve,
         repeats=settings.repeats,

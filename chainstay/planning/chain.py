@@ -47,21 +47,26 @@ def solve_measured(
 ) -> Solution:
     """The fastest schedule found of a measured chain whose own peak is within the budget.
 
-    Plain training, if that fits, whatever the method.
+    Plain training, if that fits, whatever the method. Otherwise, by ``"auto"`` and ``"dp"``, the
+    optimum among persistent schedules by what each kind of run costs, options of stages included;
+    by ``"auto"`` a schedule with free discards, if that is faster and no options are of use.
 
     Args:
         measured: What the chain costs, see `chainstay.measure`.
         budget: Bytes as for `chainstay.solve_chain`; a percentage is of what plain training
             of this chain needs.
         method: The method, as for `chainstay.solve_chain`; ``"auto"`` with free discards, which the
-            runtime can do. Exact solvers are asked about few problems, found by the DP.
+            runtime can do. All but ``"auto"`` and ``"dp"`` know no options; exact solvers are asked
+            about few problems, found by the DP.
         can_run: Whether the runtime can run a schedule at all.
 
     Returns:
-        The schedule; its `peak_bytes` are by the profile for it alone, what it makes again
-        included, `lower_bound` and `unrestricted_bound` by a profile that is at most that of
-        any schedule: of all schedules of `family` whose own peak is within the budget, none is
-        faster. It need not be attained, so `is_optimal` may be false of an optimum.
+        The schedule; its `peak_bytes` are by what each of its own operations needs, what it makes
+        again included. Of all schedules of `family` whose own peak is within the budget, none
+        is faster than `lower_bound`. A persistent schedule attains it, and `is_optimal` is true,
+        unless the environments (random states, buffers) that its runs again save do not fit
+        beside the optimum. Other bounds are by a profile that is at most that of any schedule,
+        and need not be attained: there, `is_optimal` may be false of an optimum.
 
     Raises:
         InvalidBudgetError: `budget` is not a positive number of bytes.
@@ -71,7 +76,8 @@ def solve_measured(
         SolverLimitError: As for `chainstay.solve_chain`, and `CertificateError` likewise.
 
     Complexity:
-        About 20 solves by the DP at most.
+        One solve by the DP where options are of use, three if saved environments do not fit.
+        Elsewhere one more, and about 20 where free discards may be faster.
 
     Example:
         >>> import torch, chainstay
