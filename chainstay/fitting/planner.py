@@ -220,10 +220,11 @@ class Planner:
         if known is not None and isinstance(known.planned, PlannedGraph):
             graph = cut_again(observed, known.staged.graph.cuts)
             if graph is not None and is_alike(graph, known.staged.graph):
-                again = _planned_again(graph, known.staged, known.planned)
-                if not self.plans:  # of a copied model
+                again = _planned_again(graph, known.staged, known.planned, inputs)
+                if again is not None and not self.plans:  # of a copied model
                     self.plans.append(_noted(again, call, device))
-                return again
+                if again is not None:
+                    return again
         graph_call = GraphCall(
             key=key,
             name=self.name,
@@ -331,10 +332,14 @@ def at_shapes(refusal: InfeasibleBudgetError, shapes: str) -> InfeasibleBudgetEr
     return refusal
 
 
-def _planned_again(graph: GraphChain, staged: StagedGraph, planned: PlannedGraph) -> PlannedGraph:
-    """A known plan, for a graph with other numbers."""
-    again = with_graph(staged, graph)
-    executor = planned.executor.with_chain(again.chain, again.traits)
+def _planned_again(
+    graph: GraphChain, staged: StagedGraph, planned: PlannedGraph, inputs: Sequence[Any]
+) -> PlannedGraph | None:
+    """A known plan, for a graph with other numbers; ``None`` if its options do not fit these."""
+    again = with_graph(replace(staged, options=planned.executor.options), graph, inputs)
+    if again is None:
+        return None
+    executor = planned.executor.with_chain(again.chain, again.traits, again.options)
     return replace(planned, chain=graph, executor=executor)
 
 

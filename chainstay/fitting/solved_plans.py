@@ -154,8 +154,11 @@ class SolvedPlans:
         known = self.measured.get(call.key)
         if known is not None and not known.costs.account.has_options:
             known = None if self._wants_options(call, known.costs) else known
+        staged = None
         if known is not None and is_alike(graph, known.staged.graph):
-            known = replace(known, staged=with_graph(known.staged, graph))  # its own numbers
+            staged = with_graph(known.staged, graph, call.inputs)  # its own numbers
+        if known is not None and staged is not None:
+            known = replace(known, staged=staged)
         else:
             repeats = self.settings.repeats
             known = self._measured(call, graph, output, 1 if not is_first else repeats)

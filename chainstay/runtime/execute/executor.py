@@ -67,11 +67,12 @@ class Executor:
         )
         self._steps = tuple(stretched(self._plan, chain.stages, traits))
 
-    def with_chain(self, chain: Chain, traits: tuple[Traits, ...]) -> Executor:
-        """The same schedule for a chain that is alike."""
+    def with_chain(
+        self, chain: Chain, traits: tuple[Traits, ...], options: OptionTable
+    ) -> Executor:
+        """The same schedule for a chain that is alike; `options` are its own."""
         alike = copy.copy(self)
         steps = tuple(stretched(self._plan, chain.stages, traits))
-        options = options_of_alike(self._options, chain.stages)
         vars(alike).update(_chain=chain, _traits=traits, _steps=steps, _options=options)
         return alike
 

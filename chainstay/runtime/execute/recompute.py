@@ -177,13 +177,12 @@ class Run:
                 self.environments[step.stage] = Environment.capture(
                     stage, traits, self.shared, self.device
                 )
-            if step.option:
-                output = run_option(
-                    self._option_run(step, self.shared), state, partial(Staying.of, step.stage)
-                )
+            run = self._option_run(step, self.shared)
+            if run is not None:
+                output = run_option(run, state, partial(Staying.of, step.stage))
             else:
                 with self._hooked(step, state):
-                    output = stage(state, self.shared)
+                    output = self._run(step, state, self.shared)
         if self.traffic is not None:
             self.held = self.traffic.made(step, state, output)
         last = step.stages[-1]
@@ -192,8 +191,20 @@ class Run:
                 node.register_prehook(lambda _: self.prepare_backward(last))
         return output
 
-    def _option_run(self, step: Step, shared: Sequence[Any]) -> OptionRun:
-        return OptionRun(self.options[step.stage, step.option].code, shared, self.names)
+    def _option_run(self, step: Step, shared: Sequence[Any]) -> OptionRun | None:
+        """Return a run with a step's option; ``None`` where everything is kept.
+
+        So it is if the step would not save what it did when its options were measured.
+        """
+        if not step.option:
+            return None
+        code = self.options[step.stage, step.option].code
+        return OptionRun(code, shared, self.names) if code.graph.is_for(shared) else None
+
+    def _run(self, step: Step, state: State, shared: Sequence[Any]) -> State:
+        for stage in step.stages:
+            state = self.stages[stage](state, shared)
+        return state
 
     def _traits_of(self, step: Step) -> Traits:
         """Return the traits of all stages of a step."""
@@ -225,12 +236,12 @@ class Run:
             given = changeable(state, state) if traits.changes_input else non_leaves(state)
             try:
                 with hooks if step.captures else dropping():
-                    if step.option:
-                        capture.option = run = self._option_run(step, shared)
+                    capture.option = run = self._option_run(step, shared)
+                    if run is not None:
                         output = run.forward(given)
                         run.close(given)
                     else:
-                        output = self.stages[step.stage](given, shared)
+                        output = self._run(step, given, shared)
             except CapturedEverythingError:
                 return
         del held

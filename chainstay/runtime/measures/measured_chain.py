@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -97,7 +97,9 @@ class PlannedChain(StageLoop):
         super().__init__(
             measured.source.named,
             _measured=measured,
-            _executor=Executor(measured.chain, measured.traits, schedule, transport),
+            _executor=Executor(
+                measured.chain, measured.traits, schedule, transport, measured.options
+            ),
             _capture=_Capture(),
         )
         self.training = measured.source.is_training
@@ -168,8 +170,11 @@ class PlannedChain(StageLoop):
         graph = cut_again(observed, measured.staged.graph.cuts)
         if key != measured.key or graph is None:
             raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
-        staged = with_graph(measured.staged, graph)
-        executor = self._executor.with_chain(staged.chain, staged.traits)
+        known = replace(measured.staged, options=self._executor.options)
+        staged = with_graph(known, graph, found.inputs)
+        if staged is None:
+            raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
+        executor = self._executor.with_chain(staged.chain, staged.traits, staged.options)
 
         def planned(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
             state, shared = graph.begin(inputs)
@@ -301,6 +306,7 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
         chain=measured.chain,
         account=measured.account,
         traits=measured.traits,
+        options=measured.options,
         staged=staged,
         key=key,
         source=source,

@@ -20,7 +20,7 @@ from chainstay.runtime.measures.costs import ObservedStage, Subject, Surrounding
 from chainstay.runtime.measures.probe import StageMemory, StageProbe
 from chainstay.runtime.measures.stage_cost import OptionCost
 from chainstay.runtime.options.front import Selection
-from chainstay.runtime.options.graph import trace_stage
+from chainstay.runtime.options.graph import StageGraph, trace_stage
 from chainstay.runtime.options.option import (
     Option,
     OptionPart,
@@ -38,6 +38,7 @@ __all__ = [
     "ObservedOption",
     "chosen_options",
     "observe_options",
+    "options_again",
     "restored_options",
     "with_options",
 ]
@@ -161,13 +162,7 @@ def restored_options(
         own = {key: each for key, each in wanted.items() if key[0] == first}
         for length in sorted({each.stages for each in own.values()}):
             given = (state, subject.shared)
-            graph = trace_stage(
-                fused(stages[first : first + length]),
-                given,
-                subject.device,
-                output_stays=first + length < len(stages),
-                repeats=1,
-            )
+            graph = _traced_once(subject, state, first, length)
             for key, each in own.items():
                 if each.stages != length:
                     continue
@@ -178,6 +173,52 @@ def restored_options(
                     raise _no_option(*key)
                 table[key] = option
     return table
+
+
+def options_again(
+    table: OptionTable, stages: Sequence[ChainStage], subject: Callable[[], Subject]
+) -> OptionTable | None:
+    """Return the same options of a chain that differs in numbers; call it inside `measuring`.
+
+    Args:
+        table: The options of the chain that it was.
+        stages: The stages of the chain that it is.
+        subject: Makes a subject of these, to run those that have other numbers.
+
+    Returns:
+        The options, or ``None`` if one of these stages saves something else now.
+    """
+    again: dict[tuple[int, int], Option] = {}
+    for (first, number), option in table.items():
+        own = option.for_stage(fused(stages[first : first + option.stages]))
+        if own is not None:
+            again[first, number] = own
+    other = {key: option for key, option in table.items() if key not in again}
+    spans = {(first, option.stages) for (first, _), option in other.items()}
+    graphs: dict[tuple[int, int], StageGraph | None] = {}
+    if spans:
+        made = subject()
+        for first, state in enumerate(_states(stages, made)):
+            for span in (span for span in spans if span[0] == first):
+                graphs[span] = _traced_once(made, state, *span)
+    for (first, number), option in other.items():
+        graph = graphs[first, option.stages]
+        if graph is None or not graph.saves_like(option.code.graph):
+            return None
+        again[first, number] = replace(option_of(graph, option.selection), stages=option.stages)
+    return again
+
+
+def _traced_once(subject: Subject, state: State, first: int, length: int) -> StageGraph | None:
+    """Look at stages as one, without taking their times."""
+    stages = [stage for stage in subject.stages if not stage.is_loss]
+    return trace_stage(
+        fused(stages[first : first + length]),
+        (state, subject.shared),
+        subject.device,
+        output_stays=first + length < len(stages),
+        repeats=1,
+    )
 
 
 def chosen_options(account: Account) -> dict[tuple[int, int], ChosenOption]:

@@ -19,10 +19,13 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 
 from chainstay.profiles.operators import Operator
+from chainstay.runtime.devices.backend_settings import BackendSettings, backend_settings
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.options.composition import Composition, compose
 from chainstay.runtime.options.special_operators import (
     ArgumentPlace,
+    is_arithmetic,
+    is_dropout,
     operator_name,
     scratch_arguments,
 )
@@ -67,6 +70,11 @@ class Step:
         return replace(self, node=nodes[self.node], cast=cast)
 
     @property
+    def traits(self) -> tuple[object, ...]:
+        """What was seen of it."""
+        return (self.generators, self.layout, self.noise, self.requires_grad, self.scratch)
+
+    @property
     def name(self) -> str:
         """What people call it."""
         return operator_name(self.node) if self.cast is None else "cast"
@@ -108,6 +116,8 @@ class StageGraph:
         fixed_bytes: The bytes that every option holds: of the stage's output, as far as the stage
             makes it, and of what cannot be made again nor told from others.
         flags: Whether the graph's inputs require gradients.
+        rates: Which of the shared values that the graph takes are probabilities of dropout.
+        backends: The settings of torch's kernels.
     """
 
     stage: ChainStage
@@ -119,12 +129,30 @@ class StageGraph:
     views: frozenset[fx.Node]
     fixed_bytes: int
     flags: tuple[bool, ...]
+    rates: tuple[int, ...]
+    backends: BackendSettings
+
+    def is_for(self, shared: Sequence[Any]) -> bool:
+        """Whether a run that may read these values saves and draws what was seen."""
+        rates = (shared[self.composition.shared[index]] for index in self.rates)
+        return self.backends == backend_settings() and all(0 < rate < 1 for rate in rates)
+
+    def saves_like(self, other: StageGraph) -> bool:
+        """Whether what was seen of another stage is the same, but for times and numbers."""
+        return self._seen() == other._seen()
+
+    def _seen(self) -> object:
+        operators = [replace(operator, time=0) for operator in self.operators]
+        steps = [(step.name, *step.traits) for step in self.steps]
+        return operators, steps, self.packs, self.fixed_bytes, self.backends
 
     def for_stage(self, stage: ChainStage) -> StageGraph | None:
-        """Return the graph of a stage that is alike, but for numbers and parameters."""
+        """Return the graph of a stage that does the same with parameters of its own."""
+        known = self.stage.parts
+        if [part.text for part in stage.parts] != [part.text for part in known]:
+            return None  # another number may save other tensors: dropout with 0 saves none
         composition = compose(stage.parts)
-        if composition is None or not _are_alike(self.composition, composition):
-            return None
+        assert composition is not None, "its text is that of a composition"
         nodes = dict(zip(self.composition.graph.nodes, composition.graph.nodes, strict=True))
         return replace(
             self,
@@ -133,14 +161,6 @@ class StageGraph:
             steps=tuple(step.on(nodes) for step in self.steps),
             views=frozenset(nodes[view] for view in self.views),
         )
-
-
-def _are_alike(one: Composition, other: Composition) -> bool:
-    def kinds(composition: Composition) -> list[object]:
-        nodes = composition.graph.nodes
-        return [node.target if node.op == "call_function" else node.op for node in nodes]
-
-    return kinds(one) == kinds(other)
 
 
 def trace_stage(
@@ -171,11 +191,31 @@ def trace_stage(
     run = StageRun(composition, stage, given)
     trace = Trace(run, device)
     try:
+        rates = _rates(composition, given[1])
         trace.trace()
     except NotPlainError:
         return None
     times = operator_times(run, trace.casts, device, repeats)
-    return _Assembly(trace, times, output_stays).graph()
+    return _Assembly(trace, times, output_stays, rates).graph()
+
+
+def _rates(composition: Composition, shared: Sequence[Any]) -> tuple[int, ...]:
+    """Return which shared values are probabilities of dropout.
+
+    Raises:
+        NotPlainError: What a stage saves, or whether it draws, may be otherwise with another
+            number than the present one.
+    """
+    rates: list[int] = []
+    places = list(composition.graph.find_nodes(op="placeholder"))[composition.width :]
+    for index, (node, position) in enumerate(zip(places, composition.shared, strict=True)):
+        number = shared[position]
+        if isinstance(number, torch.Tensor) or all(map(is_arithmetic, node.users)):
+            continue
+        if not all(map(is_dropout, node.users)) or not 0 < number < 1:
+            raise NotPlainError
+        rates.append(index)
+    return tuple(rates)
 
 
 @dataclass(slots=True)
@@ -185,6 +225,7 @@ class _Assembly:
     trace: Trace
     times: Mapping[fx.Node | Cast, int]
     output_stays: bool
+    rates: tuple[int, ...]
     places: dict[fx.Node | Cast, int] = field(default_factory=dict)  # of the operators
     saved: set[int] = field(default_factory=set)  # operators whose result is
     extras: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # bytes
@@ -216,6 +257,8 @@ class _Assembly:
             views=frozenset(trace.views),
             fixed_bytes=sum(trace.values[index].bytes for index in fixed),
             flags=tuple(trace.flags),
+            rates=self.rates,
+            backends=backend_settings(),
         )
 
     def _pack(self, index: int, layout: MemoryLayout, storage: int) -> Pack:

@@ -64,7 +64,7 @@ class Option:
     stages: int = 1
 
     def for_stage(self, stage: ChainStage) -> Option | None:
-        """Return the same option of a stage that is alike, but for numbers and parameters."""
+        """Return the same option of a stage that does the same with parameters of its own."""
         if stage.parts == self.code.graph.stage.parts:
             return self
         graph = self.code.graph.for_stage(stage)

@@ -8,12 +8,20 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-__all__ = ["ArgumentPlace", "is_dropout", "operator_name", "scratch_arguments"]
+__all__ = [
+    "ArgumentPlace",
+    "is_arithmetic",
+    "is_dropout",
+    "operator_name",
+    "scratch_arguments",
+]
 
 ArgumentPlace = int | str
 """The position of an argument, or its name."""
 
 _DROPOUTS: Final = (functional.dropout, torch.dropout, torch.dropout_, torch.native_dropout)
+
+_ARITHMETIC: Final = frozenset({"add", "sub", "subtract", "mul", "multiply", "div", "truediv"})
 
 _RUNNING_MEAN: Final[dict[Any, int]] = {functional.batch_norm: 1, torch.batch_norm: 3}
 """Its position among the arguments. (Norms of instances save statistics after their update.)"""
@@ -24,6 +32,11 @@ _IN_PLACE: Final = ("iadd", "isub", "imul", "itruediv", "ipow")
 def is_dropout(node: fx.Node) -> bool:
     """Whether a node multiplies its first argument by noise that depends on nothing else."""
     return node.target in _DROPOUTS and bool(node.args) and isinstance(node.args[0], fx.Node)
+
+
+def is_arithmetic(node: fx.Node) -> bool:
+    """Whether what a node saves is the same with any number among its arguments."""
+    return operator_name(node) in _ARITHMETIC
 
 
 def scratch_arguments(node: fx.Node) -> dict[ArgumentPlace, fx.Node]:

@@ -39,18 +39,18 @@ def used_options(table: OptionTable, schedule: Schedule) -> OptionTable:
 
 
 def options_of_alike(table: OptionTable, stages: Sequence[ChainStage]) -> OptionTable:
-    """Return the same options of a chain that is alike, but for numbers and parameters.
+    """Return the same options of stages that do the same with parameters of their own.
 
     Raises:
-        PlanMismatchError: One of its stages has other operators.
+        PlanMismatchError: One of them does something else.
     """
     alike: dict[tuple[int, int], Option] = {}
     for (first, number), option in table.items():
         own = option.for_stage(fused(stages[first : first + option.stages]))
         if own is None:
             raise PlanMismatchError(
-                f"stage {first} ({stages[first].name}) has other operators than when its options "
-                "were measured; call chainstay.fit again"
+                f"stage {first} ({stages[first].name}) is not the one whose options were measured; "
+                "call chainstay.fit again"
             )
         alike[first, number] = own
     return alike

@@ -32,7 +32,7 @@ EXTERNAL: Final = -1
 
 
 class NotPlainError(Exception):
-    """A tensor is of a kind whose memory cannot be told."""
+    """A tensor is of a kind whose memory cannot be told, or depends on a number."""
 
 
 @dataclass(slots=True)

@@ -17,7 +17,13 @@ from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.executor import Executor, PlannedGraph
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
-from chainstay.runtime.measures.measured import Measurement, measure_subject, traits_of
+from chainstay.runtime.measures.measured import (
+    Measurement,
+    measure_subject,
+    measuring,
+    traits_of,
+)
+from chainstay.runtime.measures.option_costs import options_again
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
@@ -160,8 +166,11 @@ def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     )
 
 
-def with_graph(staged: StagedGraph, graph: GraphChain) -> StagedGraph:
+def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
     """The stages of a graph that is alike, joined where those of `staged` are.
+
+    ``None`` if options of `staged` are no longer what they were: with a probability of 0, dropout
+    saves nothing.
 
     What was seen of a stage counts for one that is equal, numbers included. Another one may do
     what it says it may: dropout with a probability of 0 draws nothing, with another it does.
@@ -177,7 +186,16 @@ def with_graph(staged: StagedGraph, graph: GraphChain) -> StagedGraph:
         own = Traits.of(stage)  # positions of shared values may be others
         is_same = _texts(stage) == _texts(before)
         traits.append(replace(own, draws_random=known.draws_random) if is_same else own)
-    return replace(staged, graph=graph, chain=chain, traits=tuple(traits))
+
+    def subject() -> Subject:
+        own = subject_of(graph, inputs, None, chain.device, merges=False)
+        return replace(own, stages=chain.stages)
+
+    with measuring(chain.device):
+        options = options_again(staged.options, chain.stages, subject)
+    if options is None:
+        return None
+    return replace(staged, graph=graph, chain=chain, traits=tuple(traits), options=options)
 
 
 def _texts(stage: ChainStage) -> list[str]:

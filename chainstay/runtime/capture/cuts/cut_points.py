@@ -152,6 +152,8 @@ def _between_blocks(
     cuts: Sequence[int], operators: Sequence[fx.Node], blocks: frozenset[str]
 ) -> list[int]:
     """Cuts between stages that end in different blocks."""
+    if not cuts:
+        return []  # and perhaps no operators
     ends = [block_of(operators[end], blocks) for end in (*cuts, len(operators) - 1)]
     return [
         cut
