@@ -125,8 +125,11 @@ class Account:
         `overheads` is closer; this is what a solver can be asked about.
 
         Args:
-            schedule: A schedule for all these stages, valid under any discards.
+            schedule: A schedule for all these stages, valid under any discards. One that keeps
+                stages in part is judged by `by_kind`, which has their options.
         """
+        if any(op.option for op in schedule):
+            return self.by_kind()
         largest = {True: [0] * len(self.stages), False: [0] * len(self.stages)}
         for op, overhead in zip(schedule, self.overheads(schedule), strict=True):
             stages = largest[op.kind.is_forward]

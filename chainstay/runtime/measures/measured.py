@@ -85,8 +85,6 @@ class Measurement:
 
     def costs_of(self, schedule: Schedule) -> tuple[ChainProfile, tuple[int, ...]]:
         """Return the profile and the overheads of operations by which `schedule` is judged."""
-        if any(op.option for op in schedule):
-            return self.account.by_kind(), self.overheads_for(schedule)
         return self.profile_for(schedule), self.overheads_for(schedule)
 
     def overheads_for(self, schedule: Schedule) -> tuple[int, ...]:
