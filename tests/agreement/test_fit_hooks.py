@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 import chainstay
 from training_conditions import (
-    SHARES,
+    PLANS,
     SUBJECTS,
     Sample,
     differences,
@@ -26,7 +26,7 @@ from training_conditions import (
 from zoo import loss_of
 
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
-each_share = pytest.mark.parametrize("share", SHARES)
+each_share = pytest.mark.parametrize("share", PLANS)
 
 
 @each_share

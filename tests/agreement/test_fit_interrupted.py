@@ -16,10 +16,10 @@ from torch import nn
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime import trace_memory
 from interrupting import Interrupting, InterruptionError
-from training_conditions import SHARES, SUBJECTS, Sample, differences, fit_to, pair, trained
+from training_conditions import PLANS, SUBJECTS, Sample, differences, fit_to, pair, trained
 
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
-each_share = pytest.mark.parametrize("share", SHARES)
+each_share = pytest.mark.parametrize("share", PLANS)
 _PLACES = 10
 
 

@@ -26,6 +26,8 @@ from chainstay.solution import Claim
 from zoo import loss_of
 
 __all__ = [
+    "IN_PART",
+    "PLANS",
     "RECOMPUTING",
     "SHARES",
     "SUBJECTS",
@@ -34,10 +36,12 @@ __all__ = [
     "ShareOf",
     "differences",
     "fit_to",
+    "keeps_in_part",
     "pair",
     "plain_step",
     "recomputes",
     "require_equal",
+    "require_plan",
     "shown",
     "trained",
 ]
@@ -46,6 +50,10 @@ torch.set_num_threads(1)  # two threads on a shared machine wait longer than the
 
 SHARES: Final = {"all": Fraction(1), "60 %": Fraction(3, 5), "least": Fraction(0)}
 """Budgets as shares of plain training; what does not fit gets the least that does."""
+IN_PART: Final = "in part"
+"""A plan under which some stages are kept in part, by their options."""
+PLANS: Final = (*SHARES, IN_PART)
+"""The kinds of plans that training is tried under."""
 RECOMPUTING: Final = "90%"
 """The budget for plans of smaller shares: where plain training fits, no method is asked."""
 
@@ -184,9 +192,11 @@ def fit_to(model: Module, sample: Sample | None, share: str) -> Module:
 
     Without a sample, budgets are shares of what the first training call needs.
     """
+    call = () if sample is None else (sample.args, sample.kwargs)
+    if share == IN_PART:
+        return chainstay.fit(model, *call, budget="75%", method="dp", repeats=1)
     method = ShareOf(SHARES[share])
     budget = "100%" if share == "all" else RECOMPUTING
-    call = () if sample is None else (sample.args, sample.kwargs)
     return chainstay.fit(model, *call, budget=budget, method=method, repeats=1)
 
 
@@ -217,6 +227,19 @@ def recomputes(model: nn.Module) -> bool:
     schedule = shown(model).solution.schedule
     forwards = [op.stage for op in schedule if op.kind.is_forward]
     return len(set(forwards)) < len(forwards)
+
+
+def keeps_in_part(model: nn.Module) -> bool:
+    """Whether the plan used last keeps any stage under an option."""
+    return any(op.option for op in shown(model).solution.schedule)
+
+
+def require_plan(model: nn.Module, share: str) -> None:
+    """The plan used last must be of the kind that `share` says."""
+    if share == IN_PART:
+        assert keeps_in_part(model), "no stage is kept in part"
+    else:
+        assert recomputes(model) == (share != "all"), "the plan is another one than meant"
 
 
 def plain_step(model: nn.Module, sample: Sample, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -289,5 +312,5 @@ def require_equal(
     expected = trained(plain, sample, step, make_optimizer)
     found = differences(trained(planned, sample, step, make_optimizer), expected)
     assert not found, f"other bits in {', '.join(found[:5])} and more"
-    assert recomputes(planned) == (share != "all"), "the plan is another one than meant"
+    require_plan(planned, share)
     return planned

@@ -6,7 +6,7 @@ autocast and of torch's kernels of its first run, and must leave the present one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from threading import RLock
@@ -190,13 +190,7 @@ class Environment:
         Raises:
             PlanMismatchError: One that the stage only reads was changed since.
         """
-        for position, place in self.reads:
-            if _place_of(shared[position]) != place:
-                raise PlanMismatchError(
-                    f"{names[position]} was changed in place between forward and backward, but "
-                    f"stage {self.stage} needs it again; change a clone of it, or run the "
-                    "backward first"
-                )
+        self.require_unchanged(shared, names)
         if not self.written:
             return shared
         values = tuple(self.written.values())
@@ -207,6 +201,23 @@ class Environment:
         if for_last_time:
             self.written = {}
         return present
+
+    def require_unchanged(
+        self, shared: Sequence[Any], names: Sequence[str], positions: Collection[int] | None = None
+    ) -> None:
+        """Refuse shared values that were changed since, of all that are only read or of some.
+
+        Raises:
+            PlanMismatchError: One was changed.
+        """
+        for position, place in self.reads:
+            is_needed = positions is None or position in positions
+            if is_needed and _place_of(shared[position]) != place:
+                raise PlanMismatchError(
+                    f"{names[position]} was changed in place between forward and backward, but "
+                    f"stage {self.stage} needs it again; change a clone of it, or run the "
+                    "backward first"
+                )
 
     def entered(self) -> AbstractContextManager[None]:
         """Run the body in these surroundings; afterwards the present ones are back."""

@@ -77,6 +77,15 @@ class ReplayCode:
     slots: tuple[Slot, ...]
     draws_random: bool
 
+    @property
+    def reads(self) -> set[int]:
+        """Positions of the shared values that nobody may change before."""
+        return {
+            each.index
+            for each in self.inputs
+            if each.origin is Origin.SHARED and not each.is_scratch
+        }
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptionCode:

@@ -90,7 +90,7 @@ class OptionRun:
         traits = Traits(draws_random=False, written=(), reads=reads)
         self.environment = Environment.capture(graph.stage, traits, self.shared, graph.device)
         self._stashes = [None] * self.code.stashes
-        self._groups = [_Group(replay, self) for replay in self.code.replays]
+        self._groups = [_Group(replay) for replay in self.code.replays]
 
     def forward(self, state: State) -> State:
         """The next state; call it where `packed` gets all that autograd saves, then `close`."""
@@ -124,9 +124,10 @@ class OptionRun:
             raise self._mismatch(f"saves {self._packed} tensors")
         if self.holds_input:
             self.lay_over(state)
-        for group in self._groups:
-            group.close(self._stashes)
-        self._groups, self._stashes = [], []
+        groups, stashes = self._groups, self._stashes
+        self._groups, self._stashes = [], []  # first: a circle would outlive an interruption
+        for group in groups:
+            group.close(self, stashes)
 
     def lay_over(self, state: State) -> None:
         """Give the stage's input, held until now or made anew."""
@@ -203,9 +204,9 @@ class _Group:
 
     __slots__ = ("code", "handles", "lock", "run", "stashes", "versions")
 
-    def __init__(self, code: ReplayCode, run: OptionRun) -> None:
+    def __init__(self, code: ReplayCode) -> None:
         self.code = code
-        self.run: OptionRun | None = run
+        self.run: OptionRun | None = None
         self.handles: list[ref[ReplayHandle] | None] = [None] * len(code.slots)
         self.stashes: dict[int, Any] = {}
         self.versions: dict[int, int] = {}
@@ -217,8 +218,9 @@ class _Group:
         self.handles[slot] = ref(handle)
         return handle
 
-    def close(self, stashes: Sequence[Any]) -> None:
+    def close(self, run: OptionRun, stashes: Sequence[Any]) -> None:
         """Take what the replay starts from."""
+        self.run = run
         indices = {each.index for each in self.code.inputs if each.origin is Origin.STASH}
         self.stashes = {index: stashes[index] for index in indices}
         self.versions = {
@@ -254,12 +256,13 @@ class _Group:
                 handle.group = None
 
     def _inputs(self, run: OptionRun) -> list[Any]:
-        shared = run.environment.shared_for(run.shared, run.names, for_last_time=True)
+        # What only other replays read may be trained by now, where optimizers run in the backward.
+        run.environment.require_unchanged(run.shared, run.names, self.code.reads)
         given = []
         for each in self.code.inputs:
             match each.origin:
                 case Origin.SHARED:
-                    given.append(shared[each.index])
+                    given.append(run.shared[each.index])
                 case Origin.STATE:
                     given.append(_start(run.input_of(each.index), each.requires_grad))
                 case Origin.STASH:
