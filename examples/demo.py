@@ -145,7 +145,7 @@ def demonstrate(task: Task, budget: str, console: Console) -> MemoryPanel:
 
 def _replay(measured: MeasuredChain, schedule: Schedule) -> Replay:
     """What the schedule does here, every operation with its own overhead and time."""
-    profile, overheads = measured.profile_for(schedule), measured.overheads_for(schedule)
+    profile, overheads = measured.costs_of(schedule)
     return simulate(profile, schedule, discards="free", overheads=overheads)
 
 

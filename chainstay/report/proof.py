@@ -15,7 +15,8 @@ __all__ = ["ProofText", "proof_text"]
 
 _FAMILIES: Final = {
     Family.PERSISTENT: "Persistent: a value that is kept stays in memory until its backward has "
-    "used it; whatever is not kept is recomputed from what is.",
+    "used it; whatever is not kept is recomputed from what is, each forward followed at once by "
+    "that of the next stage.",
     Family.WEAKLY_PERSISTENT: "Weakly persistent: what a stage saved stays until its backward; a "
     "plain checkpoint may move on to a later stage before that.",
     Family.SINGLE_SWEEP: "Single-sweep: between two backwards, forwards run in increasing order "

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from chainstay import Schedule, Solution, least_budget, simulate, solve_chain
+from chainstay import Schedule, Solution, least_budget, simulate, solve_chain, solve_measured
 from chainstay.runtime import MeasuredChain, measure, trace_memory
 from models import gpt2, resnet50
 from runtime_support import train
@@ -93,3 +93,16 @@ def test_optimal_plans_train_bit_for_bit(make: Callable[[], Case], share: float)
     planned = measured.planned(case.solution(share).schedule)
     expected = train(plain, case.batch, case.loss)
     assert train(planned, case.batch, case.loss).differences(expected) == []
+
+
+def test_a_plan_that_keeps_stages_in_part_trains_bit_for_bit_within_its_budget() -> None:
+    case = gpt_case()
+    plain, mine = copy.deepcopy(case.model), copy.deepcopy(case.model)
+    measured = measure(mine, case.batch, loss=case.loss, repeats=1)
+    solution = solve_measured(measured, "70%")
+    assert any(op.option for op in solution.schedule)
+    planned = measured.planned(solution)
+    expected = train(plain, case.batch, case.loss)
+    assert train(planned, case.batch, case.loss).differences(expected) == []
+    step = trace_memory(lambda: case.loss(planned(case.batch)).backward(), "cpu")
+    assert step.peak_bytes + case.batch.nbytes <= solution.peak_bytes <= solution.budget

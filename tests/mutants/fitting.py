@@ -169,4 +169,31 @@ _FITTING: Final = (
     ),
 )
 
-MUTANTS: Final = (*_EXTRACTION, *_PLANNING, *_FITTING)
+_SHOWN: Final = (
+    Mutant(
+        "plans/kept_in_part.py",
+        "sum(each.saved_bytes for each in whole) - option.saved_bytes",
+        "sum(each.saved_bytes for each in whole)",
+        "unit/test_options_shown.py::test_a_plan_says_what_it_keeps_in_part",
+    ),
+    Mutant(
+        "plans/kept_in_part.py",
+        "elif op.kind is OpKind.BACKWARD and option.get(op.stage):",
+        "elif option.get(op.stage):",
+        "unit/test_options_shown.py::test_of_two_records_of_a_stage_the_last_one_counts",
+    ),
+    Mutant(
+        "runtime/options/front.py",
+        "each in indices and operators[each].is_replayable for each in self.replayed",
+        "operators[each].is_replayable for each in self.replayed",
+        "agreement/test_plan_files.py::test_an_option_that_a_stage_does_not_have_is_refused",
+    ),
+    Mutant(
+        "runtime/options/front.py",
+        "each in indices and operators[each].is_redrawable for each in self.redrawn",
+        "each in indices for each in self.redrawn",
+        "agreement/test_plan_files.py::test_an_option_that_a_stage_does_not_have_is_refused",
+    ),
+)
+
+MUTANTS: Final = (*_EXTRACTION, *_PLANNING, *_FITTING, *_SHOWN)

@@ -44,6 +44,16 @@ class Wrong(nn.Linear):
     def forward(self, x):
         return super().forward(x) + (hasattr(self, "odd") and self.odd)
 
+class Cheap(nn.Linear):
+    """Most of what it saves is cheap to make again."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.gelu(x.sigmoid().tanh()))
+
+def cheap():
+    torch.manual_seed(0)
+    return nn.Sequential(*(Cheap(256, 256) for _ in range(4))), (torch.randn(1024, 256),)
+
 def broken():
     raise RuntimeError("no such weights")
 
@@ -118,6 +128,25 @@ def test_a_model_is_profiled_planned_run_and_shown() -> None:
     assert reported.exit_code == 0, reported.output
     assert Path("p.png").read_bytes()[:4] == b"\x89PNG"
     assert read("t.json")["traceEvents"]
+
+
+def test_a_plan_that_keeps_stages_in_part_is_told_run_and_shown() -> None:
+    line = ("plan", "models.py:cheap", "-b", "60%", "--repeats", "1")
+    planned = chainstay(*line)
+    assert planned.exit_code == 0, planned.output
+    assert "keeps in part: " in planned.stdout
+    assert "x  drops " in planned.stdout
+    assert load_plan("plan.json").choices
+    run = chainstay("run", "models.py:cheap", "-p", "plan.json", "--steps", "2")
+    assert run.exit_code == 0, run.output
+    assert "equal, bit for bit" in run.stdout
+    assert chainstay("report", "plan.json", "-o", "plan.html").exit_code == 0
+    assert "Kept in part" in Path("plan.html").read_text()
+
+    whole = chainstay(*line, "--no-stage-options", "-o", "whole.json")
+    assert whole.exit_code == 0, whole.output
+    assert "keeps in part" not in whole.stdout
+    assert not load_plan("whole.json").choices
 
 
 def test_a_function_may_give_the_call_and_the_loss_and_offload() -> None:
