@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from chainstay.dp import DP, unrestricted_bound
+from chainstay.dp import DP, least_budget, unrestricted_bound
 from chainstay.errors import (
     ChainstayError,
     InfeasibleBudgetError,
@@ -182,7 +182,9 @@ class ChainSearch(Search[ChainProfile]):
             profile, budget = budgets.pop(0)
             try:
                 solution = solve_chain(profile, budget, DP())
-            except (InfeasibleBudgetError, InvalidBudgetError):
+            except InvalidBudgetError:
+                continue
+            except InfeasibleBudgetError:
                 continue
             own, overheads = self.measured.costs_of(solution.schedule)
             replay = simulate(own, solution.schedule, overheads=overheads)
@@ -195,6 +197,7 @@ class ChainSearch(Search[ChainProfile]):
                     less = 2 * self.budget - replay.peak_bytes
                     budgets = [(account.by_kind(), self.budget), (profile, less)]
         if not found or bound is None:
+            self._note_least()
             return None
         best = min(found, key=lambda solution: solution.makespan)
         return replace(
@@ -203,6 +206,15 @@ class ChainSearch(Search[ChainProfile]):
             family=bound.family,
             unrestricted_bound=bound.unrestricted_bound,
         )
+
+    def _note_least(self) -> None:
+        """Note what persistent schedules need at least, where stages may be kept in part."""
+        profile = self.measured.account.by_kind()
+        if any(stage.options for stage in profile.stages):
+            schedule = solve_chain(profile, least_budget(profile), DP()).schedule
+            own, overheads = self.measured.costs_of(schedule)
+            replay = simulate(own, schedule, overheads=overheads)
+            self.least, self.neediest = replay.peak_bytes, self._at_peak(schedule, replay)
 
     def may_beat(self, makespan: Time, method: Method) -> bool:
         """Whether a schedule without options may be faster, by the bound of the quick method."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 from collections.abc import Callable
 
@@ -250,3 +251,22 @@ def test_layers_left_out_at_random(draw: Callable[[], float | torch.Tensor], see
     model.probability = 0.3
     assert wrong_after_training(chainstay.unfit(model), x, budget) == []
     assert isinstance(shown(model).plans[-1], PlannedBlocks)
+
+
+@pytest.mark.parametrize("stage_options", [False, True])
+def test_fit_leaves_no_tensor_alive(stage_options: bool) -> None:  # noqa: FBT001  # a parameter of the test
+    """A saved tensor that hooks keep as it is holds its own node, and nobody collects the two."""
+    layers = [each for _ in range(4) for each in (nn.Linear(64, 64), nn.Tanh())]
+    model, x = nn.Sequential(*layers), torch.randn(256, 64)
+
+    def held() -> int:
+        gc.collect()
+        alive = (each for each in gc.get_objects() if type(each) is torch.Tensor)
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in alive}
+        return sum(storage.nbytes() for storage in storages.values())
+
+    before = held()
+    chainstay.fit(model, (x,), budget="90%", repeats=1, stage_options=stage_options)
+    assert held() - before < x.nbytes
+    chainstay.unfit(model)
+    assert held() - before < x.nbytes

@@ -326,7 +326,7 @@ def _present_hooks() -> Sequence[Callable[..., Any]] | None:
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+    return tensor.detach()  # itself would be a circle through its node, never to be collected
 
 
 def require_no_hooks() -> None:

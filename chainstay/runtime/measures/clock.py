@@ -204,10 +204,9 @@ class _Chain:
         """Return about how many bytes a plain step holds, in a pass of single stages."""
         sizes: dict[int, int] = {}
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
+        def pack(tensor: torch.Tensor) -> None:  # to keep it would be a circle through its node
             storage = tensor.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
 
         total = state_bytes(
             {id(leaf): leaf for each in self.stages for leaf in each.leaves}.values()

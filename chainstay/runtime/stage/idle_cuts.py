@@ -93,6 +93,6 @@ def _watched(saved: set[int]) -> torch.autograd.graph.saved_tensors_hooks:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout == torch.strided:
             saved.add(address_of(tensor))
-        return tensor
+        return tensor.detach()  # itself would be a circle through its node, never to be collected
 
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
