@@ -112,16 +112,14 @@ def first_look(
 ) -> tuple[Traits, Environment, State]:
     """Run `stage` once: how it touches the world, what it ran in, and the next state.
 
-    Operators that may draw random numbers say so, attention for instance; only some do. Where the
-    stage reads a number that may be another next time, such as a rate of dropout, all of them may.
+    Operators that may draw random numbers say so, attention for instance; only some do.
     """
     traits = Traits.of(stage)
     environment = Environment.capture(stage, traits, shared, device)
     output = stage(incoming(stage, state), shared)
     after = random_states(device) if environment.random else ()
     pairs = zip(environment.random, after, strict=True)
-    reads_numbers = any(not isinstance(shared[each], torch.Tensor) for each in stage.reads)
-    if not reads_numbers and all(torch.equal(old, new) for (_, old), (_, new) in pairs):
+    if all(torch.equal(old, new) for (_, old), (_, new) in pairs):
         traits, environment.random = replace(traits, draws_random=False), ()
     return traits, environment, output
 
