@@ -21,6 +21,7 @@ from training_conditions import (
     Sample,
     ShareOf,
     differences,
+    keeps_in_part,
     pair,
     recomputes,
     trained,
@@ -198,7 +199,8 @@ def test_accelerate_prepares_a_fitted_model(subject: str, accelerator: Any) -> N
     assert differences(trained(planned, sample), trained(plain, sample)) == []
 
 
-def test_adapters_of_peft() -> None:
+@pytest.mark.parametrize("stage_options", [True, False], ids=["in part", "whole"])
+def test_adapters_of_peft(*, stage_options: bool) -> None:
     """Most parameters are frozen; what is trained lies beside them, with dropout of its own."""
     peft = pytest.importorskip("peft")
     tokens = torch.arange(4 * 16).reshape(4, 16) * 7 % 50
@@ -212,9 +214,16 @@ def test_adapters_of_peft() -> None:
         return model.train()
 
     plain, planned = adapted(), adapted()
-    chainstay.fit(planned, (), dict(sample.kwargs), budget=RECOMPUTING, repeats=1)
+    chainstay.fit(
+        planned,
+        (),
+        dict(sample.kwargs),
+        budget=RECOMPUTING,
+        stage_options=stage_options,
+        repeats=1,
+    )
     assert differences(trained(planned, sample), trained(plain, sample)) == []
-    assert recomputes(planned)
+    assert keeps_in_part(planned) if stage_options else recomputes(planned)
     assert "by blocks" not in str(planned.chainstay)
     trained_names = [name for name, each in planned.named_parameters() if each.grad is not None]
     assert trained_names

@@ -185,6 +185,7 @@ def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) ->
     for stage, before, known in zip(stages, staged.chain.stages, staged.traits, strict=True):
         own = Traits.of(stage)  # positions of shared values may be others
         is_same = _texts(stage) == _texts(before)
+        is_same = is_same and stage.may_draw_random == before.may_draw_random  # by a call's number
         traits.append(replace(own, draws_random=known.draws_random) if is_same else own)
 
     def subject() -> Subject:
