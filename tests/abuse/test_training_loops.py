@@ -300,9 +300,10 @@ def spectral_norm_that_is_added_later(model: Any, number: int) -> torch.Tensor |
     return backward_step(SAMPLE)(model, number)
 
 
+@pytest.mark.parametrize("stage_options", [False, True], ids=["whole", "in part"])
 @pytest.mark.parametrize("name", LOOPS)
-def test_by_a_graph(name: str) -> None:
-    _require_equal(LOOPS[name], "auto")
+def test_by_a_graph(name: str, *, stage_options: bool) -> None:
+    _require_equal(LOOPS[name], "auto", stage_options=stage_options)
 
 
 _OF_BLOCKS = (
@@ -325,11 +326,12 @@ _OF_BLOCKS = (
 
 @pytest.mark.parametrize("name", _OF_BLOCKS)
 def test_by_blocks(name: str) -> None:
-    _require_equal(LOOPS[name], "blocks")
+    _require_equal(LOOPS[name], "blocks", stage_options=False)
 
 
-def _require_equal(step: Step, by: str) -> None:
-    plain, fitted = fitted_twins(Net, SAMPLE, budget="80%", by=by)
+def _require_equal(step: Step, by: str, *, stage_options: bool) -> None:
+    settings = {"budget": "80%", "by": by, "stage_options": stage_options}
+    plain, fitted = fitted_twins(Net, SAMPLE, **settings)
     assert recomputes(fitted)
     require_equal_steps(plain, fitted, step)
 

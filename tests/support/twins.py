@@ -134,10 +134,11 @@ def shown(model: nn.Module) -> Fitted:
 
 
 def recomputes(model: nn.Module) -> bool:
-    """Whether any plan of the model runs a stage twice."""
-    plans = (planned.solution.schedule for planned in shown(model).plans)
+    """Whether any plan of the model runs a stage twice, or a part of one that is not kept."""
+    plans = [planned.solution.schedule for planned in shown(model).plans]
     stages = ([op.stage for op in plan if op.kind.is_forward] for plan in plans)
-    return any(len(set(forwards)) < len(forwards) for forwards in stages)
+    runs_twice = any(len(set(forwards)) < len(forwards) for forwards in stages)
+    return runs_twice or any(op.option for plan in plans for op in plan)
 
 
 def fit_to_least(model: nn.Module, call: Call, **settings: Any) -> nn.Module:  # noqa: ANN401
@@ -208,7 +209,7 @@ def require_trains_equally(
         make: Makes the model.
         call: The sample.
         step: Of the training; `backward_step` of the sample by default.
-        recomputed: Whether a plan must run stages twice.
+        recomputed: Whether a plan must run something twice.
         steps: How many.
         watched: What else fitting must not change, and training must change alike.
         settings: As for `chainstay.fit`.
