@@ -14,6 +14,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import chainstay
+from chainstay import Schedule
+from chainstay.runtime.execute.executor import Executor
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from twins import peak_of
 from zoo import loss_of
@@ -215,6 +217,35 @@ def test_families(family: str, share: int) -> None:
     assert differences(trained(planned, sample), trained(plain, sample)) == []
     promised = shown(planned).solution.peak_bytes
     assert peak_of(planned, x) + x.nbytes <= promised <= budget
+
+
+@pytest.mark.parametrize("family", ["GPT", "ResNet", "tied"])
+def test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again(family: str) -> None:
+    """By schedules of its own: dropout and statistics of several stages come from one first run."""
+    make, x = FAMILIES[family]
+    plain, planned = in_part(lambda: make().train(), x)
+    (made,) = shown(planned).planner.known.values()
+    staged, executor = made.staged, made.planned.executor
+    spans = {key[0]: (key, each.stages) for key, each in staged.options.items() if each.stages > 1}
+    assert len(spans) > 1
+    state = copy.deepcopy(plain.state_dict())
+    expected = gradients_of(plain, x, 0) | dict(plain.named_buffers())
+    for (first, number), length in spans.values():
+        schedule = _dropped_first(len(staged.chain.stages), range(first, first + length), number)
+        other = Executor(staged.chain, staged.traits, schedule, options=staged.options)
+        vars(executor).update(vars(other))  # TorchDynamo's code calls this one
+        planned.load_state_dict(state)
+        found = gradients_of(planned, x, 0) | dict(planned.named_buffers())
+        assert differences(found, expected) == [], str(schedule)
+
+
+def _dropped_first(loss: int, span: range, option: int) -> Schedule:
+    forwards = [f"Fa{stage}" for stage in range(loss + 1)]
+    forwards[span.start : span.stop] = [f"Fn{stage}" for stage in span]
+    forwards[span.start] = f"Fc{span.start}"
+    backwards = [f"B{stage}" for stage in range(loss + 1)]
+    backwards[span.start : span.stop] = [f"B{span.start}", f"Fa{span.start}.{option}"]
+    return Schedule.parse(" ".join([*forwards, *reversed(backwards)]))
 
 
 class Numbers(nn.Module):

@@ -112,8 +112,8 @@ _PLANNING: Final = (
     ),
     Mutant(
         "planning/chain.py",
-        "peak + excess if self.least is None else min(self.least, peak + excess)",
-        "peak + excess if self.least is None else max(self.least, peak + excess)",
+        "if self.least is None or peak + excess < self.least:",
+        "if self.least is None or peak + excess > self.least:",
         "unit/test_planning.py::test_what_an_error_asks_for_is_enough[0-dp]",
     ),
     Mutant(

@@ -15,7 +15,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/measures/account.py",
-        "yield held + size * (position > first[stage])",
+        "yield held + sum(self.stages[stage].environment_bytes for stage in copied)",
         "yield held",
         "unit/test_runtime_accounting.py::"
         "test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_backward",
@@ -40,7 +40,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
-        "alone(traits), environment.entered():",
+        "alone(traits), Environment.first_of(environments).entered():",
         "alone(traits):",
         "agreement/test_runtime_bit_for_bit.py::test_three_steps_are_equal",
     ),
@@ -104,9 +104,87 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/liveness.py",
-        "if [step.stage for step in forward if step.is_first] != list(range(shape.loss)):",
-        "if sorted(step.stage for step in forward if step.is_first) != list(range(shape.loss)):",
+        "if first_runs != list(range(shape.loss)):",
+        "if sorted(first_runs) != list(range(shape.loss)):",
         "unit/test_runtime_joins.py::test_schedules_that_the_runtime_does_not_run_are_refused",
+    ),
+    Mutant(
+        "runtime/execute/liveness.py",
+        "                output_wanted=members[-1].output_wanted,\n                span=span,",
+        "                output_wanted=members[-1].output_wanted,\n                span=1,",
+        "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
+    ),
+    Mutant(
+        "runtime/execute/liveness.py",
+        "        position += span\n",
+        "        position += 1\n",
+        "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
+    ),
+    Mutant(
+        "runtime/execute/liveness.py",
+        "is_last=all(step.is_last for step in members),",
+        "is_last=members[-1].is_last or members[0].is_first,",
+        "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
+    ),
+    Mutant(
+        "runtime/execute/handles.py",
+        "for each in several for reference in each.references]",
+        "for each in reversed(several) for reference in each.references]",
+        "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
+    ),
+    Mutant(
+        "runtime/execute/environment.py",
+        "random = next((each.random for each in several if each.random), ())",
+        "random = several[-1].random",
+        "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
+    ),
+    Mutant(
+        "runtime/execute/recompute.py",
+        "        for environment in reversed(environments):",
+        "        for environment in environments[:1]:",
+        "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again[ResNet]",
+    ),
+    Mutant(
+        "runtime/execute/recompute.py",
+        "if code.graph.is_for(shared) else None",
+        "",
+        "agreement/test_fit_options.py::test_kernels_chosen_after_fit",
+    ),
+    Mutant(
+        "runtime/options/graph.py",
+        "all(0 < rate < 1 for rate in rates)",
+        "all(0 <= rate < 1 for rate in rates)",
+        "agreement/test_fit_options.py::test_numbers_that_change",
+    ),
+    Mutant(
+        "runtime/options/graph.py",
+        "all(map(is_arithmetic, node.users)):",
+        "True:",
+        "agreement/test_fit_options.py::test_numbers_that_change",
+    ),
+    Mutant(
+        "runtime/measures/option_costs.py",
+        "if graph is None or not graph.saves_like(option.code.graph):",
+        "if graph is None:",
+        "agreement/test_fit_options.py::test_numbers_that_change",
+    ),
+    Mutant(
+        "runtime/stage/staged_graph.py",
+        "is_same = is_same and stage.may_draw_random == before.may_draw_random",
+        "is_same = is_same and True",
+        "agreement/test_fit_options.py::test_numbers_that_change",
+    ),
+    Mutant(
+        "runtime/options/replay.py",
+        "run.environment.require_unchanged(run.shared, run.names, self.code.reads)",
+        "run.environment.require_unchanged(run.shared, run.names)",
+        "agreement/test_fit_hooks.py::test_an_optimizer_inside_the_backward",
+    ),
+    Mutant(
+        "runtime/options/replay.py",
+        "        self._groups, self._stashes = [], []  # first",
+        "        # first",
+        "agreement/test_stage_options.py::test_nothing_is_left_without_a_garbage_collector",
     ),
     Mutant(
         "runtime/options/replay_operators.py",
