@@ -182,9 +182,7 @@ class ChainSearch(Search[ChainProfile]):
             profile, budget = budgets.pop(0)
             try:
                 solution = solve_chain(profile, budget, DP())
-            except InvalidBudgetError:
-                continue
-            except InfeasibleBudgetError:
+            except (InvalidBudgetError, InfeasibleBudgetError):
                 continue
             own, overheads = self.measured.costs_of(solution.schedule)
             replay = simulate(own, solution.schedule, overheads=overheads)

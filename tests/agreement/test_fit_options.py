@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -379,3 +380,18 @@ def test_a_loss_that_is_the_output() -> None:
     model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 1), nn.Flatten(0))
     chainstay.fit(model, (torch.randn(1, 8),), budget="100%", loss=lambda y: y, repeats=1)
     model(torch.randn(1, 8)).sum().backward()
+
+
+def test_costs_of_options_on_file_are_for_those_who_want_options(tmp_path: Path) -> None:
+    """A fit without options, or one that needs none, has no use for those on file."""
+    x, model = torch.randn(256, 64), numbers()
+
+    def fitted(model: nn.Module, budget: str, *, stage_options: bool = True) -> nn.Module:
+        settings: Any = {"budget": budget, "stage_options": stage_options}
+        return chainstay.fit(model, (x,), loss=loss_of, repeats=1, cache=tmp_path, **settings)
+
+    assert keeps_in_part(fitted(numbers(), "60%"))
+    assert not keeps_in_part(fitted(numbers(), "70%", stage_options=False))
+    assert keeps_in_part(fitted(numbers(), "60%")), "read from the file again"
+    assert not keeps_in_part(fitted(model, "100%"))
+    assert keeps_in_part(fitted(model, "60%"))

@@ -91,6 +91,11 @@ class Account:
             for cost, up_to_it, twice in zip(self.stages, held, again, strict=True)
         )
 
+    def without_options(self) -> Account:
+        """Return the account as if options had not been looked for."""
+        stages = tuple(replace(cost, options=()) for cost in self.stages)
+        return replace(self, stages=stages, has_options=False)
+
     def by_kind(self, *, is_sound: bool = True) -> ChainProfile:
         """Return the profile with options, and what each kind of run costs.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.runtime.capture.trials.world import random_numbers_kept
 from chainstay.runtime.devices.autocast import Autocast
@@ -137,11 +138,13 @@ def measure_subject(
     account = None if file is None else file.read()
     if account is not None:
         traits = tuple(traits_of(subject))
-        known = Measurement(chain=chain, account=account, traits=traits)
+        known = Measurement(chain=chain, account=account.without_options(), traits=traits)
         if not wants_options(known):
             return known
         if account.has_options:
-            return replace(known, options=restored_options(subject, chosen_options(account)))
+            with suppress(PlanMismatchError):  # otherwise all is measured anew
+                options = restored_options(subject, chosen_options(account))
+                return replace(known, account=account, options=options)
     observed = observe_chain(subject, repeats)
     memories = trace_chain(observed, subject)
     measured = Measurement(

@@ -52,8 +52,9 @@ class ReplayHandle:
         Raises:
             PlanMismatchError: What the replay starts from was changed, or it gave something else.
         """
-        if self.tensor is None and self.group is not None:
-            self.group.replay()
+        group = self.group  # another thread's replay may take it away
+        if self.tensor is None and group is not None:
+            group.replay()
         assert self.tensor is not None, "a replay fills all handles"
         return self.tensor
 
