@@ -330,7 +330,7 @@ def test_by_blocks(name: str) -> None:
 
 
 def _require_equal(step: Step, by: str, *, stage_options: bool) -> None:
-    settings = {"budget": "80%", "by": by, "stage_options": stage_options}
+    settings: Any = {"budget": "80%", "by": by, "stage_options": stage_options}
     plain, fitted = fitted_twins(Net, SAMPLE, **settings)
     assert recomputes(fitted)
     require_equal_steps(plain, fitted, step)

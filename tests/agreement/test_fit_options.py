@@ -23,7 +23,8 @@ from zoo import loss_of
 
 
 def heads_of(x: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(-1, (4, -1)).transpose(1, 2)
+    heads: torch.Tensor = x.unflatten(-1, (4, -1)).transpose(1, 2)
+    return heads
 
 
 class Attention(nn.Module):
@@ -142,7 +143,8 @@ class ConvNeXt(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         y = self.scale * self.narrow(functional.gelu(self.wide(y)))
-        return x + y.permute(0, 3, 1, 2)
+        total: torch.Tensor = x + y.permute(0, 3, 1, 2)
+        return total
 
 
 class UNet(nn.Module):
