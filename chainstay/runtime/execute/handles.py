@@ -70,19 +70,11 @@ class ParkingPolicy(Protocol):
         ...
 
 
-class KeptRun(Protocol):
+class RunInPart(Protocol):
     """A run under an option; see `chainstay.runtime.options`."""
 
     def packed(self, tensor: torch.Tensor) -> Absent | None:
         """Return the stand-in for what autograd saves next, ``None`` if that stays."""
-        ...
-
-    def forward(self, state: State) -> State:
-        """The next state."""
-        ...
-
-    def close(self, state: State) -> None:
-        """End the forward, which got `state`."""
         ...
 
 
@@ -247,7 +239,7 @@ class Capture:
     released: Source | None
     stops_when_done: bool
     parking: ParkingPolicy | None = None
-    option: KeptRun | None = None
+    option: RunInPart | None = None
     packed: int = 0
     needed: int = 0
 

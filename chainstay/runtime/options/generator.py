@@ -16,13 +16,13 @@ from torch import fx
 
 from chainstay.runtime.capture.cuts.programs import function_of
 from chainstay.runtime.options.front import Selection
-from chainstay.runtime.options.graph import Pack, StageGraph, Step
+from chainstay.runtime.options.graph import OperatorStep, Pack, StageGraph
 from chainstay.runtime.options.option_code import (
     OptionCode,
     Origin,
     ReplayCode,
     ReplayInput,
-    Slot,
+    SavedSlot,
 )
 from chainstay.runtime.options.replay_operators import (
     blank,
@@ -155,7 +155,7 @@ class _ReplayWriter:
         results = list(dict.fromkeys(each.operator for each in wanted if each.extra is None))
         self.graph.output(tuple(made[operator] for operator in results))
         slots = [
-            Slot(
+            SavedSlot(
                 each.layout,
                 results.index(each.operator) if each.extra is None else marks[each.operator],
                 each.extra,
@@ -244,7 +244,9 @@ class _ReplayWriter:
         args, kwargs = self._arguments(step, is_redrawn=index in self.redrawn)
         return self.graph.create_node(step.node.op, step.node.target, args, kwargs)
 
-    def _arguments(self, step: Step, *, is_redrawn: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(
+        self, step: OperatorStep, *, is_redrawn: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         node = step.node
         kwargs: dict[str, Any] = fx.node.map_arg(dict(node.kwargs), self._copied)
         if is_redrawn:

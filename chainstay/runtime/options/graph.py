@@ -34,14 +34,14 @@ from chainstay.runtime.options.trace import EXTERNAL, NotPlainError, Operation, 
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import MemoryLayout, State
 
-__all__ = ["Pack", "StageGraph", "Step", "trace_stage"]
+__all__ = ["OperatorStep", "Pack", "StageGraph", "trace_stage"]
 
 _RANDOM_TIME: Final = 20_000
 """Setting a generator and putting it back, in ns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class OperatorStep:
     """How to run an operator of a `StageGraph` again.
 
     Attributes:
@@ -62,7 +62,7 @@ class Step:
     requires_grad: bool = False
     scratch: tuple[ArgumentPlace, ...] = ()
 
-    def on(self, nodes: Mapping[fx.Node, fx.Node]) -> Step:
+    def on(self, nodes: Mapping[fx.Node, fx.Node]) -> OperatorStep:
         """Return the same of another graph, whose nodes are those that `nodes` says."""
         cast = self.cast
         if cast is not None:
@@ -124,7 +124,7 @@ class StageGraph:
     device: torch.device
     composition: Composition
     operators: tuple[Operator, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[OperatorStep, ...]
     packs: tuple[Pack, ...]
     views: frozenset[fx.Node]
     fixed_bytes: int
@@ -282,7 +282,7 @@ class _Assembly:
             return self.places[value.maker], value.saver[1]
         return None
 
-    def _operator(self, node: fx.Node) -> tuple[Operator, Step]:
+    def _operator(self, node: fx.Node) -> tuple[Operator, OperatorStep]:
         trace, place = self.trace, self.places[node]
         seen = trace.operations[node]
         scratch = scratch_arguments(node)
@@ -305,7 +305,7 @@ class _Assembly:
             state_bytes=self._state_bytes(seen),
             is_redrawable=seen.noise is not None,
         )
-        step = Step(
+        step = OperatorStep(
             node=node,
             generators=seen.generators,
             layout=seen.layout,
@@ -315,7 +315,7 @@ class _Assembly:
         )
         return operator, step
 
-    def _cast(self, cast: Cast) -> tuple[Operator, Step]:
+    def _cast(self, cast: Cast) -> tuple[Operator, OperatorStep]:
         """A copy by autocast; its argument is there when its user runs."""
         inputs, _ = self._sources_of([cast.argument])
         seen = self.trace.operations[cast.user]
@@ -326,7 +326,7 @@ class _Assembly:
             is_saved=self.places[cast] in self.saved,
             is_replayable=self._is_replayable(seen, set()),
         )
-        return operator, Step(node=cast.user, cast=cast)
+        return operator, OperatorStep(node=cast.user, cast=cast)
 
     def _is_replayable(self, seen: Operation, ignored: set[int]) -> bool:
         return seen.is_repeatable and not (seen.reads - ignored) & self.trace.written

@@ -12,7 +12,7 @@ from torch import nn
 from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.stage.states import MemoryLayout
 
-__all__ = ["OptionCode", "Origin", "ReplayCode", "ReplayInput", "Slot"]
+__all__ = ["OptionCode", "Origin", "ReplayCode", "ReplayInput", "SavedSlot"]
 
 
 class Origin(Enum):
@@ -47,7 +47,7 @@ class ReplayInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SavedSlot:
     """One of the saved tensors that a replay makes.
 
     Attributes:
@@ -74,7 +74,7 @@ class ReplayCode:
 
     function: Callable[..., tuple[torch.Tensor, ...]]
     inputs: tuple[ReplayInput, ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[SavedSlot, ...]
     draws_random: bool
 
     @property

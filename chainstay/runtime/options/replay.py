@@ -29,7 +29,7 @@ from chainstay.runtime.execute.environment import (
     restore_random_states,
 )
 from chainstay.runtime.execute.handles import is_parameter
-from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, Slot
+from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.states import MemoryLayout, State, version_of
 
 __all__ = ["OptionPack", "OptionRun", "ReplayHandle"]
@@ -276,7 +276,7 @@ class _Group:
         return given
 
     def _made(
-        self, run: OptionRun, slot: Slot, results: Sequence[torch.Tensor], capture: _Capture
+        self, run: OptionRun, slot: SavedSlot, results: Sequence[torch.Tensor], capture: _Capture
     ) -> torch.Tensor:
         if slot.extra is None:
             made = results[slot.source].detach()

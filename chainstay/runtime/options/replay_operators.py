@@ -16,7 +16,7 @@ from chainstay.runtime.stage.states import changeable
 __all__ = ["blank", "draw_from", "draw_on", "mark", "scratch", "stash", "stash_random"]
 
 
-class Capture(Protocol):
+class ReplayCapture(Protocol):
     """A replay as its operators see it.
 
     Attributes:
@@ -57,12 +57,12 @@ def blank(
     return tensor
 
 
-def mark(capture: Capture, number: int) -> None:
+def mark(capture: ReplayCapture, number: int) -> None:
     """Tell which operator saves what comes next: that of a mark, or with -1 none of interest."""
     capture.begin(number)
 
 
-def draw_from(capture: Capture, states: RandomStates) -> None:
+def draw_from(capture: ReplayCapture, states: RandomStates) -> None:
     """Put generators into these states until `draw_on`."""
     capture.present = tuple(
         (device, state)
@@ -72,7 +72,7 @@ def draw_from(capture: Capture, states: RandomStates) -> None:
     restore_random_states(states)
 
 
-def draw_on(capture: Capture) -> None:
+def draw_on(capture: ReplayCapture) -> None:
     """Put back the generators."""
     restore_random_states(capture.present)
     capture.present = ()

@@ -25,7 +25,7 @@ from chainstay.runtime.options.special_operators import is_dropout, scratch_argu
 from chainstay.runtime.options.stage_run import Cast, Held, StageRun
 from chainstay.runtime.stage.states import MemoryLayout, version_of
 
-__all__ = ["EXTERNAL", "NotPlainError", "Operation", "Trace", "Value"]
+__all__ = ["EXTERNAL", "NotPlainError", "Operation", "Trace", "TracedValue"]
 
 EXTERNAL: Final = -1
 """The value of all storages that are there before the stage."""
@@ -36,7 +36,7 @@ class NotPlainError(Exception):
 
 
 @dataclass(slots=True)
-class Value:
+class TracedValue:
     """One version of one storage that the stage makes.
 
     Attributes:
@@ -99,7 +99,7 @@ class Trace:
 
     run: StageRun
     device: torch.device
-    values: list[Value] = field(default_factory=list)
+    values: list[TracedValue] = field(default_factory=list)
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
     views: set[fx.Node] = field(default_factory=set)
     packs: list[tuple[int, MemoryLayout, int]] = field(default_factory=list)
@@ -217,7 +217,7 @@ class Trace:
                 continue
             self.values[index].is_overwritten = True
             self._current[key] = len(self.values)
-            self.values.append(Value(self.values[index].bytes, node))
+            self.values.append(TracedValue(self.values[index].bytes, node))
 
     def _take(self, tensor: torch.Tensor) -> int:
         """Know an input of the stage."""
@@ -232,7 +232,7 @@ class Trace:
             self._known.append(StorageWeakRef(tensor.untyped_storage()))
             self._current[key] = len(self.values)
             size = allocated_bytes(tensor) if tensor.device == self.device else 0
-            self.values.append(Value(size, maker))
+            self.values.append(TracedValue(size, maker))
         return key
 
     def _has_changed(self, node: fx.Node) -> bool:
