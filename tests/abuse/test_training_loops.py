@@ -330,8 +330,7 @@ def test_by_blocks(name: str) -> None:
 
 
 def _require_equal(step: Step, by: str, *, stage_options: bool) -> None:
-    settings: Any = {"budget": "80%", "by": by, "stage_options": stage_options}
-    plain, fitted = fitted_twins(Net, SAMPLE, **settings)
+    plain, fitted = fitted_twins(Net, SAMPLE, budget="80%", by=by, stage_options=stage_options)
     assert recomputes(fitted)
     require_equal_steps(plain, fitted, step)
 
