@@ -209,10 +209,9 @@ class ChainSearch(Search[ChainProfile]):
         """Note what persistent schedules need at least, where stages may be kept in part."""
         profile = self.measured.account.by_kind()
         if any(stage.options for stage in profile.stages):
-            schedule = solve_chain(profile, least_budget(profile), DP()).schedule
-            own, overheads = self.measured.costs_of(schedule)
-            replay = simulate(own, schedule, overheads=overheads)
-            self.least, self.neediest = replay.peak_bytes, self._at_peak(schedule, replay)
+            self.least = least_budget(profile)  # what is solved for it fits
+            schedule = solve_chain(profile, self.least, DP()).schedule
+            self.neediest = self._at_peak(schedule, simulate(profile, schedule))
 
     def may_beat(self, makespan: Time, method: Method) -> bool:
         """Whether a schedule without options may be faster, by the bound of the quick method."""

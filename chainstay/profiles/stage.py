@@ -14,7 +14,7 @@ from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles.quantities import all_of, whole
 
-__all__ = ["RunCost", "Stage", "StageOption"]
+__all__ = ["QUANTITIES", "RunCost", "Stage", "StageOption"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -619,7 +619,8 @@ def test_22_a_teacher_in_a_list(by: str) -> None:
             model.teacher[0].eval()
         return backward_step(SAMPLE)(model, number)  # type: ignore[return-value]
 
-    require_trains_equally(Student, SAMPLE, step, by=by)
+    # In the least budget of stages kept in part, the graph of the other teacher does not fit.
+    require_trains_equally(Student, SAMPLE, step, by=by, stage_options=False)
 
 
 @functools.lru_cache

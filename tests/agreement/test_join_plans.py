@@ -84,7 +84,9 @@ def unmeasurable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @cache
 def plan_text() -> str:
     """The plan of the towers in three quarters of their memory."""
-    model = fit(towers(), PAIR, budget="75%", loss=loss_of, progress=False, repeats=1)
+    model = fit(
+        towers(), PAIR, budget="75%", loss=loss_of, stage_options=False, progress=False, repeats=1
+    )
     from_fit = shown(model)
     plan = chainstay.applying.plan_of(model)
     assert plan.solution == from_fit.solution

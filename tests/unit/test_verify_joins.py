@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from chainstay.dp import DP
 from chainstay.problems import AnyProblem, JoinProblem
 from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile
+from chainstay.profiles.stage import QUANTITIES
 from chainstay.solution import Claim, Family
 from chainstay.solve.join import join_claim
 from chainstay.verify import JoinSuite, MethodUnderTest
@@ -31,7 +32,7 @@ def weight(instance: AnyProblem) -> tuple[int, int, int]:
 
 
 def numbers_of(chain: ChainProfile) -> int:
-    stages = sum(sum(astuple(replace(stage, name=""))[1:]) for stage in chain.stages)
+    stages: int = sum(getattr(s, field) for s in chain.stages for field in QUANTITIES)
     return chain.input_bytes + chain.input_gradient_bytes + stages
 
 
