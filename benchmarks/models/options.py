@@ -29,9 +29,10 @@ from chainstay.runtime import trace_memory
 from models import resnet50
 from zoo import FAMILIES  # torchvision and what imports it can be imported only after this
 
-__all__ = ["main"]
+__all__ = ["NETWORKS", "OTHERS", "Case", "case_of", "main"]
 
 NETWORKS: Final = ("GPT-2", "LLaMA-like", "ViT-B/16", "ResNet-50", "ConvNeXt-T")
+OTHERS: Final = ("BERT", "Swin-T", "DenseNet-121")
 BUDGETS: Final = (85, 70, 50, 35, 25)
 _COLUMNS: Final = (
     "network",
@@ -70,12 +71,15 @@ def case_of(name: str) -> Case:
     """Return the network of that name, with random weights and a batch."""
     torch.manual_seed(0)
     assert FAMILIES, "its import has made torchvision importable"
-    if name in ("GPT-2", "LLaMA-like"):
+    if name in ("GPT-2", "LLaMA-like", "BERT"):
         hf = import_module("transformers")
-        if name == "GPT-2":
+        if name == "BERT":
+            ids = torch.randint(0, 5000, (2, 128))
+            model: nn.Module = hf.BertForMaskedLM(hf.BertConfig(vocab_size=5000))
+        elif name == "GPT-2":
             ids = torch.randint(0, 5000, (1, 320))
             config = hf.GPT2Config(n_layer=12, n_embd=768, n_head=12, vocab_size=5000)
-            model: nn.Module = hf.GPT2LMHeadModel(config)
+            model = hf.GPT2LMHeadModel(config)
         else:
             ids = torch.randint(0, 2000, (2, 512))
             llama = hf.LlamaConfig(
@@ -92,6 +96,8 @@ def case_of(name: str) -> Case:
         "ViT-B/16": lambda: (vision.vit_b_16(), torch.randn(4, 3, 224, 224)),
         "ResNet-50": lambda: (resnet50(), torch.randn(16, 3, 96, 96)),
         "ConvNeXt-T": lambda: (vision.convnext_tiny(), torch.randn(4, 3, 128, 128)),
+        "Swin-T": lambda: (vision.swin_t(), torch.randn(4, 3, 128, 128)),
+        "DenseNet-121": lambda: (vision.densenet121(), torch.randn(8, 3, 96, 96)),
     }
     model, image = images[name]()
     return Case(model, (image,), {}, loss=lambda output: output.square().mean())
@@ -175,7 +181,7 @@ def _equal(case: Case, plain: nn.Module, model: nn.Module) -> bool:
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=NETWORKS)
+    parser.add_argument("--networks", nargs="*", choices=(*NETWORKS, *OTHERS), default=NETWORKS)
     parser.add_argument("--budgets", nargs="*", type=int, default=BUDGETS, help="per cent of plain")
     parser.add_argument("--rounds", type=int, default=3, help="timed steps of each")
     parser.add_argument("--output", type=Path, help="a file for the table")

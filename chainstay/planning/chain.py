@@ -206,12 +206,16 @@ class ChainSearch(Search[ChainProfile]):
         )
 
     def _note_least(self) -> None:
-        """Note what persistent schedules need at least, where stages may be kept in part."""
-        profile = self.measured.account.by_kind()
+        """Note what persistent schedules need at least, where stages may be kept in part.
+
+        Only options that do not depend on times count: another measurement finds them again.
+        """
+        measured = replace(self.measured, account=self.measured.account.with_steady_options())
+        profile = measured.account.by_kind()
         if any(stage.options for stage in profile.stages):
             self.least = least_budget(profile)  # what is solved for it fits
             schedule = solve_chain(profile, self.least, DP()).schedule
-            self.neediest = self._at_peak(schedule, simulate(profile, schedule))
+            self.neediest = _at_peak(measured, schedule, simulate(profile, schedule))
 
     def may_beat(self, makespan: Time, method: Method) -> bool:
         """Whether a schedule without options may be faster, by the bound of the quick method."""
@@ -278,7 +282,7 @@ class ChainSearch(Search[ChainProfile]):
             return False
         if self.least is None or peak + excess < self.least:
             self.least = peak + excess
-            self.neediest = self._at_peak(solution.schedule, replay)
+            self.neediest = _at_peak(self.measured, solution.schedule, replay)
         if peak + excess > self.budget:
             if peak <= self.budget:
                 self.refused = (
@@ -348,13 +352,6 @@ class ChainSearch(Search[ChainProfile]):
             reason=self._reason(),
         )
 
-    def _at_peak(self, schedule: Schedule, replay: Replay) -> tuple[Op, int]:
-        """Return the operation that needs most, and its overhead in bytes."""
-        overheads = self.measured.overheads_for(schedule)
-        pairs = zip(replay.timeline, overheads, strict=True)
-        highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
-        return highest.op, overhead
-
     def _reason(self) -> str:
         """Return a sentence on what needs most in the schedule that needs least."""
         if self.neediest is None or self.least is None:
@@ -370,6 +367,13 @@ class ChainSearch(Search[ChainProfile]):
             f"That is {self.least / max(plain, 1):.0%} of plain training; the {step} of stage "
             f"{op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself alone{at}."
         )
+
+
+def _at_peak(measured: Measurement, schedule: Schedule, replay: Replay) -> tuple[Op, int]:
+    """Return the operation that needs most, and its overhead in bytes."""
+    pairs = zip(replay.timeline, measured.overheads_for(schedule), strict=True)
+    highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
+    return highest.op, overhead
 
 
 def _scout_of(method: Method) -> Method:

@@ -96,6 +96,14 @@ class Account:
         stages = tuple(replace(cost, options=()) for cost in self.stages)
         return replace(self, stages=stages, has_options=False)
 
+    def with_steady_options(self) -> Account:
+        """Return the account with those options only that do not depend on measured times."""
+        stages = tuple(
+            replace(cost, options=tuple(each for each in cost.options if each.is_steady))
+            for cost in self.stages
+        )
+        return replace(self, stages=stages)
+
     def by_kind(self, *, is_sound: bool = True) -> ChainProfile:
         """Return the profile with options, and what each kind of run costs.
 

@@ -56,13 +56,13 @@ T = TypeVar("T")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
-_VERSION: Final = 5
+_VERSION: Final = 6
 _TEXTS: Final = ("name", "choice", "forward_operator", "backward_operator")
 _NUMBERS: Final = tuple(
     field.name for field in fields(StageCost) if field.name not in (*_TEXTS, "options")
 )
 _OPTION_NUMBERS: Final = tuple(
-    field.name for field in fields(OptionCost) if field.name not in _TEXTS
+    field.name for field in fields(OptionCost) if field.name not in (*_TEXTS, "is_steady")
 )
 _SEAL: Final = ("chainstay", "version", "digest")
 _SKIP_NUMBERS: Final = tuple(field.name for field in fields(Skip))
@@ -175,7 +175,12 @@ def cost_from(found: Fields) -> StageCost:
 
 def _option_from(found: Fields) -> OptionCost:
     numbers = {each: found.integer(each) for each in _OPTION_NUMBERS}
-    return OptionCost(name=found.string("name"), choice=found.string("choice"), **numbers)
+    return OptionCost(
+        name=found.string("name"),
+        choice=found.string("choice"),
+        is_steady=found.boolean("is_steady"),
+        **numbers,
+    )
 
 
 def _account(document: Fields, names: tuple[str, ...]) -> Account:

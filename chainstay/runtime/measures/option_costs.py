@@ -137,6 +137,7 @@ def with_options(
             replay_time=option.replay_time,
             stages=option.stages,
             choice=_choice(option.selection),
+            is_steady=option.is_steady,
         )
         stages[first] = replace(stages[first], options=(*stages[first].options, cost))
         table[first, len(stages[first].options)] = option

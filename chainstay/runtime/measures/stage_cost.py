@@ -22,6 +22,7 @@ class OptionCost:
         replay_time: What it takes beyond forward and backward of its stages.
         stages: The number of stages that it keeps together.
         choice: What it keeps and replays, as `chainstay.runtime.options` reads it.
+        is_steady: Whether it is found whatever times are measured, as in `Option`.
     """
 
     name: str
@@ -31,6 +32,7 @@ class OptionCost:
     replay_time: int
     stages: int
     choice: str
+    is_steady: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

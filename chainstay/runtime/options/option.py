@@ -28,6 +28,7 @@ __all__ = [
     "run_option",
     "selections_of",
     "stage_options",
+    "steady_selection",
     "unpack_option",
 ]
 
@@ -53,6 +54,8 @@ class Option:
         selection: What it keeps and what it makes again.
         code: What runs it.
         stages: How many stages of a chain it keeps together.
+        is_steady: Whether it is found whatever time operators take: budgets for which there is a
+            plan now can rely on it when times are measured again.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Option:
     selection: Selection
     code: OptionCode
     stages: int = 1
+    is_steady: bool = False
 
     def for_stage(self, stage: ChainStage) -> Option | None:
         """Return the same option of a stage that does the same with parameters of its own."""
@@ -70,7 +74,8 @@ class Option:
         graph = self.code.graph.for_stage(stage)
         if graph is None:
             return None
-        return replace(option_of(graph, self.selection), stages=self.stages)
+        option = option_of(graph, self.selection)
+        return replace(option, stages=self.stages, is_steady=self.is_steady)
 
 
 def stage_options(
@@ -81,7 +86,7 @@ def stage_options(
     output_stays: bool = True,
     most: int = 8,
 ) -> list[Option]:
-    """Return options of a stage, from the most bytes to the fewest.
+    """Return options of a stage, from the most bytes to the fewest; the last is steady.
 
     None where the stage has no graph, or nothing in it could be dropped; keeping everything is
     none of them. Call it inside `measuring`: the stage is run some times.
@@ -92,16 +97,30 @@ def stage_options(
         device: Where it runs.
         output_stays: Whether nobody changes its output in place: true of all stages but a
             model's last, whose caller may.
-        most: How many at most.
+        most: How many at most, the steady one aside.
     """
     graph = trace_stage(stage, given, device, output_stays=output_stays, repeats=2)
     if graph is None:
         return []
-    front = thinned(selections_of(graph), most + 1)
+    steady = steady_selection(graph)
+    front = [each for each in thinned(selections_of(graph), most + 1) if not _is_like(each, steady)]
     options = [option_of(graph, each) for each in front if each.replayed or each.redrawn]
+    if steady.replayed or steady.redrawn:
+        options.append(replace(option_of(graph, steady), is_steady=True))
     if options and _replays_all(options) and admitted(options[-1], given):
         return options  # what the last one makes again, others start from or make again as well
     return [option for option in options if admitted(option, given)]
+
+
+def _with_hooks(graph: StageGraph, selection: Selection) -> Selection:
+    """Return the selection with the runtime's own work in its time."""
+    groups = len(groups_of(graph, selection))
+    own = _RUN_TIME + _PACK_TIME * len(graph.packs) + _GROUP_TIME * groups if groups else 0
+    return replace(selection, replay_time=selection.replay_time + own)
+
+
+def _is_like(one: Selection, other: Selection) -> bool:
+    return (one.replayed, one.redrawn) == (other.replayed, other.redrawn)
 
 
 def _replays_all(options: Sequence[Option]) -> bool:
@@ -116,15 +135,21 @@ def _replays_all(options: Sequence[Option]) -> bool:
 def selections_of(graph: StageGraph) -> list[Selection]:
     """Return the front of a stage, the runtime's own work in its times."""
     front: list[Selection] = []
-    hooks = _RUN_TIME + _PACK_TIME * len(graph.packs)
     for each in pareto_front(graph.operators):
-        groups = len(groups_of(graph, each))
-        own = hooks + _GROUP_TIME * groups if groups else 0
-        selection = replace(each, replay_time=each.replay_time + own)
+        selection = _with_hooks(graph, each)
         while front and front[-1].replay_time >= selection.replay_time:
             front.pop()  # more bytes, and no less time
         front.append(selection)
     return front
+
+
+def steady_selection(graph: StageGraph) -> Selection:
+    """Return what keeps the fewest bytes, and of these what makes the fewest operators again."""
+    alike = [replace(operator, time=1) for operator in graph.operators]
+    fewest = pareto_front(alike)[-1]
+    again = sorted(fewest.replayed | fewest.redrawn)
+    time = sum(graph.operators[each].time for each in again)
+    return _with_hooks(graph, replace(fewest, replay_time=time))
 
 
 def option_of(graph: StageGraph, selection: Selection) -> Option:

@@ -1,0 +1,114 @@
+"""Where the time of `fit` goes, in plain steps of the model, for eight networks.
+
+A second thread looks at the stack of the one that fits 200 times a second; a look counts for the
+work that the innermost known function belongs to. Nothing else runs in the process. A network is
+fitted once, at 60 % of plain training's peak, with all defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import torch
+
+import chainstay
+from benchmarks.models.options import NETWORKS, OTHERS, case_of
+from benchmarks.training import cells, heading, machine
+
+__all__ = ["main"]
+
+_WORK: Final = {
+    "chainstay/planning/": "solve",
+    "chainstay/runtime/options/": "options",
+    "chainstay/runtime/measures/option_costs": "options",
+    "chainstay/runtime/measures/clock": "times",
+    "chainstay/runtime/measures/": "memory",
+    "chainstay/runtime/devices/memory": "memory",
+    "chainstay/runtime/capture/": "capture",
+    "torch/_dynamo/": "capture",
+}
+"""The beginning of a file's path, and the work that it does; the first that fits counts."""
+_COLUMNS: Final = ("capture", "memory", "times", "options", "solve", "the rest")
+_ALL: Final = (*NETWORKS, *OTHERS)
+_PAUSE_S: Final = 0.005
+
+
+def work_of(frame: FrameType | None) -> str:
+    """Return the work that the innermost known function of a stack belongs to."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        for beginning, work in _WORK.items():
+            if f"/{beginning}" in path:
+                return work
+        frame = frame.f_back
+    return "the rest"
+
+
+def observed(function: Callable[[], object]) -> tuple[Counter[str], float]:
+    """Run a function; return how often it was seen at each kind of work, and its seconds."""
+    seen: Counter[str] = Counter()
+    done = threading.Event()
+    observing = threading.get_ident()
+
+    def look() -> None:
+        while not done.wait(_PAUSE_S):
+            seen[work_of(sys._current_frames().get(observing))] += 1  # noqa: SLF001  # documented
+
+    observer = threading.Thread(target=look)
+    observer.start()
+    start = time.perf_counter()
+    try:
+        function()
+    finally:
+        done.set()
+        observer.join()
+    return seen, time.perf_counter() - start
+
+
+def row_of(name: str, budget: str) -> str:
+    """Return the row of a network."""
+    case = case_of(name)
+    plain = []
+    for _ in range(4):
+        start = time.perf_counter()
+        case.step(case.model)
+        plain.append(time.perf_counter() - start)
+    step = min(plain[1:])
+    seen, seconds = observed(
+        lambda: chainstay.fit(
+            case.model, case.args, case.kwargs, budget=budget, loss=case.loss, progress=False
+        )
+    )
+    looks = max(seen.total(), 1)
+    parts = [f"{seen[work] / looks * seconds / step:.1f}" for work in _COLUMNS]
+    return cells(name, f"{step * 1e3:.0f}", f"{seconds:.1f}", f"{seconds / step:.1f}", *parts)
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", nargs="*", choices=_ALL, default=_ALL)
+    parser.add_argument("--budget", default="60%", help="bytes, or a share of plain training")
+    parser.add_argument("--output", type=Path, help="a file for the table")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    head = heading("network", "a plain step, ms", "fit, s", "fit, steps", *_COLUMNS)
+    lines = [machine(torch.device("cpu")), f"Budget: {given.budget}.", "", *head]
+    print(*lines, sep="\n", flush=True)
+    for name in given.networks:
+        lines.append(row_of(name, given.budget))
+        print(lines[-1], flush=True)
+        if given.output is not None:
+            given.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
