@@ -172,38 +172,33 @@ class ChainSearch(Search[ChainProfile]):
 
         Environments that are saved for later runs depend on the schedule. The optimum without
         any bounds all schedules, and is the optimum if it fits with those that it has. Otherwise
-        it is solved for with those of all stages, and for a budget less by what it lacked.
+        it is solved for again, for a budget less by what it lacked, and if that does not fit
+        either, with the environments of all stages.
         """
         account = self.measured.account
         bound: Solution | None = None
-        found: list[Solution] = []
-        budgets = [(account.by_kind(is_sound=False), self.budget)]
-        while budgets:
-            profile, budget = budgets.pop(0)
+        nominal = self.budget
+        for is_sound in (False, False, True):
+            profile = account.by_kind(is_sound=is_sound)
             try:
-                solution = solve_chain(profile, budget, DP())
+                solution = solve_chain(profile, self.budget if is_sound else nominal, DP())
             except (InvalidBudgetError, InfeasibleBudgetError):
                 continue
+            bound = bound or solution
             own, overheads = self.measured.costs_of(solution.schedule)
-            replay = simulate(own, solution.schedule, overheads=overheads)
-            if replay.peak_bytes <= self.budget and self.can_run(solution.schedule):
-                real = replace(solution, budget=self.budget, peak_bytes=replay.peak_bytes)
-                found.append(real)
-            if bound is None:
-                bound = solution
-                if not found:
-                    less = 2 * self.budget - replay.peak_bytes
-                    budgets = [(account.by_kind(), self.budget), (profile, less)]
-        if not found or bound is None:
-            self._note_least()
-            return None
-        best = min(found, key=lambda solution: solution.makespan)
-        return replace(
-            best,
-            lower_bound=bound.lower_bound,
-            family=bound.family,
-            unrestricted_bound=bound.unrestricted_bound,
-        )
+            peak = simulate(own, solution.schedule, overheads=overheads).peak_bytes
+            if peak <= self.budget and self.can_run(solution.schedule):
+                return replace(
+                    solution,
+                    budget=self.budget,
+                    peak_bytes=peak,
+                    lower_bound=bound.lower_bound,
+                    family=bound.family,
+                    unrestricted_bound=bound.unrestricted_bound,
+                )
+            nominal = 2 * self.budget - peak
+        self._note_least()
+        return None
 
     def _note_least(self) -> None:
         """Note what persistent schedules need at least, where stages may be kept in part.
