@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,8 @@ from chainstay.runtime.execute.handles import require_no_hooks
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
+from chainstay.runtime.options.option import Option
+from chainstay.runtime.options.table import OptionTable, options_of_alike, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, version_of
@@ -41,12 +44,14 @@ class BlockSchedule:
         traits: How each touches the world.
         plan: What to run when.
         device: Where they are.
+        options: The options that the plan uses, by block and number.
     """
 
     chain: BlockChain
     traits: tuple[Traits, ...]
     plan: ExecutionPlan
     device: torch.device
+    options: OptionTable = field(default_factory=dict)
 
     @classmethod
     def from_schedule(
@@ -55,13 +60,22 @@ class BlockSchedule:
         traits: tuple[Traits, ...],
         schedule: Schedule,
         device: torch.device,
+        options: OptionTable = MappingProxyType({}),
     ) -> BlockSchedule:
         """Return the schedule of blocks with a loss behind them.
 
         Raises:
             InvalidScheduleError: An operation lacks what it needs.
+            PlanMismatchError: It keeps a block under an option that is not among `options`.
         """
-        return cls(chain, traits, plan_execution(schedule, Shape(len(chain.stages))), device)
+        plan = plan_execution(schedule, Shape(len(chain.stages)))
+        own = options_of_alike(used_options(options, schedule), chain.chain_stages)
+        return cls(chain, traits, plan, device, own)
+
+    def is_for(self, chain: BlockChain) -> bool:
+        """Whether blocks that differ in numbers save what they did when options were measured."""
+        stages = chain.chain_stages
+        return all(option.for_stage(stages[index]) for (index, _), option in self.options.items())
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +124,8 @@ class BlockRun:
             return False
         if len(graph.chain.state_inputs) != len(chain.stages[index].graph.chain.state_inputs):
             return False  # parameters are tensors here that another graph has made
+        if _options_by(schedule, index, chain.stages[index].by(graph, len(self._shared))) is None:
+            return False
         if index in chain.starts:
             return True
         given = [inputs[position] for position in graph.chain.state_inputs]
@@ -133,7 +149,8 @@ class BlockRun:
         self.following += 1
         stage = schedule.chain.stages[index].by(graph, len(self._shared))
         if stage is not schedule.chain.stages[index]:
-            _exchange(run, index, stage)
+            options = _options_by(schedule, index, stage)
+            _exchange(run, index, stage, options or {})
         given, shared = graph.chain.begin(inputs)
         if index in schedule.chain.starts:
             self._state = given
@@ -152,6 +169,7 @@ class BlockRun:
             shared=self._shared,
             names=schedule.chain.shared_names,
             pending=-1,
+            options=schedule.options,
         )
 
     def _run_again_until_first(self, schedule: BlockSchedule, run: Run) -> None:
@@ -162,9 +180,22 @@ class BlockRun:
             self._step += 1
 
 
-def _exchange(run: Run, index: int, stage: BlockStage) -> None:
+def _options_by(
+    schedule: BlockSchedule, index: int, stage: BlockStage
+) -> dict[tuple[int, int], Option] | None:
+    """Return the options of a stage as it is now; ``None`` if it saves something else."""
+    options = {key: each for key, each in schedule.options.items() if key[0] == index}
+    if stage is schedule.chain.stages[index]:
+        return options
+    own = {key: each.for_stage(ChainStage(stage.name, (stage,))) for key, each in options.items()}
+    found = {key: each for key, each in own.items() if each is not None}
+    return found if len(found) == len(own) else None
+
+
+def _exchange(run: Run, index: int, stage: BlockStage, options: OptionTable) -> None:
     """Let a stage run by another graph, which differs from that of the plan in numbers only."""
     own = ChainStage(stage.name, (stage,))
+    run.options = {**run.options, **options}
     traits = replace(
         run.traits[index],
         draws_random=own.may_draw_random,
@@ -286,3 +317,8 @@ class PlannedBlocks(Planned):
 
     schedule: BlockSchedule
     profile: ChainProfile
+
+    @property
+    def options(self) -> OptionTable:
+        """See `Planned`."""
+        return self.schedule.options
