@@ -134,7 +134,7 @@ class BlockForward:
         around = find_blocks(host, self.graphs)
         key, stages = around.chain.key, around.chain.stages
         known = self.known.get(key)
-        if known is None or not known.schedule.is_for(around.chain):
+        if known is None or not known.schedule.is_for(around.chain, around.sample.shared):
             try:
                 planned = planner.maker.of_blocks(around, is_first=not planner.plans)
             except InfeasibleBudgetError as refusal:

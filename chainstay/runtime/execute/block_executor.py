@@ -25,7 +25,6 @@ from chainstay.runtime.execute.handles import require_no_hooks
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
-from chainstay.runtime.options.option import Option
 from chainstay.runtime.options.table import OptionTable, options_of_alike, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -72,10 +71,23 @@ class BlockSchedule:
         own = options_of_alike(used_options(options, schedule), chain.chain_stages)
         return cls(chain, traits, plan, device, own)
 
-    def is_for(self, chain: BlockChain) -> bool:
+    def is_for(self, chain: BlockChain, shared: Sequence[Any]) -> bool:
         """Whether blocks that differ in numbers save what they did when options were measured."""
-        stages = chain.chain_stages
-        return all(option.for_stage(stages[index]) for (index, _), option in self.options.items())
+        found = (self.options_of(index, each, shared) for index, each in enumerate(chain.stages))
+        return all(options is not None for options in found)
+
+    def options_of(
+        self, index: int, stage: BlockStage, shared: Sequence[Any]
+    ) -> OptionTable | None:
+        """Return the options of a block as it is now; ``None`` if it saves something else."""
+        own = {key: option for key, option in self.options.items() if key[0] == index}
+        if stage is not self.chain.stages[index]:
+            alike = ChainStage(stage.name, (stage,))
+            again = {key: option.for_stage(alike) for key, option in own.items()}
+            own = {key: option for key, option in again.items() if option is not None}
+            if len(own) < len(again):
+                return None
+        return own if all(each.code.graph.is_for(shared) for each in own.values()) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +114,14 @@ class BlockRun:
     def block(self, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
         """Run the next block's graph."""
         if self.schedule is not None and self._is_expected(self.schedule, graph, inputs):
-            return self._by_plan(self.schedule, graph, inputs)
+            given, shared = graph.chain.begin(inputs)
+            stage = self.schedule.chain.stages[self.following].by(graph, len(self._shared))
+            self._shared += stage.retained(shared)
+            options = self.schedule.options_of(self.following, stage, self._shared)
+            if options is not None:
+                made = self._by_plan(self.schedule, stage, given, options)
+                return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
+            del self._shared[stage.first_shared :]
         self.others += 1
         return _alone(graph, inputs, self.device)
 
@@ -124,8 +143,6 @@ class BlockRun:
             return False
         if len(graph.chain.state_inputs) != len(chain.stages[index].graph.chain.state_inputs):
             return False  # parameters are tensors here that another graph has made
-        if _options_by(schedule, index, chain.stages[index].by(graph, len(self._shared))) is None:
-            return False
         if index in chain.starts:
             return True
         given = [inputs[position] for position in graph.chain.state_inputs]
@@ -136,8 +153,8 @@ class BlockRun:
         )
 
     def _by_plan(
-        self, schedule: BlockSchedule, graph: BlockGraph, inputs: tuple[Any, ...]
-    ) -> Sequence[Any]:
+        self, schedule: BlockSchedule, stage: BlockStage, given: State, options: OptionTable
+    ) -> State:
         index = self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
             require_no_hooks()
@@ -147,18 +164,14 @@ class BlockRun:
         assert step.stage == index, "first runs are in order"
         self._step += 1
         self.following += 1
-        stage = schedule.chain.stages[index].by(graph, len(self._shared))
         if stage is not schedule.chain.stages[index]:
-            options = _options_by(schedule, index, stage)
-            _exchange(run, index, stage, options or {})
-        given, shared = graph.chain.begin(inputs)
+            _exchange(run, index, stage, options)
         if index in schedule.chain.starts:
             self._state = given
-        self._shared += stage.retained(shared)
         made = run.first_run(step, self._state)
         self._state, self._versions = made, tuple(map(version_of, made))
         run.pending = index
-        return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
+        return made
 
     def _new_run(self, schedule: BlockSchedule) -> Run:
         return Run(
@@ -178,18 +191,6 @@ class BlockRun:
         while self._step < len(forward) and not forward[self._step].is_first:
             run.run_again(forward[self._step])
             self._step += 1
-
-
-def _options_by(
-    schedule: BlockSchedule, index: int, stage: BlockStage
-) -> dict[tuple[int, int], Option] | None:
-    """Return the options of a stage as it is now; ``None`` if it saves something else."""
-    options = {key: each for key, each in schedule.options.items() if key[0] == index}
-    if stage is schedule.chain.stages[index]:
-        return options
-    own = {key: each.for_stage(ChainStage(stage.name, (stage,))) for key, each in options.items()}
-    found = {key: each for key, each in own.items() if each is not None}
-    return found if len(found) == len(own) else None
 
 
 def _exchange(run: Run, index: int, stage: BlockStage, options: OptionTable) -> None:
