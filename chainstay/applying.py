@@ -255,7 +255,7 @@ class _AppliedPlan:
             subject = subject_of(graph, call.inputs, loss, call.device)
             own = unmeasured_graph(graph, subject)
             self._require_stages(call.call, call.device, own.chain.stages)
-            options = restored_options(subject, chosen_options(plan, profile), is_checked=True)
+            options = restored_options([subject], chosen_options(plan, profile), is_checked=True)
         own = replace(own, options=options)
         planned = own.planned(plan.solution, profile, self._transport(call.device))
         return MadePlan(own, replace(planned, overheads=plan.overheads))
@@ -291,10 +291,12 @@ class _AppliedPlan:
         call = Call(host.model, host.args, host.kwargs, host.function)
         self._require_model(call, host.device)
         self._require_stages(call, host.device, around.chain.chain_stages)
-        traits = unmeasured_blocks(around)
+        traits, options = unmeasured_blocks(around, chosen_options(plan, plan.stages))
         schedule = plan.solution.schedule
         return PlannedBlocks(
-            schedule=BlockSchedule.from_schedule(around.chain, traits, schedule, host.device),
+            schedule=BlockSchedule.from_schedule(
+                around.chain, traits, schedule, host.device, options
+            ),
             solution=plan.solution,
             profile=plan.stages,
             overheads=plan.overheads,

@@ -133,12 +133,14 @@ class BlockForward:
         host = Host(call.model, call.args, call.kwargs, call.function, self.device)
         around = find_blocks(host, self.graphs)
         key, stages = around.chain.key, around.chain.stages
-        if key not in self.known:
+        known = self.known.get(key)
+        if known is None or not known.schedule.is_for(around.chain, around.sample.shared):
             try:
                 planned = planner.maker.of_blocks(around, is_first=not planner.plans)
             except InfeasibleBudgetError as refusal:
                 raise at_shapes(refusal, shapes) from None
             origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}\n"
+            self.known.pop(key, None)  # the plan made last is at the end
             self.known[key] = replace(planned, origin=origin)
             planner.add(self.known[key], shapes, call, self.device)
         self.open_entrances(call.model)

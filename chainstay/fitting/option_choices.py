@@ -7,7 +7,6 @@ from operator import itemgetter
 
 from chainstay.plans import OptionChoice, Plan
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.option_costs import ChosenOption
 from chainstay.runtime.options.front import Selection
@@ -31,9 +30,8 @@ def chosen_options(plan: Plan, profile: ChainProfile) -> dict[tuple[int, int], C
 
 
 def choices_of(planned: Planned) -> Iterator[OptionChoice]:
-    """Yield the options that a plan uses; only those of graphs have any."""
-    options = planned.executor.options if isinstance(planned, PlannedGraph) else {}
-    for (stage, number), option in sorted(options.items(), key=itemgetter(0)):
+    """Yield the options that a plan uses."""
+    for (stage, number), option in sorted(planned.options.items(), key=itemgetter(0)):
         selection = option.selection
         yield OptionChoice(
             stage=stage,

@@ -153,7 +153,7 @@ class SolvedPlans:
         output = None if call.call is None else _trial(call, graph).require_same()
         known = self.measured.get(call.key)
         if known is not None and not known.costs.account.has_options:
-            known = None if self._wants_options(call, known.costs) else known
+            known = None if self._wants_options(model, known.costs) else known
         staged = None
         if known is not None and is_alike(graph, known.staged.graph):
             staged = with_graph(known.staged, graph, call.inputs)  # its own numbers
@@ -261,11 +261,11 @@ class SolvedPlans:
     def _fits_plainly(self, model: nn.Module | None, known: MeasuredGraph) -> bool:
         return plain_peak(known.costs) <= self._budget(model, known.costs)
 
-    def _wants_options(self, call: GraphCall, costs: Measurement) -> bool:
+    def _wants_options(self, model: nn.Module | None, costs: Measurement) -> bool:
         """Whether options of stages may be of use: what fits plainly runs plainly."""
         settings = self.settings
         may_recompute = settings.stage_options and settings.means.recompute
-        return may_recompute and not plain_peak(costs) <= self._budget(_model_of(call), costs)
+        return may_recompute and not plain_peak(costs) <= self._budget(model, costs)
 
     def _measured(
         self, call: GraphCall, graph: GraphChain, output: OutputSample | None, repeats: int
@@ -284,7 +284,7 @@ class SolvedPlans:
                 subject,
                 repeats=repeats,
                 cache=settings.cache,
-                wants_options=partial(self._wants_options, call),
+                wants_options=partial(self._wants_options, _model_of(call)),
             )
         given = graph.boundary_bytes(len(graph.stages))
         costs = self._with_loss_costs(costs, given, is_scaled=is_scaled)
@@ -297,6 +297,7 @@ class SolvedPlans:
             repeats=settings.repeats,
             progress=settings.progress,
             cache=settings.cache,
+            wants_options=partial(self._wants_options, around.host.model),
         )
         given = sum(tensor.storage_bytes for tensor in around.chain.boundaries[-1])
         return self._with_loss_costs(measured, given, is_scaled=is_scaled)
@@ -344,7 +345,9 @@ def planned_blocks(measured: MeasuredBlocks, solution: Solution) -> PlannedBlock
     blocks, schedule = measured.blocks, solution.schedule
     device = measured.chain.device
     return PlannedBlocks(
-        schedule=BlockSchedule.from_schedule(blocks, measured.traits, schedule, device),
+        schedule=BlockSchedule.from_schedule(
+            blocks, measured.traits, schedule, device, measured.options
+        ),
         solution=solution,
         profile=measured.profile_for(schedule),
         overheads=measured.overheads_for(schedule),

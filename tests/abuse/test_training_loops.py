@@ -324,9 +324,10 @@ _OF_BLOCKS = (
 )
 
 
+@pytest.mark.parametrize("stage_options", [False, True], ids=["whole", "in part"])
 @pytest.mark.parametrize("name", _OF_BLOCKS)
-def test_by_blocks(name: str) -> None:
-    _require_equal(LOOPS[name], "blocks", stage_options=False)
+def test_by_blocks(name: str, *, stage_options: bool) -> None:
+    _require_equal(LOOPS[name], "blocks", stage_options=stage_options)
 
 
 def _require_equal(step: Step, by: str, *, stage_options: bool) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from training_conditions import (
+    BLOCKS_IN_PART,
     IN_PART,
     SUBJECTS,
     Sample,
@@ -195,7 +196,7 @@ def test_a_plan_that_keeps_all(
     require_equal(subject, "all", step)
 
 
-@pytest.mark.parametrize("share", ["60 %", "least", IN_PART])
+@pytest.mark.parametrize("share", ["60 %", "least", IN_PART, BLOCKS_IN_PART])
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("step", STEPS, ids=name_of)
 def test_any_loop_trains_as_it_did(

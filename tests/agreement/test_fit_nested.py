@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import chainstay
 from chainstay.errors import UnsupportedModelError
 from training_conditions import (
-    PLANS,
+    IN_PART,
+    SHARES,
     SUBJECTS,
     Sample,
     differences,
@@ -27,7 +28,7 @@ from training_conditions import (
 )
 
 each_subject = pytest.mark.parametrize("subject", SUBJECTS)
-each_share = pytest.mark.parametrize("share", PLANS)
+each_share = pytest.mark.parametrize("share", [*SHARES, IN_PART])  # reentrant ones need a graph
 # Dynamo looks at the gradient of whatever it is given, and tests turn warnings into errors.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),

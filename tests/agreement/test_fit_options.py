@@ -25,17 +25,22 @@ from training_conditions import Sample, differences, keeps_in_part, recomputes, 
 from twins import peak_of
 from zoo import loss_of
 
+each_way = pytest.mark.parametrize("by", ["graph", "blocks"])
 
+
+@each_way
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("share", [85, 65])
-def test_families(family: str, share: int) -> None:
+def test_families(family: str, share: int, by: Any) -> None:  # noqa: ANN401  # a `StageSource`
+    if (family, by) == ("CNN", "blocks"):
+        pytest.skip("blocks of one operator each have nothing to drop")
     make, x = FAMILIES[family]
     torch.manual_seed(0)
     plain = make().train()
     planned = copy.deepcopy(plain)
-    chainstay.fit(planned, (x,), budget="100%", loss=loss_of, repeats=1)
+    chainstay.fit(planned, (x,), budget="100%", loss=loss_of, by=by, repeats=1)
     budget = shown(planned).solution.peak_bytes * share // 100
-    chainstay.fit(chainstay.unfit(planned), (x,), budget=budget, loss=loss_of, repeats=1)
+    chainstay.fit(chainstay.unfit(planned), (x,), budget=budget, loss=loss_of, by=by, repeats=1)
     # Of the small CNN, timing decides whether dropping a part beats dropping a whole stage.
     assert keeps_in_part(planned) or family == "CNN"
     sample = Sample((x,))
@@ -94,12 +99,12 @@ def numbers() -> nn.Sequential:
     return nn.Sequential(*(Numbers() for _ in range(4)))
 
 
-def in_part(make: Callable[[], nn.Module], x: torch.Tensor) -> list[nn.Module]:
+def in_part(make: Callable[[], nn.Module], x: torch.Tensor, by: Any = "graph") -> list[nn.Module]:  # noqa: ANN401  # a `StageSource`
     """A plain model, and an equal one that keeps stages in part."""
     torch.manual_seed(0)
     plain = make()
     planned = copy.deepcopy(plain)
-    chainstay.fit(planned, (x,), budget="60%", loss=loss_of, repeats=1)
+    chainstay.fit(planned, (x,), budget="60%", loss=loss_of, by=by, repeats=1)
     assert keeps_in_part(planned)
     return [plain, planned]
 
@@ -113,6 +118,7 @@ def gradients_of(model: nn.Module, x: torch.Tensor, seed: int) -> dict[str, torc
     return found | {"loss": loss.detach(), "random": torch.get_rng_state()}
 
 
+@each_way
 @pytest.mark.parametrize(
     ("name", "values", "plans"),
     [
@@ -123,16 +129,24 @@ def gradients_of(model: nn.Module, x: torch.Tensor, seed: int) -> dict[str, torc
         ("start", (16, 0, 64, 32), None),  # a saved view lies elsewhere
     ],
 )
-def test_numbers_that_change(name: str, values: tuple[float, ...], plans: int | None) -> None:
+def test_numbers_that_change(
+    name: str,
+    values: tuple[float, ...],
+    plans: int | None,
+    by: str,
+) -> None:
     x = torch.randn(256, 64)
-    models = in_part(numbers, x)
+    models = in_part(numbers, x, by)
     for step, value in enumerate(values):
         for model in models:
             for layer in model.children():
                 setattr(layer, name, value)
         plain, planned = (gradients_of(model, x, step) for model in models)
         assert differences(planned, plain) == [], step
-    assert plans is None or len(shown(models[1]).plans) == plans
+    # The code of blocks has their first numbers in it; with others they run alone once.
+    assert plans is None or len(shown(models[1]).plans) == plans + (by == "blocks")
+    if by == "blocks":
+        assert peak_of(models[1], x) + x.nbytes <= shown(models[1]).solution.budget
 
 
 def test_what_was_seen_holds_for_some_numbers() -> None:
@@ -153,10 +167,11 @@ def test_what_was_seen_holds_for_some_numbers() -> None:
     assert [graph.is_for([rate] * shared) for rate in (0.0, 0.5, 1.0)] == [False, True, False]
 
 
-def test_a_number_between_forward_and_backward() -> None:
+@each_way
+def test_a_number_between_forward_and_backward(by: str) -> None:
     """A replay is of the forward as it was."""
     x = torch.randn(256, 64)
-    models = in_part(numbers, x)
+    models = in_part(numbers, x, by)
     found = []
     for model in models:
         torch.manual_seed(0)
@@ -168,9 +183,10 @@ def test_a_number_between_forward_and_backward() -> None:
     assert differences(found[1], found[0]) == []
 
 
-def test_parameters_frozen_after_fit() -> None:
+@each_way
+def test_parameters_frozen_after_fit(by: str) -> None:
     x = torch.randn(256, 64)
-    models = in_part(numbers, x)
+    models = in_part(numbers, x, by)
     for step in range(3):
         for model in models:
             for layer in list(model.children())[:step]:
@@ -179,27 +195,30 @@ def test_parameters_frozen_after_fit() -> None:
         assert differences(planned, plain) == [], step
 
 
-def test_kernels_chosen_after_fit() -> None:
-    """Attention saves other tensors then, so that stages are kept whole."""
-    models = in_part(lambda: Language(is_gated=True).train(), TOKENS)
+@each_way
+def test_kernels_chosen_after_fit(by: str) -> None:
+    """Attention saves other tensors then, so that stages are kept whole; blocks run alone."""
+    models = in_part(lambda: Language(is_gated=True).train(), TOKENS, by)
     for step, kernel in enumerate((SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)):
         with sdpa_kernel(kernel):
             plain, planned = (gradients_of(model, TOKENS, step) for model in models)
         assert differences(planned, plain) == [], kernel
 
 
-def test_copies_and_files_of_a_model_whose_stages_are_kept_in_part() -> None:
+@each_way
+def test_copies_and_files_of_a_model_whose_stages_are_kept_in_part(by: str) -> None:
     x = torch.randn(256, 64)
-    plain, planned = in_part(numbers, x)
+    plain, planned = in_part(numbers, x, by)
     expected = gradients_of(plain, x, 0)
     for twin in (copy.deepcopy(planned), copy.deepcopy(chainstay.unfit(copy.deepcopy(planned)))):
         assert differences(gradients_of(twin, x, 0), expected) == []
     assert pickle.loads(pickle.dumps(plain.state_dict())).keys() == planned.state_dict().keys()
 
 
-def test_without_options_stages_run_again() -> None:
+@each_way
+def test_without_options_stages_run_again(by: Any) -> None:  # noqa: ANN401  # a `StageSource`
     x = torch.randn(256, 64)
-    model = chainstay.fit(numbers(), (x,), budget="70%", stage_options=False, repeats=1)
+    model = chainstay.fit(numbers(), (x,), budget="70%", by=by, stage_options=False, repeats=1)
     assert recomputes(model)
     assert not keeps_in_part(model)
 
@@ -224,12 +243,13 @@ def test_a_loss_that_is_the_output() -> None:
     model(torch.randn(1, 8)).sum().backward()
 
 
-def test_costs_of_options_on_file_are_for_those_who_want_options(tmp_path: Path) -> None:
+@each_way
+def test_costs_of_options_on_file_are_for_those_who_want_options(tmp_path: Path, by: Any) -> None:  # noqa: ANN401  # a `StageSource`
     """A fit without options, or one that needs none, has no use for those on file."""
     x, model = torch.randn(256, 64), numbers()
 
     def fitted(model: nn.Module, budget: str, *, stage_options: bool = True) -> nn.Module:
-        settings: Any = {"budget": budget, "stage_options": stage_options}
+        settings: Any = {"budget": budget, "by": by, "stage_options": stage_options}
         return chainstay.fit(model, (x,), loss=loss_of, repeats=1, cache=tmp_path, **settings)
 
     assert keeps_in_part(fitted(numbers(), "60%"))

@@ -177,11 +177,14 @@ def perceptrons() -> nn.Sequential:
     return nn.Sequential(*(Perceptron() for _ in range(4)))
 
 
-@pytest.fixture(scope="module")
-def path_with_options(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["graph", "blocks"])
+def path_with_options(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     path = tmp_path_factory.mktemp("plans") / "options.json"
     sample = (torch.randn(1024, 256),)
-    fitted = fit(perceptrons(), sample, budget="70%", loss=loss_of, progress=False)
+    by = request.param
+    fitted = fit(perceptrons(), sample, budget="70%", loss=loss_of, by=by, progress=False)
     assert fitted.chainstay.kept_in_part  # type: ignore[union-attr]
     save_plan(fitted, path)
     return path

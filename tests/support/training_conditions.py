@@ -26,6 +26,7 @@ from chainstay.solution import Claim
 from zoo import loss_of
 
 __all__ = [
+    "BLOCKS_IN_PART",
     "IN_PART",
     "PLANS",
     "RECOMPUTING",
@@ -52,7 +53,9 @@ SHARES: Final = {"all": Fraction(1), "60 %": Fraction(3, 5), "least": Fraction(0
 """Budgets as shares of plain training; what does not fit gets the least that does."""
 IN_PART: Final = "in part"
 """A plan under which some stages are kept in part, by their options."""
-PLANS: Final = (*SHARES, IN_PART)
+BLOCKS_IN_PART: Final = "in part, by blocks"
+"""The same while the model's own forward calls its blocks."""
+PLANS: Final = (*SHARES, IN_PART, BLOCKS_IN_PART)
 """The kinds of plans that training is tried under."""
 RECOMPUTING: Final = "90%"
 """The budget for plans of smaller shares: where plain training fits, no method is asked."""
@@ -193,8 +196,9 @@ def fit_to(model: Module, sample: Sample | None, share: str) -> Module:
     Without a sample, budgets are shares of what the first training call needs.
     """
     call = () if sample is None else (sample.args, sample.kwargs)
-    if share == IN_PART:
-        return chainstay.fit(model, *call, budget="85%", method="dp", repeats=1)
+    if share in (IN_PART, BLOCKS_IN_PART):
+        by: Any = "auto" if share == IN_PART else "blocks"
+        return chainstay.fit(model, *call, budget="85%", method="dp", by=by, repeats=1)
     method = ShareOf(SHARES[share])
     budget = "100%" if share == "all" else RECOMPUTING
     return chainstay.fit(model, *call, budget=budget, method=method, repeats=1)
@@ -236,7 +240,7 @@ def keeps_in_part(model: nn.Module) -> bool:
 
 def require_plan(model: nn.Module, share: str) -> None:
     """The plan used last must be of the kind that `share` says."""
-    if share == IN_PART:
+    if share in (IN_PART, BLOCKS_IN_PART):
         # In layers this small, noise decides between a replay and a stage run again.
         is_small = isinstance(model, nn.Sequential)
         assert keeps_in_part(model) or (is_small and recomputes(model)), "nothing is kept in part"

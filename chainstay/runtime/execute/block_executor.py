@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,7 @@ from chainstay.runtime.execute.handles import require_no_hooks
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
+from chainstay.runtime.options.table import OptionTable, options_of_alike, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, version_of
@@ -41,12 +43,14 @@ class BlockSchedule:
         traits: How each touches the world.
         plan: What to run when.
         device: Where they are.
+        options: The options that the plan uses, by block and number.
     """
 
     chain: BlockChain
     traits: tuple[Traits, ...]
     plan: ExecutionPlan
     device: torch.device
+    options: OptionTable = field(default_factory=dict)
 
     @classmethod
     def from_schedule(
@@ -55,13 +59,35 @@ class BlockSchedule:
         traits: tuple[Traits, ...],
         schedule: Schedule,
         device: torch.device,
+        options: OptionTable = MappingProxyType({}),
     ) -> BlockSchedule:
         """Return the schedule of blocks with a loss behind them.
 
         Raises:
             InvalidScheduleError: An operation lacks what it needs.
+            PlanMismatchError: It keeps a block under an option that is not among `options`.
         """
-        return cls(chain, traits, plan_execution(schedule, Shape(len(chain.stages))), device)
+        plan = plan_execution(schedule, Shape(len(chain.stages)))
+        own = options_of_alike(used_options(options, schedule), chain.chain_stages)
+        return cls(chain, traits, plan, device, own)
+
+    def is_for(self, chain: BlockChain, shared: Sequence[Any]) -> bool:
+        """Whether blocks that differ in numbers save what they did when options were measured."""
+        found = (self.options_of(index, each, shared) for index, each in enumerate(chain.stages))
+        return all(options is not None for options in found)
+
+    def options_of(
+        self, index: int, stage: BlockStage, shared: Sequence[Any]
+    ) -> OptionTable | None:
+        """Return the options of a block as it is now; ``None`` if it saves something else."""
+        own = {key: option for key, option in self.options.items() if key[0] == index}
+        if stage is not self.chain.stages[index]:
+            alike = ChainStage(stage.name, (stage,))
+            again = {key: option.for_stage(alike) for key, option in own.items()}
+            own = {key: option for key, option in again.items() if option is not None}
+            if len(own) < len(again):
+                return None
+        return own if all(each.code.graph.is_for(shared) for each in own.values()) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +114,14 @@ class BlockRun:
     def block(self, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
         """Run the next block's graph."""
         if self.schedule is not None and self._is_expected(self.schedule, graph, inputs):
-            return self._by_plan(self.schedule, graph, inputs)
+            given, shared = graph.chain.begin(inputs)
+            stage = self.schedule.chain.stages[self.following].by(graph, len(self._shared))
+            self._shared += stage.retained(shared)
+            options = self.schedule.options_of(self.following, stage, self._shared)
+            if options is not None:
+                made = self._by_plan(self.schedule, stage, given, options)
+                return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
+            del self._shared[stage.first_shared :]
         self.others += 1
         return _alone(graph, inputs, self.device)
 
@@ -120,8 +153,8 @@ class BlockRun:
         )
 
     def _by_plan(
-        self, schedule: BlockSchedule, graph: BlockGraph, inputs: tuple[Any, ...]
-    ) -> Sequence[Any]:
+        self, schedule: BlockSchedule, stage: BlockStage, given: State, options: OptionTable
+    ) -> State:
         index = self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
             require_no_hooks()
@@ -131,17 +164,14 @@ class BlockRun:
         assert step.stage == index, "first runs are in order"
         self._step += 1
         self.following += 1
-        stage = schedule.chain.stages[index].by(graph, len(self._shared))
         if stage is not schedule.chain.stages[index]:
-            _exchange(run, index, stage)
-        given, shared = graph.chain.begin(inputs)
+            _exchange(run, index, stage, options)
         if index in schedule.chain.starts:
             self._state = given
-        self._shared += stage.retained(shared)
         made = run.first_run(step, self._state)
         self._state, self._versions = made, tuple(map(version_of, made))
         run.pending = index
-        return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
+        return made
 
     def _new_run(self, schedule: BlockSchedule) -> Run:
         return Run(
@@ -152,6 +182,7 @@ class BlockRun:
             shared=self._shared,
             names=schedule.chain.shared_names,
             pending=-1,
+            options=schedule.options,
         )
 
     def _run_again_until_first(self, schedule: BlockSchedule, run: Run) -> None:
@@ -162,9 +193,10 @@ class BlockRun:
             self._step += 1
 
 
-def _exchange(run: Run, index: int, stage: BlockStage) -> None:
+def _exchange(run: Run, index: int, stage: BlockStage, options: OptionTable) -> None:
     """Let a stage run by another graph, which differs from that of the plan in numbers only."""
     own = ChainStage(stage.name, (stage,))
+    run.options = {**run.options, **options}
     traits = replace(
         run.traits[index],
         draws_random=own.may_draw_random,
@@ -286,3 +318,8 @@ class PlannedBlocks(Planned):
 
     schedule: BlockSchedule
     profile: ChainProfile
+
+    @property
+    def options(self) -> OptionTable:
+        """See `Planned`."""
+        return self.schedule.options

@@ -145,6 +145,11 @@ class PlannedGraph(Planned):
         state, shared = self.chain.begin(inputs)
         return self.chain.finish(self.executor(state, shared), shared)
 
+    @property
+    def options(self) -> OptionTable:
+        """See `Planned`."""
+        return self.executor.options
+
     def close(self) -> None:
         """Stop transfers; see `Planned`."""
         self.executor.close()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.execute.alternatives import Alternative
+from chainstay.runtime.options.table import OptionTable
 from chainstay.solution import Solution
 
 __all__ = ["Planned"]
@@ -34,6 +35,11 @@ class Planned:
     plain_time: int | None = None
     plain_peak: int | None = None
     alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def options(self) -> OptionTable:
+        """The options of stages that it uses, by stage and number; joins have none."""
+        return {}
 
     def close(self) -> None:
         """Let go of what the plan holds besides the model; it is not called again."""

@@ -66,7 +66,8 @@ class Account:
                 f"{len(accounts)} processes that share parameters find {len(shapes)} different "
                 "chains; call the model on samples of one shape in all of them"
             )
-        return cls(
+        return replace(
+            accounts[0],
             input_bytes=max(each.input_bytes for each in accounts),
             input_gradient_bytes=max(each.input_gradient_bytes for each in accounts),
             stages=tuple(map(_largest, zip(*(each.stages for each in accounts), strict=True))),

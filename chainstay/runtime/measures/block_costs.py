@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -37,15 +37,23 @@ from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.around_blocks import Around, Outside
 from chainstay.runtime.measures.cost_files import AccountFile, signature_around, signature_of
 from chainstay.runtime.measures.costs import ObservedStage, Subject, observe_chain, trace_chain
-from chainstay.runtime.measures.measured import Measurement, measuring, traits_of
+from chainstay.runtime.measures.measured import (
+    Measurement,
+    found_on_file,
+    measuring,
+    traits_of,
+    with_options_of,
+)
+from chainstay.runtime.measures.option_costs import ChosenOption, restored_options
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.progress import Progress, progress_bar, unseen
 from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_gradients_bytes
 from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import NumberedState, shared_skips
-from chainstay.runtime.stage.loss_stage import TracedLoss, traced_loss
+from chainstay.runtime.stage.loss_stage import traced_loss
 from chainstay.runtime.stage.states import copied
 
 __all__ = [
@@ -119,6 +127,7 @@ def measure_blocks(
     repeats: int,
     progress: bool = True,
     cache: str | os.PathLike[str] | None = None,
+    wants_options: Callable[[MeasuredBlocks], bool] = lambda _: False,
 ) -> MeasuredBlocks:
     """Measure time and memory of a step with the blocks of a model.
 
@@ -128,6 +137,8 @@ def measure_blocks(
         progress: Show a bar on stderr, if that is a terminal and it takes over a second.
         cache: A directory for what was measured; of several processes, all find a file there
             or all measure.
+        wants_options: Whether to look for options of blocks, told what is known without them;
+            blocks whose parameters are spread over processes have none.
 
     Raises:
         UnsupportedModelError: The backward does not go through the blocks in turn.
@@ -139,32 +150,50 @@ def measure_blocks(
         subjects = partial(_subjects, stages, around, bar)
         file = None if cache is None else _file_of(subjects(), around, autocast, cache)
         account = None if file is None else file.read()
+        chain = Chain(stages=stages, device=device, names=around.chain.shared_names)
+        blocks = partial(MeasuredBlocks, chain=chain, blocks=around.chain)
+
+        def wanted(measured: MeasuredBlocks) -> bool:
+            return not around.host.is_sharded and wants_options(measured)
+
         if all(gathered(model, account is not None)) and account is not None:
             traits = tuple(each for subject in subjects() for each in traits_of(subject))
-        else:
-            observed: list[ObservedStage] = []
-            memories: list[StageMemory] = []
-            for subject in subjects():
-                found = observe_chain(subject, repeats)
-                observed += found
-                memories += trace_chain(found, subject)
-            bar("running what is around the blocks", steps=0, more=1)
-            outside = around.measured([each.input_gradients for each in memories], repeats)
-            bar("running what is around the blocks")
-            standing = _standing_bytes(observed, memories, outside, around, autocast)
-            account = _Accountant(around.chain, observed, memories, outside, standing).account()
-            traits = tuple(each.traits for each in observed)
-            if file is not None:
-                file.write(account)
-    chain = Chain(stages=stages, device=device, names=around.chain.shared_names)
-    return MeasuredBlocks(chain=chain, account=account, traits=traits, blocks=around.chain)
+            known = found_on_file(blocks(account=account, traits=traits), subjects(), wanted)
+            if known is not None:
+                return known
+        observed: list[ObservedStage] = []
+        memories: list[StageMemory] = []
+        for subject in subjects():
+            found = observe_chain(subject, repeats)
+            observed += found
+            memories += trace_chain(found, subject)
+        bar("running what is around the blocks", steps=0, more=1)
+        outside = around.measured([each.input_gradients for each in memories], repeats)
+        bar("running what is around the blocks")
+        standing = _standing_bytes(observed, memories, outside, around, autocast)
+        accountant = _Accountant(around.chain, observed, memories, outside, standing)
+        traits = tuple(each.traits for each in observed)
+        measured = blocks(account=accountant.account(), traits=traits)
+        if wanted(measured):
+            kept = accountant.kept
+            measured = with_options_of(measured, observed, memories, subjects(), kept)
+        if file is not None:
+            file.write(measured.account)
+    return measured
 
 
-def unmeasured_blocks(around: Around) -> tuple[Traits, ...]:
-    """Return the traits of each block."""
+def unmeasured_blocks(
+    around: Around, wanted: Mapping[tuple[int, int], ChosenOption]
+) -> tuple[tuple[Traits, ...], OptionTable]:
+    """Return the traits of each block, and the options that are wanted, tested.
+
+    Raises:
+        PlanMismatchError: As `restored_options`.
+    """
     with measuring(around.device):
-        subjects = _subjects(around.chain.chain_stages, around, unseen)
-        return tuple(each for subject in subjects for each in traits_of(subject))
+        subjects = partial(_subjects, around.chain.chain_stages, around, unseen)
+        traits = tuple(each for subject in subjects() for each in traits_of(subject))
+        return traits, restored_options(subjects(), wanted, is_checked=True)
 
 
 def _subjects(
@@ -182,6 +211,7 @@ def _subjects(
             counted=sample.counted,
             device=around.device,
             progress=progress,
+            hands_out=True,
         )
 
 
@@ -192,20 +222,16 @@ def _file_of(
     cache: str | os.PathLike[str],
 ) -> AccountFile:
     """Return the file for the account, whether or not it exists."""
-    host = around.host
+    host, loss = around.host, "no loss" if around.loss is None else around.loss.text
     signatures = [
-        signature_around(host.model, (host.args, dict(host.kwargs)), _text_of(around.loss)),
+        signature_around(host.model, (host.args, dict(host.kwargs)), loss),
         *(signature_of(subject, autocast) for subject in subjects),
     ]
     names = [stage.name for stage in around.chain.stages]
     return AccountFile.of("\n".join(signatures), names, cache)
 
 
-def _text_of(loss: TracedLoss | None) -> str:
-    return "no loss" if loss is None else loss.text
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Accountant:
     """Puts blocks and what is around them together."""
 
@@ -214,53 +240,68 @@ class _Accountant:
     memories: Sequence[StageMemory]
     outside: Outside
     standing: int  # bytes that a plan holds through the whole step
+    _skips: tuple[Skip, ...] = field(init=False)
+    _tied: list[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        segments = self.chain.segments()
+        self._skips = tuple(skip for segment in segments for skip in self._skips_of(segment))
+        self._tied = self._tied_bytes()
 
     def account(self) -> Account:
         """Return the costs of every stage, the loss last."""
-        segments = list(self.chain.segments())
-        skips = tuple(skip for segment in segments for skip in self._skips(segment))
-        tied = self._tied()
-        stages = [
-            self._stage(index, segment, skips, tied[index])
-            for segment in segments
-            for index in segment
-        ]
         return Account(
             input_bytes=0,
             input_gradient_bytes=self._gradient_bytes(0),
-            stages=(*stages, self._loss()),
-            skips=skips,
+            stages=(*map(self._stage, range(len(self.observed))), self._loss()),
+            skips=self._skips,
         )
 
-    def _stage(
-        self, index: int, segment: range, skips: Sequence[Skip], tied: tuple[int, int]
-    ) -> StageCost:
-        observed, memory = self.observed[index], self.memories[index]
-        before, behind = self.outside.before[index], self.outside.behind_backward(index)
-        given = self._given_bytes(index)
-        all_given, all_made = observed.given.bytes, observed.result.bytes_outside(observed.given)
-        is_end = index + 1 == segment.stop
-        output = 0 if is_end else self._counted(observed.result, segment.start)
-        made, saved = (0, memory.graph_bytes) if is_end else (all_made, memory.kept_bytes)
-        around = max(map(self._level, range(index, segment.stop))) + self.standing + tied[0]
-        entering = before.peak - given - min(made, saved) + self.standing
+    def kept(self, memory: StageMemory, index: int, _last: int) -> tuple[int, int, int]:
+        """Return what keeping a block saves, and both overheads; see `Surroundings.kept`."""
+        behind, all_given = self.outside.behind_backward(index), self.observed[index].given.bytes
+        saved = memory.graph_bytes if self._is_end(index) else memory.kept_bytes
         gradients = self._gradient_bytes(index) + self._gradient_bytes(index + 1)
-        gradients -= sum(s.gradient_bytes for s in skips if s.first <= index < s.last)
+        gradients -= sum(s.gradient_bytes for s in self._skips if s.first <= index < s.last)
         backward = self._backward_level(index) + memory.backward_peak - all_given
         backward += self.outside.backward[index].lasting_bytes  # a block alone may free them
-        backward = max(backward, behind.peak - given) - saved - gradients
+        backward = max(backward, behind.peak - self._given_bytes(index)) - saved - gradients
+        made = sum(s.bytes for s in self._skips if s.first == index + 1)
+        return (
+            max(saved, made),
+            self._forward_bytes(index, memory.kept_peak, saved),
+            max(backward, self._backward_level(index), 0) + self.standing + self._tied[index][1],
+        )
+
+    def _forward_bytes(self, index: int, peak: int, made: int) -> int:
+        """Return the overhead of a forward that needs `peak` alone, and leaves `made` bytes."""
+        stop = next(segment.stop for segment in self.chain.segments() if index in segment)
+        levels = map(self._level, range(index, stop))
+        around = max(levels) + self.standing + self._tied[index][0]
+        entering = self.outside.before[index].peak - self._given_bytes(index) - made + self.standing
+        return max(peak - self.observed[index].given.bytes - made + around, around, entering)
+
+    def _is_end(self, index: int) -> bool:
+        return index + 1 in (*self.chain.starts, len(self.observed))
+
+    def _stage(self, index: int) -> StageCost:
+        observed, memory, is_end = self.observed[index], self.memories[index], self._is_end(index)
+        start = self.chain.segment_of(index)
+        made = 0 if is_end else observed.result.bytes_outside(observed.given)
+        before, behind = self.outside.before[index], self.outside.behind_backward(index)
+        saved, recording, backward = self.kept(memory, index, index)
         return StageCost(
             name=observed.stage.name,
             forward_time=max(observed.time.forward, 1),  # nothing is run again for fun
             backward_time=observed.time.backward + before.nanoseconds + behind.nanoseconds,
             rerun_time=observed.time.rerun,
             hooks_time=observed.time.hooks,
-            output_bytes=output,
-            saved_bytes=max(saved, sum(s.bytes for s in skips if s.first == index + 1)),
+            output_bytes=0 if is_end else self._counted(observed.result, start),
+            saved_bytes=saved,
             gradient_bytes=self._gradient_bytes(index + 1),
-            recording_bytes=max(memory.kept_peak - all_given - saved + around, around, entering),
-            dropping_bytes=max(memory.dropped_peak - all_given - made + around, around, entering),
-            backward_bytes=max(backward, self._backward_level(index), 0) + self.standing + tied[1],
+            recording_bytes=recording,
+            dropping_bytes=self._forward_bytes(index, memory.dropped_peak, made),
+            backward_bytes=backward,
             environment_bytes=observed.environment_bytes,
         )
 
@@ -312,7 +353,7 @@ class _Accountant:
         sides += [memories[cut].input_gradients] if cut < len(memories) else []
         return max(each.allocated_bytes for each in sides)
 
-    def _skips(self, segment: range) -> Iterator[Skip]:
+    def _skips_of(self, segment: range) -> Iterator[Skip]:
         """Yield the tensors that several states of a segment share."""
         outside = self.observed[segment.start].given.storages
         states = [self.observed[index].given for index in segment]
@@ -320,7 +361,7 @@ class _Accountant:
         for skip in shared_skips([_without(state, outside) for state in states], gradients):
             yield replace(skip, first=skip.first + segment.start, last=skip.last + segment.start)
 
-    def _tied(self) -> list[tuple[int, int]]:
+    def _tied_bytes(self) -> list[tuple[int, int]]:
         """Return the bytes of gradients of parameters that a block shares with others."""
         used = {id(leaf) for each in self.observed for leaf in each.leaves}
         others = tuple(leaf for leaf in self.outside.leaves if id(leaf) in used)

@@ -66,6 +66,7 @@ class Subject:
         device: Where they run.
         progress: Told of every run of a stage.
         spans: The first and last of stages that may be kept together, such as those of a block.
+        hands_out: Whether the model's own code gets what every stage gives, and may change it.
     """
 
     stages: tuple[ChainStage, ...]
@@ -75,6 +76,7 @@ class Subject:
     device: torch.device
     progress: Progress = unseen
     spans: tuple[tuple[int, int], ...] = ()
+    hands_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.cost_files import AccountFile, signature_of
 from chainstay.runtime.measures.costs import (
+    ObservedStage,
     Subject,
     Surroundings,
     account_for,
@@ -25,11 +27,13 @@ from chainstay.runtime.measures.costs import (
     trace_chain,
 )
 from chainstay.runtime.measures.option_costs import (
+    Kept,
     chosen_options,
     observe_options,
     restored_options,
     with_options,
 )
+from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.stage_errors import blaming
@@ -38,11 +42,15 @@ from chainstay.schedule import Schedule
 
 __all__ = [
     "Measurement",
+    "found_on_file",
     "measure_subject",
     "measuring",
     "require_repeats",
     "traits_of",
+    "with_options_of",
 ]
+
+M = TypeVar("M", bound="Measurement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +145,10 @@ def measure_subject(
         file = AccountFile.of(signature_of(subject, autocast), titles, cache)
     account = None if file is None else file.read()
     if account is not None:
-        traits = tuple(traits_of(subject))
-        known = Measurement(chain=chain, account=account.without_options(), traits=traits)
-        if not wants_options(known):
-            return known
-        if account.has_options:
-            with suppress(PlanMismatchError):  # otherwise all is measured anew
-                options = restored_options(subject, chosen_options(account))
-                return replace(known, account=account, options=options)
+        known = Measurement(chain=chain, account=account, traits=tuple(traits_of(subject)))
+        found = found_on_file(known, [subject], wants_options)
+        if found is not None:
+            return found
     observed = observe_chain(subject, repeats)
     memories = trace_chain(observed, subject)
     measured = Measurement(
@@ -153,13 +157,44 @@ def measure_subject(
         traits=tuple(each.traits for each in observed if not each.stage.is_loss),
     )
     if wants_options(measured):
-        around = Surroundings.of(observed, memories, subject, autocast)
-        found = observe_options(observed, memories, subject)
-        account, options = with_options(measured.account, found, around)
-        measured = replace(measured, account=account, options=options)
+        kept = Surroundings.of(observed, memories, subject, autocast).kept
+        measured = with_options_of(measured, observed, memories, [subject], kept)
     if file is not None:
         file.write(measured.account)
     return measured
+
+
+def found_on_file(
+    known: M, subjects: Iterable[Subject], wants_options: Callable[[M], bool]
+) -> M | None:
+    """Return what a file knows, with options if they are wanted; ``None`` if it lacks these.
+
+    Args:
+        known: With the account of the file, and no options.
+        subjects: The chain, or its segments.
+        wants_options: As for `measure_subject`.
+    """
+    account = known.account
+    plain = replace(known, account=account.without_options())
+    if not wants_options(plain):
+        return plain
+    if account.has_options:
+        with suppress(PlanMismatchError):  # otherwise all is measured anew
+            return replace(known, options=restored_options(subjects, chosen_options(account)))
+    return None
+
+
+def with_options_of(
+    measured: M,
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    subjects: Iterable[Subject],
+    kept: Kept,
+) -> M:
+    """Return the same with the options of all stages; arguments as `observe_options`."""
+    found = observe_options(observed, memories, subjects)
+    account, options = with_options(measured.account, found, kept)
+    return replace(measured, account=account, options=options)
 
 
 def traits_of(subject: Subject) -> Iterator[Traits]:

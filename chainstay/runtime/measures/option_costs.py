@@ -6,9 +6,9 @@ have the same options with the same costs: one of them is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -16,7 +16,7 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
-from chainstay.runtime.measures.costs import ObservedStage, Subject, Surroundings
+from chainstay.runtime.measures.costs import ObservedStage, Subject
 from chainstay.runtime.measures.probe import StageMemory, StageProbe
 from chainstay.runtime.measures.stage_cost import OptionCost
 from chainstay.runtime.options.front import Selection
@@ -35,6 +35,7 @@ from chainstay.runtime.stage.states import MemoryLayout, State, detached
 
 __all__ = [
     "ChosenOption",
+    "Kept",
     "ObservedOption",
     "chosen_options",
     "observe_options",
@@ -62,6 +63,10 @@ _FEWER: Final = 3
 """Options of a stage that is part of a block."""
 
 
+Kept: TypeAlias = Callable[[StageMemory, int, int], tuple[int, int, int]]
+"""What keeping stages saves, and both overheads; see `Surroundings.kept`."""
+
+
 class ChosenOption(NamedTuple):
     """What an option keeps, and how many stages it keeps together."""
 
@@ -70,38 +75,41 @@ class ChosenOption(NamedTuple):
 
 
 def observe_options(
-    observed: Sequence[ObservedStage], memories: Sequence[StageMemory], subject: Subject
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    subjects: Iterable[Subject],
 ) -> list[ObservedOption]:
     """Return the options of every stage and span of a chain; call it inside `measuring`.
 
     Args:
         observed: The stages.
         memories: Their memory.
-        subject: The chain that they are of.
+        subjects: The chain that they are of, or its segments.
     """
-    stages = [each.stage for each in observed if not each.stage.is_loss]
     everything = sum(memory.kept_bytes for memory in memories)
-    in_spans = {stage for first, last in subject.spans for stage in range(first, last + 1)}
     known: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
-    subject.progress("looking for options", steps=0, more=len(stages))
-    for first, state in enumerate(_states(stages, subject)):
+    for first, (subject, stages, state) in enumerate(_places(subjects)):
+        if state is subject.source:
+            subject.progress("looking for options", steps=0, more=len(stages))
         subject.progress("looking for options")
+        in_span = any(start <= first <= last for start, last in subject.spans)
         for last in _ends(first, subject, observed):
             saved = sum(memory.kept_bytes for memory in memories[first : last + 1])
             if saved * _LEAST_PART < everything:
                 continue
-            stage = fused(stages[first : last + 1])
+            count = last - first + 1
+            stage, output_stays = fused(stages[:count]), _output_stays(subject, stages, count)
             gradients = memories[last].output_gradients
             leaves = {id(leaf): leaf for each in observed[first : last + 1] for leaf in each.leaves}
-            key = _key(stage, state, subject.shared, gradients, is_last=last + 1 == len(stages))
+            key = _key(stage, state, subject.shared, gradients, output_stays=output_stays)
             if key not in known:
                 options = stage_options(
                     stage,
                     (state, subject.shared),
                     subject.device,
-                    output_stays=last + 1 < len(stages),
-                    most=_MOST if first < last or first not in in_spans else _FEWER,
+                    output_stays=output_stays,
+                    most=_MOST if count > 1 or not in_span else _FEWER,
                 )
                 probes = [
                     StageProbe(
@@ -115,20 +123,20 @@ def observe_options(
                 ]
                 known[key] = list(zip(options, _traced(probes, state, subject), strict=True))
             for option, memory in known[key]:
-                own = replace(option, stages=last - first + 1)
+                own = replace(option, stages=count)
                 found.append(ObservedOption(option=own, first=first, memory=memory))
     return found
 
 
 def with_options(
-    account: Account, found: Sequence[ObservedOption], around: Surroundings
+    account: Account, found: Sequence[ObservedOption], kept: Kept
 ) -> tuple[Account, OptionTable]:
     """Return the account with the costs of options, and the options by stage and number."""
     table: dict[tuple[int, int], Option] = {}
     stages = list(account.stages)
     for each in found:
         option, first = each.option, each.first
-        saved, recording, backward = around.kept(each.memory, first, first + option.stages - 1)
+        saved, recording, backward = kept(each.memory, first, first + option.stages - 1)
         cost = OptionCost(
             name=option.name,
             saved_bytes=saved,
@@ -145,25 +153,27 @@ def with_options(
 
 
 def restored_options(
-    subject: Subject, wanted: Mapping[tuple[int, int], ChosenOption], *, is_checked: bool = False
+    subjects: Iterable[Subject],
+    wanted: Mapping[tuple[int, int], ChosenOption],
+    *,
+    is_checked: bool = False,
 ) -> OptionTable:
     """Make options that were chosen before; call it inside `measuring`.
 
     Args:
-        subject: A chain like the one that they were chosen for.
+        subjects: A chain like the one that they were chosen for, or its segments.
         wanted: What they keep, by stage and number.
         is_checked: Whether to run each once, and compare what it makes again with what was saved.
 
     Raises:
         PlanMismatchError: A stage has no such option, or it fails this comparison.
     """
-    stages = [stage for stage in subject.stages if not stage.is_loss]
     table: dict[tuple[int, int], Option] = {}
-    for first, state in enumerate(_states(stages, subject)):
+    for first, place in enumerate(_places(subjects)):
         own = {key: each for key, each in wanted.items() if key[0] == first}
         for length in sorted({each.stages for each in own.values()}):
-            given = (state, subject.shared)
-            graph = _traced_once(subject, state, first, length)
+            given = (place.state, place.subject.shared)
+            graph = _traced_once(place, length)
             for key, each in own.items():
                 if each.stages != length:
                     continue
@@ -198,10 +208,9 @@ def options_again(
     spans = {(first, option.stages) for (first, _), option in other.items()}
     graphs: dict[tuple[int, int], StageGraph | None] = {}
     if spans:
-        made = subject()
-        for first, state in enumerate(_states(stages, made)):
+        for first, place in enumerate(_places([subject()])):
             for span in (span for span in spans if span[0] == first):
-                graphs[span] = _traced_once(made, state, *span)
+                graphs[span] = _traced_once(place, span[1])
     for (first, number), option in other.items():
         graph = graphs[first, option.stages]
         if graph is None or not graph.saves_like(option.code.graph):
@@ -210,14 +219,14 @@ def options_again(
     return again
 
 
-def _traced_once(subject: Subject, state: State, first: int, length: int) -> StageGraph | None:
+def _traced_once(place: _Place, length: int) -> StageGraph | None:
     """Look at stages as one, without taking their times."""
-    stages = [stage for stage in subject.stages if not stage.is_loss]
+    subject, stages, state = place
     return trace_stage(
-        fused(stages[first : first + length]),
+        fused(stages[:length]),
         (state, subject.shared),
         subject.device,
-        output_stays=first + length < len(stages),
+        output_stays=_output_stays(subject, stages, length),
         repeats=1,
     )
 
@@ -256,12 +265,27 @@ def _selection(cost: OptionCost) -> Selection:
     )
 
 
-def _states(stages: Sequence[ChainStage], subject: Subject) -> Iterator[State]:
-    """Yield the input of every stage."""
-    state = subject.source
-    for index, stage in enumerate(stages):
-        yield state
-        state = detached(run_stage(stage, index, state, subject.shared))
+class _Place(NamedTuple):
+    """Of what a stage is part, it and those behind it, and its input."""
+
+    subject: Subject
+    stages: Sequence[ChainStage]
+    state: State
+
+
+def _places(subjects: Iterable[Subject]) -> Iterator[_Place]:
+    """Yield the place in front of every stage but the loss."""
+    for subject in subjects:
+        stages = [stage for stage in subject.stages if not stage.is_loss]
+        state = subject.source
+        for index, stage in enumerate(stages):
+            yield _Place(subject, stages[index:], state)
+            state = detached(run_stage(stage, index, state, subject.shared))
+
+
+def _output_stays(subject: Subject, stages: Sequence[ChainStage], count: int) -> bool:
+    """Whether nobody changes the output of the first `count` stages in place."""
+    return count < len(stages) and not subject.hands_out
 
 
 def _ends(first: int, subject: Subject, observed: Sequence[ObservedStage]) -> list[int]:
@@ -287,7 +311,7 @@ def _key(
     shared: Sequence[Any],
     gradients: Gradients,
     *,
-    is_last: bool,
+    output_stays: bool,
 ) -> Hashable:
     """Return a key that is equal for stages whose options are the same."""
     positions = [position for part in stage.parts for position in part.reads]
@@ -296,7 +320,7 @@ def _key(
         tuple(map(_kind, state)),
         tuple((positions.index(each), _kind(shared[each])) for each in positions),
         gradients,
-        is_last,
+        output_stays,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from chainstay.runtime.capture.blocks.chain import BlockStage
 from chainstay.runtime.capture.cuts.programs import Program
 from chainstay.runtime.stage.chain_stage import Part
 
@@ -32,22 +33,39 @@ class Composition:
     results: tuple[fx.Node, ...]
 
 
-def compose(parts: Sequence[Part]) -> Composition | None:
-    """Put programs together; ``None`` if a part has no graph."""
-    programs = [part for part in parts if isinstance(part, Program)]
+def compose(parts: Sequence[Part], width: int) -> Composition | None:
+    """Put programs together, the first of which is given `width` tensors.
+
+    ``None`` if a part has no graph that tells what autograd saves, or its input does not last.
+    """
+    programs = [program for program in map(_program_of, parts) if program is not None]
     if len(programs) < len(parts):
         return None
     graph, root = fx.Graph(), nn.Module()
-    first = programs[0]
-    width = len(list(first.body.graph.find_nodes(op="placeholder"))) - len(first.shared)
     state = [graph.placeholder(f"state{index}") for index in range(width)]
-    used = dict.fromkeys(position for program in programs for position in program.shared)
+    used = dict.fromkeys(position for part in parts for position in part.reads)
     shared = {position: graph.placeholder(f"shared{position}") for position in used}
-    for number, program in enumerate(programs):
-        given = [*state, *(shared[position] for position in program.shared)]
-        state = _append(graph, root, program, given, number)
+    for number, (part, program) in enumerate(zip(parts, programs, strict=True)):
+        taken, carried = state, list[fx.Node]()
+        if isinstance(part, BlockStage):
+            taken = [state[position] for position in part.taken]
+            carried = [state[position] for position in part.carried]
+        given = [*taken, *(shared[position] for position in part.reads)]
+        state = [*_append(graph, root, program, given, number), *carried]
     graph.output(tuple(state))
     return Composition(graph, root, width, tuple(shared), tuple(state))
+
+
+def _program_of(part: Part) -> Program | None:
+    """Return the operators of a part, if options can be made of them.
+
+    What a block's own torch.compile makes of them saves something else. Where the input of a block
+    is changed in place, the model may do so behind the block: no replay could start from there.
+    """
+    if isinstance(part, BlockStage):
+        is_known = not (part.is_input_changed or part.graph.is_compiled)
+        return part.program if is_known else None
+    return part if isinstance(part, Program) else None
 
 
 def _append(

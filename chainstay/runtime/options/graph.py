@@ -151,8 +151,9 @@ class StageGraph:
         known = self.stage.parts
         if [part.text for part in stage.parts] != [part.text for part in known]:
             return None  # another number may save other tensors: dropout with 0 saves none
-        composition = compose(stage.parts)
-        assert composition is not None, "its text is that of a composition"
+        composition = compose(stage.parts, self.composition.width)
+        if composition is None:
+            return None
         nodes = dict(zip(self.composition.graph.nodes, composition.graph.nodes, strict=True))
         return replace(
             self,
@@ -183,7 +184,7 @@ def trace_stage(
             it: true of all stages but a model's last.
         repeats: How often every operator is timed; the least time counts.
     """
-    composition = None if stage.is_sharded else compose(stage.parts)
+    composition = None if stage.is_sharded else compose(stage.parts, len(given[0]))
     if composition is None or any(
         isinstance(node.target, HigherOrderOperator) for node in composition.graph.nodes
     ):

@@ -10,6 +10,7 @@ from torch import nn
 
 from chainstay.runtime.capture.blocks.calls import SeenTensor
 from chainstay.runtime.capture.blocks.graphs import BlockGraph
+from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.devices.sharding import unsharded_again, whole_in_backward
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
@@ -44,41 +45,45 @@ class BlockStage:
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:
         """The next state."""
-        (stage,) = self.graph.chain.stages
         own = tuple([state[position] for position in self.taken])
         shared = shared[self.first_shared :]
         if self.block is None:
-            made = stage(own, shared)
+            made = self.program(own, shared)
         else:
             with unsharded_again(self.block):
-                made = stage(own, shared)
+                made = self.program(own, shared)
             whole_in_backward(self.block, made)
         return (*made, *[state[position] for position in self.carried])
+
+    @property
+    def program(self) -> GraphStage:
+        """The block's operators."""
+        (stage,) = self.graph.chain.stages
+        return stage
 
     @property
     def reads(self) -> tuple[int, ...]:
         """The positions of shared values that the block reads; gathered parameters come and go."""
         if self.is_sharded:
             return ()
-        (stage,) = self.graph.chain.stages
-        return tuple(position + self.first_shared for position in stage.reads)
+        return tuple(position + self.first_shared for position in self.program.reads)
 
     @property
     def written(self) -> tuple[int, ...]:
         """The positions of shared values that the block writes; see `Part`."""
-        (stage,) = self.graph.chain.stages
-        return tuple(position + self.first_shared for position in stage.written)
+        return tuple(position + self.first_shared for position in self.program.written)
 
     @property
     def text(self) -> str:
         """A text of the block's computation; see `Part`."""
-        (stage,) = self.graph.chain.stages
-        return f"{stage.text}\n{self.taken} {self.carried} {self.is_input_changed}"
+        compiled = " compiled" if self.graph.is_compiled else ""
+        places = f"{self.taken} {self.carried} {self.is_input_changed}"
+        return f"{self.program.text}\n{places}{compiled}"
 
     @property
     def draws_random(self) -> bool:
         """True if the block may draw random numbers; see `Part`."""
-        return self.graph.chain.stages[0].draws_random
+        return self.program.draws_random
 
     @property
     def changes_input(self) -> bool:
@@ -88,7 +93,7 @@ class BlockStage:
     @property
     def fills_what_it_saved(self) -> bool:
         """True if an operator saves a tensor and then writes it; see `Part`."""
-        return self.graph.chain.stages[0].fills_what_it_saved
+        return self.program.fills_what_it_saved
 
     def by(self, graph: BlockGraph, first_shared: int) -> BlockStage:
         """The same by a graph that differs in numbers only."""

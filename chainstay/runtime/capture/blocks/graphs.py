@@ -45,10 +45,12 @@ class BlockGraph:
     Attributes:
         key: Equal for graphs that differ in numbers only.
         chain: The stage, and what it takes to run it.
+        is_compiled: Whether it is run by what torch.compile has made of it.
     """
 
     key: Hashable
     chain: GraphChain
+    is_compiled: bool = False
 
 
 BlockRunner = Callable[[BlockGraph, tuple[Any, ...]], Sequence[Any]]
@@ -142,7 +144,7 @@ class BlockGraphs:
                 if self.captures[type(trial.model), function].denying() is None:
                     raise
                 return False
-        graph = BlockGraph(key, chain)
+        graph = BlockGraph(key, chain, is_compiled=compiler is not None)
 
         def run(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
             return _current()(graph, inputs)

@@ -202,13 +202,17 @@ class CutGraph:
         return (-1, *self.cuts, len(self.crossings.operators) - 1)
 
     def made_early(self) -> set[fx.Node]:
-        """Movable values that cross a cut or leave the graph, and all that make them."""
+        """Movable values that cross a cut or leave the graph, numbers, and all that make them.
+
+        What a stage saves may depend on a number, which whoever runs it has to see.
+        """
         crossings = self.crossings
         outputs = {leaf for leaf in self.captured.output if isinstance(leaf, fx.Node)}
         wanted = [
             node
             for node in crossings.movable
             if node in outputs
+            or node in self.seen.numbers
             or any(crossings.first[node] <= cut <= crossings.last[node] for cut in self.cuts)
         ]
         early = with_makers(wanted, crossings.movable, self.seen)
