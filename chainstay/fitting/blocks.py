@@ -29,7 +29,7 @@ from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
-from chainstay.runtime.measures.block_costs import find_blocks
+from chainstay.runtime.measures.block_costs import blocks_again, find_blocks
 from chainstay.runtime.measures.progress import say
 
 __all__ = ["BlockForward", "blocks_for", "blocks_needed", "release_blocks"]
@@ -45,6 +45,7 @@ class _Kind:
     planned: PlannedBlocks | None  # `None` if such calls run plainly
     looks: int = 1  # how often its blocks were looked for
     is_outgrown: bool = False  # a call has run blocks that the plan does not know
+    may_stay: bool = False  # it knew them, but with other numbers or kernels
 
 
 @dataclass(slots=True, eq=False)
@@ -87,8 +88,8 @@ class BlockForward:
         with handed_to(handler):
             output = call.function(call.model, *call.args, **call.kwargs)
         run.end()
-        if run.others:
-            self._outgrown(call, run.others)
+        if run.others or run.changed:
+            self._outgrown(call, run)
         return output
 
     def use(self, planned: PlannedBlocks) -> None:
@@ -122,7 +123,12 @@ class BlockForward:
             kind = self.kinds[look] = _Kind(self._planned(call, is_new=True))
         elif kind.is_outgrown:
             kind.is_outgrown, kind.looks = False, kind.looks + 1
-            kind.planned = self._planned(call, is_new=False) or kind.planned
+            try:
+                kind.planned = self._planned(call, is_new=False) or kind.planned
+            except InfeasibleBudgetError:
+                if not kind.may_stay:
+                    raise
+                kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
         return kind.planned
 
     def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
@@ -134,7 +140,10 @@ class BlockForward:
         around = find_blocks(host, self.graphs)
         key, stages = around.chain.key, around.chain.stages
         known = self.known.get(key)
-        if known is None or not known.schedule.is_for(around.chain, around.sample.shared):
+        again = None if known is None else blocks_again(around, known.schedule)
+        if known is not None and again is not None:
+            self.known[key] = replace(known, schedule=again)
+        else:
             try:
                 planned = planner.maker.of_blocks(around, is_first=not planner.plans)
             except InfeasibleBudgetError as refusal:
@@ -146,17 +155,18 @@ class BlockForward:
         self.open_entrances(call.model)
         return self.known[key]
 
-    def _outgrown(self, call: Call, others: int) -> None:
-        """A call has run blocks that its plan does not know."""
+    def _outgrown(self, call: Call, run: BlockRun) -> None:
+        """A call has run blocks that its plan does not know, or not as they are now."""
         kind = self.kinds[self._look_of(call)]
         if kind.looks >= _MOST_LOOKS or is_sharded(call.model):
             return
-        kind.is_outgrown = True
-        say(
-            f"this call of {self.planner.name} ran {others} blocks that its plan does not have, "
-            "so it may have needed more than the budget; the next one is planned anew",
-            wanted=self.planner.settings.progress,
-        )
+        kind.is_outgrown, kind.may_stay = True, not run.others
+        if run.others:
+            say(
+                f"this call of {self.planner.name} ran {run.others} blocks that its plan does not "
+                "have, so it may have needed more than the budget; the next one is planned anew",
+                wanted=self.planner.settings.progress,
+            )
 
     def _look_of(self, call: Call) -> Hashable:
         """Return a key that tells kinds of calls apart before they are made."""

@@ -20,6 +20,7 @@ from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
 from chainstay.runtime.measures.block_costs import MeasuredBlocks, find_blocks, measure_blocks
+from chainstay.runtime.options import stage_options
 from option_families import TOKENS, Language
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from twins import peak_of
@@ -29,13 +30,13 @@ CPU = torch.device("cpu")
 SAMPLE = Sample((TOKENS,))
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not annotate it
 def looked_at(x: torch.Tensor) -> torch.Tensor:
     """What a tool for logging does, for instance."""
     return x
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not annotate it
 def scaled(x: torch.Tensor) -> torch.Tensor:
     """It makes something new of it, so that no block follows another one directly."""
     return x * 0.9
@@ -149,11 +150,10 @@ def test_a_block_is_kept_under_any_option_whenever_it_runs() -> None:
 
 def test_blocks_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     looks: list[object] = []
-    look = chainstay.runtime.measures.option_costs.stage_options
 
     def counting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         looks.append(args)
-        return look(*args, **kwargs)
+        return stage_options(*args, **kwargs)
 
     monkeypatch.setattr("chainstay.runtime.measures.option_costs.stage_options", counting)
     first = measured(watched(scaled), tmp_path)

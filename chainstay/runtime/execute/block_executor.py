@@ -99,12 +99,14 @@ class BlockRun:
         device: Where they are.
         following: The next block that is expected.
         others: How many blocks were called that are not.
+        changed: How many were called that save something else than when they were planned.
     """
 
     schedule: BlockSchedule | None
     device: torch.device
     following: int = 0
     others: int = 0
+    changed: int = 0
     _run: Run | None = None
     _step: int = 0
     _state: State = ()
@@ -122,7 +124,9 @@ class BlockRun:
                 made = self._by_plan(self.schedule, stage, given, options)
                 return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
             del self._shared[stage.first_shared :]
-        self.others += 1
+            self.changed += 1
+        else:
+            self.others += 1
         return _alone(graph, inputs, self.device)
 
     def end(self) -> None:

@@ -187,14 +187,14 @@ def restored_options(
 
 
 def options_again(
-    table: OptionTable, stages: Sequence[ChainStage], subject: Callable[[], Subject]
+    table: OptionTable, stages: Sequence[ChainStage], subjects: Callable[[], Iterable[Subject]]
 ) -> OptionTable | None:
     """Return the same options of a chain that differs in numbers; call it inside `measuring`.
 
     Args:
         table: The options of the chain that it was.
         stages: The stages of the chain that it is.
-        subject: Makes a subject of these, to run those that have other numbers.
+        subjects: Makes subjects of these, to run those that have other numbers.
 
     Returns:
         The options, or ``None`` if one of these stages saves something else now.
@@ -208,7 +208,7 @@ def options_again(
     spans = {(first, option.stages) for (first, _), option in other.items()}
     graphs: dict[tuple[int, int], StageGraph | None] = {}
     if spans:
-        for first, place in enumerate(_places([subject()])):
+        for first, place in enumerate(_places(subjects())):
             for span in (span for span in spans if span[0] == first):
                 graphs[span] = _traced_once(place, span[1])
     for (first, number), option in other.items():

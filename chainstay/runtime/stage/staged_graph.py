@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -188,12 +188,12 @@ def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) ->
         is_same = is_same and stage.may_draw_random == before.may_draw_random  # by a call's number
         traits.append(replace(own, draws_random=known.draws_random) if is_same else own)
 
-    def subject() -> Subject:
+    def subjects() -> Iterator[Subject]:
         own = subject_of(graph, inputs, None, chain.device, merges=False)
-        return replace(own, stages=chain.stages)
+        yield replace(own, stages=chain.stages)
 
     with measuring(chain.device):
-        options = options_again(staged.options, chain.stages, subject)
+        options = options_again(staged.options, chain.stages, subjects)
     if options is None:
         return None
     return replace(staged, graph=graph, chain=chain, traits=tuple(traits), options=options)

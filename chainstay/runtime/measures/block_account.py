@@ -1,0 +1,200 @@
+"""Costs of a plan for a model's blocks, with what the model does around them.
+
+The blocks are stages like any others, each measured by itself. What happens around them runs
+once, whatever the schedule; a run without the blocks shows it (see `outside`). Beyond the plain
+reading of a profile's fields:
+
+* What is held outside is in the overheads of the stages that run meanwhile.
+* The input of a segment stays from its first forward to its last backward. It is counted
+  outside, so in the profile it takes nothing: no good schedule makes it a second time.
+* What a segment returns is the model's. It is counted outside, for as long as the model keeps it.
+* What the model does between two blocks has its peaks in the overheads of the block behind, and
+  its times in that block's backward, which runs once as well.
+* The loss is what follows the last block: the rest of the forward, and the loss itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from chainstay.profiles import Skip
+from chainstay.runtime.capture.blocks.chain import BlockChain
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.sharding import whole_bytes
+from chainstay.runtime.measures.account import Account
+from chainstay.runtime.measures.around_blocks import Around, Outside
+from chainstay.runtime.measures.costs import ObservedStage
+from chainstay.runtime.measures.probe import StageMemory
+from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_gradients_bytes
+from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.stage.lineage import NumberedState, shared_skips
+
+__all__ = ["BlockAccountant", "standing_bytes_of"]
+
+
+@dataclass(slots=True)
+class BlockAccountant:
+    """Puts blocks and what is around them together."""
+
+    chain: BlockChain
+    observed: Sequence[ObservedStage]
+    memories: Sequence[StageMemory]
+    outside: Outside
+    standing: int  # bytes that a plan holds through the whole step
+    _skips: tuple[Skip, ...] = field(init=False)
+    _tied: list[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        segments = self.chain.segments()
+        self._skips = tuple(skip for segment in segments for skip in self._skips_of(segment))
+        self._tied = self._tied_bytes()
+
+    def account(self) -> Account:
+        """Return the costs of every stage, the loss last."""
+        return Account(
+            input_bytes=0,
+            input_gradient_bytes=self._gradient_bytes(0),
+            stages=(*map(self._stage, range(len(self.observed))), self._loss()),
+            skips=self._skips,
+        )
+
+    def kept(self, memory: StageMemory, index: int, _last: int) -> tuple[int, int, int]:
+        """Return what keeping a block saves, and both overheads; see `Surroundings.kept`."""
+        behind, all_given = self.outside.behind_backward(index), self.observed[index].given.bytes
+        saved = memory.graph_bytes if self._is_end(index) else memory.kept_bytes
+        gradients = self._gradient_bytes(index) + self._gradient_bytes(index + 1)
+        gradients -= sum(s.gradient_bytes for s in self._skips if s.first <= index < s.last)
+        backward = self._backward_level(index) + memory.backward_peak - all_given
+        backward += self.outside.backward[index].lasting_bytes  # a block alone may free them
+        backward = max(backward, behind.peak - self._given_bytes(index)) - saved - gradients
+        made = sum(s.bytes for s in self._skips if s.first == index + 1)
+        return (
+            max(saved, made),
+            self._forward_bytes(index, memory.kept_peak, saved),
+            max(backward, self._backward_level(index), 0) + self.standing + self._tied[index][1],
+        )
+
+    def _forward_bytes(self, index: int, peak: int, made: int) -> int:
+        """Return the overhead of a forward that needs `peak` alone, and leaves `made` bytes."""
+        stop = next(segment.stop for segment in self.chain.segments() if index in segment)
+        levels = map(self._level, range(index, stop))
+        around = max(levels) + self.standing + self._tied[index][0]
+        entering = self.outside.before[index].peak - self._given_bytes(index) - made + self.standing
+        return max(peak - self.observed[index].given.bytes - made + around, around, entering)
+
+    def _is_end(self, index: int) -> bool:
+        return index + 1 in (*self.chain.starts, len(self.observed))
+
+    def _stage(self, index: int) -> StageCost:
+        observed, memory, is_end = self.observed[index], self.memories[index], self._is_end(index)
+        start = self.chain.segment_of(index)
+        made = 0 if is_end else observed.result.bytes_outside(observed.given)
+        before, behind = self.outside.before[index], self.outside.behind_backward(index)
+        saved, recording, backward = self.kept(memory, index, index)
+        return StageCost(
+            name=observed.stage.name,
+            forward_time=max(observed.time.forward, 1),  # nothing is run again for fun
+            backward_time=observed.time.backward + before.nanoseconds + behind.nanoseconds,
+            rerun_time=observed.time.rerun,
+            hooks_time=observed.time.hooks,
+            output_bytes=0 if is_end else self._counted(observed.result, start),
+            saved_bytes=saved,
+            gradient_bytes=self._gradient_bytes(index + 1),
+            recording_bytes=recording,
+            dropping_bytes=self._forward_bytes(index, memory.dropped_peak, made),
+            backward_bytes=backward,
+            environment_bytes=observed.environment_bytes,
+        )
+
+    def _loss(self) -> StageCost:
+        """All behind the last block."""
+        last = len(self.observed) - 1
+        loss, backward = self.outside.loss, self.outside.backward[last]
+        observed = self.observed[last]
+        made = observed.result.bytes_outside(observed.given)
+        saved = max(loss.level - self.outside.behind[last].level + made, 0)
+        gradient = self._gradient_bytes(last + 1)
+        forward = max(loss.peak - saved, 0) + self.standing
+        return StageCost(
+            name="loss",
+            forward_time=loss.nanoseconds,
+            backward_time=backward.nanoseconds,
+            output_bytes=0,
+            saved_bytes=saved,
+            gradient_bytes=0,
+            recording_bytes=forward,
+            dropping_bytes=forward,
+            backward_bytes=max(backward.peak - saved - gradient, 0) + self.standing,
+            environment_bytes=0,
+        )
+
+    def _level(self, index: int) -> int:
+        """The most held outside while stage `index` runs forward, in the turn or before."""
+        forward = self.outside.before[index].level - self._given_bytes(index)
+        return max(forward, self._backward_level(index), 0)
+
+    def _backward_level(self, index: int) -> int:
+        """Held outside from just before the backward of stage `index` on."""
+        backward = self.outside.backward[index]
+        return max(backward.level - backward.gradient_bytes, 0)
+
+    def _given_bytes(self, index: int) -> int:
+        """Return the bytes that the profile has for the input of stage `index`."""
+        return self._counted(self.observed[index].given, self.chain.segment_of(index))
+
+    def _counted(self, state: NumberedState, start: int) -> int:
+        """Bytes of `state` without the input of its segment, which counts as outside."""
+        outside = self.observed[start].given.storages
+        return sum(size for number, size in state.storages.items() if number not in outside)
+
+    def _gradient_bytes(self, cut: int) -> int:
+        """Return the bytes of the gradient in front of stage `cut`, the larger of the two sides."""
+        memories = self.memories
+        sides = [memories[cut - 1].output_gradients] if cut else []
+        sides += [memories[cut].input_gradients] if cut < len(memories) else []
+        return max(each.allocated_bytes for each in sides)
+
+    def _skips_of(self, segment: range) -> Iterator[Skip]:
+        """Yield the tensors that several states of a segment share."""
+        outside = self.observed[segment.start].given.storages
+        states = [self.observed[index].given for index in segment]
+        gradients = [self.memories[index].input_gradients for index in segment]
+        for skip in shared_skips([_without(state, outside) for state in states], gradients):
+            yield replace(skip, first=skip.first + segment.start, last=skip.last + segment.start)
+
+    def _tied_bytes(self) -> list[tuple[int, int]]:
+        """Return the bytes of gradients of parameters that a block shares with others."""
+        used = {id(leaf) for each in self.observed for leaf in each.leaves}
+        others = tuple(leaf for leaf in self.outside.leaves if id(leaf) in used)
+        leaves = [others, *(each.leaves for each in self.observed), others]
+        held = [(), *(each.leaf_gradients for each in self.memories), ()]
+        return tied_gradients_bytes(leaves, held)[1:-1]
+
+
+def _without(state: NumberedState, outside: Mapping[int, int]) -> NumberedState:
+    storages = {n: 0 if n in outside else size for n, size in state.storages.items()}
+    return NumberedState(storages=storages, tensors=state.tensors)
+
+
+def standing_bytes_of(
+    observed: Sequence[ObservedStage],
+    memories: Sequence[StageMemory],
+    outside: Outside,
+    around: Around,
+    autocast: Autocast | None,
+) -> int:
+    """Inputs of the model, what blocks do not drop, copies of inputs that are changed."""
+    total = around.input_bytes
+    leaves = [each.leaves for each in observed]
+    total += autocast_copies_bytes([*leaves, outside.leaves], autocast)
+    blocks = around.chain.stages
+    for stage, each, memory in zip(blocks, observed, memories, strict=True):
+        made = each.result.bytes_outside(each.given)
+        total += max(memory.dropped_bytes - made, 0)
+        total += each.given.bytes if stage.is_input_changed else 0
+    # What collectives gather and reduce goes when their own threads let it go: beside a block
+    # there may be the parameters and the gradients of a neighbour, now and then.
+    sharded = [whole_bytes(stage.block) for stage in blocks if stage.block is not None]
+    total += 2 * max(sharded, default=0)
+    return total
