@@ -127,7 +127,7 @@ def measure_blocks(
         cache: A directory for what was measured; of several processes, all find a file there
             or all measure.
         wants_options: Whether to look for options of blocks, told what is known without them;
-            blocks whose parameters are spread over processes have none.
+            not asked where parameters are spread over processes: such blocks have none.
 
     Raises:
         UnsupportedModelError: The backward does not go through the blocks in turn.

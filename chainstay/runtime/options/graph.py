@@ -174,6 +174,7 @@ def trace_stage(
 ) -> StageGraph | None:
     """Run a stage node by node; ``None`` if it cannot be taken apart.
 
+    A stage whose parameters are sharded cannot: when a replay reads them, they may not be there.
     Call it inside `measuring`: statistics are updated and random numbers drawn.
 
     Args:
