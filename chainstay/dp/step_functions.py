@@ -24,6 +24,7 @@ __all__ = [
     "breakpoint_at",
     "front_from",
     "gain_within",
+    "merge_one",
     "merge_shifted",
     "merge_sum",
     "new_buffer",
@@ -309,6 +310,30 @@ def front_from(after: StepFunction, start: int, cutoff: Cutoff, target: Buffer) 
     window = Window(start, cutoff.memory, cutoff.overhead)
     size = merge_shifted(nothing, after, 0, window, target)
     return StepFunction(target[0], target[1], 0, size - 1, 0)
+
+
+@kernel
+def merge_one(
+    minimum: RunningMinimum, one: StepFunction, constant: int, start: int, cutoff: Cutoff
+) -> RunningMinimum:
+    """Return the minimum of `minimum` and ``one + constant``, which counts from `start` on.
+
+    Its buffers change places, or the spare one is replaced by a larger one.
+    """
+    lowest, spare = minimum
+    if one.last < one.first:
+        return minimum
+    here = max(start, one.memory[one.first] + one.shift)
+    least = constant + one.overhead[one.last]
+    if here > cutoff.memory or least >= value_at(lowest, here, cutoff.overhead):
+        return minimum
+    more = lowest.last + one.last - one.first + 3
+    if more > len(spare[0]):
+        spare = new_buffer(2 * more)
+    window = Window(start, cutoff.memory, cutoff.overhead)
+    size = merge_shifted(lowest, one, constant, window, spare)
+    merged = StepFunction(spare[0], spare[1], 0, size - 1, 0)
+    return RunningMinimum(merged, (lowest.memory, lowest.overhead))
 
 
 @kernel

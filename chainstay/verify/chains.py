@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final
 
 from chainstay.dp import DP
 from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.chain.exactness_conditions import is_complete
 from chainstay.problems import ChainProblem
+from chainstay.problems.exactness import is_complete
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Scope, Solution

@@ -90,13 +90,13 @@ MUTANTS: Final = (
         "unit/test_formulation_options.py::test_options_that_never_pay_are_left_out",
     ),
     Mutant(
-        "formulations/chain/exactness_conditions.py",
+        "problems/exactness.py",
         "return run.time >= sum(each.time for each in dropped.values()) and all(",
         "return all(",
         "unit/test_formulation_options.py::test_every_option_has_to_meet_the_conditions",
     ),
     Mutant(
-        "formulations/chain/exactness_conditions.py",
+        "problems/exactness.py",
         "option.saved_bytes + run.overhead_bytes\n",
         "option.saved_bytes + dropped[j].overhead_bytes\n",
         "unit/test_formulation_options.py::test_every_option_has_to_meet_the_conditions",

@@ -27,9 +27,8 @@ from chainstay.dp.step_functions import (
     RunningMinimum,
     StepFunction,
     StepSum,
-    Window,
     front_from,
-    merge_shifted,
+    merge_one,
     merge_sum,
     new_buffer,
     new_pool,
@@ -197,26 +196,15 @@ def _bucketed_restarts(
 def _kept(
     options: OptionArrays, fronts: ChainFrontPool, part: SubChain, here: Buffer, spare: Buffer
 ) -> RunningMinimum:
-    """Return the minimum over all options of the first stage of a sub-options."""
+    """Return the minimum over all options of the first stage of a sub-chain."""
     s, t, cutoff = part
-    lowest = StepFunction(here[0], here[1], 0, -1, 0)
+    minimum = RunningMinimum(StepFunction(here[0], here[1], 0, -1, 0), spare)
     for o in range(options.start[s], options.start[s + 1]):
-        end, extra, floor = options.end[o], options.extra[o], options.keep_floor[o, t]
-        if end > t + 1 or fronts.last[end, t] < fronts.first[end, t]:
-            continue
-        after = _front(fronts, end, t, options.saved[o])
-        start = max(floor, after.memory[after.first] + after.shift)
-        least = extra + after.overhead[after.last]
-        if start > cutoff.memory or least >= value_at(lowest, start, cutoff.overhead):
-            continue
-        more = lowest.last + after.last - after.first + 3
-        if more > len(spare[0]):
-            spare = new_buffer(2 * more)
-        window = Window(floor, cutoff.memory, cutoff.overhead)
-        size = merge_shifted(lowest, after, extra, window, spare)
-        here, spare = spare, here
-        lowest = StepFunction(here[0], here[1], 0, size - 1, 0)
-    return RunningMinimum(lowest, spare)
+        if options.end[o] <= t + 1:
+            after = _front(fronts, options.end[o], t, options.saved[o])
+            floor = options.keep_floor[o, t]
+            minimum = merge_one(minimum, after, options.extra[o], floor, cutoff)
+    return minimum
 
 
 @kernel

@@ -12,10 +12,8 @@ from chainstay.dp.recursion import Recursion
 __all__ = [
     "ArraysByKind",
     "ChainFrontPool",
-    "PlainArrays",
     "RecursionArrays",
     "has_options",
-    "plain_arrays",
     "recursion_arrays",
 ]
 
@@ -69,21 +67,6 @@ class ArraysByKind(NamedTuple):
     again: RecursionArrays
 
 
-class PlainArrays(NamedTuple):
-    """`RecursionArrays` of a plain chain without skips: all that some programs take.
-
-    Attributes are those of `RecursionArrays`, where option s is stage s.
-    """
-
-    elapsed: Array
-    activation: Array
-    least_input: Array
-    saved: Array
-    gradient: Array
-    keep_floor: Array
-    transit: Array
-
-
 class ChainFrontPool(NamedTuple):
     """Fronts of all sub-chains, in one pool of breakpoints.
 
@@ -130,11 +113,6 @@ def recursion_arrays(recursion: Recursion) -> ArraysByKind:
     again = arrays(recursion.again)
     first = again if recursion.first is recursion.again else arrays(recursion.first)
     return ArraysByKind(first, again)
-
-
-def plain_arrays(by_kind: ArraysByKind) -> PlainArrays:
-    """Return the arrays of a plain chain without skips."""
-    return PlainArrays(*(getattr(by_kind.again, name) for name in PlainArrays._fields))
 
 
 def has_options(by_kind: ArraysByKind) -> bool:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
-from chainstay.dp.chain.recursion_arrays import PlainArrays
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.recursion import KEEP, NO_DECISION, Array
 from chainstay.dp.step_functions import (
     Buffer,
     Cutoff,
@@ -24,6 +24,7 @@ from chainstay.dp.step_functions import (
     StepSum,
     front_from,
     gain_within,
+    merge_one,
     merge_sum,
     new_buffer,
     new_pool,
@@ -48,8 +49,8 @@ __all__ = [
 ]
 
 _INFINITE: Final = 2**61
-MOVE: Final = -3
-"""The decision to run stage s and drop its input."""
+MOVE: Final = -(2**31)
+"""The decision to run stage s and drop its input; none that keeps a stage is as low."""
 
 _FIRST_CAPACITY: Final = 1024
 
@@ -80,10 +81,18 @@ class WeakFrontPool(NamedTuple):
 
 
 class WeakTask(NamedTuple):
-    """A state whose front is being computed, and the limits outside of which it is of no use."""
+    """A state whose front is being computed.
+
+    Attributes:
+        state: The state.
+        cutoff: Breakpoints outside of it are of no use.
+        moved: Ns of stages ``s..t-1``, which run once more if the chain restarts before ``a^s``
+            moves on.
+    """
 
     state: WeakState
     cutoff: Cutoff
+    moved: int
 
 
 class WeakDraft(NamedTuple):
@@ -114,7 +123,9 @@ def _rows(n: int) -> Array:
 
 
 @kernel
-def _front(chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, shift: int) -> StepFunction:
+def _front(
+    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, shift: int
+) -> StepFunction:
     """Return the front of a state, moved right by `shift` bytes."""
     number = fronts.row[state.s, state.t] + state.end
     first = fronts.first[number]
@@ -124,12 +135,34 @@ def _front(chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, shift: i
 
 
 @kernel
-def least_weak_memory(chain: PlainArrays) -> int:
+def _following(chain: RecursionArrays, fronts: WeakFrontPool, o: int, end: int) -> StepFunction:
+    """Return the front of what follows option o, beside what it saves; 0 ns if nothing is left."""
+    k = chain.end[o]
+    if k > end:
+        return StepFunction(fronts.memory, fronts.overhead, 0, 0, chain.saved[o])
+    return _front(chain, fronts, WeakState(k, k, end), chain.saved[o])
+
+
+@kernel
+def _least_need(chain: RecursionArrays, state: WeakState) -> int:
+    """Return the least bytes for the first operation of a state."""
+    s, t, end = state
+    needed = chain.gradient[end + 1] + chain.transit[s, s]
+    if s == t:
+        for o in range(chain.start[s], chain.start[s + 1]):
+            if chain.end[o] <= end + 1:
+                needed = min(needed, chain.keep_floor[o, end])
+    return int(needed)
+
+
+@kernel
+def least_weak_memory(by_kind: ArraysByKind) -> int:
     """Return the least bytes, besides its input, for a weakly persistent schedule of the chain."""
-    n = len(chain.saved)
+    n = len(by_kind.first.start) - 1
     row = _rows(n)
     least = np.full(row[n - 1, n - 1] + n, _INFINITE, dtype=np.int64)
     for end in range(n):
+        chain = by_kind.first if end == n - 1 else by_kind.again
         gradient = chain.gradient[end + 1]
         rest = np.full(n, _INFINITE, dtype=np.int64)
         for s in range(end, -1, -1):
@@ -137,9 +170,12 @@ def least_weak_memory(chain: PlainArrays) -> int:
             for t in range(s, end + 1):
                 best = _INFINITE
                 if s == t:
-                    best = chain.keep_floor[s, end]
-                    if s < end:
-                        best = max(best, least[row[s + 1, s + 1] + end] + chain.saved[s])
+                    for o in range(chain.start[s], chain.start[s + 1]):
+                        k, need = chain.end[o], chain.keep_floor[o, end]
+                        if k <= end:
+                            need = max(need, least[row[k, k] + end] + chain.saved[o])
+                        if k <= end + 1:
+                            best = min(best, need)
                 else:
                     after = least[row[s + 1, t] + end]
                     moved = after + chain.activation[s + 1] - chain.activation[s]
@@ -157,7 +193,7 @@ def least_weak_memory(chain: PlainArrays) -> int:
 
 @kernel
 def _merge_positions(
-    chain: PlainArrays,
+    chain: RecursionArrays,
     fronts: WeakFrontPool,
     position: tuple[int, int, int],
     moving: MovingFronts,
@@ -177,27 +213,27 @@ def _merge_positions(
 
 @kernel
 def _first_case(
-    chain: PlainArrays, fronts: WeakFrontPool, task: WeakTask, here: Buffer, spare: Buffer
+    chain: RecursionArrays, fronts: WeakFrontPool, task: WeakTask, here: Buffer, spare: Buffer
 ) -> WeakDraft:
-    """Return the front of keeping stage s (s = t), or of moving the checkpoint on (s < t).
+    """Return the front of keeping stage s on (s = t), or of moving the checkpoint on (s < t).
 
     `here` and `spare` are buffers to write to.
     """
-    (s, t, end), cutoff = task
-    if s == end:
-        here[0][0], here[1][0] = chain.keep_floor[s, s], 0
-        return WeakDraft(StepFunction(here[0], here[1], 0, 0, 0), s, here, spare)
+    (s, t, end), cutoff, _ = task
     if s == t:
-        after = _front(chain, fronts, WeakState(s + 1, s + 1, end), chain.saved[s])
-        floor = chain.keep_floor[s, end]
-    else:
-        shift = chain.activation[s + 1] - chain.activation[s]
-        after = _front(chain, fronts, WeakState(s + 1, t, end), shift)
-        floor = chain.gradient[end + 1] + chain.transit[s, s]
-        after = restricted(after, cutoff)
-        if after.first <= after.last and after.memory[after.first] + after.shift >= floor:
-            origin = int(fronts.origin[fronts.row[s + 1, t] + end])
-            return WeakDraft(after, origin, here, spare)
+        kept = RunningMinimum(StepFunction(here[0], here[1], 0, -1, 0), spare)
+        for o in range(chain.start[s], chain.start[s + 1]):
+            if chain.end[o] <= end + 1:
+                after, floor = _following(chain, fronts, o, end), chain.keep_floor[o, end]
+                kept = merge_one(kept, after, chain.extra[o], floor, cutoff)
+        lowest, spare = kept
+        return WeakDraft(lowest, s, (lowest.memory, lowest.overhead), spare)
+    shift = chain.activation[s + 1] - chain.activation[s]
+    after = restricted(_front(chain, fronts, WeakState(s + 1, t, end), shift), cutoff)
+    floor = chain.gradient[end + 1] + chain.transit[s, s]
+    if after.first <= after.last and after.memory[after.first] + after.shift >= floor:
+        origin = int(fronts.origin[fronts.row[s + 1, t] + end])
+        return WeakDraft(after, origin, here, spare)
     lowest = front_from(after, floor, cutoff, here)
     return WeakDraft(lowest, s, (lowest.memory, lowest.overhead), spare)
 
@@ -220,19 +256,19 @@ def _own_copy(lowest: StepFunction, here: Buffer) -> StepFunction:
 
 @kernel
 def _restarts(
-    chain: PlainArrays,
+    chain: RecursionArrays,
     fronts: WeakFrontPool,
     task: WeakTask,
     moving: MovingFronts,
     draft: WeakDraft,
 ) -> WeakDraft:
     """Return the minimum of `draft` and ``R(s+1, k, l, ·) + W(s, t, k-1, ·)`` for all k."""
-    (s, t, end), cutoff = task
+    (s, t, end), cutoff, moved = task
     lowest, origin, here, spare = draft
     floor = chain.gradient[end + 1] + chain.transit[s, s]
     least, best = fronts.least[fronts.row[s, t] :], fronts.best[fronts.row[s, t] :]
     for k in range(t + 1, end + 1):
-        rerun = chain.elapsed[k] - chain.elapsed[s]
+        rerun = moved + chain.elapsed[k] - chain.elapsed[t]
         if rerun >= cutoff.overhead:
             break
         # cheap: nowhere does the sum exist and lie below all of `lowest`
@@ -267,22 +303,27 @@ def _store(
 
 
 @kernel
-def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> WeakFrontPool:
+def fill_weak(by_kind: ArraysByKind, limit: PruningLimit, bound: MoveBound) -> WeakFrontPool:
     """Return the fronts of all W(s, t, l, ·) within the limit: l ascending, s descending."""
-    n = len(chain.saved)
+    n, again = len(by_kind.first.start) - 1, by_kind.again.elapsed
+    least_rerun = np.minimum(np.diff(by_kind.first.elapsed), np.diff(again))
     row = _rows(n)
     count = row[n - 1, n - 1] + n
     first, sizes = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32)
     origin = np.zeros(count, dtype=np.int64)
     least, best = np.full(count, _INFINITE, dtype=np.int64), np.zeros(count, dtype=np.int64)
     pool = new_pool(_FIRST_CAPACITY)
+    pool.memory[0], pool.overhead[0] = 0, 0
+    pool = Pool(pool.memory, pool.overhead, 1)
     here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
     rows = np.empty((n, 16), dtype=np.int64), np.empty((n, 16), dtype=np.int64)
     move_lines = np.zeros(limit.outside.shape[2])
     for end in range(n):
-        moving = no_fronts(rows)
+        chain = by_kind.first if end == n - 1 else by_kind.again
+        moving, rerun = no_fronts(rows), 0
         for s in range(end, -1, -1):
-            if end < n - 1 and chain.elapsed[end + 1] - chain.elapsed[s] > limit.overhead:
+            rerun += least_rerun[s]
+            if end < n - 1 and rerun > limit.overhead:
                 break
             fronts = WeakFrontPool(
                 pool.memory, pool.overhead, row, first, sizes, origin, least, best
@@ -292,9 +333,9 @@ def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> Weak
                 moving, spare = _merge_positions(chain, fronts, position, moving, spare)
             for t in range(s, end + 1):
                 state = WeakState(s, t, end)
-                needed = chain.gradient[end + 1] + chain.transit[s, s]
+                needed = _least_need(chain, state)
                 if s == t:
-                    needed, lines = min(needed, chain.keep_floor[s, end]), limit.outside[s, end]
+                    lines = limit.outside[s, end]
                 elif write_move_lines(chain, limit, bound, state, move_lines):
                     lines = move_lines
                 else:
@@ -305,7 +346,7 @@ def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> Weak
                 fronts = WeakFrontPool(
                     pool.memory, pool.overhead, row, first, sizes, origin, least, best
                 )
-                task = WeakTask(state, cutoff)
+                task = WeakTask(state, cutoff, again[t] - again[s])
                 draft = _first_case(chain, fronts, task, here, spare)
                 draft = _restarts(chain, fronts, task, moving, draft)
                 pool, start, size = _store(limit, lines, draft, s, pool)
@@ -321,13 +362,13 @@ def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> Weak
 
 @kernel
 def _choose_restart(
-    chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
+    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
 ) -> tuple[int, int]:
-    """Return the k and j of a restart that attains `target` ns, or -2 and 0."""
+    """Return the k and j of a restart that attains `target` ns, or `NO_DECISION` and 0."""
     s, t, end = state
     gradient = chain.gradient[end + 1]
     for k in range(t + 1, end + 1):
-        rest = target - (chain.elapsed[k] - chain.elapsed[s])
+        rest = target - (chain.elapsed[k] - chain.elapsed[t])
         if rest < 0:
             break
         rest -= value_at(_front(chain, fronts, WeakState(s, t, k - 1), 0), m, target + 1)
@@ -338,31 +379,31 @@ def _choose_restart(
                 later = _front(chain, fronts, WeakState(j, k, end), chain.activation[j])
                 if value_at(later, m, -1) == rest:
                     return k, j
-    return -2, 0
+    return NO_DECISION, 0
 
 
 @kernel
 def choose_weak(
-    chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, m: int
+    by_kind: ArraysByKind, fronts: WeakFrontPool, state: WeakState, m: int
 ) -> tuple[int, int]:
     """Return the optimal decision for a state with `m` bytes.
 
     Returns:
-        ``(k, j)`` for restarting at k with the moving checkpoint staying at j; or
-        `KEEP` or `MOVE` and 0; or (-2, 0) where there is none.
+        ``(k, j)`` for restarting at k with the moving checkpoint staying at j; or `KEEP`, less an
+        option's number, or `MOVE`, and 0; or `NO_DECISION` and 0.
     """
-    s, t, end = state
+    (s, t, end), again = state, by_kind.again.elapsed
+    chain = by_kind.first if end == len(again) - 2 else by_kind.again
     target = value_at(_front(chain, fronts, state, 0), m, -1)
-    if s == t and m >= chain.keep_floor[s, end]:
-        after = 0
-        if s < end:
-            later = _front(chain, fronts, WeakState(s + 1, s + 1, end), chain.saved[s])
-            after = value_at(later, m, -1)
-        if after == target:
-            return KEEP, 0
+    if s == t:
+        for o in range(chain.start[s], chain.start[s + 1]):
+            if chain.end[o] <= end + 1 and m >= chain.keep_floor[o, end]:
+                after = value_at(_following(chain, fronts, o, end), m, -1)
+                if after >= 0 and after + chain.extra[o] == target:
+                    return int(KEEP - chain.number[o]), 0
     gradient = chain.gradient[end + 1]
     if s < t and m >= gradient + chain.transit[s, s]:
         shift = chain.activation[s + 1] - chain.activation[s]
         if value_at(_front(chain, fronts, WeakState(s + 1, t, end), shift), m, -1) == target:
             return MOVE, 0
-    return _choose_restart(chain, fronts, state, m, target)
+    return _choose_restart(chain, fronts, state, m, target - (again[t] - again[s]))
