@@ -22,7 +22,6 @@ __all__ = [
     "StepSum",
     "Window",
     "breakpoint_at",
-    "front_from",
     "gain_within",
     "merge_one",
     "merge_shifted",
@@ -135,8 +134,10 @@ def new_buffer(size: int) -> Buffer:
 
 @kernel
 def new_pool(size: int) -> Pool:
-    """Return an empty pool with room for `size` breakpoints."""
-    return Pool(np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64), 0)
+    """Return a pool with one breakpoint: where nothing is left to do, 0 ns from 0 bytes on."""
+    memory, overhead = new_buffer(size)
+    memory[0], overhead[0] = 0, 0
+    return Pool(memory, overhead, 1)
 
 
 @kernel
@@ -296,20 +297,6 @@ def merge_shifted(
         size = _append(target, size, lowest.memory[p], lowest.overhead[p])
         p += 1
     return size
-
-
-@kernel
-def front_from(after: StepFunction, start: int, cutoff: Cutoff, target: Buffer) -> StepFunction:
-    """Return the part of a step function from `start` on and within the cutoff, as a copy.
-
-    It is written to `target`, or to a larger buffer if needed.
-    """
-    if after.last - after.first >= len(target[0]):
-        target = new_buffer(2 * (after.last - after.first + 1))
-    nothing = StepFunction(target[0], target[1], 0, -1, 0)
-    window = Window(start, cutoff.memory, cutoff.overhead)
-    size = merge_shifted(nothing, after, 0, window, target)
-    return StepFunction(target[0], target[1], 0, size - 1, 0)
 
 
 @kernel

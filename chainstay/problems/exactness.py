@@ -42,7 +42,7 @@ def is_complete(profile: ChainProfile, discards: Discards) -> bool:
         return False
     if discards is Discards.FREE and not profile.is_plain:
         return False
-    is_tape_enough = not _does_warming_up_pay(profile)
+    is_tape_enough = profile.is_plain or not _does_warming_up_pay(profile)
     return is_tape_enough and (discards is Discards.TAPE or never_needs_a_rerun(profile))
 
 

@@ -183,7 +183,6 @@ def test_the_number_of_an_option_is_that_of_the_profile() -> None:
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        (DP(persistence="weak"), "DP(persistence='weak')"),
         (DP(discards="free"), "DP(discards='free')"),
         (Revolve(), "Revolve()"),
     ],

@@ -7,14 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 from chainstay.dp.forward_costs import Array, ForwardCosts
+from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Recursion
 
 __all__ = [
     "ArraysByKind",
     "ChainFrontPool",
+    "OptionArrays",
     "RecursionArrays",
+    "SweepArrays",
     "has_options",
     "recursion_arrays",
+    "split_arrays",
 ]
 
 
@@ -55,6 +59,26 @@ class RecursionArrays(NamedTuple):
     keep_floor: Array
 
 
+class SweepArrays(NamedTuple):
+    """What restarts need of `RecursionArrays`: fewer arguments make calls faster."""
+
+    activation: Array
+    fresh: Array
+    gradient: Array
+    elapsed: Array
+    transit: Array
+
+
+class OptionArrays(NamedTuple):
+    """What keeping stages needs of `RecursionArrays`."""
+
+    start: Array
+    end: Array
+    saved: Array
+    extra: Array
+    keep_floor: Array
+
+
 class ArraysByKind(NamedTuple):
     """The arrays of a recursion for both kinds of forwards.
 
@@ -83,6 +107,13 @@ class ChainFrontPool(NamedTuple):
     overhead: Array
     first: Array
     last: Array
+
+
+@kernel
+def split_arrays(chain: RecursionArrays) -> tuple[SweepArrays, OptionArrays]:
+    """Return what restarts need, and what keeping stages needs."""
+    sweep = SweepArrays(chain.activation, chain.fresh, chain.gradient, chain.elapsed, chain.transit)
+    return sweep, OptionArrays(chain.start, chain.end, chain.saved, chain.extra, chain.keep_floor)
 
 
 def recursion_arrays(recursion: Recursion) -> ArraysByKind:

@@ -20,7 +20,7 @@ from chainstay.dp.step_functions import (
     RunningMinimum,
     StepFunction,
     StepSum,
-    front_from,
+    merge_one,
     merge_sum,
     new_buffer,
     new_pool,
@@ -115,20 +115,17 @@ def _sweep(sizes: Sizes, state: FreeDiscardsState, i: int) -> int:
 
 @kernel
 def _recorded(
-    sizes: Sizes, fronts: FreeDiscardsFrontPool, task: FreeDiscardsTask, here: Buffer
-) -> StepFunction:
-    """Return the front of recording stage s, whose input stays or is dropped.
-
-    `here` is a buffer to write to; a larger one is made if needed.
-    """
+    sizes: Sizes, fronts: FreeDiscardsFrontPool, task: FreeDiscardsTask, minimum: RunningMinimum
+) -> RunningMinimum:
+    """Return the minimum of `minimum` and recording stage s, whose input stays or is dropped."""
     state, cutoff = task
     floor, taken = _record(sizes, state)
     if state.s == state.end:
-        here[0][0], here[1][0] = floor, 0
-        return StepFunction(here[0], here[1], 0, 0, 0)
-    following = FreeDiscardsState(state.s + 1, state.s + 1, state.end, state.held)
-    after = _front(fronts, following, taken)
-    return front_from(after, floor, cutoff, here)
+        after = StepFunction(fronts.memory, fronts.overhead, 0, 0, taken)
+    else:
+        following = FreeDiscardsState(state.s + 1, state.s + 1, state.end, state.held)
+        after = _front(fronts, following, taken)
+    return merge_one(minimum, after, 0, floor, cutoff)
 
 
 @kernel
@@ -206,7 +203,8 @@ def fill(sizes: Sizes, limit: PruningLimit, dropped: NDArray[np.float64]) -> Fre
                         pool.memory, pool.overhead, first, count, least, best
                     )
                     task = FreeDiscardsTask(state, cutoff)
-                    recorded = RunningMinimum(_recorded(sizes, fronts, task, here), spare)
+                    nothing = RunningMinimum(StepFunction(here[0], here[1], 0, -1, 0), spare)
+                    recorded = _recorded(sizes, fronts, task, nothing)
                     lowest, spare = _restarts(sizes, fronts, column, task, recorded)
                     # store what can be part of a whole schedule
                     pool, size = store_useful(limit, lines, lowest, pool)

@@ -12,7 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
-from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays
+from chainstay.dp.chain.recursion_arrays import (
+    ArraysByKind,
+    OptionArrays,
+    SweepArrays,
+    split_arrays,
+)
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, NO_DECISION, Array
 from chainstay.dp.step_functions import (
@@ -22,7 +27,6 @@ from chainstay.dp.step_functions import (
     RunningMinimum,
     StepFunction,
     StepSum,
-    front_from,
     gain_within,
     merge_one,
     merge_sum,
@@ -31,6 +35,7 @@ from chainstay.dp.step_functions import (
     restricted,
     value_at,
 )
+from chainstay.dp.weak.least_memory import front_numbers
 from chainstay.dp.weak.move_bound import MoveBound, WeakState, write_move_lines
 from chainstay.dp.weak.moving_checkpoint import (
     MovingFronts,
@@ -45,7 +50,6 @@ __all__ = [
     "WeakState",
     "choose_weak",
     "fill_weak",
-    "least_weak_memory",
 ]
 
 _INFINITE: Final = 2**61
@@ -112,20 +116,7 @@ class WeakDraft(NamedTuple):
 
 
 @kernel
-def _rows(n: int) -> Array:
-    """Return `WeakFrontPool.row`."""
-    row, count = np.zeros((n, n), dtype=np.int64), 0
-    for s in range(n):
-        for t in range(s, n):
-            row[s, t] = count - t
-            count += n - t
-    return row
-
-
-@kernel
-def _front(
-    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, shift: int
-) -> StepFunction:
+def _front(chain: SweepArrays, fronts: WeakFrontPool, state: WeakState, shift: int) -> StepFunction:
     """Return the front of a state, moved right by `shift` bytes."""
     number = fronts.row[state.s, state.t] + state.end
     first = fronts.first[number]
@@ -135,65 +126,19 @@ def _front(
 
 
 @kernel
-def _following(chain: RecursionArrays, fronts: WeakFrontPool, o: int, end: int) -> StepFunction:
+def _following(
+    chain: SweepArrays, options: OptionArrays, fronts: WeakFrontPool, o: int, end: int
+) -> StepFunction:
     """Return the front of what follows option o, beside what it saves; 0 ns if nothing is left."""
-    k = chain.end[o]
+    k = options.end[o]
     if k > end:
-        return StepFunction(fronts.memory, fronts.overhead, 0, 0, chain.saved[o])
-    return _front(chain, fronts, WeakState(k, k, end), chain.saved[o])
-
-
-@kernel
-def _least_need(chain: RecursionArrays, state: WeakState) -> int:
-    """Return the least bytes for the first operation of a state."""
-    s, t, end = state
-    needed = chain.gradient[end + 1] + chain.transit[s, s]
-    if s == t:
-        for o in range(chain.start[s], chain.start[s + 1]):
-            if chain.end[o] <= end + 1:
-                needed = min(needed, chain.keep_floor[o, end])
-    return int(needed)
-
-
-@kernel
-def least_weak_memory(by_kind: ArraysByKind) -> int:
-    """Return the least bytes, besides its input, for a weakly persistent schedule of the chain."""
-    n = len(by_kind.first.start) - 1
-    row = _rows(n)
-    least = np.full(row[n - 1, n - 1] + n, _INFINITE, dtype=np.int64)
-    for end in range(n):
-        chain = by_kind.first if end == n - 1 else by_kind.again
-        gradient = chain.gradient[end + 1]
-        rest = np.full(n, _INFINITE, dtype=np.int64)
-        for s in range(end, -1, -1):
-            first_step = gradient + chain.transit[s, s]
-            for t in range(s, end + 1):
-                best = _INFINITE
-                if s == t:
-                    for o in range(chain.start[s], chain.start[s + 1]):
-                        k, need = chain.end[o], chain.keep_floor[o, end]
-                        if k <= end:
-                            need = max(need, least[row[k, k] + end] + chain.saved[o])
-                        if k <= end + 1:
-                            best = min(best, need)
-                else:
-                    after = least[row[s + 1, t] + end]
-                    moved = after + chain.activation[s + 1] - chain.activation[s]
-                    best = max(first_step, moved)
-                earlier = least[row[s, t] + t : row[s, t] + end]
-                for k in range(t + 1, end + 1):
-                    best = min(best, max(first_step, rest[k], earlier[k - 1 - t]))
-                least[row[s, t] + end] = best
-            moving = first_step + chain.activation[s]
-            for t in range(s, end + 1):
-                stored = least[row[s, t] + end] + chain.activation[s]
-                rest[t] = min(stored, max(rest[t], moving))
-    return int(least[row[0, 0] + n - 1])
+        return StepFunction(fronts.memory, fronts.overhead, 0, 0, options.saved[o])
+    return _front(chain, fronts, WeakState(k, k, end), options.saved[o])
 
 
 @kernel
 def _merge_positions(
-    chain: RecursionArrays,
+    chain: SweepArrays,
     fronts: WeakFrontPool,
     position: tuple[int, int, int],
     moving: MovingFronts,
@@ -212,30 +157,60 @@ def _merge_positions(
 
 
 @kernel
-def _first_case(
-    chain: RecursionArrays, fronts: WeakFrontPool, task: WeakTask, here: Buffer, spare: Buffer
-) -> WeakDraft:
-    """Return the front of keeping stage s on (s = t), or of moving the checkpoint on (s < t).
+def _least_floor(options: OptionArrays, s: int, end: int) -> int:
+    """Return the least bytes for keeping stage s under any option."""
+    floor = _INFINITE
+    for o in range(options.start[s], options.start[s + 1]):
+        if options.end[o] <= end + 1:
+            floor = min(floor, options.keep_floor[o, end])
+    return int(floor)
 
-    `here` and `spare` are buffers to write to.
-    """
+
+@kernel
+def _kept(
+    chain: SweepArrays,
+    options: OptionArrays,
+    fronts: WeakFrontPool,
+    task: WeakTask,
+    minimum: RunningMinimum,
+) -> WeakDraft:
+    """Return the minimum of `minimum` and all options of stage s, where s = t."""
+    s, _, end = task.state
+    for o in range(options.start[s], options.start[s + 1]):
+        if options.end[o] <= end + 1:
+            after, floor = _following(chain, options, fronts, o, end), options.keep_floor[o, end]
+            minimum = merge_one(minimum, after, options.extra[o], floor, task.cutoff)
+    lowest, spare = minimum
+    return WeakDraft(lowest, s, (lowest.memory, lowest.overhead), spare)
+
+
+@kernel
+def _moved_on(
+    chain: SweepArrays, fronts: WeakFrontPool, task: WeakTask, nothing: RunningMinimum
+) -> WeakDraft:
+    """Return the front of moving the checkpoint on, where s < t; `nothing` has the buffers."""
     (s, t, end), cutoff, _ = task
-    if s == t:
-        kept = RunningMinimum(StepFunction(here[0], here[1], 0, -1, 0), spare)
-        for o in range(chain.start[s], chain.start[s + 1]):
-            if chain.end[o] <= end + 1:
-                after, floor = _following(chain, fronts, o, end), chain.keep_floor[o, end]
-                kept = merge_one(kept, after, chain.extra[o], floor, cutoff)
-        lowest, spare = kept
-        return WeakDraft(lowest, s, (lowest.memory, lowest.overhead), spare)
     shift = chain.activation[s + 1] - chain.activation[s]
     after = restricted(_front(chain, fronts, WeakState(s + 1, t, end), shift), cutoff)
     floor = chain.gradient[end + 1] + chain.transit[s, s]
+    lowest, spare = nothing
     if after.first <= after.last and after.memory[after.first] + after.shift >= floor:
         origin = int(fronts.origin[fronts.row[s + 1, t] + end])
-        return WeakDraft(after, origin, here, spare)
-    lowest = front_from(after, floor, cutoff, here)
+        return WeakDraft(after, origin, (lowest.memory, lowest.overhead), spare)
+    lowest, spare = merge_one(nothing, after, 0, floor, cutoff)
     return WeakDraft(lowest, s, (lowest.memory, lowest.overhead), spare)
+
+
+@kernel
+def _first_start(rerun: Array, end: int, limit: float) -> int:
+    """Return the first stage from which a sub-chain to `end` is run again within the limit.
+
+    `rerun` has the least times of stages in ns; a sub-chain to the loss need not run again.
+    """
+    s = 0 if end == len(rerun) - 1 else end + 1
+    while s > 0 and rerun[s - 1] <= limit:
+        s, limit = s - 1, limit - rerun[s - 1]
+    return s
 
 
 @kernel
@@ -256,7 +231,7 @@ def _own_copy(lowest: StepFunction, here: Buffer) -> StepFunction:
 
 @kernel
 def _restarts(
-    chain: RecursionArrays,
+    chain: SweepArrays,
     fronts: WeakFrontPool,
     task: WeakTask,
     moving: MovingFronts,
@@ -306,25 +281,21 @@ def _store(
 def fill_weak(by_kind: ArraysByKind, limit: PruningLimit, bound: MoveBound) -> WeakFrontPool:
     """Return the fronts of all W(s, t, l, ·) within the limit: l ascending, s descending."""
     n, again = len(by_kind.first.start) - 1, by_kind.again.elapsed
-    least_rerun = np.minimum(np.diff(by_kind.first.elapsed), np.diff(again))
-    row = _rows(n)
+    rerun = np.minimum(np.diff(by_kind.first.elapsed), np.diff(again))
+    row = front_numbers(n)
     count = row[n - 1, n - 1] + n
     first, sizes = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32)
     origin = np.zeros(count, dtype=np.int64)
     least, best = np.full(count, _INFINITE, dtype=np.int64), np.zeros(count, dtype=np.int64)
     pool = new_pool(_FIRST_CAPACITY)
-    pool.memory[0], pool.overhead[0] = 0, 0
-    pool = Pool(pool.memory, pool.overhead, 1)
     here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
     rows = np.empty((n, 16), dtype=np.int64), np.empty((n, 16), dtype=np.int64)
     move_lines = np.zeros(limit.outside.shape[2])
     for end in range(n):
-        chain = by_kind.first if end == n - 1 else by_kind.again
-        moving, rerun = no_fronts(rows), 0
-        for s in range(end, -1, -1):
-            rerun += least_rerun[s]
-            if end < n - 1 and rerun > limit.overhead:
-                break
+        arrays = by_kind.first if end == n - 1 else by_kind.again
+        chain, options = split_arrays(arrays)
+        moving = no_fronts(rows)
+        for s in range(end, _first_start(rerun, end, limit.overhead) - 1, -1):
             fronts = WeakFrontPool(
                 pool.memory, pool.overhead, row, first, sizes, origin, least, best
             )
@@ -333,21 +304,26 @@ def fill_weak(by_kind: ArraysByKind, limit: PruningLimit, bound: MoveBound) -> W
                 moving, spare = _merge_positions(chain, fronts, position, moving, spare)
             for t in range(s, end + 1):
                 state = WeakState(s, t, end)
-                needed = _least_need(chain, state)
+                needed = chain.gradient[end + 1] + chain.transit[s, s]
                 if s == t:
+                    needed = min(needed, _least_floor(options, s, end))
                     lines = limit.outside[s, end]
                 elif write_move_lines(chain, limit, bound, state, move_lines):
                     lines = move_lines
                 else:
                     continue
-                cutoff = cutoff_within(limit, lines, chain.least_input[s], needed)
+                cutoff = cutoff_within(limit, lines, arrays.least_input[s], needed)
                 if cutoff.memory < needed or cutoff.overhead <= 0:
                     continue
                 fronts = WeakFrontPool(
                     pool.memory, pool.overhead, row, first, sizes, origin, least, best
                 )
                 task = WeakTask(state, cutoff, again[t] - again[s])
-                draft = _first_case(chain, fronts, task, here, spare)
+                nothing = RunningMinimum(StepFunction(here[0], here[1], 0, -1, 0), spare)
+                if s == t:
+                    draft = _kept(chain, options, fronts, task, nothing)
+                else:
+                    draft = _moved_on(chain, fronts, task, nothing)
                 draft = _restarts(chain, fronts, task, moving, draft)
                 pool, start, size = _store(limit, lines, draft, s, pool)
                 here, spare, number = draft.here, draft.spare, row[s, t] + end
@@ -362,7 +338,7 @@ def fill_weak(by_kind: ArraysByKind, limit: PruningLimit, bound: MoveBound) -> W
 
 @kernel
 def _choose_restart(
-    chain: RecursionArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
+    chain: SweepArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
 ) -> tuple[int, int]:
     """Return the k and j of a restart that attains `target` ns, or `NO_DECISION` and 0."""
     s, t, end = state
@@ -384,26 +360,28 @@ def _choose_restart(
 
 @kernel
 def choose_weak(
-    by_kind: ArraysByKind, fronts: WeakFrontPool, state: WeakState, m: int
+    arrays: tuple[SweepArrays, OptionArrays],
+    fronts: WeakFrontPool,
+    state: WeakState,
+    m: int,
+    moved: int,
 ) -> tuple[int, int]:
-    """Return the optimal decision for a state with `m` bytes.
+    """Return the optimal decision for a state with `m` bytes; `moved` is that of `WeakTask`.
 
     Returns:
-        ``(k, j)`` for restarting at k with the moving checkpoint staying at j; or `KEEP`, less an
-        option's number, or `MOVE`, and 0; or `NO_DECISION` and 0.
+        ``(k, j)`` for restarting at k with the moving checkpoint staying at j; or ``KEEP - o`` for
+        keeping stages under option o of the arrays, or `MOVE`, and 0; or `NO_DECISION` and 0.
     """
-    (s, t, end), again = state, by_kind.again.elapsed
-    chain = by_kind.first if end == len(again) - 2 else by_kind.again
+    (s, t, end), (chain, options) = state, arrays
     target = value_at(_front(chain, fronts, state, 0), m, -1)
     if s == t:
-        for o in range(chain.start[s], chain.start[s + 1]):
-            if chain.end[o] <= end + 1 and m >= chain.keep_floor[o, end]:
-                after = value_at(_following(chain, fronts, o, end), m, -1)
-                if after >= 0 and after + chain.extra[o] == target:
-                    return int(KEEP - chain.number[o]), 0
-    gradient = chain.gradient[end + 1]
-    if s < t and m >= gradient + chain.transit[s, s]:
+        for o in range(options.start[s], options.start[s + 1]):
+            if options.end[o] <= end + 1 and m >= options.keep_floor[o, end]:
+                after = value_at(_following(chain, options, fronts, o, end), m, -1)
+                if after >= 0 and after + options.extra[o] == target:
+                    return KEEP - o, 0
+    elif m >= chain.gradient[end + 1] + chain.transit[s, s]:
         shift = chain.activation[s + 1] - chain.activation[s]
         if value_at(_front(chain, fronts, WeakState(s + 1, t, end), shift), m, -1) == target:
             return MOVE, 0
-    return _choose_restart(chain, fronts, state, m, target - (again[t] - again[s]))
+    return _choose_restart(chain, fronts, state, m, target - moved)

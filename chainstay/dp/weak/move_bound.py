@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit
-from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, SweepArrays
 from chainstay.dp.jit import kernel
 
 __all__ = ["MoveBound", "WeakState", "move_bound", "write_move_lines"]
@@ -65,7 +65,7 @@ def move_bound(
 
 @kernel
 def write_move_lines(
-    chain: RecursionArrays,
+    chain: SweepArrays,
     limit: PruningLimit,
     bound: MoveBound,
     state: WeakState,

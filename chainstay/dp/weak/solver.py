@@ -30,7 +30,7 @@ import numpy as np
 from chainstay.dp.bounds.bound_pruning import growing_limits, pruning_limit
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
-from chainstay.dp.chain.recursion_arrays import recursion_arrays
+from chainstay.dp.chain.recursion_arrays import recursion_arrays, split_arrays
 from chainstay.dp.recursion import (
     KEEP,
     NO_DECISION,
@@ -44,11 +44,11 @@ from chainstay.dp.weak.kernels import (
     WeakState,
     choose_weak,
     fill_weak,
-    least_weak_memory,
 )
+from chainstay.dp.weak.least_memory import least_weak_memory
 from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import InfeasibleBudgetError
-from chainstay.problems.exactness import is_complete
+from chainstay.problems.exactness import is_complete, never_needs_a_rerun
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
@@ -116,6 +116,7 @@ class _WeakProgram:
     def __init__(self, recursion: Recursion, memory: int) -> None:
         self._recursion, self._memory = recursion, memory
         self._chain = recursion_arrays(recursion)
+        self._split = split_arrays(self._chain.again), split_arrays(self._chain.first)
         # the least memory of persistent schedules says nothing about these: none is assumed
         nothing = np.zeros((recursion.stages, recursion.stages), dtype=np.int64)
         bound = LagrangianBound(self._chain, memory, nothing, moves_checkpoints=True)
@@ -142,17 +143,19 @@ class _WeakProgram:
         recursion, (state, m) = self._recursion, part
         activation = recursion.activation
         s, t, end = state
-        k, j = choose_weak(self._chain, self._fronts, state, m)
+        costs = recursion.costs(end)
+        arrays = self._split[costs is recursion.first]
+        rerun = recursion.again.elapsed
+        k, j = choose_weak(arrays, self._fronts, state, m, rerun[t] - rerun[s])
         if k == NO_DECISION:
             raise AssertionError(f"no decision reaches W({s}, {t}, {end}, {m})")
         if k == MOVE:
             yield Op(OpKind.FORWARD_DROP, s)
             yield WeakState(s + 1, t, end), m + int(activation[s] - activation[s + 1])
         elif k <= KEEP:
-            costs = recursion.costs(end)
-            o = costs.option(s, KEEP - k)
+            o = KEEP - k
             after = int(costs.end[o])
-            yield Op(OpKind.FORWARD_KEEP_ALL, s, option=KEEP - k)
+            yield Op(OpKind.FORWARD_KEEP_ALL, s, option=int(costs.number[o]))
             if after <= end:
                 yield WeakState(after, after, end), m - int(costs.saved[o])
             yield Op(OpKind.BACKWARD, s)
@@ -173,7 +176,6 @@ def _claim(profile: ChainProfile, makespan: int) -> tuple[Family, Discards]:
     """Return the schedules among which a weakly persistent optimum is the optimum."""
     if makespan == profile.least_time:
         return Family.ALL, Discards.TABLE1
-    for rules in (Discards.TABLE1, Discards.TAPE):
-        if is_complete(profile, rules):
-            return Family.ALL, rules
-    return Family.WEAKLY_PERSISTENT, Discards.TABLE1
+    if not is_complete(profile, Discards.TAPE):
+        return Family.WEAKLY_PERSISTENT, Discards.TABLE1
+    return Family.ALL, Discards.TABLE1 if never_needs_a_rerun(profile) else Discards.TAPE
