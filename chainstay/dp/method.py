@@ -16,6 +16,7 @@ import numpy as np
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.free_discards.solver import (
+    drops_inputs,
     free_discards_least_budget,
     solve_free_discards,
 )
@@ -127,12 +128,15 @@ class DP:
         """
         del hint
         with at_first_interpreted(when=bool(self._wider) and len(profile) <= _SHORT):
+            is_tape, is_weak = self.discards == Discards.TAPE, self.persistence == "weak"
             if self.discards == Discards.FREE:
                 return solve_free_discards(profile, budget)
-            solve = solve_weak if self.persistence == "weak" else self._persistent
-            claim = solve(profile, budget)
-        # discards neither break these schedules nor make others of their families faster
-        return replace(claim, discards=Discards.TAPE) if self.discards == Discards.TAPE else claim
+            may_drop = is_tape and drops_inputs(profile)
+            if may_drop and not is_weak and self.slots is None:
+                return solve_free_discards(profile, budget, Discards.TAPE)
+            claim = (solve_weak if is_weak else self._persistent)(profile, budget)
+        # discards neither break these schedules nor, mostly, make others of their families faster
+        return replace(claim, discards=Discards.TAPE) if is_tape and not may_drop else claim
 
     def _persistent(self, profile: ChainProfile, budget: int) -> Claim:
         recursion = Recursion.from_profile(profile)
@@ -258,10 +262,10 @@ def least_budget(
     """
     is_weak = DP(persistence=persistence, discards=discards).persistence == "weak"
     with at_first_interpreted(when=len(profile) <= _SHORT):
-        if discards == Discards.FREE:
-            return free_discards_least_budget(profile)
         if is_weak:
             return weak_least_budget(profile)
+        if discards == Discards.FREE or (discards == Discards.TAPE and drops_inputs(profile)):
+            return free_discards_least_budget(profile, Discards(discards))
     return least_memory(Recursion.from_profile(profile)).root + profile.input_bytes
 
 

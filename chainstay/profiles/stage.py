@@ -118,7 +118,7 @@ def replacement(options: Sequence[StageOption], k: int) -> int:
     better = [
         j
         for j, option in enumerate(options)
-        if option.replaces(options[k]) and (j < k or not options[k].replaces(option))
+        if j != k and option.replaces(options[k]) and (j < k or not options[k].replaces(option))
     ]
     return replacement(options, better[0]) if better else k
 
