@@ -245,11 +245,13 @@ def _restarts(
     state, cutoff = task.state, task.cutoff
     node, s, end, held = state
     lowest, spare = minimum.lowest, minimum.spare
-    floor = 0
+    floor, h = 0, sizes.start[end] + held - 1
     for j in range(s + 1, end + 1):
         rerun = sizes.elapsed[j] - sizes.elapsed[s]
-        running = sizes.fresh[s, j - 1] + sizes.forward[j - 1]
-        floor = max(floor, _besides(sizes, state, j) + running)
+        running = sizes.fresh[s, j - 1] + sizes.forward[j - 1] + sizes.gradient[end + 1]
+        if held:
+            running += sizes.held[j, h]
+        floor = max(floor, running)
         if rerun >= cutoff.overhead or floor > cutoff.memory:
             break
         stored = sizes.fresh[s, j]
@@ -305,8 +307,6 @@ def fill(
                 dropping = sizes.first_node[s + 1] - sizes.first_node[s]
                 for number in range(1 if held and s == end else 1 + dropping):
                     node = s if number == 0 else sizes.first_node[s] + number - 1
-                    if number and sizes.outlives[sizes.under[node]] == STAYS:
-                        continue
                     state, is_held = FreeDiscardsState(node, s, end, held), min(held, 1)
                     lines = (dropped if number else limit.outside)[is_held, s, end]
                     needed = sizes.least_backward[node]

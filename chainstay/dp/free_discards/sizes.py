@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chainstay.dp.recursion import Array
 from chainstay.profiles import ChainProfile, Stage
@@ -137,10 +138,16 @@ def sizes_of(
         O(n^2) for each skip and option.
     """
     arrays, n = profile.arrays(), len(profile)
-    count = [len(numbers) for numbers in options]
-    stage = np.repeat(np.arange(n), count)
-    every = [stage.all_options for stage in profile.stages]
-    kept = [every[i][k] for i in range(n) for k in options[i]]
+    start = np.concatenate([[0], np.cumsum([len(numbers) for numbers in options])])
+    stage = np.repeat(np.arange(n), np.diff(start))
+    with_input = STAYS if rules is Discards.TAPE else HELD
+    numbers, kept = [], []
+    for each, taken in zip(profile.stages, options, strict=True):
+        every = each.all_options
+        # those that stay with their input come last: they have no nodes
+        order = sorted(taken, key=lambda k: every[k].needs_input and with_input == STAYS)
+        numbers += order
+        kept += [every[k] for k in order]
     saved = np.array([option.saved_bytes for option in kept])
     needed = np.array([option.backward_overhead_bytes for option in kept]) + arrays.gradients[stage]
     needs_input = np.array([option.needs_input for option in kept])
@@ -152,14 +159,13 @@ def sizes_of(
         made[skip.first] += skip.bytes
         held[: skip.first, (skip.first <= stage) & (stage < skip.last)] += skip.bytes
         ending[: skip.first, skip.last] += skip.bytes
-    start = np.concatenate([[0], np.cumsum(count)])
-    node, freed, under, first_node = _nodes(own, ending, start)
+    outlives = np.where(needs_input, with_input, RETURNED)
+    node, freed, under, first_node = _nodes(own, ending, np.split(outlives != STAYS, start[1:-1]))
     least_backward = np.zeros_like(freed)
     least_backward[:n] = np.minimum.reduceat(saved + needed, start[:-1])
     made_by = np.diagonal(arrays.fresh, 1)
     least_input = np.zeros(n, dtype=np.int64)
     least_input[1:] = np.minimum(made_by, np.minimum.reduceat(saved, start[:-1]))[:-1]
-    with_input = STAYS if rules is Discards.TAPE else HELD
 
     def sizes(*, is_first: bool) -> tuple[Sizes, Array]:
         dropped = [each.dropped(first=is_first) for each in profile.stages]
@@ -175,12 +181,12 @@ def sizes_of(
             made=made,
             forward=made_by + np.array([run.overhead_bytes for run in dropped]),
             start=start,
-            number=np.array([k for numbers in options for k in numbers]),
+            number=np.array(numbers),
             extra=time,
             saved=saved,
             record=record,
             backward=saved + needed,
-            outlives=np.where(needs_input, with_input, RETURNED),
+            outlives=outlives,
             held=held,
             returned=held + needed,
             node=node,
@@ -208,14 +214,20 @@ def _above(sizes: Sizes, rerun: Array, base: Array) -> Sizes:
     return sizes._replace(elapsed=elapsed, extra=sizes.extra - base)
 
 
-def _nodes(own: Array, ending: Array, start: Array) -> tuple[Array, Array, Array, Array]:
-    """Return `Sizes.node`, `Sizes.freed`, `Sizes.under` and `Sizes.first_node`."""
-    n = len(own)
+def _nodes(
+    own: Array, ending: Array, dropping: list[NDArray[np.bool_]]
+) -> tuple[Array, Array, Array, Array]:
+    """Return `Sizes.node`, `Sizes.freed`, `Sizes.under` and `Sizes.first_node`.
+
+    `dropping` says, by stage, under which options its input may be dropped.
+    """
+    n, start = len(own), 0
     node, first_node = np.zeros((n, n), dtype=np.int64), np.full(n + 1, n, dtype=np.int64)
     freed, under = [np.zeros(n, dtype=np.int64)], [np.zeros(n, dtype=np.int64)]
     for s in range(1, n):
+        start += len(dropping[s - 1])
+        options = start + np.flatnonzero(dropping[s])
         more, which = np.unique(ending[:s, s], return_inverse=True)
-        options = np.arange(start[s], start[s + 1])
         node[:s, s] = first_node[s] + which * len(options)
         freed.append(np.repeat(own[s] + more, len(options)))
         under.append(np.tile(options, len(more)))

@@ -126,8 +126,9 @@ def solve_free_discards(
     if memory >= least.root:
         compiled = is_compiled(len(profile))
         fronts = ChainFronts.solve(recursion, memory, least, compiled=compiled)
-        if recursion.base_time + fronts.best < makespan:
-            makespan = recursion.base_time + fronts.best
+        attached = recursion.base_time + int(fronts.root.overhead[-1])
+        if attached < makespan:
+            makespan = attached
             schedule = assemble(recursion, memory, fronts.decisions(memory))
     return Claim(
         schedule=schedule,
