@@ -16,8 +16,9 @@ import numpy as np
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.free_discards.solver import (
-    drops_inputs,
     free_discards_least_budget,
+    keeps_stages_apart,
+    may_drop_inputs,
     solve_free_discards,
 )
 from chainstay.dp.jit import at_first_interpreted
@@ -131,11 +132,12 @@ class DP:
             is_tape, is_weak = self.discards == Discards.TAPE, self.persistence == "weak"
             if self.discards == Discards.FREE:
                 return solve_free_discards(profile, budget)
-            may_drop = is_tape and drops_inputs(profile)
-            if may_drop and not is_weak and self.slots is None:
+            may_drop = is_tape and may_drop_inputs(profile)
+            is_exact = not is_weak and self.slots is None and keeps_stages_apart(profile)
+            if may_drop and is_exact:
                 return solve_free_discards(profile, budget, Discards.TAPE)
             claim = (solve_weak if is_weak else self._persistent)(profile, budget)
-        # discards neither break these schedules nor, mostly, make others of their families faster
+        # discards do not break these schedules; nor, if all need their input, make others faster
         return replace(claim, discards=Discards.TAPE) if is_tape and not may_drop else claim
 
     def _persistent(self, profile: ChainProfile, budget: int) -> Claim:
@@ -264,7 +266,8 @@ def least_budget(
     with at_first_interpreted(when=len(profile) <= _SHORT):
         if is_weak:
             return weak_least_budget(profile)
-        if discards == Discards.FREE or (discards == Discards.TAPE and drops_inputs(profile)):
+        drops = discards == Discards.TAPE and may_drop_inputs(profile)
+        if discards == Discards.FREE or (drops and keeps_stages_apart(profile)):
             return free_discards_least_budget(profile, Discards(discards))
     return least_memory(Recursion.from_profile(profile)).root + profile.input_bytes
 

@@ -60,7 +60,12 @@ from chainstay.profiles.stage import undominated
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
-__all__ = ["drops_inputs", "free_discards_least_budget", "solve_free_discards"]
+__all__ = [
+    "free_discards_least_budget",
+    "keeps_stages_apart",
+    "may_drop_inputs",
+    "solve_free_discards",
+]
 
 _Part: TypeAlias = tuple[FreeDiscardsState, int]
 """A state, and the bytes to solve it with."""
@@ -68,13 +73,15 @@ _Part: TypeAlias = tuple[FreeDiscardsState, int]
 _UNLIMITED: Final = 2**60
 
 
-def drops_inputs(profile: ChainProfile) -> bool:
-    """Return whether this program is the one for a tape: an option of the chain needs no input.
+def may_drop_inputs(profile: ChainProfile) -> bool:
+    """Return whether a tape may drop inputs: an option of the chain needs none."""
+    stages = profile.stages
+    return not all(option.needs_input for stage in stages for option in stage.all_options)
 
-    It takes no options of several stages.
-    """
-    options = [option for stage in profile.stages for option in stage.all_options]
-    return not all(each.needs_input for each in options) and _keeps_stages_apart(profile)
+
+def keeps_stages_apart(profile: ChainProfile) -> bool:
+    """Return whether each option keeps one stage, as this program asks for."""
+    return all(option.stages == 1 for stage in profile.stages for option in stage.options)
 
 
 def solve_free_discards(
@@ -149,10 +156,6 @@ def free_discards_least_budget(profile: ChainProfile, rules: Discards = Discards
     return program.least_memory + profile.input_bytes
 
 
-def _keeps_stages_apart(profile: ChainProfile) -> bool:
-    return all(option.stages == 1 for stage in profile.stages for option in stage.options)
-
-
 class _FreeDiscardsProgram:
     """The recurrence of one profile, to be solved for one memory or another.
 
@@ -161,7 +164,7 @@ class _FreeDiscardsProgram:
     """
 
     def __init__(self, profile: ChainProfile, rules: Discards, *, few: bool) -> None:
-        if not _keeps_stages_apart(profile):
+        if not keeps_stages_apart(profile):
             raise InvalidProfileError(
                 "this chain has options that keep several stages together, which "
                 "DP(discards='free') does not take; use DP(), or leave them out of the profile"
