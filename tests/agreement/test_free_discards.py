@@ -22,7 +22,6 @@ from chainstay import (
 )
 from chainstay.dp import least_budget
 from chainstay.dp.bounds.unrestricted_bound import unrestricted_bound
-from chainstay.dp.free_discards import sizes, solver
 from chainstay.errors import InvalidProfileError, UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search
@@ -137,32 +136,6 @@ def test_claims_with_options_hold_in_exhaustive_search(profile: ChainProfile, ex
         optimum = search.optimum(profile, budget, discards=claim.discards).makespan
         assert unrestricted_bound(profile, budget) <= optimum <= claim.makespan
         assert claim.family is not Family.ALL or claim.lower_bound <= optimum
-
-
-@settings(max_examples=100, deadline=None)
-@given(with_options_of_one_stage(6), st.integers(0, 60))
-def test_what_is_found_with_few_of_the_options(profile: ChainProfile, extra: int) -> None:
-    budget = least(profile) + extra
-    exact = solve(profile, budget)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solver, "few_options", lambda _, numbers: numbers[-1:])
-        claim = FREE(profile, budget)
-    replay = simulate(profile, claim.schedule, discards="free")
-    assert replay.makespan == claim.makespan
-    assert replay.peak_bytes <= budget
-    assert claim.lower_bound <= exact.makespan <= claim.makespan
-    if budget >= least_budget(profile):
-        assert claim.makespan <= DP()(profile, budget).makespan
-
-
-def test_the_three_options_that_are_taken() -> None:
-    costs = [(50, 0), (40, 1), (30, 2), (20, 30), (10, 40)]  # bytes, ns
-    options = tuple(
-        StageOption(saved_bytes=size, first=RunCost(backward_time=time)) for size, time in costs
-    )
-    stage = Stage(saved_bytes=60, options=options)
-    assert sizes.few_options(stage, list(range(6))) == [1, 3, 5]
-    assert sizes.few_options(stage, [0, 2, 4]) == [0, 2, 4]
 
 
 def test_options_of_several_stages_are_refused() -> None:

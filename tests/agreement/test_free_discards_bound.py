@@ -36,8 +36,7 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     rules: Discards, profile: ChainProfile, extra: int
 ) -> None:
     memory = least_budget(profile, discards=rules) - profile.input_bytes + extra
-    options = [undominated(stage.all_options) for stage in profile.stages]
-    by_kind, base_time = sizes_of(profile, options, rules)
+    by_kind, base_time = sizes_of(profile, rules)
     bound = FreeDiscardsBound(by_kind, memory)
     multipliers = np.arange(bound.outside.shape[3])
     base = _base_times(profile)

@@ -8,17 +8,17 @@ the activation kept before it: ``docs/derivations/free-discards.md``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.recursion import Array
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile
+from chainstay.profiles.stage import undominated
 from chainstay.schedule import Discards
 
-__all__ = ["HELD", "RETURNED", "STAYS", "Sizes", "SizesByKind", "few_options", "sizes_of"]
+__all__ = ["HELD", "RETURNED", "STAYS", "Sizes", "SizesByKind", "sizes_of"]
 
 STAYS: Final = 0
 """Saved data that stay with their input."""
@@ -26,8 +26,6 @@ RETURNED: Final = 1
 """Saved data that need no input: where it is dropped, their backward comes at once."""
 HELD: Final = 2
 """Saved data that may be held without their input, which is made again before their backward."""
-
-_FEW: Final = 3
 
 
 class Sizes(NamedTuple):
@@ -102,35 +100,13 @@ class SizesByKind(NamedTuple):
     again: Sizes
 
 
-def few_options(stage: Stage, numbers: list[int]) -> list[int]:
-    """Return at most three of a stage's options, all of which are of use.
-
-    These are the fastest, the one that saves least, and of the others the one that lies farthest
-    below the line between these two, in time over bytes.
-    """
-    if len(numbers) <= _FEW:
-        return numbers
-    options = stage.all_options
-    size = {k: options[k].saved_bytes for k in numbers}
-    time = {k: options[k].first.time + options[k].first.backward_time for k in numbers}
-    fastest = min(numbers, key=lambda k: (time[k], size[k]))
-    smallest = min(numbers, key=lambda k: (size[k], time[k]))
-    faster, smaller = time[smallest] - time[fastest], size[fastest] - size[smallest]
-    between = min(
-        (k for k in numbers if k not in (fastest, smallest)),
-        key=lambda k: time[k] * smaller + size[k] * faster,
-    )
-    return sorted({fastest, smallest, between})
-
-
-def sizes_of(
-    profile: ChainProfile, options: Sequence[Sequence[int]], rules: Discards
-) -> tuple[SizesByKind, int]:
+def sizes_of(profile: ChainProfile, rules: Discards) -> tuple[SizesByKind, int]:
     """Return the sizes of a chain, and the time in ns above which overheads are counted.
+
+    Options that others replace are left out.
 
     Args:
         profile: The chain; each option keeps one stage.
-        options: The numbers of the options that are taken, for each stage.
         rules: `Discards.FREE`; or `Discards.TAPE`, by which saved data lose an input only that
             they do not need.
 
@@ -138,16 +114,18 @@ def sizes_of(
         O(n^2) for each skip and option.
     """
     arrays, n = profile.arrays(), len(profile)
-    start = np.concatenate([[0], np.cumsum([len(numbers) for numbers in options])])
-    stage = np.repeat(np.arange(n), np.diff(start))
     with_input = STAYS if rules is Discards.TAPE else HELD
-    numbers, kept = [], []
-    for each, taken in zip(profile.stages, options, strict=True):
-        every = each.all_options
+    numbers, kept, start = [], [], [0]
+    for each in profile.stages:
+        options = each.all_options
         # those that stay with their input come last: they have no nodes
-        order = sorted(taken, key=lambda k: every[k].needs_input and with_input == STAYS)
+        order = sorted(
+            undominated(options), key=lambda k: options[k].needs_input and with_input == STAYS
+        )
         numbers += order
-        kept += [every[k] for k in order]
+        kept += [options[k] for k in order]
+        start.append(len(kept))
+    stage = np.repeat(np.arange(n), np.diff(start))
     saved = np.array([option.saved_bytes for option in kept])
     needed = np.array([option.backward_overhead_bytes for option in kept]) + arrays.gradients[stage]
     needs_input = np.array([option.needs_input for option in kept])
@@ -180,7 +158,7 @@ def sizes_of(
             nearest=np.concatenate([arrays.activation[:1], made_by]),
             made=made,
             forward=made_by + np.array([run.overhead_bytes for run in dropped]),
-            start=start,
+            start=np.array(start),
             number=np.array(numbers),
             extra=time,
             saved=saved,

@@ -41,8 +41,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from chainstay.dp.bounds.bound_pruning import growing_limits, pruning_limit, without_limit
-from chainstay.dp.bounds.unrestricted_bound import unrestricted_bound
-from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
+from chainstay.dp.chain.fronts import least_memory
 from chainstay.dp.free_discards.kernels import (
     NO_DECISION,
     RECORD,
@@ -52,11 +51,10 @@ from chainstay.dp.free_discards.kernels import (
     fill,
 )
 from chainstay.dp.free_discards.lagrangian_bound import FreeDiscardsBound
-from chainstay.dp.free_discards.sizes import HELD, Sizes, few_options, sizes_of
-from chainstay.dp.recursion import Recursion, assemble, forwards_dropping_inputs, unfold
+from chainstay.dp.free_discards.sizes import HELD, Sizes, sizes_of
+from chainstay.dp.recursion import Recursion, forwards_dropping_inputs, unfold
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import ChainProfile
-from chainstay.profiles.stage import undominated
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -89,9 +87,6 @@ def solve_free_discards(
 ) -> Claim:
     """Return the fastest persistent schedule under `rules` within `budget` bytes.
 
-    Of a stage with many options three are taken. Then the schedule need not be the fastest, and
-    the lower bound is that of all schedules.
-
     Args:
         profile: The chain; each option keeps one stage.
         budget: Bytes.
@@ -103,45 +98,25 @@ def solve_free_discards(
 
     Complexity:
         O(n^3 p) time for fronts of p breakpoints, before pruning; with skips, times how many
-        different ones end at a stage; with K options a stage, times (K + 1)^3.
+        different ones end at a stage. With K options a stage, times K (K + 1)^2 at most.
     """
     recursion = Recursion.from_profile(profile)
-    program = _FreeDiscardsProgram(profile, rules, few=True)
+    program = _FreeDiscardsProgram(profile, rules)
     memory = min(budget - profile.input_bytes, recursion.keep_all_need)
     # known at once where a persistent schedule without discards fits
-    least = least_memory(recursion)
-    if program.is_partial or memory < least.root:
-        if memory < program.least_memory:
-            program = _FreeDiscardsProgram(profile, rules, few=False)
-        if memory < program.least_memory:
-            raise InfeasibleBudgetError(
-                budget=budget,
-                required=program.least_memory + profile.input_bytes,
-                stages=len(profile),
-                family=Family.PERSISTENT,
-            )
-    schedule, makespan = program.solve(memory)
-    if not program.is_partial:
-        is_least = makespan == profile.least_time
-        return Claim(
-            schedule=schedule,
-            makespan=makespan,
-            lower_bound=makespan,
-            family=Family.ALL if is_least else Family.PERSISTENT,
-            discards=rules,
+    if memory < least_memory(recursion).root and memory < program.least_memory:
+        raise InfeasibleBudgetError(
+            budget=budget,
+            required=program.least_memory + profile.input_bytes,
+            stages=len(profile),
+            family=Family.PERSISTENT,
         )
-    if memory >= least.root:
-        compiled = is_compiled(len(profile))
-        fronts = ChainFronts.solve(recursion, memory, least, compiled=compiled)
-        attached = recursion.base_time + int(fronts.root.overhead[-1])
-        if attached < makespan:
-            makespan = attached
-            schedule = assemble(recursion, memory, fronts.decisions(memory))
+    schedule, makespan = program.solve(memory)
     return Claim(
         schedule=schedule,
         makespan=makespan,
-        lower_bound=unrestricted_bound(profile, budget),
-        family=Family.ALL,
+        lower_bound=makespan,
+        family=Family.ALL if makespan == profile.least_time else Family.PERSISTENT,
         discards=rules,
     )
 
@@ -152,27 +127,19 @@ def free_discards_least_budget(profile: ChainProfile, rules: Discards = Discards
     Complexity:
         O(n^3) time.
     """
-    program = _FreeDiscardsProgram(profile, rules, few=False)
-    return program.least_memory + profile.input_bytes
+    return _FreeDiscardsProgram(profile, rules).least_memory + profile.input_bytes
 
 
 class _FreeDiscardsProgram:
-    """The recurrence of one profile, to be solved for one memory or another.
+    """The recurrence of one profile, to be solved for one memory or another."""
 
-    Attributes:
-        is_partial: Whether options are left out that may be of use.
-    """
-
-    def __init__(self, profile: ChainProfile, rules: Discards, *, few: bool) -> None:
+    def __init__(self, profile: ChainProfile, rules: Discards) -> None:
         if not keeps_stages_apart(profile):
             raise InvalidProfileError(
                 "this chain has options that keep several stages together, which "
                 "DP(discards='free') does not take; use DP(), or leave them out of the profile"
             )
-        of_use = [undominated(stage.all_options) for stage in profile.stages]
-        options = list(map(few_options, profile.stages, of_use)) if few else of_use
-        self.is_partial = options != of_use
-        self._by_kind, self._base_time = sizes_of(profile, options, rules)
+        self._by_kind, self._base_time = sizes_of(profile, rules)
         self._stages = len(profile)
 
     @cached_property
