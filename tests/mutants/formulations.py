@@ -84,7 +84,7 @@ MUTANTS: Final = (
         "unit/test_formulation_options.py::test_phases_that_a_record_skips_hold_no_gradient",
     ),
     Mutant(
-        "formulations/chain/records.py",
+        "profiles/stage.py",
         "needs = [option.saved_bytes, option.saved_bytes + option.backward_overhead_bytes]",
         "needs = [option.saved_bytes]",
         "unit/test_formulation_options.py::test_options_that_never_pay_are_left_out",
