@@ -62,8 +62,9 @@ _BREADTH: Final = (
 _PERSISTENT: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT)
 """Families in which what is kept lasts until its backward, or moves on by ``Fn``.
 
-They need no discards, so they are the same under Table 1 and with a tape. Under free discards
-they are larger: saved data may lose its input, and stages may then run out of order.
+Under Table 1 they need no discards. With a tape they are larger where an option needs no input,
+which may then be dropped; under free discards all saved data may lose its input, and stages may
+then run out of order.
 """
 
 
@@ -84,6 +85,8 @@ class Scope:
             return False
         if other.family in _PERSISTENT and other.discards is Discards.FREE:
             return self.discards is Discards.FREE and self.family in _PERSISTENT
+        if other.discards is Discards.TAPE and self.discards is Discards.TABLE1:
+            return False
         return other.discards is self.discards or other.family in _PERSISTENT
 
 

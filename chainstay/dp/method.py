@@ -17,6 +17,8 @@ from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.free_discards.solver import (
     free_discards_least_budget,
+    keeps_stages_apart,
+    may_drop_inputs,
     solve_free_discards,
 )
 from chainstay.dp.jit import at_first_interpreted
@@ -42,9 +44,11 @@ class DP:
     Attributes:
         persistence: ``"strong"``: once kept, a value stays until its backward. ``"weak"``:
             a checkpoint may move on before (`chainstay.dp.weak`), which can be a little faster.
-        discards: What may be dropped, and when. ``"table1"`` and ``"tape"``: these programs
-            need no drops of their own. ``"free"``: saved data may outlive their input
-            (`chainstay.dp.free_discards`), which is faster by a few percent.
+        discards: What may be dropped, and when. ``"table1"``: these programs need no drops of
+            their own. ``"tape"``: nor here; but where a stage or option needs no input, that goes
+            as soon as nothing needs it (in bytes, ``"strong"``, no option of several stages).
+            ``"free"``: saved data may outlive their input (`chainstay.dp.free_discards`), which is
+            faster by a few percent.
         slots: ``None`` solves exactly in bytes. A number solves a table of that many memory
             slots twice, rounding both ways: a schedule that fits, and a lower bound.
 
@@ -116,8 +120,8 @@ class DP:
         Raises:
             InfeasibleBudgetError: Nothing fits; ``error.required`` is the least budget.
             InvalidProfileError: The sizes overflow exact 64-bit arithmetic, the chain has
-                skips and persistence is ``"weak"``, or it has stage options or costs by kind of
-                run and this is not ``persistence="strong"`` without free discards.
+                skips and persistence is ``"weak"``, or an option keeps several stages and
+                discards are ``"free"``.
 
         Complexity:
             Worst case O(n^3 p) for fronts of p breakpoints; pruned by a bound, chains of
@@ -126,13 +130,18 @@ class DP:
             for 300 stages.
         """
         del hint
-        with at_first_interpreted(when=bool(self._wider) and len(profile) <= _SHORT):
+        is_tape, is_weak = self.discards == Discards.TAPE, self.persistence == "weak"
+        may_drop = is_tape and may_drop_inputs(profile)
+        is_short = len(profile) <= _SHORT
+        with at_first_interpreted(when=is_short and (may_drop or self._wider is not None)):
             if self.discards == Discards.FREE:
                 return solve_free_discards(profile, budget)
-            solve = solve_weak if self.persistence == "weak" else self._persistent
-            claim = solve(profile, budget)
-        # discards neither break these schedules nor make others of their families faster
-        return replace(claim, discards=Discards.TAPE) if self.discards == Discards.TAPE else claim
+            is_exact = not is_weak and self.slots is None and keeps_stages_apart(profile)
+            if may_drop and is_exact:
+                return solve_free_discards(profile, budget, Discards.TAPE)
+            claim = (solve_weak if is_weak else self._persistent)(profile, budget)
+        # discards do not break these schedules; nor, if all need their input, make others faster
+        return replace(claim, discards=Discards.TAPE) if is_tape and not may_drop else claim
 
     def _persistent(self, profile: ChainProfile, budget: int) -> Claim:
         recursion = Recursion.from_profile(profile)
@@ -258,10 +267,11 @@ def least_budget(
     """
     is_weak = DP(persistence=persistence, discards=discards).persistence == "weak"
     with at_first_interpreted(when=len(profile) <= _SHORT):
-        if discards == Discards.FREE:
-            return free_discards_least_budget(profile)
         if is_weak:
             return weak_least_budget(profile)
+        drops = discards == Discards.TAPE and may_drop_inputs(profile)
+        if discards == Discards.FREE or (drops and keeps_stages_apart(profile)):
+            return free_discards_least_budget(profile, Discards(discards))
     return least_memory(Recursion.from_profile(profile)).root + profile.input_bytes
 
 

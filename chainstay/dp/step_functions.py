@@ -22,8 +22,8 @@ __all__ = [
     "StepSum",
     "Window",
     "breakpoint_at",
-    "front_from",
     "gain_within",
+    "merge_one",
     "merge_shifted",
     "merge_sum",
     "new_buffer",
@@ -134,8 +134,10 @@ def new_buffer(size: int) -> Buffer:
 
 @kernel
 def new_pool(size: int) -> Pool:
-    """Return an empty pool with room for `size` breakpoints."""
-    return Pool(np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64), 0)
+    """Return a pool with one breakpoint: where nothing is left to do, 0 ns from 0 bytes on."""
+    memory, overhead = new_buffer(size)
+    memory[0], overhead[0] = 0, 0
+    return Pool(memory, overhead, 1)
 
 
 @kernel
@@ -298,17 +300,27 @@ def merge_shifted(
 
 
 @kernel
-def front_from(after: StepFunction, start: int, cutoff: Cutoff, target: Buffer) -> StepFunction:
-    """Return the part of a step function from `start` on and within the cutoff, as a copy.
+def merge_one(
+    minimum: RunningMinimum, one: StepFunction, constant: int, start: int, cutoff: Cutoff
+) -> RunningMinimum:
+    """Return the minimum of `minimum` and ``one + constant``, which counts from `start` on.
 
-    It is written to `target`, or to a larger buffer if needed.
+    Its buffers change places, or the spare one is replaced by a larger one.
     """
-    if after.last - after.first >= len(target[0]):
-        target = new_buffer(2 * (after.last - after.first + 1))
-    nothing = StepFunction(target[0], target[1], 0, -1, 0)
+    lowest, spare = minimum
+    if one.last < one.first:
+        return minimum
+    here = max(start, one.memory[one.first] + one.shift)
+    least = constant + one.overhead[one.last]
+    if here > cutoff.memory or least >= value_at(lowest, here, cutoff.overhead):
+        return minimum
+    more = lowest.last + one.last - one.first + 3
+    if more > len(spare[0]):
+        spare = new_buffer(2 * more)
     window = Window(start, cutoff.memory, cutoff.overhead)
-    size = merge_shifted(nothing, after, 0, window, target)
-    return StepFunction(target[0], target[1], 0, size - 1, 0)
+    size = merge_shifted(lowest, one, constant, window, spare)
+    merged = StepFunction(spare[0], spare[1], 0, size - 1, 0)
+    return RunningMinimum(merged, (lowest.memory, lowest.overhead))
 
 
 @kernel

@@ -2,7 +2,8 @@
 
 Read `problem`: what all kinds have in common. `chain`, `join`, `offload` and `hybrid` are the four
 kinds, the last two with the claims and solutions of schedules that move data; `consistency`
-compares what several methods say, and `simpler` makes a problem smaller.
+compares what several methods say, `simpler` makes a problem smaller, and `exactness` says for which
+chains narrow families of schedules contain an optimum.
 """
 
 from __future__ import annotations

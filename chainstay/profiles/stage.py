@@ -7,6 +7,7 @@ later one, kept or dropped. ``docs/derivations/options.md`` has the program for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Final, Self
 
@@ -14,7 +15,7 @@ from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles.quantities import all_of, whole
 
-__all__ = ["QUANTITIES", "RunCost", "Stage", "StageOption"]
+__all__ = ["QUANTITIES", "RunCost", "Stage", "StageOption", "replacement", "undominated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,18 @@ class StageOption:
         """Return the costs of the stage's first run, or of a later one."""
         return self.first if first or self.again is None else self.again
 
+    def replaces(self, other: StageOption) -> bool:
+        """Return whether this option can take the place of `other` in every schedule.
+
+        It takes no more time in any run and no more memory at any moment, and needs the input only
+        if `other` does. Times of forward and backward count apart: a record may be dropped.
+        """
+        return (
+            self.stages == other.stages
+            and self.needs_input <= other.needs_input
+            and all(mine <= its for mine, its in zip(_needs(self), _needs(other), strict=True))
+        )
+
     @classmethod
     def from_fields(cls, document: Fields) -> Self:
         """Read the JSON object of an option."""
@@ -98,6 +111,29 @@ class StageOption:
             again=_run_in(document, "again"),
             needs_input=document.boolean("needs_input"),
         )
+
+
+def replacement(options: Sequence[StageOption], k: int) -> int:
+    """Return the first option that replaces option `k` and that none replaces."""
+    better = [
+        j
+        for j, option in enumerate(options)
+        if j != k and option.replaces(options[k]) and (j < k or not options[k].replaces(option))
+    ]
+    return replacement(options, better[0]) if better else k
+
+
+def undominated(options: Sequence[StageOption]) -> list[int]:
+    """Return the numbers of the options that no other replaces."""
+    return [k for k in range(len(options)) if replacement(options, k) == k]
+
+
+def _needs(option: StageOption) -> list[int]:
+    """Return times and sizes of an option, each of which is better if smaller."""
+    needs = [option.saved_bytes, option.saved_bytes + option.backward_overhead_bytes]
+    for run in (option.run(first=True), option.run(first=False)):
+        needs += [run.time, run.backward_time, option.saved_bytes + run.overhead_bytes]
+    return needs
 
 
 _OPTION_SIZES: Final = ("saved_bytes", "backward_overhead_bytes", "stages")

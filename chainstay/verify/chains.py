@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from chainstay.dp import DP
+from chainstay.dp.free_discards.solver import keeps_stages_apart
 from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.chain.exactness_conditions import is_complete
 from chainstay.problems import ChainProblem
+from chainstay.problems.exactness import is_complete
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family, Scope, Solution
@@ -101,14 +102,17 @@ CHAIN_METHODS: Final = (
         family=Family.WEAKLY_PERSISTENT,
         complete_under=(Discards.TABLE1, Discards.TAPE),
         most_stages=20,
-        only=("plain", "no skips"),
+        only=("no skips",),
     ),
-    MethodUnderTest(
-        method=DP(discards=Discards.FREE),
-        family=Family.PERSISTENT,
-        discards=Discards.FREE,
-        most_stages=20,
-        only=("plain",),
+    *(
+        MethodUnderTest(
+            method=DP(discards=rules),
+            family=Family.PERSISTENT,
+            discards=rules,
+            most_stages=20,
+            only=("stages apart",),
+        )
+        for rules in (Discards.TAPE, Discards.FREE)
     ),
     *(
         _exact(CPSAT(discards=rules, time_limit_s=20.0), rules, most_stages=6, every=4)
@@ -156,9 +160,11 @@ class ChainSuite(Suite):
         return draw(seed, number)
 
     def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # a ChainProblem
-        """Return whether a chain has no skips, is plain, or has what no plain chain has."""
+        """Return whether a chain has no skips or super-stages, is plain, or is not."""
         if restriction == "no skips":
             return not problem.profile.skips
+        if restriction == "stages apart":
+            return keeps_stages_apart(problem.profile)
         return restriction == ("plain" if problem.profile.is_plain else "options")
 
     def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:  # noqa: ANN401  # as above

@@ -8,14 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, Skip, Stage, simulate
+from chainstay import (
+    DP,
+    ChainProfile,
+    Claim,
+    Family,
+    InfeasibleBudgetError,
+    RunCost,
+    Skip,
+    Stage,
+    StageOption,
+    simulate,
+)
 from chainstay.dp import least_budget
 from chainstay.dp.bounds.unrestricted_bound import unrestricted_bound
-from chainstay.errors import UnknownMethodError
+from chainstay.errors import InvalidProfileError, UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search
 from golden_chains import GOLDEN, GoldenChain
-from strategies import FAMILIES_WITHOUT_SKIPS, chains
+from golden_options import OPTIONS, GoldenOptions
+from strategies import FAMILIES_WITHOUT_SKIPS, chains, with_options_of_one_stage
 from tensors import Tensors
 
 FREE = DP(discards="free")
@@ -76,24 +88,68 @@ def test_table_2_at_90_mb() -> None:
 
 
 @MANY
-@given(chains(), st.integers(0, 150))
+@given(with_options_of_one_stage(), st.integers(0, 150))
 def test_never_above_the_program_it_contains(profile: ChainProfile, extra: int) -> None:
     budget = least_budget(profile) + extra
     assert solve(profile, budget).makespan <= DP()(profile, budget).makespan
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.one_of(chains(max_stages=6), SKIPPING), st.integers(0, 60))
+@given(st.one_of(with_options_of_one_stage(6), SKIPPING), st.integers(0, 60))
 def test_it_equals_the_recursion_on_sets_of_tensors(profile: ChainProfile, extra: int) -> None:
     required = least(profile)
     assert _on_sets(profile, required - 1) == float("inf")
     claim = solve(profile, required + extra)
     assert claim.makespan == _on_sets(profile, required + extra)
+    tape = least_budget(profile, discards="tape")
+    assert _on_sets(profile, tape - 1, Discards.TAPE) == float("inf")
+    on_tape = DP(discards="tape")(profile, tape + extra)
+    assert on_tape.makespan == _on_sets(profile, tape + extra, Discards.TAPE)
+    replay = simulate(profile, on_tape.schedule, discards="tape")
+    assert (replay.makespan, replay.peak_bytes <= tape + extra) == (on_tape.makespan, True)
+    assert required <= tape <= least_budget(profile)
+
+
+@pytest.mark.parametrize("golden", OPTIONS, ids=lambda golden: golden.name)
+def test_golden_chains_with_options(golden: GoldenOptions) -> None:
+    profile, budget = golden.profile, golden.budget
+    if golden.optimum["persistent_drop"] is None:
+        with pytest.raises(InfeasibleBudgetError):
+            DP(discards="tape")(profile, budget)
+    else:
+        assert DP(discards="tape")(profile, budget).makespan == golden.optimum["persistent_drop"]
+    optimum, attained = golden.optimum["free"], golden.dp["free"]
+    if budget < least(profile):
+        with pytest.raises(InfeasibleBudgetError):
+            FREE(profile, budget)
+        return
+    assert optimum is not None  # what moves checkpoints, too, is not above
+    assert optimum <= attained <= solve(profile, budget).makespan
+
+
+@settings(max_examples=150, deadline=None)
+@given(with_options_of_one_stage(3), st.integers(0, 60))
+def test_claims_with_options_hold_in_exhaustive_search(profile: ChainProfile, extra: int) -> None:
+    for rules in (Discards.FREE, Discards.TAPE):
+        budget = least_budget(profile, discards=rules) + extra
+        claim = DP(discards=rules)(profile, budget)
+        optimum = search.optimum(profile, budget, discards=claim.discards).makespan
+        assert unrestricted_bound(profile, budget) <= optimum <= claim.makespan
+        assert claim.family is not Family.ALL or claim.lower_bound <= optimum
+
+
+def test_options_of_several_stages_are_refused() -> None:
+    pair = StageOption(saved_bytes=1, first=RunCost(), stages=2)
+    chain = ChainProfile(
+        input_bytes=1, input_gradient_bytes=0, stages=(Stage(options=(pair,)), Stage())
+    )
+    with pytest.raises(InvalidProfileError, match="keep several stages together, which DP"):
+        FREE(chain, 100)
 
 
 def test_what_held_saved_data_pass_on_takes_memory() -> None:
     """One chain in thousands where counting it too low at the start of a sweep changes anything."""
-    sizes = [  # forward and backward time; output, saved, gradient; overheads
+    numbers = [  # forward and backward time; output, saved, gradient; overheads
         (3, 49, 8, 18, 3, 9, 5),
         (2, 0, 15, 9, 5, 2, 7),
         (2, 1, 18, 18, 13, 6, 0),
@@ -113,7 +169,7 @@ def test_what_held_saved_data_pass_on_takes_memory() -> None:
                 forward_overhead_bytes=forward_more,
                 backward_overhead_bytes=backward_more,
             )
-            for forward, backward, output, saved, gradient, forward_more, backward_more in sizes
+            for forward, backward, output, saved, gradient, forward_more, backward_more in numbers
         ),
         skips=(
             Skip(first=1, last=2, bytes=5),
@@ -205,7 +261,13 @@ def test_tape_rules_change_nothing_but_the_claim(persistence: str) -> None:
     assert tape.discards is Discards.TAPE
 
 
-def _on_sets(profile: ChainProfile, budget: int) -> float:  # noqa: C901  # one case each
+_Record = tuple[int, int]
+"""Option of saved data, and ns of the backward by the run that made them."""
+
+
+def _on_sets(  # noqa: C901  # one case each
+    profile: ChainProfile, budget: int, rules: Discards = Discards.FREE
+) -> float:
     """The recursion of `chainstay.dp.free_discards.solver` with every stored tensor by name."""
     tensors = Tensors(profile)
     never = float("inf")
@@ -214,36 +276,51 @@ def _on_sets(profile: ChainProfile, budget: int) -> float:  # noqa: C901  # one 
         return tensors.stored(stored) + besides <= budget
 
     @cache
-    def least(s: int, end: int, held: int, left: int, stored: frozenset[str]) -> float:
-        stage, gradient = profile.stages[s], profile.gradient_bytes(end + 1)
-        recorded = stored | {f"saved {s}"}
-        after = recorded - {f"saved {end}"} if s < end else recorded
-        backward = tensors.gradients(s) + stage.backward_overhead_bytes
-        options = [never]
+    def least(  # noqa: C901  # one case each
+        s: int, end: int, held: _Record | None, left: int | None, stored: frozenset[str]
+    ) -> float:
+        gradient, is_first = profile.gradient_bytes(end + 1), not held and end == len(profile) - 1
+        there = f"saved {end} {held[0]}" if held else ""
+
+        def backward(k: int) -> int:
+            option = profile.stages[s].all_options[k]
+            return tensors.gradients(s) + option.backward_overhead_bytes
+
         if held and s == end:
-            return stage.backward_time if fits(stored, backward) else never
-        if fits(recorded, gradient + stage.forward_overhead_bytes):
-            inner = recorded - {f"a {s}"} if left else recorded
-            total: float = stage.forward_time
-            total += least(s + 1, end, held, 0, inner) if s < end else 0
-            if left:
-                options.append(total)
-            elif fits(after, backward):
-                options.append(total + stage.backward_time)
+            return held[1] if fits(stored, backward(held[0])) else never
+        choices = [never]
+        for k, option in enumerate(profile.stages[s].all_options):
+            if left not in (None, k):
+                continue
+            run, recorded = option.run(first=is_first), stored | {f"saved {s} {k}"}
+            if fits(recorded, gradient + run.overhead_bytes):
+                inner = recorded - ({f"a {s}"} if left is not None else set())
+                total: float = run.time
+                total += least(s + 1, end, held, None, inner) if s < end else 0
+                if left is not None:
+                    choices.append(total)
+                elif fits(recorded - {there}, backward(k)):
+                    choices.append(total + run.backward_time)
         spent = 0
         for j in range(s + 1, end + 1):
+            run = profile.stages[j - 1].dropped(first=is_first)
             running = stored | {f"a {j}"} | ({f"a {j - 1}"} if j - 1 > s else set())
-            if not fits(running, gradient + profile.stages[j - 1].forward_overhead_bytes):
+            if not fits(running, gradient + run.overhead_bytes):
                 break
-            spent += profile.stages[j - 1].forward_time
-            rest = stored - {f"saved {end}"}
-            for detached in range(1 if held and j == end else 2):
-                later = least(j, end, held, detached, stored | {f"a {j}"})
-                if later < never:
-                    again = rest | {f"saved {j}"} if detached else rest
-                    options.append(
-                        spent + later + least(s, j - 1 + detached, detached, left, again)
-                    )
-        return min(options)
+            spent += run.time
+            rest, further = stored - {there}, stored | {f"a {j}"}
+            plain = least(j, end, held, None, further) + least(s, j - 1, None, left, rest)
+            choices.append(spent + plain)
+            for k, option in enumerate(profile.stages[j].all_options):
+                if (held and j == end) or (option.needs_input and rules is Discards.TAPE):
+                    continue
+                later = spent + least(j, end, held, k, further)
+                again, back = rest | {f"saved {j} {k}"}, option.run(first=is_first).backward_time
+                if later < never and rules is Discards.FREE:
+                    choices.append(later + least(s, j, (k, back), left, again))
+                need = tensors.gradients(j) + option.backward_overhead_bytes
+                if later < never and not option.needs_input and fits(again, need):
+                    choices.append(later + back + least(s, j - 1, None, left, rest))
+        return min(choices)
 
-    return least(0, len(profile) - 1, 0, 0, frozenset({"a 0"}))
+    return least(0, len(profile) - 1, None, None, frozenset({"a 0"}))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -180,21 +180,37 @@ def test_the_number_of_an_option_is_that_of_the_profile() -> None:
         DP()(chain, 3)
 
 
-@pytest.mark.parametrize(
-    ("method", "name"),
-    [
-        (DP(persistence="weak"), "DP(persistence='weak')"),
-        (DP(discards="free"), "DP(discards='free')"),
-        (Revolve(), "Revolve()"),
-    ],
-    ids=str,
-)
-def test_other_programs_refuse_options(method: DP | Revolve, name: str) -> None:
+def test_revolve_refuses_options() -> None:
     option = StageOption(saved_bytes=1, first=RunCost())
     chain = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(Stage(options=(option,)),))
-    text = f"stage 0 of this chain has 1 options, which {re.escape(name)} does not take"
+    text = r"stage 0 of this chain has 1 options, which Revolve\(\) does not take"
     with pytest.raises(InvalidProfileError, match=text):
-        method(chain, 100)
+        Revolve()(chain, 100)
+
+
+def test_only_programs_that_drop_inputs_claim_to_be_best_on_a_tape() -> None:
+    stages = (
+        Stage(forward_time=1, output_bytes=10, saved_bytes=20),
+        Stage(forward_time=1, output_bytes=10, saved_bytes=10),
+        Stage(forward_time=1, saved_bytes=3, forward_overhead_bytes=10),
+    )
+    plain = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=stages)
+    free_of_input = replace(stages[1], needs_input=False)
+    chain = replace(plain, stages=(stages[0], free_of_input, stages[2]))
+    pair = StageOption(saved_bytes=50, first=RunCost(time=2), stages=2)
+    joined = replace(chain, stages=(replace(stages[0], options=(pair,)), *chain.stages[1:]))
+    assert str(DP(discards="tape")(chain, 24).schedule) == "Fc0 Fa1 Da1 Fa2 B2 B1 Fa0 B0"
+    assert DP(discards="tape")(chain, 24).makespan < DP()(chain, 24).makespan
+    for profile, method, rules in (
+        (chain, DP(discards="tape"), Discards.TAPE),
+        (chain, DP(discards="tape", persistence="weak"), Discards.TABLE1),
+        (chain, DP(discards="tape", slots=100), Discards.TABLE1),
+        (joined, DP(discards="tape"), Discards.TABLE1),
+        (plain, DP(discards="tape"), Discards.TAPE),
+    ):
+        claim = method(profile, 24)
+        assert claim.discards is rules
+        simulate(profile, claim.schedule, discards="tape")
 
 
 def assert_replays(profile: ChainProfile, budget: int, claim: Claim) -> None:

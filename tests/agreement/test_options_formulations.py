@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chainstay.dp import DP, least_budget
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.chain.exactness_conditions import is_complete
+from chainstay.problems.exactness import is_complete
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family

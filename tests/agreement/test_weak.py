@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,18 +17,31 @@ from hypothesis import strategies as st
 from chainstay import DP, ChainProfile, Claim, Family, InfeasibleBudgetError, simulate
 from chainstay.dp import least_budget
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
-from chainstay.dp.chain.recursion_arrays import plain_arrays, recursion_arrays
+from chainstay.dp.chain.recursion_arrays import recursion_arrays
 from chainstay.dp.recursion import Recursion
 from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 from chainstay.validation import search
+from chainstay.verify.option_instances import OPTION_FAMILIES
 from golden_chains import GOLDEN, GoldenChain
+from golden_options import ALL, GoldenOptions
 from strategies import FAMILIES_WITHOUT_SKIPS, chains
 
 WEAK = DP(persistence="weak")
 MANY = settings(max_examples=300, deadline=None)
+NEVER = float("inf")
 by_name = pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
+
+State = tuple[int, int, int, int]
+"""s, t, l, m: the sub-chain of W(s, t, l, m)."""
+
+
+def drawn(max_stages: int = 8) -> st.SearchStrategy[ChainProfile]:
+    """Chains without skips, some of them with options and costs by kind of run."""
+    plain = chains(max_stages=max_stages, families=FAMILIES_WITHOUT_SKIPS)
+    options = chains(max_stages=max_stages, families=OPTION_FAMILIES)
+    return st.one_of(plain, options.map(lambda profile: replace(profile, skips=())))
 
 
 def solve(profile: ChainProfile, budget: int) -> Claim:
@@ -55,8 +69,26 @@ def test_least_weak_budget_of_golden_chains(golden: GoldenChain) -> None:
     assert least_budget(golden.profile, persistence="weak") == golden.min_budget["weak"]
 
 
+@pytest.mark.parametrize("golden", ALL, ids=lambda golden: golden.name)
+def test_weak_optimum_of_golden_chains_with_options(golden: GoldenOptions) -> None:
+    expected = golden.dp["weak"]
+    if expected is None:
+        with pytest.raises(InfeasibleBudgetError, match="weakly persistent"):
+            WEAK(golden.profile, golden.budget)
+        return
+    claim = solve(golden.profile, golden.budget)
+    assert claim.makespan == expected
+    facts = golden.facts
+    for name, rules in (("domain_A_options", "tape"), ("domain_B_options", "table1")):
+        if facts.get(name) and facts.get("all_need_input"):
+            assert claim.family is Family.ALL
+            assert claim.makespan == golden.optimum[rules]
+    if claim.family is Family.ALL:
+        assert claim.makespan == golden.optimum[claim.discards]
+
+
 @MANY
-@given(chains(families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 150))
+@given(drawn(), st.integers(0, 150))
 @pytest.mark.long
 def test_weak_is_never_above_persistent(profile: ChainProfile, extra: int) -> None:
     budget = least_budget(profile) + extra
@@ -64,7 +96,7 @@ def test_weak_is_never_above_persistent(profile: ChainProfile, extra: int) -> No
 
 
 @MANY
-@given(chains(max_stages=7, families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 60))
+@given(drawn(7), st.integers(0, 60))
 def test_weak_equals_a_dense_table(profile: ChainProfile, extra: int) -> None:
     least = least_budget(profile, persistence="weak")
     assert least <= least_budget(profile)
@@ -73,7 +105,9 @@ def test_weak_equals_a_dense_table(profile: ChainProfile, extra: int) -> None:
 
 
 @MANY
-@given(chains(max_stages=5, families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 60))
+@given(
+    st.one_of(chains(max_stages=5, families=FAMILIES_WITHOUT_SKIPS), drawn(3)), st.integers(0, 60)
+)
 @pytest.mark.long
 def test_claims_about_all_schedules_hold_in_exhaustive_search(
     profile: ChainProfile, extra: int
@@ -89,31 +123,36 @@ def test_claims_about_all_schedules_hold_in_exhaustive_search(
 
 
 @settings(max_examples=150, deadline=None)
-@given(chains(max_stages=6, families=FAMILIES_WITHOUT_SKIPS), st.integers(0, 60))
+@given(drawn(6), st.integers(0, 60))
 def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     profile: ChainProfile, extra: int
 ) -> None:
     memory = least_budget(profile, persistence="weak") - profile.input_bytes + extra
-    by_kind, n = recursion_arrays(Recursion.from_profile(profile)), len(profile)
-    chain = plain_arrays(by_kind)
+    recursion = Recursion.from_profile(profile)
+    by_kind, n = recursion_arrays(recursion), len(profile)
+    elapsed, activation = by_kind.again.elapsed, recursion.activation
     nothing = np.zeros((n, n), dtype=np.int64)
     bound = LagrangianBound(by_kind, memory, nothing, moves_checkpoints=True)
-    moves = move_bound(chain, bound.outside, bound.restarted)
+    moves = move_bound(by_kind, bound.outside, bound.restarted)
     multipliers = bound.step * np.arange(bound.outside.shape[2])
-    for (s, t, end, m), spent in _least_spent_around(profile, memory).items():
+    base = _base_times(profile)
+    assert base((0, 0, n - 1, 0)) == recursion.base_time
+    for state, time in _least_spent_around(profile, memory).items():
+        s, t, end, m = state
         if s == t:
             lines = bound.outside[t, end]
         else:
-            rerun = chain.elapsed[end + 1] - chain.elapsed[s]
+            rerun = elapsed[end + 1] - elapsed[s]
             lines = np.minimum(moves.as_later[t, end], rerun + moves.as_earlier[t, end])
-            lines = lines + multipliers * chain.activation[s]
+            lines = lines + multipliers * activation[s]
+        spent = time - recursion.base_time + base(state)
         assert (lines + multipliers * m).max() <= spent + 1e-6
-    optimum = WEAK(profile, memory + profile.input_bytes).makespan - profile.least_time
+    optimum = WEAK(profile, memory + profile.input_bytes).makespan - recursion.base_time
     assert bound.root <= optimum + 1e-6
 
 
 @settings(max_examples=15, deadline=None)
-@given(chains(max_stages=25, families=FAMILIES_WITHOUT_SKIPS), st.floats(0.0, 1.0))
+@given(drawn(25), st.floats(0.0, 1.0))
 def test_longer_chains_replay_and_stay_below_persistent(
     profile: ChainProfile, share: float
 ) -> None:
@@ -143,43 +182,6 @@ def test_weak_has_no_slots_and_no_curve() -> None:
         least_budget(GOLDEN[0].profile, persistence="feeble")
 
 
-def _dense(profile: ChainProfile, budget: int) -> int | None:
-    """The corrected recursion as it stands in the derivation: unfactored, with times."""
-    p = profile.arrays()
-    time, back, a = p.forward_time.tolist(), p.backward_time.tolist(), p.activation.tolist()
-    saved, gradient = p.saved.tolist(), p.gradient.tolist()
-    forward_extra, backward_extra = p.forward_overhead.tolist(), p.backward_overhead.tolist()
-
-    @cache
-    def least(s: int, t: int, end: int, m: int) -> float:
-        if m < 0:
-            return float("inf")
-        options = [float("inf")]
-        keep = max(
-            gradient[end + 1] + saved[s] + forward_extra[s],
-            gradient[s + 1] + gradient[s] + saved[s] + backward_extra[s],
-        )
-        first = gradient[end + 1] + a[s + 1] + forward_extra[s]
-        if s == t and m >= keep:
-            inner = least(s + 1, s + 1, end, m - saved[s]) if s < end else 0
-            options.append(time[s] + inner + back[s])
-        if s < t and m >= first:
-            options.append(time[s] + least(s + 1, t, end, m + a[s] - a[s + 1]))
-        run, need = time[s], first
-        for j in range(s + 1, end + 1):
-            options += [
-                run + least(j, k, end, m - a[j]) + least(s, t, k - 1, m)
-                for k in range(max(j, t + 1), end + 1)
-                if m >= need
-            ]
-            run += time[j]
-            need = max(need, gradient[end + 1] + a[j] + a[j + 1] + forward_extra[j])
-        return min(options)
-
-    optimum = least(0, 0, len(profile) - 1, budget - profile.input_bytes)
-    return None if optimum == float("inf") else int(optimum)
-
-
 def test_without_numba_all_of_it_is_slower_but_the_same() -> None:
     golden = next(g for g in GOLDEN if g.optimum["weak"] is not None and g.stages <= 5)
     profile, budget = golden.profile, golden.budget
@@ -201,50 +203,87 @@ def test_without_numba_all_of_it_is_slower_but_the_same() -> None:
     assert ran.stdout.splitlines() == [str(schedule) for schedule in expected]
 
 
-State = tuple[int, int, int, int]
-"""s, t, l, m: the sub-chain of W(s, t, l, m)."""
+def _dense(profile: ChainProfile, budget: int) -> int | None:
+    """The corrected recursion as it stands in the derivation: unfactored, with times."""
+    optimum = _least_times(profile)((0, 0, len(profile) - 1, budget - profile.input_bytes))
+    return None if optimum == float("inf") else int(optimum)
+
+
+def _least_times(profile: ChainProfile) -> Callable[[State], float]:
+    """The least time of any state."""
+
+    @cache
+    def least(state: State) -> float:
+        decisions = _decisions(profile, state) if state[3] >= 0 else ()
+        return min((time + sum(map(least, parts)) for time, parts in decisions), default=NEVER)
+
+    return least
 
 
 def _least_spent_around(profile: ChainProfile, memory: int) -> dict[State, float]:
-    """For each state of any schedule: the least overhead outside of it, over all schedules."""
-
-    @cache
-    def overhead(state: State) -> float:
-        return min(
-            (rerun + sum(map(overhead, parts)) for rerun, parts in _decisions(profile, state)),
-            default=float("inf"),
-        )
-
-    spent: dict[State, float] = defaultdict(lambda: float("inf"))
+    """For each state of any schedule: the least time outside of it, over all schedules."""
+    least = _least_times(profile)
+    spent: dict[State, float] = defaultdict(lambda: NEVER)
     spent[0, 0, len(profile) - 1, memory] = 0.0
     pending = list(spent)
     while pending:
         state = pending.pop()
-        for rerun, parts in _decisions(profile, state):
-            total = spent[state] + rerun + sum(map(overhead, parts))
+        for time, parts in _decisions(profile, state):
+            total = spent[state] + time + sum(map(least, parts))
             for part in parts:
-                if total - overhead(part) < spent[part]:
-                    spent[part] = total - overhead(part)
+                if total - least(part) < spent[part]:
+                    spent[part] = total - least(part)
                     pending.append(part)
     return spent
 
 
 def _decisions(profile: ChainProfile, state: State) -> Iterator[tuple[int, list[State]]]:
-    """Time of the rerun, and parts, of each decision as the derivation has them, unfactored."""
+    """Time and parts of each decision as the derivation has them, unfactored."""
     s, t, end, m = state
-    p = profile.arrays()
-    a, delta, extra = p.activation.tolist(), p.gradient.tolist(), p.forward_overhead.tolist()
-    first = delta[end + 1] + a[s + 1] + extra[s]
+    is_first, gradient = end == len(profile) - 1, profile.gradient_bytes(end + 1)
+    a = [profile.activation_bytes(i) for i in range(len(profile) + 1)]
+    dropped = [stage.dropped(first=is_first) for stage in profile.stages]
+    first = gradient + a[s + 1] + dropped[s].overhead_bytes
     if s == t:
-        backward = delta[s + 1] + delta[s] + int(p.backward_overhead[s])
-        if m >= p.saved[s] + max(delta[end + 1] + extra[s], backward):
-            yield 0, [(s + 1, s + 1, end, m - int(p.saved[s]))] if s < end else []
+        for option in profile.stages[s].all_options:
+            after, run = s + option.stages, option.run(first=is_first)
+            backward = profile.gradient_bytes(s) + option.backward_overhead_bytes
+            backward += profile.gradient_bytes(min(after, len(profile)))
+            need = option.saved_bytes + max(gradient + run.overhead_bytes, backward)
+            if after <= end + 1 and m >= need:
+                rest = [(after, after, end, m - option.saved_bytes)] if after <= end else []
+                yield run.time + run.backward_time, rest
     elif m >= first:
-        yield 0, [(s + 1, t, end, m + a[s] - a[s + 1])]
-    need = first
+        yield dropped[s].time, [(s + 1, t, end, m + a[s] - a[s + 1])]
+    time, need = dropped[s].time, first
     for j in range(s + 1, end + 1):
         if m >= need:
             for k in range(max(j, t + 1), end + 1):
-                rerun = int(p.forward_time[s:k].sum())
-                yield rerun, [(j, k, end, m - a[j]), (s, t, k - 1, m)]
-        need = max(need, delta[end + 1] + a[j] + a[j + 1] + extra[j])
+                yield time, [(j, k, end, m - a[j]), (s, t, k - 1, m)]
+        time += dropped[j].time
+        need = max(need, gradient + a[j] + a[j + 1] + dropped[j].overhead_bytes)
+
+
+def _base_times(profile: ChainProfile) -> Callable[[State], int]:
+    """What overheads of states are counted above, as the derivation of options has it."""
+    n = len(profile)
+    first, again = [0] * (n + 1), [0] * (n + 1)
+
+    def kept(s: int, base: list[int], *, is_first: bool) -> int:
+        options = profile.stages[s].all_options
+        runs = ((option.run(first=is_first), base[s + option.stages]) for option in options)
+        return min(run.time + run.backward_time + rest for run, rest in runs)
+
+    for s in reversed(range(n)):
+        again[s] = kept(s, again, is_first=False)
+        rerun = profile.stages[s].dropped(first=True).time + again[s] - again[s + 1]
+        first[s] = min(kept(s, first, is_first=True), rerun + first[s + 1])
+
+    def base(state: State) -> int:
+        s, t, end, _ = state
+        is_first = end == n - 1
+        times = first if is_first else again
+        moved = sum(stage.dropped(first=is_first).time for stage in profile.stages[s:t])
+        return moved + times[t] - times[end + 1]
+
+    return base

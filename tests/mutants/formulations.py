@@ -84,19 +84,19 @@ MUTANTS: Final = (
         "unit/test_formulation_options.py::test_phases_that_a_record_skips_hold_no_gradient",
     ),
     Mutant(
-        "formulations/chain/records.py",
+        "profiles/stage.py",
         "needs = [option.saved_bytes, option.saved_bytes + option.backward_overhead_bytes]",
         "needs = [option.saved_bytes]",
         "unit/test_formulation_options.py::test_options_that_never_pay_are_left_out",
     ),
     Mutant(
-        "formulations/chain/exactness_conditions.py",
+        "problems/exactness.py",
         "return run.time >= sum(each.time for each in dropped.values()) and all(",
         "return all(",
         "unit/test_formulation_options.py::test_every_option_has_to_meet_the_conditions",
     ),
     Mutant(
-        "formulations/chain/exactness_conditions.py",
+        "problems/exactness.py",
         "option.saved_bytes + run.overhead_bytes\n",
         "option.saved_bytes + dropped[j].overhead_bytes\n",
         "unit/test_formulation_options.py::test_every_option_has_to_meet_the_conditions",

@@ -64,14 +64,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "dp/free_discards/sizes.py",
-        "held[: skip.first, skip.first : skip.last] += skip.bytes",
+        "held[: skip.first, (skip.first <= stage) & (stage < skip.last)] += skip.bytes",
         "pass",
         "agreement/test_free_discards.py::test_what_held_saved_data_pass_on_takes_memory",
     ),
     Mutant(
         "dp/free_discards/sizes.py",
-        "freed.append(own[s] + more)",
-        "freed.append(own[s] + 0 * more)",
+        "freed.append(np.repeat(own[s] + more, len(options)))",
+        "freed.append(np.repeat(own[s] + 0 * more, len(options)))",
         "agreement/test_free_discards.py::test_it_equals_the_recursion_on_sets_of_tensors",
     ),
     Mutant(

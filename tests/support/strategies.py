@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import strategies as st
@@ -57,6 +58,20 @@ def chains(
         for skip in draw(st.lists(_skips(count, largest), min_size=1, max_size=4)):
             profile = with_skip(profile, skip)
     return profile
+
+
+def with_options_of_one_stage(max_stages: int = 8) -> st.SearchStrategy[ChainProfile]:
+    """Chains, some of them with options and costs by kind of run, but not of several stages."""
+
+    def apart(profile: ChainProfile) -> ChainProfile:
+        stages = (
+            replace(stage, options=tuple(each for each in stage.options if each.stages == 1))
+            for stage in profile.stages
+        )
+        return replace(profile, stages=tuple(stages))
+
+    options = chains(max_stages=max_stages, families=OPTION_FAMILIES)
+    return st.one_of(chains(max_stages=max_stages), options.map(apart))
 
 
 @st.composite

@@ -31,9 +31,10 @@ class Tensors:
         self._stored = {f"a {i}": self._in[i] for i in states}
         for i, stage in enumerate(profile.stages):
             shared = self._in[i + 1] - {f"own {i + 1}"}
-            self._stored[f"saved {i}"] = {f"own saved {i}"} | shared
             made = sum(skip.bytes for skip in profile.skips if skip.first == i + 1)
-            self._bytes[f"own saved {i}"] = stage.saved_bytes - made
+            for k, option in enumerate(stage.all_options):
+                self._stored[f"saved {i} {k}"] = {f"own saved {i} {k}"} | shared
+                self._bytes[f"own saved {i} {k}"] = option.saved_bytes - made
 
     def added(self, i: int, beside: Collection[int]) -> int:
         """Bytes of ``a^i`` that no activation in `beside` has."""
@@ -41,7 +42,7 @@ class Tensors:
         return sum(self._bytes[name] for name in self._in[i] - there)
 
     def stored(self, items: Collection[str]) -> int:
-        """Bytes of activations (``"a 3"``) and saved data (``"saved 3"``) that are stored."""
+        """Bytes of activations (``"a 3"``) and saved data (``"saved 3 0"``: option 0) stored."""
         there = set().union(*(self._stored[item] for item in items))
         return sum(self._bytes[name] for name in there)
 

@@ -11,7 +11,6 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.chain import formulation as pyomo_chain
 from chainstay.formulations.chain.exactness_conditions import (
-    is_complete,
     may_discard_in_a_phase,
     may_record_and_rerun,
 )
@@ -21,6 +20,7 @@ from chainstay.formulations.cpsat import chain as cpsat_chain
 from chainstay.formulations.cpsat import ortools_backend
 from chainstay.formulations.memory_units import enough_bytes, most_bytes, size_divisor
 from chainstay.formulations.settings import Limits
+from chainstay.problems.exactness import is_complete
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family

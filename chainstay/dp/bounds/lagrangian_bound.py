@@ -26,12 +26,12 @@ from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays, h
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
 
-__all__ = ["LagrangianBound"]
+__all__ = ["SLACK_WITH_OPTIONS", "LagrangianBound"]
 
 _Floats = NDArray[np.float64]
 
 _MULTIPLIER_RANGE: Final = 8.0
-_SLACK_WITH_OPTIONS: Final = 2.0**-13
+SLACK_WITH_OPTIONS: Final = 2.0**-13
 """With options overheads are small, and the bound is within this share on many chains."""
 _FINER_WITH_OPTIONS: Final = 2
 """With options there are so many multipliers for one: four times the time, half the breakpoints."""
@@ -89,7 +89,7 @@ class LagrangianBound:
         # All memory at the usual price is worth less than all forwards: no sum below loses
         # more to rounding than `PruningLimit` covers.
         if has_options(by_kind):
-            self.slack = _SLACK_WITH_OPTIONS
+            self.slack = SLACK_WITH_OPTIONS
             usual = option_multiplier(by_kind, memory) / ROOT_MULTIPLIER
         else:
             saved = int(again.saved.sum())

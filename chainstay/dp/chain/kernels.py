@@ -16,19 +16,21 @@ from chainstay.dp.bucketed_envelope import (
 from chainstay.dp.chain.recursion_arrays import (
     ArraysByKind,
     ChainFrontPool,
+    OptionArrays,
     RecursionArrays,
+    SweepArrays,
+    split_arrays,
 )
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, NO_DECISION, Array
 from chainstay.dp.step_functions import (
-    Buffer,
     Cutoff,
     Pool,
     RunningMinimum,
     StepFunction,
     StepSum,
     Window,
-    front_from,
+    merge_one,
     merge_shifted,
     merge_sum,
     new_buffer,
@@ -61,26 +63,6 @@ class FrontEnds(NamedTuple):
     best: Array
     stored_least: Array
     stored_best: Array
-
-
-class SweepArrays(NamedTuple):
-    """What restarts need of `RecursionArrays`: fewer arguments make calls faster."""
-
-    activation: Array
-    fresh: Array
-    gradient: Array
-    elapsed: Array
-    transit: Array
-
-
-class OptionArrays(NamedTuple):
-    """What keeping stages needs of `RecursionArrays`."""
-
-    start: Array
-    end: Array
-    saved: Array
-    extra: Array
-    keep_floor: Array
 
 
 class SubChain(NamedTuple):
@@ -195,12 +177,11 @@ def _bucketed_restarts(
 
 @kernel
 def _kept(
-    options: OptionArrays, fronts: ChainFrontPool, part: SubChain, here: Buffer, spare: Buffer
+    options: OptionArrays, fronts: ChainFrontPool, part: SubChain, minimum: RunningMinimum
 ) -> RunningMinimum:
-    """Return the minimum over all options of the first stage of a sub-options."""
-    s, t, cutoff = part
-    lowest = StepFunction(here[0], here[1], 0, -1, 0)
-    for o in range(options.start[s], options.start[s + 1]):
+    """Return the minimum of `minimum` and all options of the first stage of a sub-chain."""
+    (s, t, cutoff), (lowest, spare) = part, minimum
+    for o in range(options.start[s], options.start[s + 1]):  # as `merge_one`; calls would cost more
         end, extra, floor = options.end[o], options.extra[o], options.keep_floor[o, t]
         if end > t + 1 or fronts.last[end, t] < fronts.first[end, t]:
             continue
@@ -214,8 +195,8 @@ def _kept(
             spare = new_buffer(2 * more)
         window = Window(floor, cutoff.memory, cutoff.overhead)
         size = merge_shifted(lowest, after, extra, window, spare)
-        here, spare = spare, here
-        lowest = StepFunction(here[0], here[1], 0, size - 1, 0)
+        merged = StepFunction(spare[0], spare[1], 0, size - 1, 0)
+        lowest, spare = merged, (lowest.memory, lowest.overhead)
     return RunningMinimum(lowest, spare)
 
 
@@ -244,15 +225,10 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) ->
     pool = new_pool(_FIRST_CAPACITY)
     here, spare = new_buffer(_FIRST_CAPACITY), new_buffer(_FIRST_CAPACITY)
     first, last = np.zeros((n + 1, n), dtype=np.int64), np.full((n + 1, n), -1, dtype=np.int64)
-    pool.memory[0], pool.overhead[0] = 0, 0
-    pool = Pool(pool.memory, pool.overhead, 1)
     least, best = np.full((n, n), _INFINITE, dtype=np.int64), np.zeros((n, n), dtype=np.int64)
     for t in range(n):
         chain = by_kind.first if t == n - 1 else by_kind.again
-        sweep = SweepArrays(
-            chain.activation, chain.fresh, chain.gradient, chain.elapsed, chain.transit
-        )
-        options = OptionArrays(chain.start, chain.end, chain.saved, chain.extra, chain.keep_floor)
+        sweep, options = split_arrays(chain)
         stored_least = np.full(n, _INFINITE, dtype=np.int64)
         ends = FrontEnds(least, best, stored_least, np.zeros(n, dtype=np.int64))
         last[t + 1, t] = 0  # without stages: the first breakpoint of the pool
@@ -265,14 +241,13 @@ def fill_by_loops(by_kind: ArraysByKind, limit: PruningLimit, width: int = 0) ->
             # keep stage s, or restart it
             fronts = ChainFrontPool(pool.memory, pool.overhead, first, last)
             part = SubChain(s, t, cutoff)
+            nothing = RunningMinimum(StepFunction(here[0], here[1], 0, -1, 0), spare)
             o = options.start[s]
-            if options.start[s + 1] == o + 1 and options.extra[o] == 0:
+            if options.start[s + 1] == o + 1 and options.extra[o] == 0:  # quicker than the loop
                 after = _front(fronts, options.end[o], t, options.saved[o])
-                kept = RunningMinimum(
-                    front_from(after, options.keep_floor[o, t], cutoff, here), spare
-                )
+                kept = merge_one(nothing, after, 0, options.keep_floor[o, t], cutoff)
             else:
-                kept = _kept(options, fronts, part, here, spare)
+                kept = _kept(options, fronts, part, nothing)
             if kept.lowest.last >= _LONG:
                 lowest, spare = _bucketed_restarts(
                     sweep, fronts, ends, SubChainTask(part, limit), kept

@@ -7,16 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 from chainstay.dp.forward_costs import Array, ForwardCosts
+from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Recursion
 
 __all__ = [
     "ArraysByKind",
     "ChainFrontPool",
-    "PlainArrays",
+    "OptionArrays",
     "RecursionArrays",
+    "SweepArrays",
     "has_options",
-    "plain_arrays",
     "recursion_arrays",
+    "split_arrays",
 ]
 
 
@@ -57,6 +59,26 @@ class RecursionArrays(NamedTuple):
     keep_floor: Array
 
 
+class SweepArrays(NamedTuple):
+    """What restarts need of `RecursionArrays`: fewer arguments make calls faster."""
+
+    activation: Array
+    fresh: Array
+    gradient: Array
+    elapsed: Array
+    transit: Array
+
+
+class OptionArrays(NamedTuple):
+    """What keeping stages needs of `RecursionArrays`."""
+
+    start: Array
+    end: Array
+    saved: Array
+    extra: Array
+    keep_floor: Array
+
+
 class ArraysByKind(NamedTuple):
     """The arrays of a recursion for both kinds of forwards.
 
@@ -67,21 +89,6 @@ class ArraysByKind(NamedTuple):
 
     first: RecursionArrays
     again: RecursionArrays
-
-
-class PlainArrays(NamedTuple):
-    """`RecursionArrays` of a plain chain without skips: all that some programs take.
-
-    Attributes are those of `RecursionArrays`, where option s is stage s.
-    """
-
-    elapsed: Array
-    activation: Array
-    least_input: Array
-    saved: Array
-    gradient: Array
-    keep_floor: Array
-    transit: Array
 
 
 class ChainFrontPool(NamedTuple):
@@ -100,6 +107,13 @@ class ChainFrontPool(NamedTuple):
     overhead: Array
     first: Array
     last: Array
+
+
+@kernel
+def split_arrays(chain: RecursionArrays) -> tuple[SweepArrays, OptionArrays]:
+    """Return what restarts need, and what keeping stages needs."""
+    sweep = SweepArrays(chain.activation, chain.fresh, chain.gradient, chain.elapsed, chain.transit)
+    return sweep, OptionArrays(chain.start, chain.end, chain.saved, chain.extra, chain.keep_floor)
 
 
 def recursion_arrays(recursion: Recursion) -> ArraysByKind:
@@ -130,11 +144,6 @@ def recursion_arrays(recursion: Recursion) -> ArraysByKind:
     again = arrays(recursion.again)
     first = again if recursion.first is recursion.again else arrays(recursion.first)
     return ArraysByKind(first, again)
-
-
-def plain_arrays(by_kind: ArraysByKind) -> PlainArrays:
-    """Return the arrays of a plain chain without skips."""
-    return PlainArrays(*(getattr(by_kind.again, name) for name in PlainArrays._fields))
 
 
 def has_options(by_kind: ArraysByKind) -> bool:

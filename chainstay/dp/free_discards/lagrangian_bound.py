@@ -7,15 +7,15 @@ dropped), so there are more tables; what they mean and why they bound is the sam
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
-from chainstay.dp.bounds.knapsack_bound import knapsack_multiplier, spared_time
-from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
-from chainstay.dp.free_discards.sizes import Sizes
+from chainstay.dp.bounds.knapsack_bound import knapsack_multiplier, maximiser, spared_time
+from chainstay.dp.bounds.lagrangian_bound import SLACK_WITH_OPTIONS, LagrangianBound
+from chainstay.dp.free_discards.sizes import HELD, RETURNED, STAYS, Sizes, SizesByKind
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
 
@@ -23,12 +23,14 @@ __all__ = ["FreeDiscardsBound"]
 
 _Floats = NDArray[np.float64]
 
+_MULTIPLIER_RANGE: Final = 256.0
+
 
 class FreeDiscardsBound:
     """Lower bounds on the overhead of a whole schedule that contains a given sub-chain.
 
     Args:
-        sizes: Sizes and times of the chain.
+        by_kind: Sizes and times of the chain.
         memory: M, the bytes besides the network's input.
 
     Attributes:
@@ -50,66 +52,103 @@ class FreeDiscardsBound:
 
     slack: float = LagrangianBound.slack
 
-    def __init__(self, sizes: Sizes, memory: int) -> None:
+    def __init__(self, by_kind: SizesByKind, memory: int) -> None:
+        first = by_kind.first
         self.memory = memory
         self.least: Array = np.zeros((0, 0), dtype=np.int64)
-        self.rerun_time = int(sizes.elapsed[-1])
+        self.rerun_time = int(max(sizes.elapsed[-1] for sizes in by_kind))
         # The multiplier of the knapsack of the whole chain: these schedules come close to that
         # knapsack, and its multiplier is found at once.
-        multiplier = knapsack_multiplier(np.diff(sizes.elapsed), sizes.saved, memory)
+        if len(first.saved) == len(first.node) and not first.extra.any():
+            multiplier = knapsack_multiplier(np.diff(first.elapsed), first.saved, memory)
+        else:
+            self.slack, multiplier = SLACK_WITH_OPTIONS, _option_multiplier(first, memory)
         self.step = multiplier / ROOT_MULTIPLIER
-        relaxed = _relaxed(sizes, memory, self.step, MULTIPLIER_COUNT)
+        relaxed = _relaxed(by_kind, memory, self.step, MULTIPLIER_COUNT)
         after = _after(relaxed)
-        memory_cost = np.arange(MULTIPLIER_COUNT) * self.step * (memory + sizes.nearest[0])
+        memory_cost = np.arange(MULTIPLIER_COUNT) * self.step * (memory + first.nearest[0])
         self.root = float(np.max(after[0][0] - memory_cost))
-        self.outside, self.dropped = _outside(relaxed, _before(relaxed), after)
+        last = _last_parts(first, after)
+        self.outside, self.dropped = _outside(relaxed, _before(relaxed), last)
 
 
 class _RelaxedSizes(NamedTuple):
     """A chain whose memory costs a multiplier per byte, for all multipliers.
 
     Attributes:
-        sizes: The chain.
+        sizes: The chain with forwards that run first.
+        elapsed: Shape (n + 1,), ns: overhead of running the stages before once more.
         step: Ns per byte between two multipliers.
         memory: M, the bytes besides the network's input.
         stored: Shape (n + 1, multipliers), ns: at [k, i], least cost of what a restart at k stores.
-        left: Shape (n, multipliers), ns: least cost of saved data whose input is dropped.
+        kept: Shape (options, multipliers), ns: cost of recording a stage in its first run.
+        left: Shape (2, n, multipliers), ns: least cost of saved data whose input is dropped, made
+            in a first run or in a later one.
+        left_held: Shape (n,): the least bytes of saved data that a restart leaves held.
         spared: Shape (n + 1, multipliers), ns: at [k, i], the sum over stages before k of what each
             costs at least in a sub-chain: its saved data, or its forward a second time.
     """
 
     sizes: Sizes
+    elapsed: Array
     step: float
     memory: int
     stored: _Floats
+    kept: _Floats
     left: _Floats
+    left_held: Array
     spared: _Floats
 
 
 Tables = tuple[_Floats, _Floats]
-"""Tables of sub-chains that keep their input, and of those that drop it."""
+"""Tables of sub-chains that keep their input, and of those that drop it.
+
+By stage; those of `_after` that drop it, by option.
+"""
 
 
-def _relaxed(sizes: Sizes, memory: int, step: float, count: int) -> _RelaxedSizes:
+def _relaxed(by_kind: SizesByKind, memory: int, step: float, count: int) -> _RelaxedSizes:
     multipliers: _Floats = step * np.arange(count, dtype=np.float64)
+    sizes, again = by_kind
+    made = sizes.made[:, None] * multipliers
+    kept = [each.extra[:, None] + each.saved[:, None] * multipliers for each in by_kind]
+    least = [np.minimum.reduceat(costs, sizes.start[:-1]) for costs in kept]
     return _RelaxedSizes(
         sizes=sizes,
+        elapsed=again.elapsed,
         step=step,
         memory=memory,
         stored=sizes.nearest[:, None] * multipliers,
-        left=(sizes.saved + sizes.made)[:, None] * multipliers,
-        spared=spared_time(sizes.elapsed, sizes.saved[:, None] * multipliers),
+        kept=kept[0],
+        left=np.stack([least[0] + made, least[1] + made]),
+        left_held=np.minimum.reduceat(_left_held(sizes), sizes.start[:-1]),
+        spared=spared_time(again.elapsed, least[1]),
     )
 
 
-@kernel
-def _inside(relaxed: _RelaxedSizes, s: int, t: int, held: int, i: int) -> float:
-    """Return a bound, in ns, below the overhead of s..t + multiplier * m for every m.
+def _left_held(sizes: Sizes) -> Array:
+    """Return the bytes that a restart leaves held under each option."""
+    return np.where(sizes.outlives == HELD, sizes.saved, 0)
 
-    The saved data held count in m.
+
+def _option_multiplier(sizes: Sizes, memory: int) -> float:
+    """Return the multiplier, in ns per byte, at which the knapsack of all options bounds best."""
+    usual = max(1, int(sizes.elapsed[-1])) / max(1, memory)
+
+    def root(multiplier: float) -> float:
+        kept = np.minimum.reduceat(sizes.extra + sizes.saved * multiplier, sizes.start[:-1])
+        return float(np.minimum(np.diff(sizes.elapsed), kept).sum()) - multiplier * memory
+
+    return maximiser(root, usual / _MULTIPLIER_RANGE, usual * _MULTIPLIER_RANGE, steps=24)
+
+
+@kernel
+def _inside(relaxed: _RelaxedSizes, s: int, j: int, held: int, i: int) -> float:
+    """Return a bound, in ns, below the overhead of s..j-1 + multiplier * m for every m.
+
+    `held` bytes of saved data count in m.
     """
-    spared = relaxed.spared[t + 1 - held, i] - relaxed.spared[s, i]
-    return float(spared + held * i * relaxed.step * relaxed.sizes.saved[t])
+    return float(relaxed.spared[j, i] - relaxed.spared[s, i] + i * relaxed.step * held)
 
 
 @kernel
@@ -122,19 +161,23 @@ def _least_restart(
 ) -> float:
     """Return the minimum of `best` and what restarts of s..n-1 cost, in ns."""
     (s, i), sizes = start, relaxed.sizes
-    n = len(sizes.saved)
+    n = len(sizes.node)
     for j in range(s + 1, n):
         rerun = float(sizes.elapsed[j] - sizes.elapsed[s])
         if rerun >= best:
             break
-        for held in range(2):
-            table = later[1] if held else later[0]
-            value = table[j, i] + i * besides
+        for o in range(sizes.start[j] - 1, sizes.start[j + 1]):
+            is_left = o >= sizes.start[j]
+            if is_left and sizes.outlives[o] == STAYS:
+                continue
+            lines = later[1][o] if is_left else later[0][j]
+            held = sizes.saved[o] if is_left and sizes.outlives[o] == HELD else 0
+            value = lines[i] + i * besides
             for k in range(i):
                 if rerun + value >= best:
                     break
-                inside = _inside(relaxed, s, j - 1 + held, held, i - k)
-                value = max(value, table[j, k] + k * besides + inside)
+                inside = _inside(relaxed, s, j, held, i - k)
+                value = max(value, lines[k] + k * besides + inside)
             best = min(best, rerun + value)
     return best
 
@@ -143,24 +186,49 @@ def _least_restart(
 def _after(relaxed: _RelaxedSizes) -> Tables:
     """Return a bound below the overhead of s..n-1 + multiplier * m for every m.
 
-    In ns, at [s, i]. Here m are the bytes besides what is kept before ``a^s``, which itself counts
-    in m. The shapes are (n + 1, multipliers).
+    In ns, at [s, i], or at [o, i] if stage s is recorded under option o and its input dropped. Here
+    m are the bytes besides what is kept before ``a^s``, which itself counts in m. The shapes are
+    (n + 1, multipliers) and (options, multipliers).
     """
     sizes = relaxed.sizes
-    n, count = len(sizes.saved), relaxed.stored.shape[1]
-    kept, dropped = np.zeros((n + 1, count)), np.zeros((n + 1, count))
-    at_last = relaxed.step * (sizes.gradient[n] + sizes.record[n - 1])
+    n, count = len(sizes.node), relaxed.stored.shape[1]
+    kept, dropped = np.zeros((n + 1, count)), np.zeros((len(sizes.saved), count))
     for s in range(n - 1, -1, -1):
         least_input = relaxed.step * sizes.nearest[s]
+        start, end = sizes.start[s], sizes.start[s + 1]
         for i in range(count):
-            recorded = i * at_last
-            if s < n - 1:
-                recorded = kept[s + 1, i] - relaxed.stored[s + 1, i] + relaxed.left[s, i]
-            besides = sizes.made[s] * relaxed.step * i if s < n - 1 else 0.0
-            best = _least_restart(relaxed, (kept, dropped), (s, i), 0.0, recorded - besides)
+            made = sizes.made[s] * relaxed.step * i if s < n - 1 else 0.0
+            for o in range(start, end):
+                dropped[o, i] = sizes.extra[o]
+                if s == n - 1:
+                    dropped[o, i] += i * (relaxed.step * (sizes.gradient[n] + sizes.record[o]))
+                else:
+                    dropped[o, i] = kept[s + 1, i] - relaxed.stored[s + 1, i]
+                    dropped[o, i] += relaxed.kept[o, i] + made
+            recorded = dropped[start:end, i]
+            best = _least_restart(relaxed, (kept, dropped), (s, i), 0.0, recorded.min() - made)
             kept[s, i] = best + relaxed.stored[s, i]
-            dropped[s, i] = _least_restart(relaxed, (kept, dropped), (s, i), least_input, recorded)
+            most = recorded.max()
+            most = _least_restart(relaxed, (kept, dropped), (s, i), least_input, most)
+            for o in range(start, end):
+                dropped[o, i] = min(dropped[o, i], most)
     return kept, dropped
+
+
+def _last_parts(sizes: Sizes, after: Tables) -> _Floats:
+    """Return what stages from t + 1 on, or t where its saved data are left, cost at least in ns.
+
+    At [0, t, i] if a restart leaves nothing held, at [1, t, i] if it leaves saved data of stage t.
+    The shape is (2, n, multipliers).
+    """
+    kept, dropped = after
+    last = np.stack([kept[1:], np.full_like(kept[1:], np.inf)])
+    for o, stage in enumerate(np.repeat(np.arange(len(sizes.node)), np.diff(sizes.start))):
+        if sizes.outlives[o] == HELD:
+            last[1, stage] = np.minimum(last[1, stage], dropped[o])
+        if sizes.outlives[o] == RETURNED and stage:
+            last[0, stage - 1] = np.minimum(last[0, stage - 1], dropped[o])
+    return last
 
 
 @kernel
@@ -181,7 +249,7 @@ def _least_before(
             for j in range(1, count - i):
                 if fixed + value >= best:
                     break
-                inside = _inside(relaxed, s, k - 1 + held, held, j)
+                inside = _inside(relaxed, s, k, held * relaxed.left_held[k], j)
                 value = max(value, cost[i + j] + inside - j * memory_cost)
             best = min(best, fixed + value)
     return best
@@ -195,12 +263,12 @@ def _before(relaxed: _RelaxedSizes) -> Tables:
     otherwise besides what is kept before it. The shapes are (n, multipliers).
     """
     sizes = relaxed.sizes
-    n, count = len(sizes.saved), relaxed.stored.shape[1]
+    n, count = len(sizes.node), relaxed.stored.shape[1]
     kept, dropped = np.zeros((n, count)), np.full((n, count), np.inf)
     tables = kept, dropped
     for k in range(1, n):
         for i in range(count):
-            last, stored = relaxed.left[k - 1, i], relaxed.stored[k, i]
+            last, stored = relaxed.left[0, k - 1, i], relaxed.stored[k, i]
             flat = kept[k - 1, i] - sizes.made[k - 1] * i * relaxed.step
             best = min(flat, dropped[k - 1, i]) + last
             kept[k, i] = stored + _least_before(relaxed, tables, (k, 0), i, best - stored)
@@ -218,10 +286,10 @@ def _shared(lines: _Floats, later: _Floats, i: int) -> float:
 
 
 @kernel
-def _outside(relaxed: _RelaxedSizes, before: Tables, after: Tables) -> Tables:
+def _outside(relaxed: _RelaxedSizes, before: Tables, last_parts: _Floats) -> Tables:
     """Return the tables `FreeDiscardsBound.outside` and `FreeDiscardsBound.dropped`."""
-    sizes = relaxed.sizes
-    n, count, stored = len(sizes.saved), relaxed.stored.shape[1], relaxed.stored
+    sizes, elapsed = relaxed.sizes, relaxed.elapsed
+    n, count, stored = len(sizes.node), relaxed.stored.shape[1], relaxed.stored
     kept, dropped = np.full((2, n, n, count), np.inf), np.full((2, n, n, count), np.inf)
     passing = np.full((2, n, count), np.inf)  # at [held, t]: on the way to s since a restart
     multipliers = relaxed.step * np.arange(count)
@@ -232,7 +300,7 @@ def _outside(relaxed: _RelaxedSizes, before: Tables, after: Tables) -> Tables:
         for t in range(n - 1, s - 1, -1):
             for held in range(2):
                 if s > 0:
-                    time = float(sizes.elapsed[s] - sizes.elapsed[s - 1])
+                    time = float(elapsed[s] - elapsed[s - 1])
                     for i in range(count):
                         least = min(
                             passing[held, t, i],
@@ -242,18 +310,19 @@ def _outside(relaxed: _RelaxedSizes, before: Tables, after: Tables) -> Tables:
                         passing[held, t, i] = least + time
                 if t == n - 1 and not held:
                     continue
-                rerun = float(sizes.elapsed[t + 1 - held] - sizes.elapsed[s])
-                later = after[1][t] if held else after[0][t + 1]
+                rerun = float(elapsed[t + 1 - held] - elapsed[s])
+                first_rerun = float(sizes.elapsed[t + 1 - held] - sizes.elapsed[s])
+                later = last_parts[held, t]
                 for i in range(count):
-                    best = rerun + _shared(kept[0, s, n - 1], later, i)
+                    best = first_rerun + _shared(kept[0, s, n - 1], later, i)
                     lower = np.inf
                     if s > 0:
-                        last = relaxed.left[s - 1, i]
+                        last = relaxed.left[1, s - 1, i]
                         flat = last - sizes.made[s - 1] * multipliers[i]
                         best = min(best, kept[held, s - 1, t, i] + flat)
                         best = min(best, dropped[held, s - 1, t, i] + last)
                         best = min(best, passing[held, t, i] + stored[s, i])
-                        lower = rerun + _shared(dropped[0, s, n - 1], later + stored[s], i)
+                        lower = first_rerun + _shared(dropped[0, s, n - 1], later + stored[s], i)
                         lower = min(lower, passing[held, t, i])
                     kept[held, s, t, i] = min(best, again[0, i] + rerun)
                     dropped[held, s, t, i] = min(lower, again[1, i] + rerun)

@@ -12,9 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
-from chainstay.dp.chain.recursion_arrays import PlainArrays
+from chainstay.dp.chain.recursion_arrays import (
+    ArraysByKind,
+    OptionArrays,
+    SweepArrays,
+    split_arrays,
+)
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import KEEP, Array
+from chainstay.dp.recursion import KEEP, NO_DECISION, Array
 from chainstay.dp.step_functions import (
     Buffer,
     Cutoff,
@@ -22,14 +27,15 @@ from chainstay.dp.step_functions import (
     RunningMinimum,
     StepFunction,
     StepSum,
-    front_from,
     gain_within,
+    merge_one,
     merge_sum,
     new_buffer,
     new_pool,
     restricted,
     value_at,
 )
+from chainstay.dp.weak.least_memory import front_numbers
 from chainstay.dp.weak.move_bound import MoveBound, WeakState, write_move_lines
 from chainstay.dp.weak.moving_checkpoint import (
     MovingFronts,
@@ -44,12 +50,11 @@ __all__ = [
     "WeakState",
     "choose_weak",
     "fill_weak",
-    "least_weak_memory",
 ]
 
 _INFINITE: Final = 2**61
-MOVE: Final = -3
-"""The decision to run stage s and drop its input."""
+MOVE: Final = -(2**31)
+"""The decision to run stage s and drop its input; none that keeps a stage is as low."""
 
 _FIRST_CAPACITY: Final = 1024
 
@@ -80,10 +85,18 @@ class WeakFrontPool(NamedTuple):
 
 
 class WeakTask(NamedTuple):
-    """A state whose front is being computed, and the limits outside of which it is of no use."""
+    """A state whose front is being computed.
+
+    Attributes:
+        state: The state.
+        cutoff: Breakpoints outside of it are of no use.
+        moved: Ns of stages ``s..t-1``, which run once more if the chain restarts before ``a^s``
+            moves on.
+    """
 
     state: WeakState
     cutoff: Cutoff
+    moved: int
 
 
 class WeakDraft(NamedTuple):
@@ -103,18 +116,7 @@ class WeakDraft(NamedTuple):
 
 
 @kernel
-def _rows(n: int) -> Array:
-    """Return `WeakFrontPool.row`."""
-    row, count = np.zeros((n, n), dtype=np.int64), 0
-    for s in range(n):
-        for t in range(s, n):
-            row[s, t] = count - t
-            count += n - t
-    return row
-
-
-@kernel
-def _front(chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, shift: int) -> StepFunction:
+def _front(chain: SweepArrays, fronts: WeakFrontPool, state: WeakState, shift: int) -> StepFunction:
     """Return the front of a state, moved right by `shift` bytes."""
     number = fronts.row[state.s, state.t] + state.end
     first = fronts.first[number]
@@ -124,40 +126,19 @@ def _front(chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, shift: i
 
 
 @kernel
-def least_weak_memory(chain: PlainArrays) -> int:
-    """Return the least bytes, besides its input, for a weakly persistent schedule of the chain."""
-    n = len(chain.saved)
-    row = _rows(n)
-    least = np.full(row[n - 1, n - 1] + n, _INFINITE, dtype=np.int64)
-    for end in range(n):
-        gradient = chain.gradient[end + 1]
-        rest = np.full(n, _INFINITE, dtype=np.int64)
-        for s in range(end, -1, -1):
-            first_step = gradient + chain.transit[s, s]
-            for t in range(s, end + 1):
-                best = _INFINITE
-                if s == t:
-                    best = chain.keep_floor[s, end]
-                    if s < end:
-                        best = max(best, least[row[s + 1, s + 1] + end] + chain.saved[s])
-                else:
-                    after = least[row[s + 1, t] + end]
-                    moved = after + chain.activation[s + 1] - chain.activation[s]
-                    best = max(first_step, moved)
-                earlier = least[row[s, t] + t : row[s, t] + end]
-                for k in range(t + 1, end + 1):
-                    best = min(best, max(first_step, rest[k], earlier[k - 1 - t]))
-                least[row[s, t] + end] = best
-            moving = first_step + chain.activation[s]
-            for t in range(s, end + 1):
-                stored = least[row[s, t] + end] + chain.activation[s]
-                rest[t] = min(stored, max(rest[t], moving))
-    return int(least[row[0, 0] + n - 1])
+def _following(
+    chain: SweepArrays, options: OptionArrays, fronts: WeakFrontPool, o: int, end: int
+) -> StepFunction:
+    """Return the front of what follows option o, beside what it saves; 0 ns if nothing is left."""
+    k = options.end[o]
+    if k > end:
+        return StepFunction(fronts.memory, fronts.overhead, 0, 0, options.saved[o])
+    return _front(chain, fronts, WeakState(k, k, end), options.saved[o])
 
 
 @kernel
 def _merge_positions(
-    chain: PlainArrays,
+    chain: SweepArrays,
     fronts: WeakFrontPool,
     position: tuple[int, int, int],
     moving: MovingFronts,
@@ -176,30 +157,60 @@ def _merge_positions(
 
 
 @kernel
-def _first_case(
-    chain: PlainArrays, fronts: WeakFrontPool, task: WeakTask, here: Buffer, spare: Buffer
-) -> WeakDraft:
-    """Return the front of keeping stage s (s = t), or of moving the checkpoint on (s < t).
+def _least_floor(options: OptionArrays, s: int, end: int) -> int:
+    """Return the least bytes for keeping stage s under any option."""
+    floor = _INFINITE
+    for o in range(options.start[s], options.start[s + 1]):
+        if options.end[o] <= end + 1:
+            floor = min(floor, options.keep_floor[o, end])
+    return int(floor)
 
-    `here` and `spare` are buffers to write to.
-    """
-    (s, t, end), cutoff = task
-    if s == end:
-        here[0][0], here[1][0] = chain.keep_floor[s, s], 0
-        return WeakDraft(StepFunction(here[0], here[1], 0, 0, 0), s, here, spare)
-    if s == t:
-        after = _front(chain, fronts, WeakState(s + 1, s + 1, end), chain.saved[s])
-        floor = chain.keep_floor[s, end]
-    else:
-        shift = chain.activation[s + 1] - chain.activation[s]
-        after = _front(chain, fronts, WeakState(s + 1, t, end), shift)
-        floor = chain.gradient[end + 1] + chain.transit[s, s]
-        after = restricted(after, cutoff)
-        if after.first <= after.last and after.memory[after.first] + after.shift >= floor:
-            origin = int(fronts.origin[fronts.row[s + 1, t] + end])
-            return WeakDraft(after, origin, here, spare)
-    lowest = front_from(after, floor, cutoff, here)
+
+@kernel
+def _kept(
+    chain: SweepArrays,
+    options: OptionArrays,
+    fronts: WeakFrontPool,
+    task: WeakTask,
+    minimum: RunningMinimum,
+) -> WeakDraft:
+    """Return the minimum of `minimum` and all options of stage s, where s = t."""
+    s, _, end = task.state
+    for o in range(options.start[s], options.start[s + 1]):
+        if options.end[o] <= end + 1:
+            after, floor = _following(chain, options, fronts, o, end), options.keep_floor[o, end]
+            minimum = merge_one(minimum, after, options.extra[o], floor, task.cutoff)
+    lowest, spare = minimum
     return WeakDraft(lowest, s, (lowest.memory, lowest.overhead), spare)
+
+
+@kernel
+def _moved_on(
+    chain: SweepArrays, fronts: WeakFrontPool, task: WeakTask, nothing: RunningMinimum
+) -> WeakDraft:
+    """Return the front of moving the checkpoint on, where s < t; `nothing` has the buffers."""
+    (s, t, end), cutoff, _ = task
+    shift = chain.activation[s + 1] - chain.activation[s]
+    after = restricted(_front(chain, fronts, WeakState(s + 1, t, end), shift), cutoff)
+    floor = chain.gradient[end + 1] + chain.transit[s, s]
+    lowest, spare = nothing
+    if after.first <= after.last and after.memory[after.first] + after.shift >= floor:
+        origin = int(fronts.origin[fronts.row[s + 1, t] + end])
+        return WeakDraft(after, origin, (lowest.memory, lowest.overhead), spare)
+    lowest, spare = merge_one(nothing, after, 0, floor, cutoff)
+    return WeakDraft(lowest, s, (lowest.memory, lowest.overhead), spare)
+
+
+@kernel
+def _first_start(rerun: Array, end: int, limit: float) -> int:
+    """Return the first stage from which a sub-chain to `end` is run again within the limit.
+
+    `rerun` has the least times of stages in ns; a sub-chain to the loss need not run again.
+    """
+    s = 0 if end == len(rerun) - 1 else end + 1
+    while s > 0 and rerun[s - 1] <= limit:
+        s, limit = s - 1, limit - rerun[s - 1]
+    return s
 
 
 @kernel
@@ -220,19 +231,19 @@ def _own_copy(lowest: StepFunction, here: Buffer) -> StepFunction:
 
 @kernel
 def _restarts(
-    chain: PlainArrays,
+    chain: SweepArrays,
     fronts: WeakFrontPool,
     task: WeakTask,
     moving: MovingFronts,
     draft: WeakDraft,
 ) -> WeakDraft:
     """Return the minimum of `draft` and ``R(s+1, k, l, ·) + W(s, t, k-1, ·)`` for all k."""
-    (s, t, end), cutoff = task
+    (s, t, end), cutoff, moved = task
     lowest, origin, here, spare = draft
     floor = chain.gradient[end + 1] + chain.transit[s, s]
     least, best = fronts.least[fronts.row[s, t] :], fronts.best[fronts.row[s, t] :]
     for k in range(t + 1, end + 1):
-        rerun = chain.elapsed[k] - chain.elapsed[s]
+        rerun = moved + chain.elapsed[k] - chain.elapsed[t]
         if rerun >= cutoff.overhead:
             break
         # cheap: nowhere does the sum exist and lie below all of `lowest`
@@ -267,10 +278,11 @@ def _store(
 
 
 @kernel
-def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> WeakFrontPool:
+def fill_weak(by_kind: ArraysByKind, limit: PruningLimit, bound: MoveBound) -> WeakFrontPool:
     """Return the fronts of all W(s, t, l, ·) within the limit: l ascending, s descending."""
-    n = len(chain.saved)
-    row = _rows(n)
+    n, again = len(by_kind.first.start) - 1, by_kind.again.elapsed
+    rerun = np.minimum(np.diff(by_kind.first.elapsed), np.diff(again))
+    row = front_numbers(n)
     count = row[n - 1, n - 1] + n
     first, sizes = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32)
     origin = np.zeros(count, dtype=np.int64)
@@ -280,10 +292,10 @@ def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> Weak
     rows = np.empty((n, 16), dtype=np.int64), np.empty((n, 16), dtype=np.int64)
     move_lines = np.zeros(limit.outside.shape[2])
     for end in range(n):
+        arrays = by_kind.first if end == n - 1 else by_kind.again
+        chain, options = split_arrays(arrays)
         moving = no_fronts(rows)
-        for s in range(end, -1, -1):
-            if end < n - 1 and chain.elapsed[end + 1] - chain.elapsed[s] > limit.overhead:
-                break
+        for s in range(end, _first_start(rerun, end, limit.overhead) - 1, -1):
             fronts = WeakFrontPool(
                 pool.memory, pool.overhead, row, first, sizes, origin, least, best
             )
@@ -294,19 +306,24 @@ def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> Weak
                 state = WeakState(s, t, end)
                 needed = chain.gradient[end + 1] + chain.transit[s, s]
                 if s == t:
-                    needed, lines = min(needed, chain.keep_floor[s, end]), limit.outside[s, end]
+                    needed = min(needed, _least_floor(options, s, end))
+                    lines = limit.outside[s, end]
                 elif write_move_lines(chain, limit, bound, state, move_lines):
                     lines = move_lines
                 else:
                     continue
-                cutoff = cutoff_within(limit, lines, chain.least_input[s], needed)
+                cutoff = cutoff_within(limit, lines, arrays.least_input[s], needed)
                 if cutoff.memory < needed or cutoff.overhead <= 0:
                     continue
                 fronts = WeakFrontPool(
                     pool.memory, pool.overhead, row, first, sizes, origin, least, best
                 )
-                task = WeakTask(state, cutoff)
-                draft = _first_case(chain, fronts, task, here, spare)
+                task = WeakTask(state, cutoff, again[t] - again[s])
+                nothing = RunningMinimum(StepFunction(here[0], here[1], 0, -1, 0), spare)
+                if s == t:
+                    draft = _kept(chain, options, fronts, task, nothing)
+                else:
+                    draft = _moved_on(chain, fronts, task, nothing)
                 draft = _restarts(chain, fronts, task, moving, draft)
                 pool, start, size = _store(limit, lines, draft, s, pool)
                 here, spare, number = draft.here, draft.spare, row[s, t] + end
@@ -321,13 +338,13 @@ def fill_weak(chain: PlainArrays, limit: PruningLimit, bound: MoveBound) -> Weak
 
 @kernel
 def _choose_restart(
-    chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
+    chain: SweepArrays, fronts: WeakFrontPool, state: WeakState, m: int, target: int
 ) -> tuple[int, int]:
-    """Return the k and j of a restart that attains `target` ns, or -2 and 0."""
+    """Return the k and j of a restart that attains `target` ns, or `NO_DECISION` and 0."""
     s, t, end = state
     gradient = chain.gradient[end + 1]
     for k in range(t + 1, end + 1):
-        rest = target - (chain.elapsed[k] - chain.elapsed[s])
+        rest = target - (chain.elapsed[k] - chain.elapsed[t])
         if rest < 0:
             break
         rest -= value_at(_front(chain, fronts, WeakState(s, t, k - 1), 0), m, target + 1)
@@ -338,31 +355,33 @@ def _choose_restart(
                 later = _front(chain, fronts, WeakState(j, k, end), chain.activation[j])
                 if value_at(later, m, -1) == rest:
                     return k, j
-    return -2, 0
+    return NO_DECISION, 0
 
 
 @kernel
 def choose_weak(
-    chain: PlainArrays, fronts: WeakFrontPool, state: WeakState, m: int
+    arrays: tuple[SweepArrays, OptionArrays],
+    fronts: WeakFrontPool,
+    state: WeakState,
+    m: int,
+    moved: int,
 ) -> tuple[int, int]:
-    """Return the optimal decision for a state with `m` bytes.
+    """Return the optimal decision for a state with `m` bytes; `moved` is that of `WeakTask`.
 
     Returns:
-        ``(k, j)`` for restarting at k with the moving checkpoint staying at j; or
-        `KEEP` or `MOVE` and 0; or (-2, 0) where there is none.
+        ``(k, j)`` for restarting at k with the moving checkpoint staying at j; or ``KEEP - o`` for
+        keeping stages under option o of the arrays, or `MOVE`, and 0; or `NO_DECISION` and 0.
     """
-    s, t, end = state
+    (s, t, end), (chain, options) = state, arrays
     target = value_at(_front(chain, fronts, state, 0), m, -1)
-    if s == t and m >= chain.keep_floor[s, end]:
-        after = 0
-        if s < end:
-            later = _front(chain, fronts, WeakState(s + 1, s + 1, end), chain.saved[s])
-            after = value_at(later, m, -1)
-        if after == target:
-            return KEEP, 0
-    gradient = chain.gradient[end + 1]
-    if s < t and m >= gradient + chain.transit[s, s]:
+    if s == t:
+        for o in range(options.start[s], options.start[s + 1]):
+            if options.end[o] <= end + 1 and m >= options.keep_floor[o, end]:
+                after = value_at(_following(chain, options, fronts, o, end), m, -1)
+                if after >= 0 and after + options.extra[o] == target:
+                    return KEEP - o, 0
+    elif m >= chain.gradient[end + 1] + chain.transit[s, s]:
         shift = chain.activation[s + 1] - chain.activation[s]
         if value_at(_front(chain, fronts, WeakState(s + 1, t, end), shift), m, -1) == target:
             return MOVE, 0
-    return _choose_restart(chain, fronts, state, m, target)
+    return _choose_restart(chain, fronts, state, m, target - moved)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit
-from chainstay.dp.chain.recursion_arrays import PlainArrays
+from chainstay.dp.chain.recursion_arrays import ArraysByKind, SweepArrays
 from chainstay.dp.jit import kernel
 
 __all__ = ["MoveBound", "WeakState", "move_bound", "write_move_lines"]
@@ -40,21 +40,24 @@ class MoveBound(NamedTuple):
 
 @kernel
 def move_bound(
-    chain: PlainArrays, outside: NDArray[np.float64], restarted: NDArray[np.float64]
+    by_kind: ArraysByKind, outside: NDArray[np.float64], restarted: NDArray[np.float64]
 ) -> MoveBound:
     """Return the bound for moving checkpoints, from two tables of `LagrangianBound`."""
     n, _, count = outside.shape
+    first, elapsed = by_kind.first.elapsed, by_kind.again.elapsed
     as_later, as_earlier = np.full((n, n, count), np.inf), np.full((n, n, count), np.inf)
     for t in range(1, n):
-        time = chain.elapsed[t] - chain.elapsed[t - 1]
-        as_later[t] = np.minimum(as_later[t - 1], outside[t - 1]) + time
+        as_later[t] = np.minimum(as_later[t - 1], outside[t - 1]) + (elapsed[t] - elapsed[t - 1])
+        as_later[t, n - 1] += (first[t] - elapsed[t]) - (first[t - 1] - elapsed[t - 1])
         again = np.full(count, np.inf)
         for end in range(n - 2, t - 1, -1):
-            rerun = chain.elapsed[end + 1] - chain.elapsed[t]
+            rerun = elapsed[end + 1] - elapsed[t]
+            more = first[end + 1] - first[t] - rerun  # where the stages run first
             for i in range(count):
                 best = -np.inf
                 for j in range(count - i):
-                    best = max(best, as_later[t, n - 1, i + j] + restarted[end + 1, j])
+                    later = more + restarted[end + 1, j]
+                    best = max(best, as_later[t, n - 1, i + j] + later)
                 as_earlier[t, end, i] = min(best, again[i])
                 again[i] = min(again[i], as_later[t, end, i], rerun + best)
     return MoveBound(as_later, as_earlier)
@@ -62,7 +65,7 @@ def move_bound(
 
 @kernel
 def write_move_lines(
-    chain: PlainArrays,
+    chain: SweepArrays,
     limit: PruningLimit,
     bound: MoveBound,
     state: WeakState,

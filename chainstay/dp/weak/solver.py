@@ -6,7 +6,8 @@ memory ``{a^s, δ^{l+1}}`` to ``{δ^t}``, s <= t <= l, with `m` bytes besides ``
 chain is ``W(0, 0, n-1, m)``::
 
     W(s, t, l, m) = min(
-        u_f[s] + W(s+1, s+1, l, m - ā[s]) + u_b[s]     keep all of s      s = t < l
+        u + W(e, e, l, m - ā) + u_b                    keep s .. e-1      s = t, e <= l + 1
+                                                       under an option; W(l+1, l+1, l, ·) = 0
         u_f[s] + W(s+1, t, l, m + a[s] - a[s+1])       move a^s on        s < t
         u_f[s] + .. + u_f[j-1] + W(j, k, l, m - a[j])  keep a^s, move a copy on to j, take
             + W(s, t, k-1, m) )                        the backwards l..k, then t..k-1
@@ -14,7 +15,9 @@ chain is ``W(0, 0, n-1, m)``::
 
 Theorem 4.7 as printed is wrong; ``docs/derivations/weakly-persistent.md`` shows where, and
 why this one costs O(n^4) instead of O(n^6): which j is best does not depend on s. Overheads
-are counted above ``Σ u_f[s..l] + Σ u_b[t..l]``, so that moving costs nothing.
+are counted above ``Σ u_f[s..t-1]`` and the base times of t..l, so that moving costs nothing.
+Forwards are first runs if l is the loss, and later runs otherwise, as in the persistent program;
+an option that needs no input keeps it as any other does (``docs/derivations/options.md``).
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ import numpy as np
 from chainstay.dp.bounds.bound_pruning import growing_limits, pruning_limit
 from chainstay.dp.bounds.lagrangian_bound import LagrangianBound
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
-from chainstay.dp.chain.recursion_arrays import plain_arrays, recursion_arrays
+from chainstay.dp.chain.recursion_arrays import recursion_arrays, split_arrays
 from chainstay.dp.recursion import (
     KEEP,
+    NO_DECISION,
     Recursion,
     forwards_dropping_inputs,
     require_no_skips,
@@ -40,12 +44,12 @@ from chainstay.dp.weak.kernels import (
     WeakState,
     choose_weak,
     fill_weak,
-    least_weak_memory,
 )
+from chainstay.dp.weak.least_memory import least_weak_memory
 from chainstay.dp.weak.move_bound import move_bound
 from chainstay.errors import InfeasibleBudgetError
+from chainstay.problems.exactness import is_complete, never_needs_a_rerun
 from chainstay.profiles import ChainProfile
-from chainstay.profiles.chain import require_plain
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -67,7 +71,6 @@ def solve_weak(profile: ChainProfile, budget: int) -> Claim:
     Complexity:
         O(n^4 p) time and O(n^3 p) memory for fronts of p breakpoints, before pruning.
     """
-    require_plain(profile, f"DP({_SETTING})")
     require_no_skips(profile, _SETTING)
     recursion = Recursion.from_profile(profile)
     memory = min(budget - profile.input_bytes, recursion.keep_all_need)
@@ -79,8 +82,8 @@ def solve_weak(profile: ChainProfile, budget: int) -> Claim:
             stages=len(profile),
             family=Family.WEAKLY_PERSISTENT,
         )
-    makespan = profile.least_time + weak.overhead
-    family, discards = _claim(profile, weak.overhead)
+    makespan = recursion.base_time + weak.overhead
+    family, discards = _claim(profile, makespan)
     return Claim(
         schedule=weak.schedule(),
         makespan=makespan,
@@ -96,12 +99,9 @@ def weak_least_budget(profile: ChainProfile) -> int:
     Complexity:
         O(n^4) time, O(n^3) memory.
     """
-    require_plain(profile, f"DP({_SETTING})")
     require_no_skips(profile, _SETTING)
-    return (
-        int(least_weak_memory(plain_arrays(recursion_arrays(Recursion.from_profile(profile)))))
-        + profile.input_bytes
-    )
+    by_kind = recursion_arrays(Recursion.from_profile(profile))
+    return int(least_weak_memory(by_kind)) + profile.input_bytes
 
 
 class _WeakProgram:
@@ -115,11 +115,11 @@ class _WeakProgram:
 
     def __init__(self, recursion: Recursion, memory: int) -> None:
         self._recursion, self._memory = recursion, memory
-        by_kind = recursion_arrays(recursion)
-        self._chain = plain_arrays(by_kind)
+        self._chain = recursion_arrays(recursion)
+        self._split = split_arrays(self._chain.again), split_arrays(self._chain.first)
         # the least memory of persistent schedules says nothing about these: none is assumed
         nothing = np.zeros((recursion.stages, recursion.stages), dtype=np.int64)
-        bound = LagrangianBound(by_kind, memory, nothing, moves_checkpoints=True)
+        bound = LagrangianBound(self._chain, memory, nothing, moves_checkpoints=True)
         self._bound = bound
         self._move_bound = move_bound(self._chain, bound.outside, bound.restarted)
         least = least_memory(recursion, for_numbers=True)
@@ -143,17 +143,22 @@ class _WeakProgram:
         recursion, (state, m) = self._recursion, part
         activation = recursion.activation
         s, t, end = state
-        k, j = choose_weak(self._chain, self._fronts, state, m)
-        if k == KEEP:
-            yield Op(OpKind.FORWARD_KEEP_ALL, s)
-            if s < end:
-                yield WeakState(s + 1, s + 1, end), m - int(recursion.again.saved[s])
-            yield Op(OpKind.BACKWARD, s)
-        elif k == MOVE:
+        costs = recursion.costs(end)
+        arrays = self._split[costs is recursion.first]
+        rerun = recursion.again.elapsed
+        k, j = choose_weak(arrays, self._fronts, state, m, rerun[t] - rerun[s])
+        if k == NO_DECISION:
+            raise AssertionError(f"no decision reaches W({s}, {t}, {end}, {m})")
+        if k == MOVE:
             yield Op(OpKind.FORWARD_DROP, s)
             yield WeakState(s + 1, t, end), m + int(activation[s] - activation[s + 1])
-        elif k < 0:
-            raise AssertionError(f"no decision reaches W({s}, {t}, {end}, {m})")
+        elif k <= KEEP:
+            o = KEEP - k
+            after = int(costs.end[o])
+            yield Op(OpKind.FORWARD_KEEP_ALL, s, option=int(costs.number[o]))
+            if after <= end:
+                yield WeakState(after, after, end), m - int(costs.saved[o])
+            yield Op(OpKind.BACKWARD, s)
         else:
             yield from forwards_dropping_inputs(s, j - 1)
             yield WeakState(j, k, end), m - int(activation[j])
@@ -167,18 +172,10 @@ class _WeakProgram:
             self.overhead = int(self._fronts.best[whole])
 
 
-def _claim(profile: ChainProfile, overhead: int) -> tuple[Family, Discards]:
-    """Return the schedules among which a weakly persistent optimum is the optimum.
-
-    THEORY, domain A: when no gradient exceeds its activation and saved data contain the
-    output, it is the optimum of an autograd tape; when moreover a forward never needs more
-    than its backward (domain B), that of Table 1.
-    """
-    p = profile.arrays()
-    in_domain_a = bool((p.gradient <= p.activation).all() and (p.saved >= p.activation[1:]).all())
-    in_domain_b = bool((p.forward_overhead <= p.backward_overhead + p.gradient[:-1]).all())
-    if overhead == 0 or (in_domain_a and in_domain_b):
+def _claim(profile: ChainProfile, makespan: int) -> tuple[Family, Discards]:
+    """Return the schedules among which a weakly persistent optimum is the optimum."""
+    if makespan == profile.least_time:
         return Family.ALL, Discards.TABLE1
-    if in_domain_a:
-        return Family.ALL, Discards.TAPE
-    return Family.WEAKLY_PERSISTENT, Discards.TABLE1
+    if not is_complete(profile, Discards.TAPE):
+        return Family.WEAKLY_PERSISTENT, Discards.TABLE1
+    return Family.ALL, Discards.TABLE1 if never_needs_a_rerun(profile) else Discards.TAPE

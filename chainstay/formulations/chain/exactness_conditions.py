@@ -1,55 +1,22 @@
-"""Conditions on a chain under which the model by phases contains an optimal schedule.
+"""What the model by phases contains, and what its rows may leave out, by conditions on a chain.
 
-They rest on exhaustive search over about two thousand random chains of up to six stages,
-not on a proof; ``tests/agreement/test_mip_chain.py`` repeats a part of that and holds the
-counter-examples that the conditions leave out. Chains with options, costs by kind of run or
-records of several stages need more of every option and kind; those conditions were held to
-exhaustive search on some hundred thousand chains, and to this model on hundreds
-(``tests/agreement/test_options_formulations.py``).
+`chainstay.problems.exactness` has the conditions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from chainstay.formulations.chain.records import Records
-from chainstay.profiles import ChainProfile, Stage, StageOption
+from chainstay.problems.exactness import are_records_full, is_complete, never_needs_a_rerun
+from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family
 
 __all__ = [
     "are_sweep_cuts_exact",
     "family_of",
-    "is_complete",
     "may_discard_in_a_phase",
     "may_record_and_rerun",
     "searched_family_name",
 ]
-
-
-def is_complete(profile: ChainProfile, discards: Discards) -> bool:
-    """Return whether the model contains a fastest schedule of all that `discards` allows.
-
-    It does when no gradient is larger than its activation and no output larger than what
-    is saved with it (δ ≤ a ≤ ā) and, unless a tape keeps the input of all that is
-    recorded, ``o_f <= o_b + δ`` of the input. Else stages may run out of order between two
-    backwards: for a large gradient, for saved data that stands in for a larger activation,
-    or to have a hungry forward done before memory fills. For free discards the statement
-    rests on exhaustive search alone. With skips, which make what is stored beside them
-    cheaper, nothing is claimed.
-
-    Of every option, besides: it needs its input; its forward takes no less time, and together
-    with what it saves no less memory, than running its stages without keeping them (else a
-    record is made as a cheap forward, and dropped); its overheads, too, are covered. And a run
-    beforehand that makes a first run a repetition gains nothing; under Table 1, nor does
-    keeping a first run rather than a later one. For free discards nothing is claimed then.
-    """
-    if profile.skips or not (_has_small_gradients(profile) and _are_records_full(profile)):
-        return False
-    if discards is Discards.FREE and not profile.is_plain:
-        return False
-    is_tape_enough = not _does_warming_up_pay(profile)
-    return is_tape_enough and (discards is Discards.TAPE or _never_needs_a_rerun(profile))
 
 
 def family_of(profile: ChainProfile, discards: Discards) -> Family:
@@ -78,7 +45,7 @@ def may_record_and_rerun(profile: ChainProfile, discards: Discards) -> bool:
         return False
     if not profile.is_plain:
         return not is_complete(profile, discards)
-    return bool(profile.skips) or not (_are_records_full(profile) and _never_needs_a_rerun(profile))
+    return bool(profile.skips) or not (are_records_full(profile) and never_needs_a_rerun(profile))
 
 
 def may_discard_in_a_phase(profile: ChainProfile, discards: Discards) -> bool:
@@ -98,85 +65,3 @@ def are_sweep_cuts_exact(profile: ChainProfile, discards: Discards) -> bool:
     where the two are equal: when, besides, ``o_f <= o_b + δ`` of the input.
     """
     return discards is not Discards.FREE and is_complete(profile, discards)
-
-
-def _has_small_gradients(profile: ChainProfile) -> bool:
-    return all(
-        profile.gradient_bytes(i) <= profile.activation_bytes(i) for i in range(len(profile) + 1)
-    )
-
-
-def _are_records_full(profile: ChainProfile) -> bool:
-    """Return whether no record is cheaper to make than what is in it, and all need their input."""
-    return all(
-        option.needs_input
-        and option.saved_bytes >= profile.activation_bytes(i + option.stages)
-        and all(_is_forward_full(profile, i, option, first=first) for first in (True, False))
-        for i, option in _options(profile)
-    )
-
-
-def _is_forward_full(profile: ChainProfile, i: int, option: StageOption, *, first: bool) -> bool:
-    """Return whether a forward under an option needs all that it takes to drop its result."""
-    run, span = option.run(first=first), range(i, i + option.stages)
-    dropped = {j: profile.stages[j].dropped(first=first) for j in span}
-    return run.time >= sum(each.time for each in dropped.values()) and all(
-        option.saved_bytes + run.overhead_bytes
-        >= profile.activation_bytes(j) * (j > i)
-        + profile.activation_bytes(j + 1)
-        + dropped[j].overhead_bytes
-        for j in span
-    )
-
-
-def _never_needs_a_rerun(profile: ChainProfile) -> bool:
-    """Return whether a backward always needs the memory of the forwards before it.
-
-    And whether making a record in a first run is no bargain, to be used as input only.
-    """
-    return all(
-        max(_forward_overheads(profile.stages[i], option))
-        <= option.backward_overhead_bytes + profile.gradient_bytes(i)
-        and _does_postponing_cost_nothing(profile, i, option)
-        for i, option in _options(profile)
-    )
-
-
-def _forward_overheads(stage: Stage, option: StageOption) -> list[int]:
-    kinds = (True, False)
-    dropped = [stage.dropped(first=first).overhead_bytes for first in kinds]
-    return dropped + [option.run(first=first).overhead_bytes for first in kinds]
-
-
-def _does_warming_up_pay(profile: ChainProfile) -> bool:
-    """Return whether a first run that is dropped may make keeping cheaper, in time or memory."""
-    return any(
-        first.time + first.backward_time
-        > _dropped_time(profile, i, option, first=True) + again.time + again.backward_time
-        or first.overhead_bytes > again.overhead_bytes
-        for i, option in _options(profile)
-        for first, again in ((option.run(first=True), option.run(first=False)),)
-    ) or any(
-        stage.dropped(first=True).overhead_bytes > stage.dropped(first=False).overhead_bytes
-        for stage in profile.stages
-    )
-
-
-def _does_postponing_cost_nothing(profile: ChainProfile, i: int, option: StageOption) -> bool:
-    """Return whether keeping a first run is no cheaper than dropping it and keeping a later one."""
-    first, again = option.run(first=True), option.run(first=False)
-    kept_first = first.time + first.backward_time + _dropped_time(profile, i, option, first=False)
-    kept_later = again.time + again.backward_time + _dropped_time(profile, i, option, first=True)
-    return kept_first >= kept_later
-
-
-def _dropped_time(profile: ChainProfile, i: int, option: StageOption, *, first: bool) -> int:
-    """Return the time of the stages of an option, run without keeping them."""
-    span = profile.stages[i : i + option.stages]
-    return sum(stage.dropped(first=first).time for stage in span)
-
-
-def _options(profile: ChainProfile) -> Iterator[tuple[int, StageOption]]:
-    """Yield every option that none replaces, with its first stage."""
-    for record in Records(profile).all:
-        yield record.stage, record.costs

@@ -6,7 +6,7 @@ are in `chainstay.formulations.chain.constraints`, the cuts that make it quick i
 `chainstay.formulations.chain.cuts`.
 
 Whether the model contains a schedule as fast as any depends on the chain:
-`chainstay.formulations.chain.exactness_conditions.is_complete` says when it does.
+`chainstay.problems.exactness.is_complete` says when it does.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ and every run of a later phase is a repetition. What an option's forward costs f
 the phase, therefore; where its backward costs other times after a first run, there are two
 records, one that only the first phase makes and one that only later ones make.
 
-Options that never pay are left out (`_replaces`).
+Options that never pay are left out (`StageOption.replaces`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from chainstay.profiles import ChainProfile, RunCost, StageOption
+from chainstay.profiles import ChainProfile, StageOption
+from chainstay.profiles.stage import replacement
 from chainstay.schedule import Item
 
 __all__ = ["Record", "Records"]
@@ -158,7 +159,7 @@ class Records:
     def _replacements(self) -> list[list[int]]:
         """The option that does for each option of each stage: itself, or a better one."""
         return [
-            [_replacement(stage.all_options, k) for k in range(len(stage.all_options))]
+            [replacement(stage.all_options, k) for k in range(len(stage.all_options))]
             for stage in self.profile.stages
         ]
 
@@ -176,35 +177,3 @@ class Records:
 
 def _has_one_backward(option: StageOption) -> bool:
     return option.run(first=True).backward_time == option.run(first=False).backward_time
-
-
-def _replacement(options: tuple[StageOption, ...], k: int) -> int:
-    """Return the first option that replaces option `k` and that none replaces."""
-    better = [
-        j
-        for j, option in enumerate(options)
-        if _replaces(option, options[k]) and (j < k or not _replaces(options[k], option))
-    ]
-    return _replacement(options, better[0]) if better else k
-
-
-def _replaces(one: StageOption, other: StageOption) -> bool:
-    """Return whether `one` can take the place of `other` in every schedule.
-
-    It takes no more time in any run and no more memory at any moment, and needs the input only
-    if `other` does. Times of forward and backward count apart: a record may be dropped.
-    """
-    return (
-        one.stages == other.stages
-        and one.needs_input <= other.needs_input
-        and all(mine <= its for mine, its in zip(_needs(one), _needs(other), strict=True))
-    )
-
-
-def _needs(option: StageOption) -> list[int]:
-    """Return times and sizes of an option, each of which is better if smaller."""
-    needs = [option.saved_bytes, option.saved_bytes + option.backward_overhead_bytes]
-    runs: list[RunCost] = [option.run(first=first) for first in (True, False)]
-    for run in runs:
-        needs += [run.time, run.backward_time, option.saved_bytes + run.overhead_bytes]
-    return needs

@@ -71,7 +71,7 @@ class CPSAT:
         Returns:
             The schedule, and a bound for its family: `Family.ALL` that `discards` allows
             when gradients, saved data and overheads are of the usual proportions
-            (`formulations.chain.exactness_conditions.is_complete`), else `Family.SINGLE_SWEEP`.
+            (`problems.exactness.is_complete`), else `Family.SINGLE_SWEEP`.
 
         Raises:
             InfeasibleBudgetError: No schedule of the family fits.

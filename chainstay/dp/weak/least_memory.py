@@ -1,0 +1,62 @@
+"""The least memory of weakly persistent schedules: the recurrence of `solver` without times."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from chainstay.dp.chain.recursion_arrays import ArraysByKind
+from chainstay.dp.jit import kernel
+from chainstay.dp.recursion import Array
+
+__all__ = ["front_numbers", "least_weak_memory"]
+
+_INFINITE: Final = 2**61
+
+
+@kernel
+def front_numbers(n: int) -> Array:
+    """Return at [s, t] a number that, with l added, is another one for each W(s, t, l, ·)."""
+    row, count = np.zeros((n, n), dtype=np.int64), 0
+    for s in range(n):
+        for t in range(s, n):
+            row[s, t] = count - t
+            count += n - t
+    return row
+
+
+@kernel
+def least_weak_memory(by_kind: ArraysByKind) -> int:
+    """Return the least bytes, besides its input, for a weakly persistent schedule of the chain."""
+    n = len(by_kind.first.start) - 1
+    row = front_numbers(n)
+    least = np.full(row[n - 1, n - 1] + n, _INFINITE, dtype=np.int64)
+    for end in range(n):
+        chain = by_kind.first if end == n - 1 else by_kind.again
+        gradient = chain.gradient[end + 1]
+        rest = np.full(n, _INFINITE, dtype=np.int64)
+        for s in range(end, -1, -1):
+            first_step = gradient + chain.transit[s, s]
+            for t in range(s, end + 1):
+                best = _INFINITE
+                if s == t:
+                    for o in range(chain.start[s], chain.start[s + 1]):
+                        k, need = chain.end[o], chain.keep_floor[o, end]
+                        if k <= end:
+                            need = max(need, least[row[k, k] + end] + chain.saved[o])
+                        if k <= end + 1:
+                            best = min(best, need)
+                else:
+                    after = least[row[s + 1, t] + end]
+                    moved = after + chain.activation[s + 1] - chain.activation[s]
+                    best = max(first_step, moved)
+                earlier = least[row[s, t] + t : row[s, t] + end]
+                for k in range(t + 1, end + 1):
+                    best = min(best, max(first_step, rest[k], earlier[k - 1 - t]))
+                least[row[s, t] + end] = best
+            moving = first_step + chain.activation[s]
+            for t in range(s, end + 1):
+                stored = least[row[s, t] + end] + chain.activation[s]
+                rest[t] = min(stored, max(rest[t], moving))
+    return int(least[row[0, 0] + n - 1])
