@@ -16,7 +16,7 @@ import chainstay
 from chainstay.problems.offload import OffloadSolution
 from chainstay.runtime import MeasuredChain, measure, trace_memory
 from chainstay.runtime.transfer import measure_link
-from chainstay.runtime.transfer.cuda_engine import CudaEngine
+from chainstay.runtime.transfer.stream_engine import StreamEngine
 from chainstay.solve.offload import solve_offload
 from models import gpt2, resnet50
 from runtime_support import train
@@ -144,7 +144,7 @@ def test_transfers_overlap_and_beat_save_on_cpu() -> None:
 def test_two_hundred_steps_leave_nothing() -> None:
     model, batch, loss = subject("GPT-2", 2)
     measured = measure(model, batch, loss=loss, repeats=1)
-    engine = CudaEngine(torch.device("cuda"))
+    engine = StreamEngine(torch.device("cuda"))
     chain = measured.planned(solved(measured, 0), engine=engine)
 
     def census() -> tuple[int, int, int]:

@@ -28,5 +28,11 @@ class Autocast:
             return None
         return cls(torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled())
 
+    @classmethod
+    def on_gpu(cls) -> Autocast | None:
+        """Return the present settings for the accelerator, or for CUDA where none is here."""
+        here = torch.accelerator.current_accelerator() or torch.device("cuda")
+        return cls.now(here)
+
     def __str__(self) -> str:
         return f"autocast to {self.dtype} with{'' if self.has_cache else 'out'} its cache"

@@ -30,7 +30,7 @@ from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.blocks.sample import blocks_run_by, sample_blocks
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.devices.memory import require_measurable
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.sharding import gathered, run_alone, whole_bytes
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.measures.account import Account
@@ -82,7 +82,7 @@ def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
     Raises:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
     """
-    require_measurable(host.device)
+    device_at(host.device)
     with measuring(host.device):
         chain, sample = sample_blocks(host, graphs)
         around = Around(host, graphs, chain, sample, None, host.device)

@@ -36,6 +36,7 @@ from chainstay.profiles import Skip
 from chainstay.runtime.capture.blocks.entrances import compiler_of
 from chainstay.runtime.capture.trials.model_forward import own_forward
 from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
@@ -265,7 +266,7 @@ def digest_of(stage: ChainStage) -> str:
 
 def _lines(subject: Subject, autocast: Autocast | None) -> Iterator[str]:
     device = subject.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    name = device_at(device).name()
     yield f"chainstay {_own_version()}, torch {torch.__version__}"
     yield f"{torch.get_num_threads()} threads"
     yield f"{device.type} {name} {platform.machine()} {platform.node()}"
