@@ -6,7 +6,46 @@ from typing import Final
 
 from mutants.mutant import Mutant
 
+_ON_DEVICE: Final = "agreement/test_simulated_device.py::test_on_the_simulated_device[cases_engine]"
+
 MUTANTS: Final = (
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        self._out.wait_event(computing.record_event())  # produced",
+        "        pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "                self._out.wait_event(slot.after.end)",
+        "                pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        self._back.wait_event(computing.record_event())  # allocated: its earlier users "
+        "are done",
+        "        pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        self._back.wait_event(_end_of(sent))",
+        "        pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        self._accelerator.current_stream().wait_event(_end_of(ticket))",
+        "        pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        ticket.computing.wait_event(ticket.end)",
+        "        pass",
+        _ON_DEVICE,
+    ),
     Mutant(
         "runtime/measures/account.py",
         "                + held[-1]\n                + twice,",
