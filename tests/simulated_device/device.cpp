@@ -151,6 +151,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_kernel_us", [](double us) { settings.kernel_us = us; });
   m.def("set_capacity", [](int64_t bytes) { settings.capacity = bytes; });
   m.def("capacity", [] { return settings.capacity.load(); });
+  m.def("blocks", [] {                               // bytes of all that is in use on devices
+    std::lock_guard<std::recursive_mutex> order(enqueueing);
+    std::vector<size_t> sizes;
+    for (auto& [place, block] : blocks) if (block.used && block.stream != kPinned) sizes.push_back(block.requested);
+    return sizes;
+  });
   m.def("races", [] {
     std::lock_guard<std::mutex> lock(findings.mutex);
     return std::exchange(findings.races, {});

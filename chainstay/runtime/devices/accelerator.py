@@ -162,11 +162,21 @@ class Accelerator:
             torch.accelerator.set_stream(before)
             _set_index(index)
 
-    @property
-    def is_capturing(self) -> bool:
-        """Whether the current stream's work is recorded as a graph instead of done."""
-        told = getattr(self._module, "is_current_stream_capturing", None)
-        return told is not None and bool(told())
+    def obstacle(self) -> str:
+        """Return why a stage that runs again now might give other bits, or none; else nothing."""
+        is_capturing = getattr(self._module, "is_current_stream_capturing", None)
+        if is_capturing is not None and is_capturing():
+            return (
+                "a CUDA graph is being captured, but steps by a plan restore random numbers and "
+                "reuse host memory, which no graph can record; run them without capture"
+            )
+        if torch.backends.cudnn.enabled and torch.backends.cudnn.benchmark:
+            return (
+                "torch.backends.cudnn.benchmark is on: every thread then chooses kernels by timing "
+                "them, and stages run again in another thread than at first; switch it off, or "
+                "call chainstay.unfit(model)"
+            )
+        return ""
 
     def _counted(self, when: str) -> AllocatorBytes:
         counts: Mapping[str, int] = self._own_or_shared("memory_stats")(self.device)
