@@ -19,6 +19,7 @@ from simulated_device.networks import (
     record,
     step,
 )
+from simulated_device.place import KIND, first, is_simulated, second
 from simulated_device.sim import Extension
 from torch import nn
 
@@ -31,12 +32,17 @@ from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.runtime.transfer import measure_link
 from chainstay.solve.offload import solve_offload
 
-SIM: Final = torch.device("sim", 0)
 LINK: Final = chainstay.Link(bandwidth=1, latency=10_000)
 
 
+simulated = pytest.mark.skipif(not is_simulated, reason="needs the device's settings")
+twice = pytest.mark.skipif(
+    not is_simulated and torch.accelerator.device_count() < 2, reason="needs two devices"
+)
+
+
 def accelerator(index: int = 0) -> Accelerator:
-    found = accelerator_at(torch.device("sim", index))
+    found = accelerator_at(torch.device(KIND, index))
     assert found is not None
     return found
 
@@ -50,12 +56,13 @@ def _deadline() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------- the device layer
+@simulated
 def test_memory_is_counted_as_it_is_asked_for() -> None:
     found = accelerator()
     torch.accelerator.synchronize()
     before = found.memory()
     found.reset_peaks()
-    tensor = torch.empty(1000, dtype=torch.uint8, device=SIM)
+    tensor = torch.empty(1000, dtype=torch.uint8, device=first())
     now, peak = found.memory(), found.peaks()
     assert (now.requested - before.requested, now.allocated - before.allocated) == (1000, 1024)
     del tensor
@@ -65,19 +72,21 @@ def test_memory_is_counted_as_it_is_asked_for() -> None:
     assert found.peaks().requested == before.requested
 
 
+@simulated
 def test_traces_tell_what_was_asked_for_and_what_was_handed_out() -> None:
     def work() -> torch.Tensor:
-        _ = torch.empty(3000, dtype=torch.uint8, device=SIM)
-        return torch.empty(100, dtype=torch.uint8, device=SIM)
+        _ = torch.empty(3000, dtype=torch.uint8, device=first())
+        return torch.empty(100, dtype=torch.uint8, device=first())
 
-    trace = trace_memory(work, "sim")
+    trace = trace_memory(work, first())
     assert (trace.peak_bytes, trace.end_bytes, trace.allocated_bytes) == (3100, 100, 3072 + 512)
     assert trace.reserved_bytes >= trace.allocated_bytes
 
 
+@simulated
 def test_marks_time_the_stream_and_not_the_host(device: Extension) -> None:
-    found = device_at(SIM)
-    x = torch.ones(10, device=SIM)
+    found = device_at(first())
+    x = torch.ones(10, device=first())
     found.synchronize()
     device.set_kernel_us(20_000)
     device.host_waits()
@@ -90,6 +99,7 @@ def test_marks_time_the_stream_and_not_the_host(device: Extension) -> None:
     assert 60e6 <= found.elapsed(begin, end) < 600e6
 
 
+@twice
 def test_streams_and_devices_are_put_back() -> None:
     found, other = accelerator(0), accelerator(1)
     before = found.current_stream()
@@ -100,27 +110,30 @@ def test_streams_and_devices_are_put_back() -> None:
     assert torch.accelerator.current_device_index() == 0
     assert found.current_stream() == before
     with other.current():
-        assert torch.empty(0, device="sim").device.index == 1
+        assert torch.empty(0, device=KIND).device.index == 1
     assert torch.accelerator.current_device_index() == 0
 
 
+@simulated
 def test_devices_have_names() -> None:
     assert accelerator(1).name() == "simulated accelerator 1"
-    assert default_device().type == "sim"
+    assert default_device().type == KIND
 
 
+@simulated
 def test_what_is_free_is_known(device: Extension, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.accelerator.synchronize()
     used = accelerator().memory().allocated
     device.set_capacity(used + 1_000_000)
     assert accelerator().free_bytes() == 1_000_000
-    module = torch.get_device_module("sim")
+    module = torch.get_device_module(first())
     monkeypatch.setattr(module, "get_per_process_memory_fraction", lambda _: 0.5, raising=False)
     assert accelerator().free_bytes() == (used + 1_000_000) // 2 - used
 
 
+@simulated
 def test_a_budget_of_what_is_free_leaves_a_margin(device: Extension) -> None:
-    model = nn.Linear(256, 256).to(SIM)
+    model = nn.Linear(256, 256).to(first())
     device.set_capacity(accelerator().memory().allocated + 10_000_000)
     gradients = 256 * 257 * 4
     assert free_bytes(model, 0) == int((10_000_000 - gradients) * 0.95)
@@ -129,10 +142,11 @@ def test_a_budget_of_what_is_free_leaves_a_margin(device: Extension) -> None:
         free_bytes(model, 2**40)
 
 
+@simulated
 @pytest.mark.parametrize("rate", [5e8, 2e9])
 def test_links_are_measured(rate: float, device: Extension) -> None:
     device.set_link(rate)
-    link = measure_link(SIM)
+    link = measure_link(first())
     assert 0.5 * rate < link.bandwidth * 1e9 < 1.1 * rate
     assert link.is_full_duplex
 
@@ -150,11 +164,12 @@ def test_times_around_blocks_are_of_one_clock(threads: int) -> None:
     step(case)
 
 
+@simulated
 def test_stages_take_the_time_that_their_kernels_take(device: Extension) -> None:
     """In a whole pass the host is ahead; no stage waits for the host to notice its end."""
     model = nn.Sequential(nn.Linear(8, 8), *(nn.Tanh() for _ in range(6)))
-    model.to(SIM)
-    batch = torch.randn(4, 8, device=SIM)
+    model.to(first())
+    batch = torch.randn(4, 8, device=first())
     device.set_kernel_us(3000)
     measured = measure(model, batch, loss=lambda y: y.sum(), repeats=3, progress=False)
     times = [stage.forward_time for stage in measured.profile.stages[1:-1]]
@@ -182,7 +197,7 @@ class Penalised(nn.Module):
 
 @pytest.mark.usefixtures("_deadline")
 def test_a_forward_that_takes_gradients_of_planned_blocks_ends() -> None:
-    model, x = Penalised().to(SIM), torch.randn(8, 16).to(SIM).requires_grad_()
+    model, x = Penalised().to(first()), torch.randn(8, 16).to(first()).requires_grad_()
     chainstay.fit(
         *(model, (x,)),
         budget=0.6, loss=lambda y: y.square().mean(), by="blocks", offload=False, repeats=1,
@@ -216,27 +231,29 @@ def test_kernels_chosen_by_timing_are_refused_by_name(monkeypatch: pytest.Monkey
         case.model(case.batch)
 
 
+@simulated
 def test_capture_of_a_planned_step_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     case = build("blocks")
     fit = {"budget": 0.6, "offload": False, "repeats": 1, "progress": False}
     chainstay.fit(case.model, (case.batch,), loss=case.loss, **fit)  # type: ignore[arg-type]
-    module = torch.get_device_module("sim")
+    module = torch.get_device_module(first())
     monkeypatch.setattr(module, "is_current_stream_capturing", lambda: True, raising=False)
     with pytest.raises(PlanMismatchError, match="a CUDA graph is being captured, but steps"):
         case.model(case.batch)
 
 
 # ---------------------------------------------------------------------------- loops
-def fitted(name: str, share: float = 0.6, device: str = "sim:0") -> Case:
+def fitted(name: str, share: float = 0.6, device: torch.device | None = None) -> Case:
     case = build(name, device)
     fit = {"budget": share, "offload": True, "link": LINK, "repeats": 1, "progress": False}
     chainstay.fit(case.model, (case.batch,), loss=case.loss, **fit)  # type: ignore[arg-type]
     return case
 
 
+@twice
 def test_a_model_trains_on_the_second_device() -> None:
-    expected = record(build("U-Net", "sim:1"))
-    case = fitted("U-Net", device="sim:1")
+    expected = record(build("U-Net", second()))
+    case = fitted("U-Net", device=second())
     assert torch.accelerator.current_device_index() == 0
     assert differences(record(case), expected) == []
 
@@ -245,7 +262,7 @@ def test_a_model_trains_on_a_side_stream(device: Extension) -> None:
     case = fitted("U-Net")
     expected = record(case)
     device.set_link(2e7)
-    stream = torch.Stream(SIM)
+    stream = torch.Stream(first())
     stream.wait_event(torch.accelerator.current_stream().record_event())
     with stream:
         found = record(case)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from simulated_device.place import first
 from torch import nn
 from torch.nn import functional
 
@@ -82,7 +83,7 @@ def _square(output: torch.Tensor) -> torch.Tensor:
 
 def _gpt2() -> Case:
     model = gpt2(width=32, heads=2, vocabulary=50, context=16)
-    following = torch.randint(0, 50, (32,)).to("sim")
+    following = torch.randint(0, 50, (32,)).to(first())
     return Case(
         model,
         torch.randint(0, 50, (2, 16)),
@@ -91,7 +92,7 @@ def _gpt2() -> Case:
 
 
 def _resnet() -> Case:
-    classes = torch.randint(0, 1000, (2,)).to("sim")
+    classes = torch.randint(0, 1000, (2,)).to(first())
     return Case(
         resnet50(width=8),
         torch.randn(2, 3, 32, 32),
@@ -108,10 +109,10 @@ NETWORKS: Final[Mapping[str, Callable[[], Case]]] = {
 }
 
 
-def build(name: str, device: str = "sim:0") -> Case:
+def build(name: str, device: torch.device | None = None) -> Case:
     """A network on a device, the same at every call."""
     torch.manual_seed(0)
-    made = NETWORKS[name]()
+    made, device = NETWORKS[name](), device or first()
     return Case(made.model.to(device), made.batch.to(device), made.loss)
 
 

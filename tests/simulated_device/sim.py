@@ -16,12 +16,12 @@ import tempfile
 import types
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils import backend_registration, cpp_extension
 
-__all__ = ["Extension", "obstacle", "register"]
+__all__ = ["Extension", "RealDevice", "obstacle", "register"]
 
 _FOLDER = Path(__file__).parent
 _NAME = "chainstay_sim"
@@ -30,22 +30,7 @@ _TORCH = (2, 9)
 
 
 class Extension(Protocol):
-    """The module in C++: what torch needs, settings, and findings."""
-
-    def register(self) -> None:
-        """Give torch the device's hooks."""
-
-    def device_count(self) -> int:
-        """Return how many devices there are."""
-        ...
-
-    def current_device(self) -> int:
-        """Return the index of this thread's device."""
-        ...
-
-    def generator(self, device: int) -> torch.Generator:
-        """Return the generator of a device."""
-        ...
+    """Settings and findings of a device."""
 
     def set_link(self, bytes_per_s: float) -> None:
         """Let transfers take their time; with 0 they are as fast as memory."""
@@ -69,6 +54,31 @@ class Extension(Protocol):
         ...
 
 
+class RealDevice:
+    """A device that goes at its own pace and finds nothing out."""
+
+    def set_link(self, bytes_per_s: float) -> None:
+        """Do nothing."""
+
+    def set_kernel_us(self, us: float) -> None:
+        """Do nothing."""
+
+    def set_capacity(self, size: int) -> None:
+        """Do nothing."""
+
+    def capacity(self) -> int:
+        """Return nothing of use."""
+        return 0
+
+    def races(self) -> list[str]:
+        """Return nothing: who wants to know runs the simulated device."""
+        return []
+
+    def host_waits(self) -> dict[str, int]:
+        """Return nothing, likewise."""
+        return {}
+
+
 def obstacle() -> str:
     """Return why the device cannot be built here; empty if it can."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -88,7 +98,7 @@ def register() -> Extension:
     extension.register()
     torch._register_device_module("sim", _device_module(extension))
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    return extension
+    return cast("Extension", extension)
 
 
 def _compiler() -> str | None:
@@ -124,16 +134,16 @@ def _built() -> Path:
     return library
 
 
-def _loaded(library: Path) -> Extension:
+def _loaded(library: Path) -> Any:  # noqa: ANN401  # a module of C++
     spec = importlib.util.spec_from_file_location(_NAME, library)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return cast("Extension", module)
+    return module
 
 
-def _device_module(extension: Extension) -> ModuleType:
+def _device_module(extension: Any) -> ModuleType:  # noqa: ANN401  # a module of C++
     """Return ``torch.sim``, with what torch and the package look for in such a module."""
 
     def index_of(device: object) -> int:

@@ -7,6 +7,7 @@ allocator's statistics, which `torch.accelerator` has from 2.9 on.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.profiled_memory import MemoryTrace
 
-__all__ = ["Accelerator", "AllocatorBytes"]
+__all__ = ["Accelerator", "AllocatorBytes", "allocator_settings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +197,12 @@ class Accelerator:
         """Return the function of the device's module, or that for all accelerators."""
         own: Callable[[torch.device], Any] | None = getattr(self._module, name, None)
         return getattr(torch.accelerator, name) if own is None else own
+
+
+def allocator_settings() -> str:
+    """Return how the environment sets the caching allocator; empty if it does not."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    return next((value for name in names if (value := os.environ.get(name))), "")
 
 
 def _current_index() -> int:
