@@ -143,6 +143,27 @@ def test_a_budget_of_what_is_free_leaves_a_margin(device: Extension) -> None:
 
 
 @simulated
+def test_a_budget_of_what_is_free_is_lowered_once_where_blocks_are_larger(
+    device: Extension, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks of 512 bytes are 6 % more than what this network asks for, the margin is 5 %."""
+    case = build("blocks")
+    options = {"offload": False, "repeats": 1, "loss": case.loss}
+    chainstay.fit(case.model, (case.batch,), budget="70%", progress=False, **options)  # type: ignore[arg-type]
+    solution: chainstay.Solution = case.model.chainstay.solution  # type: ignore[union-attr,assignment]
+    needed = solution.peak_bytes
+    chainstay.unfit(case.model)
+    gradients = sum(each.nbytes for each in case.model.parameters())
+    gc.collect()
+    torch.accelerator.synchronize()
+    used = accelerator().memory().allocated
+    device.set_capacity(used + gradients + int(needed / 0.95))
+    chainstay.fit(case.model, (case.batch,), budget=None, **options)  # type: ignore[arg-type]
+    assert "ran out of memory, as the allocator's blocks" in capsys.readouterr().err
+    step(case)
+
+
+@simulated
 @pytest.mark.parametrize("rate", [5e8, 2e9])
 def test_links_are_measured(rate: float, device: Extension) -> None:
     device.set_link(rate)
