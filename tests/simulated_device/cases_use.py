@@ -6,6 +6,7 @@ import copy
 import faulthandler
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -354,4 +355,23 @@ def test_a_copied_chain_has_an_engine_of_its_own(device: Extension) -> None:
     expected = record(Case(planned, case.batch, case.loss))
     planned.close()
     device.set_link(2e7)
+    assert differences(record(twin), expected) == []
+
+
+@pytest.mark.parametrize("network", ["U-Net", "GPT-2", "two towers"])
+def test_autocast_of_the_device_is_kept_for_what_runs_again(network: str) -> None:
+    case = build(network)
+    options = {"offload": True, "link": LINK, "repeats": 1, "progress": False}
+    with torch.autocast(KIND, torch.bfloat16):
+        expected = record(case)
+        chainstay.fit(case.model, (case.batch,), budget=0.9, loss=case.loss, **options)  # type: ignore[arg-type]
+        assert differences(record(case), expected) == []
+
+
+def test_a_plan_from_a_file_trains_another_copy(tmp_path: Path) -> None:
+    case, twin = fitted("U-Net"), build("U-Net")
+    file = tmp_path / "plan.json"
+    chainstay.save_plan(case.model, file)
+    expected = record(case)
+    chainstay.apply_plan(twin.model, (twin.batch,), plan=file)
     assert differences(record(twin), expected) == []

@@ -332,6 +332,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     device._accelerator_at.cache_clear()
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda d: f"GPU {d.index}")
     assert str(Target.from_name("cuda:1")) == "GPU 1"
     assert str(Target.from_name("cuda")) == "GPU 0"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from chainstay.runtime.devices.device import default_device
+
 __all__ = ["Autocast"]
 
 
@@ -31,8 +33,8 @@ class Autocast:
     @classmethod
     def on_gpu(cls) -> Autocast | None:
         """Return the present settings for the accelerator, or for CUDA where none is here."""
-        here = torch.accelerator.current_accelerator() or torch.device("cuda")
-        return cls.now(here)
+        here = default_device()
+        return cls.now(torch.device("cuda") if here.type == "cpu" else here)
 
     def __str__(self) -> str:
         return f"autocast to {self.dtype} with{'' if self.has_cache else 'out'} its cache"

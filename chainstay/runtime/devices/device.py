@@ -96,11 +96,12 @@ def accelerator_count(kind: str) -> int:
 
 def default_device() -> torch.device:
     """Return the accelerator if one is here, else the CPU."""
-    kind = _present_type()
-    return torch.device(kind if kind and torch.accelerator.is_available() else "cpu")
+    return torch.device(_present_type() or "cpu")
 
 
 def _present_type() -> str:
     """Return the type of torch's accelerator; empty where it has none, or one that is refused."""
+    if not torch.accelerator.is_available():  # torch 2.6 raises an error when asked which
+        return ""
     present = torch.accelerator.current_accelerator()
     return "" if present is None or present.type == "mps" else present.type

@@ -317,6 +317,8 @@ def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
 def random_states(device: torch.device) -> RandomStates:
     """State of every default generator that a forward on `device` may draw from."""
     host = (_HOST, torch.get_rng_state())
+    if device.type == "cpu":
+        return (host,)
     accelerator = accelerator_at(device)
     return (host,) if accelerator is None else (host, (device, accelerator.random_state()))
 
@@ -324,7 +326,7 @@ def random_states(device: torch.device) -> RandomStates:
 def restore_random_states(states: RandomStates) -> None:
     """Put every generator back to its saved state."""
     for device, state in states:
-        accelerator = accelerator_at(device)
+        accelerator = None if device is _HOST else accelerator_at(device)
         if accelerator is None:
             torch.set_rng_state(state)
         else:
