@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where the system's Python has torch already (a GPU machine, say), that torch is used.
 SYSTEM_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
-.PHONY: demo test test-long test-all check docs format clean chromium coverage mutants wheel wheel-test
+.PHONY: demo test test-long test-all test-gpu check docs format clean chromium coverage mutants wheel wheel-test
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -17,6 +17,10 @@ test-long: .venv/ready-dev chromium
 	$(BIN)/python -m pytest -n auto --dist worksteal -m long
 
 test-all: test test-long
+
+# On a machine with a GPU, one test after another: timings and peaks belong to one process.
+test-gpu: .venv/ready-dev
+	$(BIN)/python -m pytest -p no:xdist -m gpu
 
 # The browser in which reports are tested. Where it cannot be had, those tests skip and say so.
 chromium:

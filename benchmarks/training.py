@@ -20,6 +20,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from chainstay.runtime import trace_memory
+from chainstay.runtime.devices.device import device_at
+from chainstay.runtime.devices.stopwatch import run_timed
 
 __all__ = [
     "Forward",
@@ -165,7 +167,7 @@ def interleaved_times(
         seconds: After which no round begins, once there are five.
     """
     steps = {name: step_of(task, forward) for name, forward in forwards.items()}
-    stopwatch = _time_cuda if task.device.type == "cuda" else _time_cpu
+    device = device_at(task.device)
     runs: dict[str, list[int]] = {name: [] for name in steps}
     begin = time.monotonic()
     for turn in range(rounds + 1):
@@ -174,7 +176,7 @@ def interleaved_times(
         for name, step in steps.items():
             for _ in range(warm_up):
                 step()
-            elapsed = stopwatch(step)
+            _, elapsed = run_timed(step, device)
             if turn > 0:  # the first one warms up
                 runs[name].append(elapsed)
     return {name: Times(tuple(elapsed)) for name, elapsed in runs.items()}
@@ -205,29 +207,11 @@ def _checkpointed(model: nn.Sequential, segments: int, sample: torch.Tensor) -> 
     return output
 
 
-def _time_cpu(step: Callable[[], None]) -> int:
-    """Of this thread: what other processes take of the core does not count."""
-    start = time.thread_time_ns()
-    step()
-    return time.thread_time_ns() - start
-
-
-def _time_cuda(step: Callable[[], None]) -> int:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    step()
-    end.record()
-    torch.cuda.synchronize()
-    return int(start.elapsed_time(end) * 1e6)
-
-
 def machine(device: torch.device) -> str:
     """Name of the machine, versions and date."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{_processor()}, {torch.get_num_threads()} thread"
+    name = f"{_processor()}, {torch.get_num_threads()} thread"
+    if device.type != "cpu":
+        name = device_at(device).name()
     today = datetime.now(tz=UTC).date().isoformat()
     return f"{name}, torch {torch.__version__}, Python {platform.python_version()}, {today}"
 

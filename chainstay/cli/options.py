@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -59,6 +59,10 @@ JsonOutput = Annotated[
 ]
 
 
+ACCELERATORS: Final = ("cuda", "xpu")
+"""Types of devices by which ``--device`` begins; ROCm's is cuda."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
     """A model, its batch and device, and how its stages are measured; see the texts of help."""
@@ -85,8 +89,8 @@ class ModelOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="cpu, cuda, cuda:1; or a data sheet such as A100-80GB, for which costs are "
-            "estimated and nothing is run. By default CUDA if there is any, else the CPU.",
+            help="cpu, cuda, cuda:1, xpu; or a data sheet such as A100-80GB, for which costs are "
+            "estimated and nothing is run. By default an accelerator if one is here, else the CPU.",
         ),
     ] = None
     dtype: Annotated[DataType, typer.Option(help="Data type of parameters and inputs.")] = (
@@ -119,7 +123,7 @@ class ModelOptions:
         Raises:
             CommandLineError: Nothing can run on the device.
         """
-        if self.device not in (None, "cpu") and not str(self.device).startswith("cuda"):
+        if self.device not in (None, "cpu") and not str(self.device).startswith(ACCELERATORS):
             raise CommandLineError(
                 f"--device {self.device} is a data sheet, on which nothing runs; use cpu or cuda"
             )

@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from chainstay.cli.models.workload import SEED, Workload
+from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import trace_memory
+from chainstay.runtime.execute.environment import random_states
 
 __all__ = [
     "TrainingRecord",
@@ -105,14 +107,13 @@ def measure_step_times(
     workload: Workload, repeats: int, after: Callable[[], None]
 ) -> Sequence[int]:
     """Return the times of steps in ns, after one that warms up."""
-    device = workload.target.device
+    device = device_at(workload.target.device)
     times = []
     with zeroed_gradients(workload.model):
         for index in range(repeats + 1):
             start = time.perf_counter_ns()
             workload.step().backward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            device.synchronize()
             if index:
                 times.append(time.perf_counter_ns() - start)
             after()
@@ -130,8 +131,9 @@ def zeroed_gradients(model: nn.Module) -> Iterator[None]:
 
 def fits_here(size: int, device: torch.device) -> bool:
     """Return whether a step of so many bytes fits into the memory that is free."""
-    if device.type == "cuda":
-        return size < _SPARE * torch.cuda.mem_get_info(device)[0]
+    accelerator = accelerator_at(device)
+    if accelerator is not None:
+        return size < _SPARE * accelerator.free_bytes()
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -170,9 +172,8 @@ def _state(model: nn.Module, device: torch.device) -> Iterator[tuple[str, torch.
             yield f"gradient of {name}", parameter.grad.clone()
     for name, buffer in model.named_buffers():
         yield f"buffer {name}", buffer.detach().clone()
-    yield "random state", torch.get_rng_state()
-    if device.type == "cuda":
-        yield "random state of the device", torch.cuda.get_rng_state(device)
+    for where, state in random_states(device):
+        yield f"random state of {where}", state
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from chainstay.plans import Fingerprint
 from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.measures.cost_files import digest_of
 from chainstay.runtime.stage.chain_stage import ChainStage
 
@@ -102,6 +103,6 @@ def _call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _device(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"cuda, {torch.cuda.get_device_name(device)}"
-    return f"{device.type}, {platform.machine()}"
+    accelerator = accelerator_at(device)
+    name = platform.machine() if accelerator is None else accelerator.name()
+    return f"{device.type}, {name}"

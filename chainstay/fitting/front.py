@@ -81,7 +81,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         budget: The limit for a step's activations, saved tensors, gradients of activations, inputs
             and temporaries together: bytes, ``"8GiB"``, a share of what plain training needs
             (``"50%"``, ``0.5``; of the first call that is planned, for all shapes), or ``None``
-            for what is free on the CUDA device (see `reserve`). Parameters, their gradients and
+            for what is free on the accelerator (see `reserve`). Parameters, their gradients and
             optimizer state are yours.
         loss: A function from the model's output to a scalar; holds its targets itself. Without it,
             the output's own ``loss`` counts, if it has one; otherwise gradients of all outputs are
@@ -104,7 +104,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             the optimizer above all (``"2GiB"``, or a number).
         recompute: Whether stages may run again.
         offload: Whether what is stored may go to host memory and come back. By default where
-            there is a link: on a CUDA device, and anywhere else with `link`. On the CPU, threads
+            there is a link: on an accelerator, and anywhere else with `link`. On the CPU, threads
             that copy at its pace stand in for one; nothing is gained there.
         link: The link to the host; by default as `chainstay.measure_link` finds it. It goes no
             further.

@@ -9,6 +9,7 @@ import torch
 
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
+from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.transfer import Engine, engine_for, measure_link
 from chainstay.solution import Solution
@@ -55,7 +56,8 @@ class Means:
         if link is not None and not isinstance(link, Link):
             raise ValueError(f"link is {link!r}, must be a Link, or None to have it measured")
         limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
-        is_here = bool(offload) or (offload is None and (link is not None or device.type == "cuda"))
+        has_link = link is not None or accelerator_at(device) is not None
+        is_here = bool(offload) or (offload is None and has_link)
         if not is_here and (link is not None or limit is not None):
             raise ValueError(
                 "link and host_budget are for offloading, and "
@@ -80,7 +82,7 @@ class Means:
         """The link, its memory held to the host's budget."""
         link = self.link or measure_link(device)
         limit = self.host_budget
-        if limit is not None and device.type == "cuda":
+        if limit is not None and accelerator_at(device) is not None:
             limit //= 2  # torch rounds pinned memory up to powers of two
         if limit is None:
             return link

@@ -27,7 +27,7 @@ from chainstay.runtime.capture.graph import as_captured_graph
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.devices.memory import require_measurable
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
@@ -212,7 +212,7 @@ class Planner:
             ChainstayError: Whatever `chainstay.fit` raises.
         """
         device = _device_of(inputs)
-        require_measurable(device)
+        device_at(device)
         captured = as_captured_graph(forward.graph, forward.inputs)
         observed = observe_graph(self.name, captured, inputs)
         key = graph_key(observed, inputs, Autocast.now(device))

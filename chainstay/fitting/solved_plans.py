@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import torch
 from torch import nn
 
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnsupportedModelError
@@ -19,6 +20,8 @@ from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
+from chainstay.runtime.devices.device import accelerator_at
+from chainstay.runtime.devices.device_memory import MARGIN
 from chainstay.runtime.devices.sharding import gathered, is_sharded
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks, crosses_segment
 from chainstay.runtime.execute.executor import PlannedGraph
@@ -107,7 +110,8 @@ class SolvedPlans:
                 return rehearse_graph(planned, call.inputs, written, loss, limit)
 
         budget = self._budget(_model_of(call), known.costs)
-        return MadePlan(known.staged, self._rehearsed(budget, solved, rehearsed))
+        plan = self._made(budget, call.device, lambda b: self._rehearsed(b, solved, rehearsed))
+        return MadePlan(known.staged, plan)
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
         """Plan blocks; all processes that share parameters get the same plan or refusal."""
@@ -133,7 +137,7 @@ class SolvedPlans:
 
         if is_sharded(model):
             return planned(budget)
-        return self._rehearsed(budget, planned, rehearsed)
+        return self._made(budget, around.device, lambda b: self._rehearsed(b, planned, rehearsed))
 
     def measure_graph(self, call: GraphCall, *, is_first: bool) -> MeasuredGraph:
         """Measure the stages of a captured graph, unless one that is alike has been measured.
@@ -196,6 +200,30 @@ class SolvedPlans:
         measured = self._measured_blocks(around, is_scaled=is_scaled)
         account = Account.largest(gathered(around.host.model, measured.account))
         return around, replace(measured, account=account)
+
+    def _made(self, budget: int, device: torch.device, make: Callable[[int], AnyPlan]) -> AnyPlan:
+        """Make a plan; where the budget is what is free, and its step finds less, once more.
+
+        The allocator's blocks are larger than what is asked for, and there is room between them:
+        how much, is seen in the step that ran out of memory.
+        """
+        try:
+            return make(budget)
+        except torch.OutOfMemoryError:
+            accelerator = accelerator_at(device)
+            if self.settings.budget is not None or accelerator is None:
+                raise
+        # Only here the tensors of the step that failed have gone with its error.
+        peaks = accelerator.peaks()
+        lost = peaks.allocated - peaks.requested
+        smaller = max(int(budget * (1 - MARGIN)) - lost, 1)
+        say(
+            f"a step within {format_bytes(budget)} ran out of memory, as the allocator's blocks "
+            f"took {format_bytes(lost)} more; planning again within {format_bytes(smaller)}",
+            wanted=self.settings.progress,
+        )
+        self.budget_bytes = smaller
+        return make(smaller)
 
     def _rehearsed(
         self,

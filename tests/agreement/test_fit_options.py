@@ -287,8 +287,7 @@ def test_the_least_budget_that_an_error_names_holds_when_times_are_measured_agai
         """At another's least, ``None`` says that it fits; times are random."""
         times = random.Random(seed)
 
-        def run_timed(function: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
-            assert device.type == "cpu"
+        def run_timed(function: Callable[[], Any], _device: object) -> tuple[Any, int]:
             return function(), times.choice((1_000, 100_000, 10_000_000))
 
         monkeypatch.setattr("chainstay.runtime.options.stage_run.run_timed", run_timed)

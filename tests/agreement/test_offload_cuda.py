@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import chainstay
 from chainstay.problems.offload import OffloadSolution
 from chainstay.runtime import MeasuredChain, measure, trace_memory
 from chainstay.runtime.transfer import measure_link
-from chainstay.runtime.transfer.cuda_engine import CudaEngine
+from chainstay.runtime.transfer.stream_engine import StreamEngine
 from chainstay.solve.offload import solve_offload
+from cuda_support import deterministic, no_synchronisation  # noqa: F401  # a fixture
 from models import gpt2, resnet50
 from runtime_support import train
 
@@ -32,16 +32,6 @@ pytestmark = [
 ]
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
-
-
-@pytest.fixture
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(mode=True)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):  # other backends have no deterministic backward
-            yield
-    finally:
-        torch.use_deterministic_algorithms(mode=False)
 
 
 def subject(network: str, size: int) -> tuple[torch.nn.Sequential, torch.Tensor, Loss]:
@@ -69,7 +59,7 @@ def solved(measured: MeasuredChain, tenths: int) -> OffloadSolution:
     return solve_offload(profile, budget, link=measure_link("cuda"), method="heuristics")
 
 
-@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("tenths", range(10))
 @pytest.mark.parametrize("network", ["ResNet-50", "GPT-2"])
 def test_equal_bit_for_bit_and_within_the_budget(network: str, tenths: int) -> None:
@@ -100,12 +90,8 @@ def test_a_step_never_waits_for_the_device(network: str) -> None:
     chain = measured.planned(solved(measured, 2))
     for _ in range(2):  # the second finds its pinned memory
         loss(chain(batch)).backward()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         loss(chain(batch)).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     chain.close()
 
 
@@ -144,7 +130,7 @@ def test_transfers_overlap_and_beat_save_on_cpu() -> None:
 def test_two_hundred_steps_leave_nothing() -> None:
     model, batch, loss = subject("GPT-2", 2)
     measured = measure(model, batch, loss=loss, repeats=1)
-    engine = CudaEngine(torch.device("cuda"))
+    engine = StreamEngine(torch.device("cuda"))
     chain = measured.planned(solved(measured, 0), engine=engine)
 
     def census() -> tuple[int, int, int]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import chainstay
 from chainstay.runtime import measure, trace_memory
 from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.validation.simulate import simulate
+from cuda_support import deterministic, no_synchronisation  # noqa: F401  # a fixture
 from models import gpt2, resnet50
 from runtime_support import some_schedules, train
 from zoo import build, loss_of
@@ -32,29 +30,6 @@ pytestmark = [
 ]
 
 SCHEDULES = ("keep all", "5 segments", "random 0", "drop everything", "inputs gone")
-
-
-@pytest.fixture
-def _deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(mode=True)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):  # other backends have no deterministic backward
-            yield
-    finally:
-        torch.use_deterministic_algorithms(mode=False)
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    """Inside, an operation that makes the host wait for the device raises RuntimeError."""
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def three_steps(model: torch.nn.Module, step: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
@@ -73,7 +48,7 @@ def three_steps(model: torch.nn.Module, step: Callable[[], torch.Tensor]) -> lis
     return [*left, torch.get_rng_state(), torch.cuda.get_rng_state()]
 
 
-@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_gpt2_is_equal_bit_for_bit(name: str) -> None:
     torch.manual_seed(0)
@@ -170,7 +145,7 @@ def test_waiting_for_the_device_is_noticed() -> None:
         torch.ones(1, device="cuda").item()
 
 
-@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.5])
 @pytest.mark.parametrize("family", ["U-Net", "DenseNet-121", "GPT-2", "T5"])
 def test_fitted_models_are_equal_and_within_their_budget(family: str, share: float) -> None:
@@ -200,6 +175,8 @@ def test_fitted_models_are_equal_and_within_their_budget(family: str, share: flo
 
 def test_a_budget_of_what_is_free_leaves_a_margin() -> None:
     model = torch.nn.Linear(1024, 1024).cuda()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # what tests before this one left counts as free
     free = torch.cuda.mem_get_info()[0]
     assert 0.9 * free < free_bytes(model, 0) < free
     assert free_bytes(model, 0) - free_bytes(model, 2**20) == pytest.approx(0.95 * 2**20, abs=2)

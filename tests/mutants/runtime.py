@@ -6,7 +6,65 @@ from typing import Final
 
 from mutants.mutant import Mutant
 
+_DEVICE: Final = "agreement/test_simulated_device.py::test_on_the_simulated_device"
+_ON_DEVICE: Final = f"{_DEVICE}[cases_engine]"
+
 MUTANTS: Final = (
+    Mutant(
+        "runtime/measures/costs.py",
+        "(state for _, state in environment.random if state.device == device)",
+        "(state for kind, state in environment.random if kind == device)",
+        f"{_DEVICE}[cases_training]",
+    ),
+    Mutant(
+        "runtime/measures/around_blocks.py",
+        "here = replace(layout, device=self.around.device)",
+        "here = layout",
+        f"{_DEVICE}[cases_training]",
+    ),
+    Mutant(
+        "runtime/devices/accelerator.py",
+        "        return time.perf_counter_ns()",
+        "        return time.thread_time_ns()",
+        f"{_DEVICE}[cases_use]",
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        self._out.wait_event(computing.record_event())  # produced",
+        "        pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "                self._out.wait_event(slot.after.end)",
+        "                pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        self._back.wait_event(computing.record_event())  # allocated: its earlier users "
+        "are done",
+        "        pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        self._back.wait_event(_end_of(sent))",
+        "        pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        self._accelerator.current_stream().wait_event(_end_of(ticket))",
+        "        pass",
+        _ON_DEVICE,
+    ),
+    Mutant(
+        "runtime/transfer/stream_engine.py",
+        "        ticket.computing.wait_event(ticket.end)",
+        "        pass",
+        _ON_DEVICE,
+    ),
     Mutant(
         "runtime/measures/account.py",
         "                + held[-1]\n                + twice,",

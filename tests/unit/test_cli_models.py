@@ -20,10 +20,11 @@ import zoo  # noqa: F401  # makes a torchvision for another torch harmless
 from chainstay import ChainProfile, load_plan
 from chainstay.cli import app, training_run, training_steps
 from chainstay.cli.exit_codes import CommandLineError
-from chainstay.cli.models import model_costs, workload
+from chainstay.cli.models import model_costs
 from chainstay.cli.models import named_models as building
 from chainstay.cli.models.named_models import ModelSpec, build_model
 from chainstay.cli.models.workload import Target, build_workload
+from chainstay.runtime.devices import device
 
 GPT2 = "'hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=64&n_positions=32' -i 2x16"
 SMALL = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64"
@@ -328,9 +329,13 @@ def test_a_torchvision_without_its_operators_is_mended(monkeypatch: pytest.Monke
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(Target.from_name("cpu")).startswith("the CPU, ")
     assert Target.from_name("A100-80GB").device.type == "meta"
-    monkeypatch.setattr(workload.torch.cuda, "device_count", lambda: 2)  # type: ignore[attr-defined]
-    monkeypatch.setattr(workload.torch.cuda, "get_device_name", lambda d: f"GPU {d.index}")  # type: ignore[attr-defined]
+    device._accelerator_at.cache_clear()
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda d: f"GPU {d.index}")
     assert str(Target.from_name("cuda:1")) == "GPU 1"
     assert str(Target.from_name("cuda")) == "GPU 0"
     with pytest.raises(CommandLineError, match="this machine has 2 CUDA devices"):
         Target.from_name("cuda:2")
+    device._accelerator_at.cache_clear()

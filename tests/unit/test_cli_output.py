@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,7 +272,8 @@ def test_what_fits_is_known_where_the_system_tells(monkeypatch: pytest.MonkeyPat
     assert fits_here(2**60, cpu)
     meminfo = ""
     assert fits_here(2**60, cpu)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 2000))
+    accelerator = SimpleNamespace(free_bytes=lambda: 1000)
+    monkeypatch.setattr(training_steps, "accelerator_at", lambda _: accelerator)
     assert fits_here(799, torch.device("cuda"))
     assert not fits_here(800, torch.device("cuda"))
 

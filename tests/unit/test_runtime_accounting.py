@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
@@ -18,14 +16,12 @@ from torch import nn
 
 from chainstay.profiles import Skip
 from chainstay.runtime import measure
-from chainstay.runtime.devices import stopwatch
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.clock import StageTime, StageTimes, stage_times
 from chainstay.runtime.measures.cost_files import AccountFile
 from chainstay.runtime.measures.progress import progress_bar, unseen
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
-from chainstay.runtime.stage.states import State
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
 from runtime_support import random_persistent, stages_of
@@ -303,23 +299,6 @@ def test_what_moves_takes_the_stages_that_make_and_read_it_time(
     assert times == [
         2 + 3 * (stage in hooked) + 5 * reruns * (stage == 1) for stage in range(len(times))
     ]
-
-
-def test_what_passes_before_a_stopwatch_starts_belongs_to_no_stage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = stopwatch._time_cpu
-
-    def late(function: Callable[[], State]) -> tuple[State, int]:
-        until = time.perf_counter() + 0.005
-        while time.perf_counter() < until:
-            pass
-        return real(function)
-
-    monkeypatch.setattr(stopwatch, "_time_cpu", late)
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
-    measured = measure(model, torch.zeros(2, 4), repeats=2)  # refuses times below 0
-    assert all(stage.backward_time >= 0 for stage in measured.account.stages)
 
 
 def timed(time: StageTime) -> StageCost:

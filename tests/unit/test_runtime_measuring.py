@@ -227,9 +227,8 @@ def test_times_belong_to_their_stages(monkeypatch: pytest.MonkeyPatch, free_byte
     def ticking(forward: int, backward: int) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: tick(x, forward, backward)
 
-    for module in ("devices.stopwatch", "measures.clock"):
-        monkeypatch.setattr(f"chainstay.runtime.{module}.now", lambda: CLOCK[0])
-    monkeypatch.setattr("chainstay.runtime.measures.clock.unused_host_bytes", lambda: free_bytes)
+    monkeypatch.setattr("chainstay.runtime.devices.cpu.now", lambda: CLOCK[0])
+    monkeypatch.setattr("chainstay.runtime.devices.cpu.unused_host_bytes", lambda: free_bytes)
     layers = (ticking(7, 10_000), nn.Linear(8, 8), ticking(100, 30), ticking(5, 600))
     stages: list[Callable[[torch.Tensor], torch.Tensor]] = [*layers]
     measured = measure(stages, torch.rand(4, 8), loss=lambda x: ticking(40, 2)(x).sum(), repeats=2)
@@ -241,7 +240,7 @@ def test_times_belong_to_their_stages(monkeypatch: pytest.MonkeyPatch, free_byte
 def test_a_backward_that_fails_is_told_with_its_stage(
     monkeypatch: pytest.MonkeyPatch, free_bytes: int
 ) -> None:
-    monkeypatch.setattr("chainstay.runtime.measures.clock.unused_host_bytes", lambda: free_bytes)
+    monkeypatch.setattr("chainstay.runtime.devices.cpu.unused_host_bytes", lambda: free_bytes)
 
     def failing(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

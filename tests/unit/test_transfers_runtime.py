@@ -29,10 +29,10 @@ from chainstay.runtime.execute.items import Act, Action, Item
 from chainstay.runtime.execute.liveness import Step
 from chainstay.runtime.transfer import engine_for, measure_link
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK, CopyingEngine
-from chainstay.runtime.transfer.cuda_engine import pinned_bytes
 from chainstay.runtime.transfer.engine import Transfer
 from chainstay.runtime.transfer.pool import HostPool
 from chainstay.runtime.transfer.speed import link_from
+from chainstay.runtime.transfer.stream_engine import pinned_bytes
 from chainstay.runtime.transfer.traffic import Traffic
 from chainstay.solve.offload import solve_offload
 from chainstay.timetable import Transfers

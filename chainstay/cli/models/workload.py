@@ -15,8 +15,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from chainstay.cli.exit_codes import CommandLineError
 from chainstay.cli.models.named_models import BuiltModel, ModelSpec, build_model
+from chainstay.cli.options import ACCELERATORS
 from chainstay.cli.terminal import spinner
 from chainstay.errors import UnknownDeviceError
+from chainstay.runtime.devices.device import (
+    accelerator_at,
+    accelerator_count,
+    default_device,
+)
 from chainstay.runtime.stage.loss_stage import loss_in
 
 if TYPE_CHECKING:
@@ -50,21 +56,22 @@ class Target:
         """Return the device that `name` means.
 
         Raises:
-            CommandLineError: It is a CUDA device that is not here.
+            CommandLineError: It is an accelerator that is not here.
             UnknownDeviceError: There is no such device.
         """
         if name is None:
-            return cls(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+            return cls(default_device())
         if name == "cpu":
             return cls(torch.device("cpu"))
-        if re.fullmatch(r"cuda(:[0-9])?", name):
-            index = int(name[5:] or 0)
-            if index >= torch.cuda.device_count():
+        kind, _, index = name.partition(":")
+        if kind in ACCELERATORS and re.fullmatch("[0-9]*", index):
+            count = accelerator_count(kind)
+            if int(index or 0) >= count:
                 raise CommandLineError(
-                    f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices; "
+                    f"--device {name}: this machine has {count} {kind.upper()} devices; "
                     "use --device cpu, or plan for one by its data sheet: --device A100-80GB"
                 )
-            return cls(torch.device("cuda", index))
+            return cls(torch.device(kind, int(index or 0)))
         # Estimating takes a while to import, and is needed for data sheets only.
         from chainstay.runtime.estimate.devices import device_model
 
@@ -79,8 +86,9 @@ class Target:
     def __str__(self) -> str:
         if self.sheet is not None:
             return f"{self.sheet.name} (estimated)"
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_name(self.device)
+        accelerator = accelerator_at(self.device)
+        if accelerator is not None:
+            return accelerator.name()
         threads = torch.get_num_threads()
         return f"the CPU, {threads} thread{'s' * (threads > 1)}"
 

@@ -1,7 +1,12 @@
 """Differences between torch's devices, and settings that torch keeps for a whole process.
 
 ==================  =============================================
+`device`            what a device is: the CPU, or an accelerator
+`cpu`               the CPU
+`accelerator`       CUDA, ROCm, XPU and what registers with torch
 `memory`            what the allocators say a piece of code needs
+`profiled_memory`   the same on the CPU, by the profiler
+`stopwatch`         the time of one call
 `device_memory`     what is free on a device for a training step
 `autocast`          autocast's settings
 `backend_settings`  settings of torch's kernels

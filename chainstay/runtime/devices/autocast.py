@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from chainstay.runtime.devices.device import default_device
+
 __all__ = ["Autocast"]
 
 
@@ -27,6 +29,12 @@ class Autocast:
         if not torch.is_autocast_enabled(device.type):
             return None
         return cls(torch.get_autocast_dtype(device.type), torch.is_autocast_cache_enabled())
+
+    @classmethod
+    def on_gpu(cls) -> Autocast | None:
+        """Return the present settings for the accelerator, or for CUDA where none is here."""
+        here = default_device()
+        return cls.now(torch.device("cuda") if here.type == "cpu" else here)
 
     def __str__(self) -> str:
         return f"autocast to {self.dtype} with{'' if self.has_cache else 'out'} its cache"

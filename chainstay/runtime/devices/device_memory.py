@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
-import torch
 from torch import nn
 
 from chainstay.errors import InvalidBudgetError
-from chainstay.runtime.devices.memory import rounded_bytes
+from chainstay.runtime.devices.device import accelerator_at
 from chainstay.units import format_bytes, parse_bytes
 
-__all__ = ["MARGIN", "free_bytes", "plain_bytes", "unused_host_bytes"]
+__all__ = ["MARGIN", "free_bytes", "plain_bytes"]
 
 MARGIN: Final = 0.05
 """Share of what is free that stays free: the allocator's fragments, and workspaces of kernels."""
 
 
 def free_bytes(model: nn.Module, reserve: int) -> int:
-    """Bytes that a step of `model` may allocate on its CUDA device.
+    """Bytes that a step of `model` may allocate on its accelerator.
 
     That is what the device and the caching allocator have left, less gradients of parameters
     that do not exist yet, less `reserve`, less a margin of 5 %.
@@ -29,38 +27,28 @@ def free_bytes(model: nn.Module, reserve: int) -> int:
         reserve: Bytes that will be taken otherwise, by the optimizer's state for instance.
 
     Raises:
-        InvalidBudgetError: The model is not on one CUDA device, or nothing is left.
+        InvalidBudgetError: The model is not on one accelerator, or nothing is left.
     """
     devices = {each.device for each in (*model.parameters(), *model.buffers())}
-    if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
+    found = accelerator_at(next(iter(devices))) if len(devices) == 1 else None
+    if found is None:
         where = " and ".join(sorted(map(str, devices))) or "no device"
         raise InvalidBudgetError(
             f"budget is None, but the model is on {where}, where nobody knows what is free; "
             "write bytes, '8GiB', or '50%' of plain training"
         )
-    (device,) = devices
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
+    free = found.free_bytes()
     gradients = sum(
-        rounded_bytes(each.nbytes, device)
-        for each in model.parameters()
-        if each.requires_grad and each.grad is None
+        each.nbytes for each in model.parameters() if each.requires_grad and each.grad is None
     )
     budget = int((free - gradients - reserve) * (1 - MARGIN))
     if budget <= 0:
         raise InvalidBudgetError(
-            f"of {format_bytes(free)} free on {device}, gradients take {format_bytes(gradients)} "
-            f"and the reserve {format_bytes(reserve)}; nothing is left, so free some memory"
+            f"of {format_bytes(free)} free on {found.device}, gradients take "
+            f"{format_bytes(gradients)} and the reserve {format_bytes(reserve)}; nothing is left, "
+            "so free some memory"
         )
     return budget
-
-
-def unused_host_bytes() -> int:
-    """Return the unused bytes of physical memory; 0 where the system does not tell."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 def plain_bytes(name: str, given: object) -> int:

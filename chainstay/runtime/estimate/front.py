@@ -140,9 +140,9 @@ def _built(model: object) -> Any:  # noqa: ANN401  # whether it is a module is a
 @contextmanager
 def _autocast_as_on_gpu() -> Iterator[None]:
     """Autocast on a GPU is autocast of stand-ins."""
-    if not torch.is_autocast_enabled("cuda"):
+    autocast = Autocast.on_gpu()
+    if autocast is None:
         yield
         return
-    dtype, has_cache = torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()
-    with torch.autocast("cpu", dtype=dtype, cache_enabled=has_cache):
+    with torch.autocast("cpu", dtype=autocast.dtype, cache_enabled=autocast.has_cache):
         yield

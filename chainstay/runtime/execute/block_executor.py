@@ -21,7 +21,7 @@ from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.graphs import BlockGraph
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.executor import Executor
-from chainstay.runtime.execute.handles import require_no_hooks
+from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
@@ -161,7 +161,7 @@ class BlockRun:
     ) -> State:
         index = self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
-            require_no_hooks()
+            require_repeatable_call(schedule.device)
         run = self._run = self._run or self._new_run(schedule)
         self._run_again_until_first(schedule, run)
         step = schedule.plan.forward[self._step]

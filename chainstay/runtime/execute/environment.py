@@ -20,6 +20,7 @@ from chainstay.runtime.devices.backend_settings import (
     backend_settings,
     entered_settings,
 )
+from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, changeable, copied, version_of
@@ -41,6 +42,7 @@ AutocastSetting = tuple[str, bool, torch.dtype, bool]
 """Type of device, whether autocast is on there, its low precision, whether it has its cache."""
 
 _NOTHING: Final = nullcontext()
+_HOST: Final = torch.device("cpu")
 
 _ALONE: Final = RLock()
 """Generators of random numbers belong to all threads, buffers to all that train a model."""
@@ -173,7 +175,7 @@ class Environment:
         return replace(several[0], random=random)
 
     def size_on(self, device: torch.device) -> int:
-        """Bytes that holding this costs on `device` (CUDA's random states are host memory)."""
+        """Return the bytes that this holds on `device`; random states are host memory."""
         tensors = [*(state for _, state in self.random), *self.written.values()]
         return sum(allocated_bytes(tensor) for tensor in tensors if tensor.device == device)
 
@@ -275,7 +277,7 @@ def require_repeatable(
     if not all(map(_same_values, again, output)):
         raise UnsupportedModelError(
             f"stage {stage.name} gives another output when it runs again on the same input; "
-            "draw random numbers from torch's global generators only, and on CUDA use "
+            "draw random numbers from torch's global generators only, and on a GPU use "
             "torch.use_deterministic_algorithms(True)"
         )
 
@@ -314,19 +316,21 @@ def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def random_states(device: torch.device) -> RandomStates:
     """State of every default generator that a forward on `device` may draw from."""
-    states = [(torch.device("cpu"), torch.get_rng_state())]
-    if device.type == "cuda":
-        states.append((device, torch.cuda.get_rng_state(device)))
-    return tuple(states)
+    host = (_HOST, torch.get_rng_state())
+    if device.type == "cpu":
+        return (host,)
+    accelerator = accelerator_at(device)
+    return (host,) if accelerator is None else (host, (device, accelerator.random_state()))
 
 
 def restore_random_states(states: RandomStates) -> None:
     """Put every generator back to its saved state."""
     for device, state in states:
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(state, device)
-        else:
+        accelerator = None if device is _HOST else accelerator_at(device)
+        if accelerator is None:
             torch.set_rng_state(state)
+        else:
+            accelerator.restore_random_state(state)
 
 
 def _autocast_settings(device: torch.device) -> tuple[AutocastSetting, ...]:

@@ -14,7 +14,7 @@ from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.execute.environment import Traits
-from chainstay.runtime.execute.handles import require_no_hooks
+from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
@@ -109,7 +109,7 @@ class Executor:
             shared: What all stages may read.
         """
         if not all(isinstance(step, Stretch) for step in self._steps):
-            require_no_hooks()
+            require_repeatable_call(self.device)
         chain = self._chain
         run = Run(
             stages=chain.stages,

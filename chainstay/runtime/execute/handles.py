@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from chainstay.errors import PlanMismatchError
+from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of, version_of
 
 __all__ = [
@@ -43,7 +44,7 @@ __all__ = [
     "dropping",
     "hooks_set_aside",
     "is_parameter",
-    "require_no_hooks",
+    "require_repeatable_call",
     "unpack",
 ]
 
@@ -321,14 +322,19 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()  # itself would be a circle through its node, never to be collected
 
 
-def require_no_hooks() -> None:
-    """Refuse hooks of the user's own on saved tensors: they are not given what a plan drops.
+def require_repeatable_call(device: torch.device) -> None:
+    """Refuse surroundings in which nothing can be dropped and run again.
 
-    Those of torch change no values.
+    Hooks of the user's own on saved tensors are not given what a plan drops; those of torch change
+    no values. An accelerator may choose its kernels anew, or record what it is given.
 
     Raises:
-        PlanMismatchError: There are some.
+        PlanMismatchError: It is so.
     """
+    accelerator = accelerator_at(device)
+    obstacle = "" if accelerator is None else accelerator.obstacle()
+    if obstacle:
+        raise PlanMismatchError(obstacle)
     own = [getattr(hook, "__module__", None) or "" for hook in _present_hooks() or ()]
     if any(module.partition(".")[0] not in ("torch", "chainstay") for module in own):
         raise PlanMismatchError(

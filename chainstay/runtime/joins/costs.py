@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from chainstay.runtime.devices.memory import rounded_bytes
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
 from chainstay.runtime.measures.costs import ObservedStage, free_loss
 from chainstay.runtime.measures.probe import StageMemory
@@ -151,10 +150,7 @@ def _cost(part: Seen, index: int, standing: int, backward: int) -> StageCost:
 
 def _leaves(each: ObservedStage, numbers: dict[int, int]) -> tuple[tuple[int, int], ...]:
     """Return the leaves of a stage as in `JoinedStage`; `numbers` has known leaves by identity."""
-    return tuple(
-        (numbers.setdefault(id(leaf), len(numbers)), rounded_bytes(leaf.nbytes, leaf.device))
-        for leaf in each.leaves
-    )
+    return tuple((numbers.setdefault(id(leaf), len(numbers)), leaf.nbytes) for leaf in each.leaves)
 
 
 def _chain(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from chainstay.profiles import JoinProfile
-from chainstay.runtime.execute.handles import require_no_hooks
+from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch
@@ -122,7 +122,7 @@ class JoinExecutor:
             given: The first states of all branches, in one.
             shared: What all stages may read.
         """
-        require_no_hooks()
+        require_repeatable_call(self.device)
         chain = self._join.chain
         run = JoinRun(
             stages=chain.stages,

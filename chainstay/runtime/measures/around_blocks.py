@@ -8,7 +8,6 @@ they are scheduled: nothing outside of them runs twice.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.blocks.sample import BlockSample, blocks_run_by
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes, trace_marked
 from chainstay.runtime.execute.environment import restore_random_states
 from chainstay.runtime.measures.boundary import Gradients, seeded
@@ -153,10 +153,11 @@ class Around:
     def _durations(self, gradients: Sequence[Gradients]) -> list[int]:
         """Return the durations of all phases of one run, in ns."""
         times: list[int] = []
-        trip = _Trip(self, gradients, lambda: times.append(_now(self.device)))
-        start = _now(self.device)
+        now = device_at(self.device).now
+        trip = _Trip(self, gradients, lambda: times.append(now()))
+        start = now()
         self._run(trip)
-        times.append(_now(self.device))
+        times.append(now())
         return [end - begin for begin, end in pairwise([start, *times])]
 
     def _run(self, trip: _Trip) -> None:
@@ -354,13 +355,3 @@ class _Bridge(torch.autograd.Function):
         made = ctx.trip.before_backward(ctx.index, present)
         wanted = (each if wants else None for each, wants in zip(made, ctx.wanting, strict=True))
         return (None, None, None, None, *wanted)
-
-
-def _now(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif torch.get_num_threads() == 1:
-        # Time spent by other processes on this core does not count. Where backwards run in a
-        # thread of their own, the clocks of two threads would be mixed.
-        return time.thread_time_ns()
-    return time.perf_counter_ns()

@@ -16,7 +16,7 @@ from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.blocks.sample import blocks_run_by, sample_blocks
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.devices.memory import require_measurable
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.sharding import gathered, run_alone
 from chainstay.runtime.execute.block_executor import BlockSchedule
 from chainstay.runtime.execute.environment import Traits
@@ -79,7 +79,7 @@ def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
     Raises:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
     """
-    require_measurable(host.device)
+    device_at(host.device)
     with measuring(host.device):
         chain, sample = sample_blocks(host, graphs)
         around = Around(host, graphs, chain, sample, None, host.device)

@@ -55,7 +55,7 @@ class Gradients:
     def sizes(self) -> tuple[int, ...]:
         """Bytes per tensor, those of a shared storage with the first tensor that lies there."""
         return tuple(
-            layout.allocated_bytes if layout is not None and storage == index else 0
+            layout.storage_bytes if layout is not None and storage == index else 0
             for index, (layout, storage) in enumerate(zip(self.layouts, self.storages, strict=True))
         )
 

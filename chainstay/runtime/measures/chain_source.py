@@ -10,7 +10,7 @@ from torch import nn
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.devices.memory import require_measurable
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.stage.given_stages import Stages, is_any_training, stage_title
 
 __all__ = ["ChainSource"]
@@ -51,7 +51,7 @@ class ChainSource:
                 that can be measured.
         """
         _require_sample(sample)
-        require_measurable(sample.device)
+        device_at(sample.device)
         is_training = model.training if isinstance(model, nn.Module) else is_any_training(named)
         return cls(named, is_training, _layout_of(sample), _Mode.of(named, sample.device))
 

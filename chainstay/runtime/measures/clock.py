@@ -5,6 +5,9 @@ all of them, then backward, without hooks, as in a plain step; so memory is as c
 the process, as it is there. In the next every stage is dropped and run again by the
 executor itself, with all that this takes: handles, surroundings, recapture. Where a step might
 not fit in memory, and where parameters come and go, each stage goes backward at once instead.
+Only the end of a pass waits for the device: between stages there are marks in the order of its
+computation. So a stage that the host cannot issue as fast as an accelerator computes it has the
+time that it takes to issue, as in training, and no latency that the next stage would hide.
 
 A profile has one forward time, for first runs and for others. It is what one more run
 takes; what a kept stage takes less than that is in its backward time. Where a run again takes
@@ -24,8 +27,7 @@ from typing import Any, Final
 
 import torch
 
-from chainstay.runtime.devices.device_memory import unused_host_bytes
-from chainstay.runtime.devices.stopwatch import now, run_timed
+from chainstay.runtime.devices.device import Device, device_at
 from chainstay.runtime.execute.environment import Traits, incoming
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.recompute import Run
@@ -142,9 +144,9 @@ def time_chain(
         stages: The chain, the loss included, which nobody runs again.
         given: Its input, and what all stages may read.
         device: Where it runs.
-        repeats: The least number of passes in which all is kept, and on an accelerator of those
-            in which all is dropped, of which the CPU takes half as many; the most is this times
-            itself, but no more than four times this, and none beyond it starts after 10 seconds.
+        repeats: The least number of passes in which all is kept, and half as many of those in
+            which all is dropped; the most is this times itself, but no more than four times this,
+            and none beyond it starts after 10 seconds.
         progress: Told of every pass.
     """
     chain = _Chain(stages, *given, device)
@@ -152,16 +154,12 @@ def time_chain(
     # Processes that share parameters must all run them equally often.
     is_sharded = any(each.stage.is_sharded for each in stages)
     needed = chain.step_bytes()
-    chain.is_whole = device.type == "cpu" and not is_sharded and 2 * needed <= unused_host_bytes()
+    chain.is_whole = not is_sharded and 2 * needed <= chain.clock.free_bytes()
     leaves = chain.leaves(range(len(stages))) if chain.is_whole else ()
     begin = time.monotonic()
 
-    # There, what runs again is timed by itself, and the median of few passes will do.
-    drop_every = 2 if device.type == "cpu" else 1
     with zeroed_gradients(leaves):
         chain.keep()
-        if drop_every == 1:
-            chain.drop()
         chain.times = [StageTimes() for _ in stages]
         for done in range(repeats * min(repeats, 4)):
             if done >= repeats and (
@@ -170,7 +168,7 @@ def time_chain(
                 break
             progress("timing", steps=len(stages), more=len(stages) * (done >= repeats))
             chain.keep()
-            if done % drop_every == 0:
+            if done % 2 == 0:  # what runs again is timed by itself: few passes will do
                 chain.drop()
     progress("timing", steps=len(stages))
     return chain.times
@@ -189,9 +187,11 @@ class _Chain:
     device: torch.device
     is_whole: bool = False  # all stages run forward before the first backward
     times: list[StageTimes] = field(init=False)
+    clock: Device = field(init=False)
 
     def __post_init__(self) -> None:
         self.times = [StageTimes() for _ in self.stages]
+        self.clock = device_at(self.device)
 
     @property
     def is_known(self) -> bool:
@@ -236,14 +236,14 @@ class _Chain:
         runs: list[_DroppedRun] = []
 
         def start(timed: TimedStage) -> _Forward:
-            runs.append(_dropped_run(timed.stage, timed.traits, self.device, self.shared))
+            runs.append(_dropped_run(timed, self.clock, self.device, self.shared))
             return runs[-1].forward
 
         for index, forward, backward in self._passed(self._count_without_loss, start):
             if backward is not None:
                 self.times[index].dropped.append(forward + backward)
-                if self.device.type == "cpu":
-                    self.times[index].again.append(runs[index].again)
+                again = (self.clock.elapsed(*pair) for pair in runs[index].again)
+                self.times[index].again.append(sum(again))
 
     def leaves(self, stages: Iterable[int]) -> list[torch.Tensor]:
         """Return the tensors that these stages send gradients to."""
@@ -257,23 +257,27 @@ class _Chain:
         state = self.source
         for first in range(0, count, size):
             group = range(first, first + size)
-            reached: dict[int, int] = {}
-            forwards: list[int] = []
+            reached: dict[int, object] = {}
+            forwards: list[tuple[object, object]] = []
             given: list[State] = []
             with zeroed_gradients(() if self.is_whole else self.leaves(group)):
                 for index in group:
                     state = (
                         swallow(detached(incoming(self.stages[index].stage, state)))
                         if index == first
-                        else noting(state, partial(self._note, reached, index))
+                        else noting(state, partial(self._mark, reached, index))
                     )
                     given.append(_described(state))
                     with blaming(self.stages[index].stage, index, state):
-                        forward = partial(start(self.stages[index]), state)
-                        state, elapsed = run_timed(forward, self.device)
-                        forwards.append(elapsed)
+                        forward = start(self.stages[index])
+                        begin = self.clock.mark()
+                        state = forward(state)
+                        forwards.append((begin, self.clock.mark()))
                 backwards = self._backwards(state, group, reached, given)
-            yield from zip(group, forwards, backwards, strict=True)
+            self.clock.synchronize()
+            for index, pair, back in zip(group, forwards, backwards, strict=True):
+                elapsed = None if back is None else self.clock.elapsed(*back)
+                yield index, self.clock.elapsed(*pair), elapsed
             state = detached(state)
 
     @property
@@ -281,35 +285,29 @@ class _Chain:
         return sum(not each.stage.is_loss for each in self.stages)
 
     def _backwards(
-        self, output: State, group: range, reached: dict[int, int], given: Sequence[State]
-    ) -> list[int | None]:
-        """Run the backwards of a group; return each stage's time in ns, ``None`` if unknown."""
+        self, output: State, group: range, reached: dict[int, object], given: Sequence[State]
+    ) -> list[tuple[object, object] | None]:
+        """Run the backwards of a group; return the marks around each, ``None`` if unknown."""
         wanting = tuple(tensor for tensor in output if tensor.requires_grad)
         if not wanting:
             return [None for _ in group]
         gradients = tuple(map(torch.ones_like, wanting))
-
-        def backward() -> State:
-            reached[group.stop] = now()  # by the stopwatch's own time, or stages end too early
-            torch.autograd.backward(wanting, gradients)
-            return ()
-
+        self._mark(reached, group.stop)
         try:
-            _, elapsed = run_timed(backward, self.device)
+            torch.autograd.backward(wanting, gradients)
         except Exception:
             index = min(reached, default=group.stop) - 1
             with blaming(self.stages[index].stage, index, given[index - group.start]):
                 raise
-        end = reached[group.stop] + elapsed
+        end = self.clock.mark()
         ends = [reached.get(index, end) for index in group]
         begins = [reached.get(index + 1) for index in group]
         return [
-            None if begin is None else end - begin for begin, end in zip(begins, ends, strict=True)
+            None if begin is None else (begin, end) for begin, end in zip(begins, ends, strict=True)
         ]
 
-    @staticmethod
-    def _note(reached: dict[int, int], index: int) -> None:
-        reached[index] = now()
+    def _mark(self, reached: dict[int, object], index: int) -> None:
+        reached[index] = self.clock.mark()
 
 
 def _described(state: State) -> State:
@@ -326,23 +324,30 @@ def _is_narrow(values: Sequence[int]) -> bool:
 
 @dataclass(slots=True)
 class _DroppedRun(Run):
-    """A timed run of one stage that was dropped; `again` is in ns."""
+    """A timed run of one stage that was dropped.
 
-    again: int = 0
+    Attributes:
+        clock: Makes the marks.
+        again: The marks around every run again.
+    """
+
+    clock: Device = field(kw_only=True)
+    again: list[tuple[object, object]] = field(default_factory=list)
 
     def run_again(self, step: Step) -> None:
-        """Run the stage again, and add the time it takes; see `Run`."""
-        begin = now()
+        """Run the stage again between two marks; see `Run`."""
+        begin = self.clock.mark()
         Run.run_again(self, step)
-        self.again += now() - begin
+        self.again.append((begin, self.clock.mark()))
 
 
 def _dropped_run(
-    stage: ChainStage, traits: Traits, device: torch.device, shared: Sequence[Any]
+    timed: TimedStage, clock: Device, device: torch.device, shared: Sequence[Any]
 ) -> _DroppedRun:
-    """Return a run that drops what `stage` saves, and runs it again before its backward."""
+    """Return a run that drops what a stage saves, and runs it again before its backward."""
     names = ("an input of the model",) * len(shared)
-    return _DroppedRun((stage,), (traits,), _DROPPED, device, shared, names, pending=0)
+    chain, traits = (timed.stage,), (timed.traits,)
+    return _DroppedRun(chain, traits, _DROPPED, device, shared, names, pending=0, clock=clock)
 
 
 def _dropped_plan() -> ExecutionPlan:

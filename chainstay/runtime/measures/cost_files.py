@@ -35,7 +35,10 @@ from chainstay.files import write_text
 from chainstay.profiles import Skip
 from chainstay.runtime.capture.blocks.entrances import compiler_of
 from chainstay.runtime.capture.trials.model_forward import own_forward
+from chainstay.runtime.devices.accelerator import allocator_settings
 from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.backend_settings import backend_settings
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
@@ -265,12 +268,14 @@ def digest_of(stage: ChainStage) -> str:
 
 def _lines(subject: Subject, autocast: Autocast | None) -> Iterator[str]:
     device = subject.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    name = device_at(device).name()
     yield f"chainstay {_own_version()}, torch {torch.__version__}"
     yield f"{torch.get_num_threads()} threads"
     yield f"{device.type} {name} {platform.machine()} {platform.node()}"
     yield f"{autocast}"
     yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
+    yield f"kernels {backend_settings()}, CUDA {torch.version.cuda}, HIP {torch.version.hip}"
+    yield f"cuDNN {torch.backends.cudnn.version()}, allocator {allocator_settings()}"
     for tensor in (*subject.source, *subject.counted):
         yield _text_of(tensor)
     for stage in subject.stages:

@@ -112,7 +112,9 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
         with blaming(stage, index, source):
             traits, environment, output = first_look(stage, source, shared, device)
         environment_bytes = environment.size_on(device)
-        random_bytes = sum(state.nbytes for kind, state in environment.random if kind == device)
+        # An accelerator's random states are in host memory.
+        states = (state for _, state in environment.random if state.device == device)
+        random_bytes = sum(state.nbytes for state in states)
         if index == last:
             require_differentiable(output)
         lineage.add(output, source)

@@ -14,6 +14,7 @@ from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, OffloadProfile
 from chainstay.runtime.capture.trials.world import random_numbers_kept
 from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.execute.environment import Traits, first_look
 from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.measures.account import Account
@@ -108,12 +109,8 @@ class Measurement:
 @contextmanager
 def measuring(device: torch.device) -> Iterator[None]:
     """Run stages for real inside, on stand-ins; random states are afterwards as they were."""
-    with random_numbers_kept(device), torch.enable_grad():
-        if device.type != "cuda":
-            yield
-            return
-        with torch.cuda.device(device):  # its current stream is timed
-            yield
+    with random_numbers_kept(device), torch.enable_grad(), device_at(device).current():
+        yield
 
 
 def measure_subject(

@@ -15,7 +15,6 @@ from operator import add
 import torch
 
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.devices.memory import rounded_bytes
 
 __all__ = ["autocast_copies_bytes", "tied_gradients_bytes"]
 
@@ -37,7 +36,7 @@ def tied_gradients_bytes(leaves: Leaves, held: Sequence[tuple[int, ...]]) -> lis
     for index, stage_leaves in enumerate(leaves):
         for leaf in stage_leaves:
             uses.setdefault(id(leaf), []).append(index)
-            sizes[id(leaf)] = rounded_bytes(leaf.nbytes, leaf.device)
+            sizes[id(leaf)] = leaf.nbytes
     waiting = dict(sizes)  # for their other summands
     for stage_leaves, stage_held in zip(leaves, held, strict=True):
         for leaf, size in zip(stage_leaves, stage_held, strict=False):
@@ -66,7 +65,7 @@ def autocast_copies_bytes(leaves: Leaves, autocast: Autocast | None) -> int:
     if autocast is None or not autocast.has_cache:
         return 0
     return sum(
-        rounded_bytes(leaf.numel() * autocast.dtype.itemsize, leaf.device)
+        leaf.numel() * autocast.dtype.itemsize
         for stage_leaves in leaves
         for leaf in stage_leaves
         if leaf.dtype == torch.float32  # autocast caches no other type

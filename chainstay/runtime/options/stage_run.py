@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import fx
 
+from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.stopwatch import run_timed
 from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.execute.handles import dropping
@@ -109,8 +110,10 @@ def operator_times(
     """Return the least time of every node, and of copies by autocast, in a few runs, in ns."""
     least: dict[fx.Node | Cast, int] = defaultdict(lambda: 1 << 62)
 
+    where = device_at(device)
+
     def note(key: fx.Node | Cast, call: Callable[[], Any]) -> Any:  # noqa: ANN401  # what the call gives
-        value, elapsed = run_timed(call, device)
+        value, elapsed = run_timed(call, where)
         least[key] = min(least[key], elapsed)
         return value
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from chainstay.runtime.devices.memory import allocated_bytes, rounded_bytes
+from chainstay.runtime.devices.memory import allocated_bytes
 
 __all__ = [
     "MemoryLayout",
@@ -90,11 +90,6 @@ class MemoryLayout:
             f"{tuple(self.size)} {self.dtype} with stride {self.stride}, {self.offset} elements "
             f"into {self.storage_bytes} bytes"
         )
-
-    @property
-    def allocated_bytes(self) -> int:
-        """The bytes that the allocator hands out for the tensor."""
-        return rounded_bytes(self.storage_bytes, self.device)
 
     def allocate_storage(self) -> torch.Tensor:
         """Memory for it, all ones."""

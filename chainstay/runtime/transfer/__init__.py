@@ -5,7 +5,7 @@
 `computations`   the program list, cut where something is computed
 `engine`         what moves bytes, and what it promises: the seam between the two engines
 `pool`           host memory, handed out in slots, within a limit
-`cuda_engine`    the engine of CUDA devices: pinned slots, two side streams, events
+`stream_engine`  the engine of accelerators: pinned slots, two side streams, events
 `cpu_engine`     the engine of the CPU, a double of the other: two throttled threads
 `cells`          one storage on its way to the host and back
 `traffic`        one training step's transfers

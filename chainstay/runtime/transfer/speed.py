@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Final
@@ -12,6 +11,8 @@ import torch
 from chainstay.errors import UnsupportedModelError
 from chainstay.profiles import Link
 from chainstay.profiles.link import Duplex
+from chainstay.runtime.devices.accelerator import Accelerator
+from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK
 
 __all__ = ["link_from", "measure_link"]
@@ -29,7 +30,7 @@ def measure_link(device: torch.device | str) -> Link:
     its bandwidth is then what each has beside the other.
 
     Args:
-        device: A CUDA device; for the CPU, the answer is what its double pretends to be.
+        device: An accelerator; for the CPU, the answer is what its double pretends to be.
 
     Returns:
         The link, in bytes per ns and ns.
@@ -47,12 +48,13 @@ def measure_link(device: torch.device | str) -> Link:
     device = torch.device(device)
     if device.type == "cpu":
         return DOUBLE_LINK
-    if device.type != "cuda":
+    accelerator = accelerator_at(device)
+    if accelerator is None:
         raise UnsupportedModelError(
             f"the link to a {device.type!r} device cannot be measured; pass a Link of your own"
         )
-    with torch.cuda.device(device):
-        return _measured(device)
+    with accelerator.current():
+        return _measured(accelerator)
 
 
 def link_from(*, small: int, one_way: int, both_ways: int) -> Link:
@@ -78,36 +80,33 @@ def link_from(*, small: int, one_way: int, both_ways: int) -> Link:
     )
 
 
-def _measured(device: torch.device) -> Link:
-    here = [torch.empty(_LARGE, dtype=torch.uint8, device=device) for _ in range(2)]
+def _measured(accelerator: Accelerator) -> Link:
+    here = [torch.empty(_LARGE, dtype=torch.uint8, device=accelerator.device) for _ in range(2)]
     there = [torch.empty(_LARGE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    out, back = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    out, back = accelerator.stream(), accelerator.stream()
 
     def send(size: int) -> None:
-        with torch.cuda.stream(out):
+        with accelerator.on(out):
             there[0][:size].copy_(here[0][:size], non_blocking=True)
 
     def fetch(size: int) -> None:
-        with torch.cuda.stream(back):
+        with accelerator.on(back):
             here[1][:size].copy_(there[1][:size], non_blocking=True)
 
     def both() -> None:
         send(_LARGE)
         fetch(_LARGE)
 
+    def least_ns(transfer: Callable[[], None]) -> int:
+        times = []
+        for _ in range(_REPEATS):
+            begin = accelerator.now()
+            transfer()
+            times.append(accelerator.now() - begin)
+        return min(times)
+
     return link_from(
-        small=max(_least_ns(lambda: send(_SMALL)), _least_ns(lambda: fetch(_SMALL))),
-        one_way=max(_least_ns(lambda: send(_LARGE)), _least_ns(lambda: fetch(_LARGE))),
-        both_ways=_least_ns(both),
+        small=max(least_ns(lambda: send(_SMALL)), least_ns(lambda: fetch(_SMALL))),
+        one_way=max(least_ns(lambda: send(_LARGE)), least_ns(lambda: fetch(_LARGE))),
+        both_ways=least_ns(both),
     )
-
-
-def _least_ns(transfer: Callable[[], None]) -> int:
-    times = []
-    for _ in range(_REPEATS):
-        torch.cuda.synchronize()
-        begin = time.perf_counter_ns()
-        transfer()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter_ns() - begin)
-    return min(times)

@@ -11,6 +11,7 @@ from chainstay.errors import HostBudgetError, PlanMismatchError, UnsupportedMode
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link
+from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.execute.items import (
     TransferPlan,
     as_chain_schedule,
@@ -18,8 +19,8 @@ from chainstay.runtime.execute.items import (
     standing_bytes,
 )
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK, CopyingEngine
-from chainstay.runtime.transfer.cuda_engine import CudaEngine
 from chainstay.runtime.transfer.engine import Engine
+from chainstay.runtime.transfer.stream_engine import StreamEngine
 from chainstay.runtime.transfer.traffic import Traffic
 from chainstay.runtime.transfer.transfer_plan import plan_transfers
 from chainstay.schedule import Schedule
@@ -107,18 +108,18 @@ def engine_for(
     """Return the engine that moves bytes between `device` and the host.
 
     Args:
-        device: A CUDA device; for the CPU, a double that copies at the pace of `link`.
+        device: An accelerator; for the CPU, a double that copies at the pace of `link`.
         link: The link that the double pretends to be.
         host_budget: Bytes of host memory for what is away; ``None`` for no limit.
 
     Raises:
         UnsupportedModelError: Another kind of device.
     """
-    if device.type == "cuda":
-        return CudaEngine(device, host_budget=host_budget)
     if device.type == "cpu":
         return CopyingEngine(link or DOUBLE_LINK, host_budget=host_budget)
+    if accelerator_at(device) is not None:
+        return StreamEngine(device, host_budget=host_budget)
     raise UnsupportedModelError(
-        f"nothing is offloaded from a {device.type!r} device; move the model and the sample to a "
-        "CUDA device, or to the CPU to try it"
+        f"nothing is offloaded from a {device.type!r} device; move the model and the sample to an "
+        "accelerator such as CUDA, or to the CPU to try it"
     )

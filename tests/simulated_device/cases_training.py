@@ -1,0 +1,86 @@
+"""Fitted models train as plain ones: equal bits, within the budget, and the host never waits."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+import torch
+from simulated_device.networks import NETWORKS, Case, build, chain_of, differences, record, step
+from simulated_device.sim import Extension
+
+import chainstay
+from chainstay.runtime import measure, trace_memory
+from chainstay.validation.simulate import simulate
+from runtime_support import some_schedules
+
+MEANS: Final[dict[str, dict[str, Any]]] = {
+    "recompute": {"offload": False, "stage_options": False},
+    "options": {"offload": False},
+    "offload": {"offload": True, "recompute": False},
+    "hybrid": {"offload": True},
+    "by blocks": {"offload": False, "by": "blocks"},
+}
+LINK: Final = chainstay.Link(bandwidth=1, latency=10_000)
+"""Bytes per ns; as slow as that, plans for small networks have something to decide."""
+
+
+def fit(case: Case, share: float, **means: Any) -> None:  # noqa: ANN401  # as `fit` takes them
+    """Fit to a share of plain training, or to the least budget that there is."""
+    if means.get("offload"):
+        means["link"] = LINK
+    options = {"loss": case.loss, "repeats": 1, "progress": False, **means}
+    try:
+        chainstay.fit(case.model, (case.batch,), budget=share, **options)
+    except chainstay.InfeasibleBudgetError as error:
+        chainstay.fit(case.model, (case.batch,), budget=error.required, **options)
+
+
+@pytest.mark.parametrize(
+    ("network", "means"),
+    [
+        (network, means)
+        for network in NETWORKS
+        for means in MEANS
+        if network == "blocks" or means != "by blocks"
+    ],
+)
+def test_a_fitted_model_trains_as_a_plain_one(network: str, means: str, device: Extension) -> None:
+    case = build(network)
+    expected = record(case)
+    assert differences(record(case), expected) == [], "plain training repeats itself"
+    granularity = "blocks" if network == "ResNet-50" else "fine"  # else solving takes a minute
+    fit(case, 0.6, granularity=granularity, **MEANS[means])
+    for link, kernel_us in ((0.0, 0.0), (2e7, 0.0), (0.0, 50.0)):
+        device.set_link(link)
+        device.set_kernel_us(kernel_us)
+        assert differences(record(case, steps=2), expected) == [], (link, kernel_us)
+    device.set_kernel_us(0.0)
+    for parameter in case.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for _ in range(2):
+        step(case)
+    torch.accelerator.synchronize()
+    device.host_waits()
+    step(case)
+    assert device.host_waits() == {}
+    trace = trace_memory(lambda: step(case), case.batch.device)
+    solution: chainstay.Solution = case.model.chainstay.solution  # type: ignore[union-attr,assignment]
+    assert trace.peak_bytes + case.batch.nbytes <= solution.budget
+
+
+@pytest.mark.parametrize("schedule", ["5 segments", "random 0", "drop everything", "inputs gone"])
+@pytest.mark.parametrize("network", ["GPT-2", "ResNet-50"])
+def test_a_schedule_of_any_form_trains_as_plainly(network: str, schedule: str) -> None:
+    case = build(network)
+    expected = record(case)
+    measured = measure(chain_of(case), case.batch, loss=case.loss, repeats=1, progress=False)
+    ops = some_schedules(len(measured.profile))[schedule]
+    planned = measured.planned(ops)
+    assert differences(record(case, planned), expected) == []
+    for parameter in case.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step(case, planned)
+    trace = trace_memory(lambda: step(case, planned), case.batch.device)
+    predicted = simulate(measured.profile, ops, discards="free").peak_bytes
+    assert trace.peak_bytes + case.batch.nbytes <= predicted
