@@ -19,8 +19,6 @@ from chainstay.errors import InvalidPlanError, PlanMismatchError, UnsupportedMod
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted, fitted_of
 from chainstay.fitting.front import require_model
-from chainstay.fitting.joins import planned_join
-from chainstay.fitting.means import Means
 from chainstay.fitting.option_choices import choices_of, chosen_options
 from chainstay.fitting.planner import (
     AnyPlanned,
@@ -29,6 +27,8 @@ from chainstay.fitting.planner import (
     MadePlan,
     PlannerSettings,
 )
+from chainstay.fitting.ways.joins import planned_join
+from chainstay.fitting.ways.means import Means
 from chainstay.plans import Cut, Fingerprint, Plan, load_plan
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
@@ -43,8 +43,8 @@ from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.staged_join import parts_of, staged, traits_of_all
-from chainstay.runtime.measures.around_blocks import Around
-from chainstay.runtime.measures.block_costs import unmeasured_blocks
+from chainstay.runtime.measures.blocks.around_blocks import Around
+from chainstay.runtime.measures.blocks.block_costs import unmeasured_blocks
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.option_costs import restored_options
 from chainstay.runtime.stage.chain_stage import ChainStage

@@ -21,10 +21,10 @@ from chainstay.cli.strategies import (
     solve_strategy,
 )
 from chainstay.cli.terminal import spinner
-from chainstay.fitting.means import Means
 from chainstay.fitting.measured import MeasuredModel
 from chainstay.fitting.planner import AnyPlanned
-from chainstay.fitting.ways import WAYS, Ways
+from chainstay.fitting.ways.fastest import WAYS, Ways
+from chainstay.fitting.ways.means import Means
 from chainstay.plans import Plan
 from chainstay.profiles import Link
 from chainstay.runtime.joins.executor import PlannedJoin

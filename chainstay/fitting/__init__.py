@@ -2,17 +2,13 @@
 
 =====================  =======================================================
 `front`                `fit` and `unfit`, and what they refuse
-`means`                the means that may save memory
 `fitted`               a model's forward while it is fitted
 `planner`              what plans there are, and when one is made
 `noted_plan`           a plan that was made, and what people are told of it
 `solved_plans`         plans by measuring and solving
 `measured`             a model measured, before a plan is chosen
 `blocks`               a model's own forward, its blocks run by a plan
-`ways`                 the ways to train one chain, and the fastest of them
-`offloaded`            plans that offload
-`combined`             plans that recompute and offload
-`joins`                plans of models whose branches meet
+`ways/`                the ways to train one chain, and the fastest of them
 `fingerprints`         what a plan is for
 `option_choices`       options of stages on their way into plan files and out of them
 `transforms`           transforms under which a fitted model is not called

@@ -29,7 +29,7 @@ from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
-from chainstay.runtime.measures.block_costs import blocks_again, find_blocks
+from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks
 from chainstay.runtime.measures.progress import say
 
 __all__ = ["BlockForward", "blocks_for", "blocks_needed", "release_blocks"]

@@ -12,9 +12,9 @@ from torch import nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.budgets import Budget, require_budget
 from chainstay.fitting.fitted import Fitted, fitted_of
-from chainstay.fitting.means import Means
 from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
 from chainstay.fitting.solved_plans import MeasuredGraph, SolvedPlans
+from chainstay.fitting.ways.means import Means
 from chainstay.profiles import Link
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple

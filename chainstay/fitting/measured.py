@@ -12,16 +12,17 @@ from torch import nn
 from chainstay.fitting.blocks import release_blocks
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted
-from chainstay.fitting.joins import JoinAttempt
 from chainstay.fitting.planner import AnyPlanned, GraphCall, MadePlan, PlannerSettings, stages_of
-from chainstay.fitting.solved_plans import SolvedPlans, planned_blocks, solve_blocks
-from chainstay.fitting.ways import planned_graph
+from chainstay.fitting.solved_plans import SolvedPlans
+from chainstay.fitting.ways.by_blocks import planned_blocks, solve_blocks
+from chainstay.fitting.ways.fastest import planned_graph
+from chainstay.fitting.ways.joins import JoinAttempt
 from chainstay.planning import solve_measured
 from chainstay.plans import Fingerprint
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.executor import PlannedGraph
-from chainstay.runtime.measures.around_blocks import Around
-from chainstay.runtime.measures.block_costs import MeasuredBlocks
+from chainstay.runtime.measures.blocks.around_blocks import Around
+from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.stage.staged_graph import StagedGraph
 from chainstay.runtime.transfer import Engine

@@ -17,8 +17,8 @@ from torch import nn
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
 from chainstay.fitting.budgets import Budget
 from chainstay.fitting.fingerprints import fingerprint_of
-from chainstay.fitting.means import RECOMPUTING, Means
 from chainstay.fitting.noted_plan import NotedPlan
+from chainstay.fitting.ways.means import RECOMPUTING, Means
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
 from chainstay.runtime.capture.cuts.cut_points import Granularity
@@ -31,7 +31,7 @@ from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
-from chainstay.runtime.measures.around_blocks import Around
+from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.progress import say
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import Loss

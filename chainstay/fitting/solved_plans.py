@@ -12,10 +12,10 @@ from torch import nn
 
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.budgets import bytes_of, plain_peak
-from chainstay.fitting.joins import JoinAttempt
 from chainstay.fitting.planner import GraphCall, MadePlan, PlannerSettings, is_alike
-from chainstay.fitting.ways import Ways, fastest_way
-from chainstay.planning import solve_measured
+from chainstay.fitting.ways.by_blocks import planned_blocks, solve_blocks
+from chainstay.fitting.ways.fastest import Ways, fastest_way
+from chainstay.fitting.ways.joins import JoinAttempt
 from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
@@ -23,13 +23,13 @@ from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.devices.device_memory import MARGIN
 from chainstay.runtime.devices.sharding import gathered, is_sharded
-from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks, crosses_segment
+from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.account import Account
-from chainstay.runtime.measures.around_blocks import Around
-from chainstay.runtime.measures.block_costs import MeasuredBlocks, measure_blocks, with_loss
+from chainstay.runtime.measures.blocks.around_blocks import Around
+from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks, measure_blocks, with_loss
 from chainstay.runtime.measures.measured import Measurement, measuring
 from chainstay.runtime.measures.progress import progress_bar, say
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
@@ -37,10 +37,10 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import loss_stage
 from chainstay.runtime.stage.staged_graph import StagedGraph, measured_graph, subject_of, with_graph
 from chainstay.schedule import OpKind
-from chainstay.solution import Method, Solution
+from chainstay.solution import Solution
 from chainstay.units import format_bytes
 
-__all__ = ["MeasuredGraph", "SolvedPlans", "planned_blocks", "solve_blocks"]
+__all__ = ["MeasuredGraph", "SolvedPlans"]
 
 M = TypeVar("M", bound=Measurement)
 
@@ -356,32 +356,6 @@ def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:
     kinds = {op.kind for op in schedule}
     is_whole = not any(op.option for op in schedule)
     return is_whole and kinds == {OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD}
-
-
-def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | str) -> Solution:
-    """The fastest schedule of blocks that was found; arguments and errors as `solve_measured`."""
-    return solve_measured(
-        measured,
-        budget,
-        method,
-        can_run=lambda schedule: not crosses_segment(measured.blocks, schedule),
-    )
-
-
-def planned_blocks(measured: MeasuredBlocks, solution: Solution) -> PlannedBlocks:
-    """The blocks of a model by the schedule of `solution`."""
-    blocks, schedule = measured.blocks, solution.schedule
-    device = measured.chain.device
-    return PlannedBlocks(
-        schedule=BlockSchedule.from_schedule(
-            blocks, measured.traits, schedule, device, measured.options
-        ),
-        solution=solution,
-        profile=measured.profile_for(schedule),
-        overheads=measured.overheads_for(schedule),
-        plain_time=measured.profile.least_time,
-        plain_peak=plain_peak(measured),
-    )
 
 
 def _model_of(call: GraphCall) -> nn.Module | None:

@@ -22,7 +22,7 @@ from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
 from chainstay.runtime.execute.planned import Planned
-from chainstay.runtime.measures.block_costs import find_blocks, measure_blocks, with_loss
+from chainstay.runtime.measures.blocks.block_costs import find_blocks, measure_blocks, with_loss
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.measures.progress import Progress, unseen
 from sgd_steps import peak_of_step
@@ -514,7 +514,7 @@ def test_measuring_blocks_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
     def bar(*, wanted: bool) -> Iterator[Progress]:
         yield progress if wanted else unseen
 
-    monkeypatch.setattr("chainstay.runtime.measures.block_costs.progress_bar", bar)
+    monkeypatch.setattr("chainstay.runtime.measures.blocks.block_costs.progress_bar", bar)
     sample = SampleUnder((torch.arange(32).reshape(2, 16) % 24,))
     fitted(Transformer(2), sample, "all", by="blocks", progress=False)
     assert told == set()

@@ -19,7 +19,11 @@ from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
-from chainstay.runtime.measures.block_costs import MeasuredBlocks, find_blocks, measure_blocks
+from chainstay.runtime.measures.blocks.block_costs import (
+    MeasuredBlocks,
+    find_blocks,
+    measure_blocks,
+)
 from chainstay.runtime.options import stage_options
 from option_families import TOKENS, Language
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained

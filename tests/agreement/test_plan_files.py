@@ -30,7 +30,7 @@ from chainstay import (
     save_plan,
     unfit,
 )
-from chainstay.fitting.ways import Ways
+from chainstay.fitting.ways.fastest import Ways
 from chainstay.runtime.measures import clock
 from sgd_steps import two_plain_steps
 

@@ -17,7 +17,7 @@ MUTANTS: Final = (
         f"{_DEVICE}[cases_training]",
     ),
     Mutant(
-        "runtime/measures/around_blocks.py",
+        "runtime/measures/blocks/around_blocks.py",
         "here = replace(layout, device=self.around.device)",
         "here = layout",
         f"{_DEVICE}[cases_training]",

@@ -11,8 +11,8 @@ from torch import nn
 
 from chainstay import fit, measure
 from chainstay.fitting.budgets import bytes_of
-from chainstay.fitting.means import Means
 from chainstay.fitting.transformers_models import caches_off, caching_configs
+from chainstay.fitting.ways.means import Means
 from chainstay.profiles import Link
 from chainstay.runtime.devices.memory import trace_memory
 

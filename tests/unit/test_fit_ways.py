@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from chainstay import measure, solve_measured
-from chainstay.fitting.joins import JoinAttempt
-from chainstay.fitting.means import Means
-from chainstay.fitting.ways import Ways
+from chainstay.fitting.ways.fastest import Ways
+from chainstay.fitting.ways.joins import JoinAttempt
+from chainstay.fitting.ways.means import Means
 from chainstay.runtime.joins.executor import PlannedJoin
 
 

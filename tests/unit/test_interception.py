@@ -16,7 +16,7 @@ from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
-from chainstay.runtime.measures.block_costs import find_blocks
+from chainstay.runtime.measures.blocks.block_costs import find_blocks
 
 X = torch.randn(3, 4)
 fit = partial(chainstay.fit, by="blocks", budget="100%", repeats=1, progress=False)

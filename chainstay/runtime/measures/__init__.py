@@ -10,8 +10,7 @@
 `costs`           from all of that to a profile
 `account`         costs apart from what depends on the schedule
 `cost_files`      what was measured, in files
-`around_blocks`   what a model does around its blocks
-`block_costs`     what its blocks cost
+`blocks/`         blocks, and what a model does around them
 `measured_chain`  the front for models that are chains already
 `chain_source`    what such a chain was made from
 `rehearsal`       one step by a plan before it is used

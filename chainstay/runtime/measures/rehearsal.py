@@ -21,7 +21,7 @@ from chainstay.runtime.devices.memory import operator_beyond, trace_memory
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
-from chainstay.runtime.measures.around_blocks import Around
+from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.boundary import Gradients, seeded
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.stage.chain_stage import ChainStage

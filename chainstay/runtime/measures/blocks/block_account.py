@@ -23,7 +23,7 @@ from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import whole_bytes
 from chainstay.runtime.measures.account import Account
-from chainstay.runtime.measures.around_blocks import Around, Outside
+from chainstay.runtime.measures.blocks.around_blocks import Around, Outside
 from chainstay.runtime.measures.costs import ObservedStage
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_gradients_bytes

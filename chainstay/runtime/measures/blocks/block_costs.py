@@ -20,8 +20,8 @@ from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.sharding import gathered, run_alone
 from chainstay.runtime.execute.block_executor import BlockSchedule
 from chainstay.runtime.execute.environment import Traits
-from chainstay.runtime.measures.around_blocks import Around
-from chainstay.runtime.measures.block_account import BlockAccountant, standing_bytes_of
+from chainstay.runtime.measures.blocks.around_blocks import Around
+from chainstay.runtime.measures.blocks.block_account import BlockAccountant, standing_bytes_of
 from chainstay.runtime.measures.cost_files import AccountFile, signature_around, signature_of
 from chainstay.runtime.measures.costs import ObservedStage, Subject, observe_chain, trace_chain
 from chainstay.runtime.measures.measured import (

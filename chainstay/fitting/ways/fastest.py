@@ -23,10 +23,10 @@ from typing import Final
 from chainstay.dp import DP
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnknownMethodError
 from chainstay.fitting.budgets import plain_peak
-from chainstay.fitting.combined import solve_combined
-from chainstay.fitting.joins import JoinAttempt
-from chainstay.fitting.means import Means
-from chainstay.fitting.offloaded import solve_offloaded
+from chainstay.fitting.ways.combined import solve_combined
+from chainstay.fitting.ways.joins import JoinAttempt
+from chainstay.fitting.ways.means import Means
+from chainstay.fitting.ways.offloaded import solve_offloaded
 from chainstay.planning import solve_measured
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
