@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -264,6 +265,9 @@ def test_tape_rules_change_nothing_but_the_claim(persistence: str) -> None:
 _Record = tuple[int, int]
 """Option of saved data, and ns of the backward by the run that made them."""
 
+_Left = tuple[int, bool]
+"""Option of saved data that are handed over, and whether a first run makes them."""
+
 
 def _on_sets(  # noqa: C901  # one case each
     profile: ChainProfile, budget: int, rules: Discards = Discards.FREE
@@ -277,7 +281,7 @@ def _on_sets(  # noqa: C901  # one case each
 
     @cache
     def least(  # noqa: C901  # one case each
-        s: int, end: int, held: _Record | None, left: int | None, stored: frozenset[str]
+        s: int, end: int, held: _Record | None, left: _Left | None, stored: frozenset[str]
     ) -> float:
         gradient, is_first = profile.gradient_bytes(end + 1), not held and end == len(profile) - 1
         there = f"saved {end} {held[0]}" if held else ""
@@ -290,7 +294,7 @@ def _on_sets(  # noqa: C901  # one case each
             return held[1] if fits(stored, backward(held[0])) else never
         choices = [never]
         for k, option in enumerate(profile.stages[s].all_options):
-            if left not in (None, k):
+            if left not in (None, (k, is_first)):
                 continue
             run, recorded = option.run(first=is_first), stored | {f"saved {s} {k}"}
             if fits(recorded, gradient + run.overhead_bytes):
@@ -311,11 +315,12 @@ def _on_sets(  # noqa: C901  # one case each
             rest, further = stored - {there}, stored | {f"a {j}"}
             plain = least(j, end, held, None, further) + least(s, j - 1, None, left, rest)
             choices.append(spent + plain)
-            for k, option in enumerate(profile.stages[j].all_options):
+            options = enumerate(profile.stages[j].all_options)
+            for (k, option), first in product(options, {is_first, False}):
                 if (held and j == end) or (option.needs_input and rules is Discards.TAPE):
                     continue
-                later = spent + least(j, end, held, k, further)
-                again, back = rest | {f"saved {j} {k}"}, option.run(first=is_first).backward_time
+                later = spent + least(j, end, held, (k, first), further)
+                again, back = rest | {f"saved {j} {k}"}, option.run(first=first).backward_time
                 if later < never and rules is Discards.FREE:
                     choices.append(later + least(s, j, (k, back), left, again))
                 need = tensors.gradients(j) + option.backward_overhead_bytes

@@ -14,7 +14,7 @@ import torch
 
 from chainstay.errors import PlanMismatchError
 
-__all__ = ["BackendSettings", "backend_settings", "entered_settings"]
+__all__ = ["BackendSettings", "backend_settings", "entered_settings", "kernel_libraries"]
 
 BackendSettings = tuple[object, ...]
 """Values of all settings; to be compared and entered again."""
@@ -51,6 +51,12 @@ _PLACES: Final = (
 def backend_settings() -> BackendSettings:
     """Return the present settings of torch's backends."""
     return (*[read() for read, _ in _SWITCHES], *_precisions())
+
+
+def kernel_libraries() -> str:
+    """Return the versions of the libraries that an accelerator's kernels come from."""
+    cudnn = torch.backends.cudnn.version()
+    return f"CUDA {torch.version.cuda}, HIP {torch.version.hip}, cuDNN {cudnn}"
 
 
 @contextmanager

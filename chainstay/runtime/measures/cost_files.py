@@ -37,7 +37,7 @@ from chainstay.runtime.capture.blocks.entrances import compiler_of
 from chainstay.runtime.capture.trials.model_forward import own_forward
 from chainstay.runtime.devices.accelerator import allocator_settings
 from chainstay.runtime.devices.autocast import Autocast
-from chainstay.runtime.devices.backend_settings import backend_settings
+from chainstay.runtime.devices.backend_settings import backend_settings, kernel_libraries
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import Subject
@@ -274,8 +274,7 @@ def _lines(subject: Subject, autocast: Autocast | None) -> Iterator[str]:
     yield f"{device.type} {name} {platform.machine()} {platform.node()}"
     yield f"{autocast}"
     yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
-    yield f"kernels {backend_settings()}, CUDA {torch.version.cuda}, HIP {torch.version.hip}"
-    yield f"cuDNN {torch.backends.cudnn.version()}, allocator {allocator_settings()}"
+    yield f"kernels {backend_settings()}, {kernel_libraries()}, allocator {allocator_settings()}"
     for tensor in (*subject.source, *subject.counted):
         yield _text_of(tensor)
     for stage in subject.stages:
