@@ -99,12 +99,12 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_around_the_forward_only(name: str, by: str) -> None:
-    """Kernels have more to say where matrices are larger."""
+    """Kernels have more to say where matrices are larger; some need more memory, too."""
 
     def wide() -> nn.Module:
         return Stack(lambda: nn.Sequential(nn.Linear(16, 128), nn.GELU(), nn.Linear(128, 16)))
 
-    require_trains_equally(wide, SAMPLE, _in(CONTEXTS[name]), steps=2, by=by)
+    require_trains_equally(wide, SAMPLE, _in(CONTEXTS[name]), steps=2, by=by, budget="60%")
 
 
 @pytest.mark.parametrize("by", ["graph", "blocks"])
