@@ -51,9 +51,8 @@ class Setting:
     rounds: int
     sheet: str
 
-    @property
-    def accelerator(self) -> Accelerator:
-        """The device, where only an accelerator can answer."""
+    def require_accelerator(self) -> Accelerator:
+        """Return the device, where only an accelerator can answer."""
         found = accelerator_at(self.device)
         if found is None:
             raise LookupError("only an accelerator can answer this")
@@ -125,7 +124,7 @@ def works(setting: Setting) -> Iterator[Row]:
 
 def memory(setting: Setting) -> Iterator[Row]:
     """How far do allocated and reserved bytes lie above the requested ones that budgets count?"""
-    accelerator = setting.accelerator
+    accelerator = setting.require_accelerator()
     for build in (_gpt2, _resnet):
         task = build(setting.device)
         task.prepare()
@@ -153,7 +152,7 @@ def memory(setting: Setting) -> Iterator[Row]:
 
 def link(setting: Setting) -> Iterator[Row]:
     """How fast are copies by size and direction, idle and beside a computation; and pinning?"""
-    accelerator, device = setting.accelerator, setting.device
+    accelerator, device = setting.require_accelerator(), setting.device
     found = measure_link(device)
     yield {"what": "measured link", "size": "", "GB/s": f"{float(found.bandwidth):.2f}"}
     out, back = accelerator.stream(), accelerator.stream()
@@ -235,7 +234,7 @@ def repeats(setting: Setting) -> Iterator[Row]:
 
 def autotuning(setting: Setting) -> Iterator[Row]:
     """With `torch.backends.cudnn.benchmark`, do two threads compute other bits?"""
-    setting.accelerator  # noqa: B018  # the CPU chooses no kernels by timing
+    setting.require_accelerator()  # the CPU chooses no kernels by timing
     task = _resnet(setting.device)
     task.model.eval()
     before = torch.backends.cudnn.benchmark
@@ -262,7 +261,7 @@ def autotuning(setting: Setting) -> Iterator[Row]:
 
 def offload(setting: Setting) -> Iterator[Row]:
     """Do steps that offload take the time that was planned, and less than `save_on_cpu`?"""
-    setting.accelerator  # noqa: B018  # threads of the CPU are measured in frontier.py
+    setting.require_accelerator()  # threads of the CPU are measured in frontier.py
     task = _gpt2(setting.device, 32)
     task.prepare()
     measured = measure(task.model, task.sample, loss=task.loss, repeats=5, progress=False)
@@ -294,7 +293,7 @@ def offload(setting: Setting) -> Iterator[Row]:
 
 def limit(setting: Setting) -> Iterator[Row]:
     """How much must the device have beyond a budget, so that a step runs?"""
-    accelerator = setting.accelerator
+    accelerator = setting.require_accelerator()
     task = _resnet(setting.device, 32)
     task.prepare()
     measured = measure(task.model, task.sample, loss=task.loss, repeats=1, progress=False)

@@ -212,7 +212,7 @@ class Planner:
             ChainstayError: Whatever `chainstay.fit` raises.
         """
         device = _device_of(inputs)
-        device_at(device)
+        device_at(device)  # refuses what counts no bytes
         captured = as_captured_graph(forward.graph, forward.inputs)
         observed = observe_graph(self.name, captured, inputs)
         key = graph_key(observed, inputs, Autocast.now(device))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["FAMILIES", "TOKENS", "Language"]
+__all__ = ["FAMILIES", "TOKENS", "Language", "Residual"]
 
 
 def heads_of(x: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ class Vision(nn.Module):
 
 
 class Residual(nn.Module):
-    """A ResNet's block."""
+    """A ResNet's block: BatchNorm beside a skip, changed in place behind their sum."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()

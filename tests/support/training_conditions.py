@@ -23,6 +23,7 @@ from chainstay.fitting.fitted import Fitted
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 from chainstay.solution import Claim
+from option_families import Residual
 from zoo import loss_of
 
 __all__ = [
@@ -118,22 +119,6 @@ class Transformer(nn.Module):
             x = block(x, bias)
         x = self.norm(x)
         return {"logits": self.head(x), "hidden": x}
-
-
-class Residual(nn.Module):
-    """Convolutions with BatchNorm beside a skip, changed in place behind their sum."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.one = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.two = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm_one, self.norm_two = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        change = self.norm_two(self.two(self.relu(self.norm_one(self.one(x)))))
-        total: torch.Tensor = self.relu(x + change)
-        return total
 
 
 class Convolutional(nn.Module):

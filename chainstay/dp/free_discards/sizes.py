@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.recursion import Array
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, StageOption
 from chainstay.profiles.stage import undominated
 from chainstay.schedule import Discards
 
@@ -115,16 +115,7 @@ def sizes_of(profile: ChainProfile, rules: Discards) -> tuple[SizesByKind, int]:
     """
     arrays, n = profile.arrays(), len(profile)
     with_input = STAYS if rules is Discards.TAPE else HELD
-    numbers, kept, start = [], [], [0]
-    for each in profile.stages:
-        options = each.all_options
-        # those that stay with their input come last: they have no nodes
-        order = sorted(
-            undominated(options), key=lambda k: options[k].needs_input and with_input == STAYS
-        )
-        numbers += order
-        kept += [options[k] for k in order]
-        start.append(len(kept))
+    numbers, kept, start = _options_of(profile, with_input)
     stage = np.repeat(np.arange(n), np.diff(start))
     saved = np.array([option.saved_bytes for option in kept])
     needed = np.array([option.backward_overhead_bytes for option in kept]) + arrays.gradients[stage]
@@ -184,6 +175,27 @@ def sizes_of(profile: ChainProfile, rules: Discards) -> tuple[SizesByKind, int]:
         _above(again, again.elapsed, base_again[stage]),
     )
     return by_kind, int(base.sum())
+
+
+def _options_of(
+    profile: ChainProfile, with_input: int
+) -> tuple[list[int], list[StageOption], list[int]]:
+    """Return the options of use by stage: their numbers, themselves, and where stages begin.
+
+    Those that stay with their input come last in each stage: they have no nodes.
+    """
+    numbers: list[int] = []
+    kept: list[StageOption] = []
+    start = [0]
+    for stage in profile.stages:
+        options = stage.all_options
+        order = undominated(options)
+        if with_input == STAYS:
+            order = sorted(order, key=[option.needs_input for option in options].__getitem__)
+        numbers += order
+        kept += [options[k] for k in order]
+        start.append(len(kept))
+    return numbers, kept, start
 
 
 def _above(sizes: Sizes, rerun: Array, base: Array) -> Sizes:

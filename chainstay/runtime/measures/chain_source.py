@@ -51,7 +51,7 @@ class ChainSource:
                 that can be measured.
         """
         _require_sample(sample)
-        device_at(sample.device)
+        device_at(sample.device)  # refuses what counts no bytes
         is_training = model.training if isinstance(model, nn.Module) else is_any_training(named)
         return cls(named, is_training, _layout_of(sample), _Mode.of(named, sample.device))
 

@@ -79,7 +79,7 @@ def find_blocks(host: Host, graphs: BlockGraphs) -> Around:
     Raises:
         UnsupportedModelError: There are no blocks, or they cannot be run as stages.
     """
-    device_at(host.device)
+    device_at(host.device)  # refuses what counts no bytes
     with measuring(host.device):
         chain, sample = sample_blocks(host, graphs)
         around = Around(host, graphs, chain, sample, None, host.device)
