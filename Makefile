@@ -1,8 +1,10 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both set up .venv by themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-# Where the system's Python has torch already (a GPU machine, say), that torch is used.
-SYSTEM_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
+# Where the system's Python has torch already (a GPU machine, say), that torch is used; what an
+# active virtual environment has, another one does not see.
+SYSTEM_TORCH := $(shell $(PYTHON) -c "import sys; sys.exit(sys.prefix != sys.base_prefix)" && \
+  $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
 .PHONY: demo test test-long test-all test-gpu check docs format clean chromium coverage mutants wheel wheel-test
 
