@@ -55,10 +55,8 @@ def leanest(
     return option_of(graph, selections_of(graph)[-1]), chain, chain.begin(inputs)
 
 
-def ran(
-    option: Option, state: State, shared: Sequence[Any], *, holds_input: bool = True
-) -> tuple[OptionRun, State]:
-    run = OptionRun(option.code, shared, ("the batch",) * len(shared), holds_input=holds_input)
+def ran(option: Option, state: State, shared: Sequence[Any]) -> tuple[OptionRun, State]:
+    run = OptionRun(option.code, shared, ("the batch",) * len(shared))
     return run, run_option(run, state, partial(Staying.of, 0))
 
 
@@ -163,23 +161,6 @@ def test_what_replays_make_otherwise_is_no_option() -> None:
     assert [admitted(option, given) for option in options] == [not each for each in drops]
     stage = ChainStage("drifting", tuple(graph.stage.parts))
     assert all("drifting" not in each.name for each in stage_options(stage, given, CPU))
-
-
-def test_an_input_made_anew_takes_the_place_of_one_let_go() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.GELU(), nn.Linear(4, 4))
-    chain, inputs, graphs = traced(model, torch.randn(3, 4), granularity=2)
-    _, (graph, _) = graphs
-    assert graph is not None
-    option = option_of(graph, selections_of(graph)[-1])
-    assert option.needs_input
-    state, shared = chain.begin(inputs)
-    state = detached(chain.stages[0](state, shared))
-    expected = torch.autograd.grad(chain.stages[1](state, shared)[0].sum(), state)
-    run, (output,) = ran(option, state, shared, holds_input=False)
-    assert run.state == {}
-    run.lay_over(tuple(each.clone() for each in state))
-    assert torch.equal(*expected, *torch.autograd.grad(output.sum(), state))
 
 
 def test_a_changed_input_or_parameter_is_noticed() -> None:

@@ -8,11 +8,9 @@ as an `OptionPart` in a `ChainStage` it runs as any stage does, so that `measure
 An executor makes an `OptionRun` per run, and either calls `run_option` with its own pack hook for
 what stays, or asks ``run.packed(tensor)`` in a hook of its own, once per saved tensor and in
 order (parameters left out), for the `ReplayHandle` in the tensor's place: a handle is an
-`execute.handles.Absent`. Then ``run.close(state)``. If it is to hold no input, it is made with
-``holds_input=False`` and given the input, made anew, by ``run.lay_over(state)`` before the
-backward. The first run of a stage belongs inside `execute.environment.alone`, as any. A run
-with an option goes to the end of the forward, even if all tensors have been captured before:
-stashes may come later.
+`execute.handles.Absent`. Then ``run.close(state)``. The first run of a stage belongs inside
+`execute.environment.alone`, as any. A run with an option goes to the end of the forward, even if
+all tensors have been captured before: stashes may come later.
 
 ===================  ========================================================================
 module               what is in it

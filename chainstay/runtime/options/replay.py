@@ -67,8 +67,6 @@ class OptionRun:
         code: What to run.
         shared: The values that all stages may read.
         names: What messages call these.
-        holds_input: Whether it keeps what replays read of the incoming state; if not, `lay_over`
-            has to give it before the backward.
         environment: The settings of the forward.
         state: What replays read of the incoming state, by position.
         versions: How often each of these had been changed.
@@ -77,7 +75,6 @@ class OptionRun:
     code: OptionCode
     shared: Sequence[Any]
     names: Sequence[str]
-    holds_input: bool = True
     environment: Environment = field(init=False)
     state: dict[int, torch.Tensor] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
@@ -123,17 +120,12 @@ class OptionRun:
         """
         if self._packed != len(self.code.packs):
             raise self._mismatch(f"saves {self._packed} tensors")
-        if self.holds_input:
-            self.lay_over(state)
+        self.state = {index: state[index].detach() for index in self.code.read(Origin.STATE)}
+        self.versions = {index: version_of(each) for index, each in self.state.items()}
         groups, stashes = self._groups, self._stashes
         self._groups, self._stashes = [], []  # first: a circle would outlive an interruption
         for group in groups:
             group.close(self, stashes)
-
-    def lay_over(self, state: State) -> None:
-        """Give the stage's input, held until now or made anew."""
-        self.state = {index: state[index].detach() for index in self.code.read(Origin.STATE)}
-        self.versions = {index: version_of(each) for index, each in self.state.items()}
 
     def input_of(self, index: int) -> torch.Tensor:
         """Return a tensor of the incoming state.
