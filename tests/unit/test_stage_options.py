@@ -27,7 +27,7 @@ from chainstay.runtime.options import (
     trace_stage,
 )
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, detached
+from chainstay.runtime.stage.states import State
 from runtime_support import stages_of
 from stage_options_support import traced
 
