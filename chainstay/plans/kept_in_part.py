@@ -42,6 +42,8 @@ class KeptInPart:
 def kept_in_part(profile: object, schedule: Schedule) -> tuple[KeptInPart, ...]:
     """Return what `schedule` keeps in part, by rising stage.
 
+    Stages that are kept as one at no cost in time are kept whole.
+
     Args:
         profile: The costs of the stages; only chains have options.
         schedule: A schedule for them.
@@ -55,7 +57,7 @@ def kept_in_part(profile: object, schedule: Schedule) -> tuple[KeptInPart, ...]:
             option[op.stage] = op.option  # of several records of a stage the backward has the last
         elif op.kind is OpKind.BACKWARD and option.get(op.stage):
             found[op.stage] = _part(profile.stages, op.stage, option[op.stage])
-    return tuple(found[stage] for stage in sorted(found))
+    return tuple(part for _, part in sorted(found.items()) if part.extra_time)
 
 
 def _part(stages: Sequence[Stage], first: int, number: int) -> KeptInPart:

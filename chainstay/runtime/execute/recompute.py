@@ -198,8 +198,10 @@ class Run:
         """
         if not step.option:
             return None
-        code = self.options[step.stage, step.option].code
-        return OptionRun(code, shared, self.names) if code.graph.is_for(shared) else None
+        option = self.options[step.stage, step.option]
+        if not option.selection.drops or not option.code.graph.is_for(shared):
+            return None
+        return OptionRun(option.code, shared, self.names)
 
     def _run(self, step: Step, state: State, shared: Sequence[Any]) -> State:
         for stage in step.stages:

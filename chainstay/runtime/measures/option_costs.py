@@ -30,6 +30,7 @@ from chainstay.runtime.options.option import (
 )
 from chainstay.runtime.options.table import OptionTable, fused
 from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.idle_cuts import idle_bytes, spans_over_idle_cuts
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached
 
@@ -87,6 +88,7 @@ def observe_options(
         subjects: The chain that they are of, or its segments.
     """
     everything = sum(memory.kept_bytes for memory in memories)
+    subjects = (_with_spans(subject, everything // _LEAST_PART) for subject in subjects)
     known: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
     for first, (subject, stages, state) in enumerate(_places(subjects)):
@@ -111,6 +113,8 @@ def observe_options(
                     output_stays=output_stays,
                     most=_MOST if count > 1 or not in_span else _FEWER,
                 )
+                if count == 1:
+                    options = [option for option in options if option.selection.drops]
                 probes = [
                     StageProbe(
                         stage=ChainStage(stage.name, (OptionPart(option),)),
@@ -123,6 +127,8 @@ def observe_options(
                 ]
                 known[key] = list(zip(options, _traced(probes, state, subject), strict=True))
             for option, memory in known[key]:
+                if not option.selection.drops and memory.kept_bytes >= saved:
+                    continue  # no less than these stages save one by one
                 own = replace(option, stages=count)
                 found.append(ObservedOption(option=own, first=first, memory=memory))
     return found
@@ -286,6 +292,16 @@ def _places(subjects: Iterable[Subject]) -> Iterator[_Place]:
 def _output_stays(subject: Subject, stages: Sequence[ChainStage], count: int) -> bool:
     """Whether nobody changes the output of the first `count` stages in place."""
     return count < len(stages) and not subject.hands_out
+
+
+def _with_spans(subject: Subject, least: int) -> Subject:
+    """Return the subject with spans over its idle cuts, too."""
+    if subject.hands_out:
+        return subject
+    stages = [stage for stage in subject.stages if not stage.is_loss]
+    idle = idle_bytes(stages, subject.source, subject.shared)
+    further = spans_over_idle_cuts(idle, least)
+    return replace(subject, spans=tuple(dict.fromkeys((*subject.spans, *further))))
 
 
 def _ends(first: int, subject: Subject, observed: Sequence[ObservedStage]) -> list[int]:

@@ -53,6 +53,11 @@ class Selection:
     replayed: frozenset[int] = frozenset()
     redrawn: frozenset[int] = frozenset()
 
+    @property
+    def drops(self) -> bool:
+        """Whether anything is made again, so that something may be dropped."""
+        return bool(self.replayed or self.redrawn)
+
     def is_of(self, operators: Sequence[Operator]) -> bool:
         """Whether it is about these operators, and they can be run again as it says."""
         indices = range(len(operators))

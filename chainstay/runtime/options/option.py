@@ -86,10 +86,9 @@ def stage_options(
     output_stays: bool = True,
     most: int = 8,
 ) -> list[Option]:
-    """Return options of a stage, from the most bytes to the fewest; the last is steady.
+    """Return options of a stage, from keeping everything to the fewest bytes; the last is steady.
 
-    None where the stage has no graph, or nothing in it could be dropped; keeping everything is
-    none of them. Call it inside `measuring`: the stage is run some times.
+    None where the stage has no graph. Call it inside `measuring`: the stage is run some times.
 
     Args:
         stage: What to run; several stages as one if they are fused.
@@ -97,15 +96,16 @@ def stage_options(
         device: Where it runs.
         output_stays: Whether nobody changes its output in place: true of all stages but a
             model's last, whose caller may.
-        most: How many at most, the steady one aside.
+        most: How many at most, the first and the last aside.
     """
     graph = trace_stage(stage, given, device, output_stays=output_stays, repeats=2)
     if graph is None:
         return []
     steady = steady_selection(graph)
-    front = [each for each in thinned(selections_of(graph), most + 1) if not _is_like(each, steady)]
-    options = [option_of(graph, each) for each in front if each.replayed or each.redrawn]
-    if steady.replayed or steady.redrawn:
+    front = thinned(selections_of(graph), most + 1)
+    others = (each for each in front if not each.drops or not _is_like(each, steady))
+    options = [option_of(graph, each) for each in others]
+    if steady.drops:
         options.append(replace(option_of(graph, steady), is_steady=True))
     if options and _replays_all(options) and admitted(options[-1], given):
         return options  # what the last one makes again, others start from or make again as well
@@ -162,7 +162,7 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
     ]
     names = dict.fromkeys(graph.steps[operator].name for operator in sorted(dropped))
     return Option(
-        name=f"drops {', '.join(names)}",
+        name=f"drops {', '.join(names)}" if names else "keeps everything",
         saved_bytes=graph.fixed_bytes + selection.kept_bytes,
         replay_time=selection.replay_time,
         needs_input=any(pack.is_input for pack in graph.packs) or bool(code.read(Origin.STATE)),
@@ -237,6 +237,8 @@ class OptionPart:
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:
         """The next state; see `Part`."""
+        if not self.option.selection.drops:
+            return self.stage(state, shared)
         run = OptionRun(self.option.code, shared, ("an input of the model",) * len(shared))
         return run_option(run, state, partial(Staying.of, 0))
 

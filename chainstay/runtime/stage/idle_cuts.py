@@ -4,7 +4,8 @@ By the papers' model saved data has its stage's output, as if every backward rea
 reader's did. Autograd keeps of a state what the graphs on its two sides save, and nothing
 else: a normalisation's output in front of an activation function that saves its own, or
 what goes into a sum, is gone once the stage behind has run. A chain cut there seems to need
-it until its backward. Joined into one stage, both sides cost what they really do.
+it until its backward. Joined into one stage, both sides cost what they really do: for good where
+the cut is no good place to start again from, otherwise as an option that keeps stages as one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 
-__all__ = ["merge_idle_cuts"]
+__all__ = ["idle_bytes", "merge_idle_cuts", "spans_over_idle_cuts"]
 
 _SHARE: Final = 6
 """Of a state, what must be idle (one part in so many) to give its cut up."""
+_LONGEST: Final = 16
+"""Stages of a span: of the idle bytes between more, a sixteenth is left."""
 
 
 def merge_idle_cuts(
@@ -43,7 +46,7 @@ def merge_idle_cuts(
     Raises:
         UnsupportedModelError: A stage fails on its input, or gives no tensor.
     """
-    cuts = list(_cuts(stages, source, shared))
+    cuts = list(_cuts(stages, source, shared))[1:]
     groups = [stages[0]]
     before = state_bytes(source)
     for cut, behind in pairwise([*cuts, None]):
@@ -56,6 +59,41 @@ def merge_idle_cuts(
             groups.append(stage)
             before = cut.bytes
     return tuple(groups)
+
+
+def idle_bytes(
+    stages: Sequence[ChainStage], source: State, shared: Sequence[Any] = ()
+) -> list[int]:
+    """Return the bytes of each stage's input that are saved by neither side and not passed on.
+
+    The chain is run once, and arguments are as for `merge_idle_cuts`.
+    """
+    return [cut.idle_bytes for cut in _cuts(stages, source, shared)]
+
+
+def spans_over_idle_cuts(idle: Sequence[int], least: int) -> list[tuple[int, int]]:
+    """Return the first and last of two, four, eight ... stages that are worth keeping as one.
+
+    Args:
+        idle: As `idle_bytes` gives them.
+        least: Idle bytes from which a cut counts.
+
+    Example:
+        >>> spans_over_idle_cuts([0, 9, 9, 9, 0, 9], 1)
+        [(0, 1), (0, 3), (2, 3), (4, 5)]
+    """
+    spans: set[tuple[int, int]] = set()
+    first = 0
+    for behind in range(1, len(idle) + 1):
+        if behind < len(idle) and idle[behind] >= max(least, 1):
+            continue
+        length = 2
+        while length <= _LONGEST and length < 2 * (behind - first):
+            starts = range(first, behind - 1, length)
+            spans.update((start, min(start + length, behind) - 1) for start in starts)
+            length *= 2
+        first = behind
+    return sorted(spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +119,7 @@ def _cuts(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) ->
             output = run_stage(stage, index, state, shared)
         passed = set(map(address_of, output))
         idle = [each for each in state if address_of(each) not in kept | saved | passed]
-        if index:
-            yield _Cut(index, state_bytes(state), state_bytes(idle))
+        yield _Cut(index, state_bytes(state), state_bytes(idle))
         kept = (kept | saved) & passed
         state = detached(output)
 

@@ -1,0 +1,70 @@
+"""What passes between stages and nobody saves is let go as in plain training."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.stage.idle_cuts import spans_over_idle_cuts
+from chainstay.schedule import OpKind
+from training_conditions import Sample, differences, shown, trained
+from twins import peak_of
+from zoo import loss_of
+
+
+class WaveNet(nn.Module):
+    """Gated convolutions whose results add up beside them."""
+
+    def __init__(self, layers: int = 8) -> None:
+        super().__init__()
+        self.enter = nn.Conv1d(1, 8, 1)
+        self.gates = nn.ModuleList(nn.Conv1d(8, 16, 3, padding=1) for _ in range(layers))
+        self.on = nn.ModuleList(nn.Conv1d(8, 8, 1) for _ in range(layers))
+        self.out = nn.ModuleList(nn.Conv1d(8, 8, 1) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, total = self.enter(x), torch.zeros(())
+        for gate, on, out in zip(self.gates, self.on, self.out, strict=True):
+            left, right = gate(x).chunk(2, 1)
+            made = torch.tanh(left) * torch.sigmoid(right)
+            total, x = total + out(made), x + on(made)
+        return total
+
+
+def test_what_plain_training_fits_in_is_enough_without_running_anything_again() -> None:
+    """If all sums were kept, it would need a third more."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 1, 400)
+    plain = WaveNet()
+    planned = copy.deepcopy(plain)
+    for parameter in plain.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    budget = (peak_of(plain, x) + x.nbytes) * 105 // 100
+    chainstay.fit(planned, (x,), budget=budget, loss=loss_of, granularity="fine", repeats=1)
+    solution, profile = shown(planned).solution, shown(planned).plans[-1].profile
+    assert isinstance(profile, ChainProfile)
+    kept = [op for op in solution.schedule if op.kind is OpKind.FORWARD_KEEP_ALL]
+    assert all(op.kind in (OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD) for op in solution.schedule)
+    names = {profile.stages[op.stage].all_options[op.option].name for op in kept if op.option}
+    assert names == {"keeps everything"}
+    assert shown(planned).kept_in_part == ()
+    assert differences(trained(planned, Sample((x,))), trained(plain, Sample((x,)))) == []
+    assert peak_of(planned, x) + x.nbytes <= solution.peak_bytes <= budget
+
+
+@pytest.mark.parametrize(
+    ("idle", "spans"),
+    [
+        ([0, 0, 0], []),
+        ([0, 9], [(0, 1)]),
+        ([0, 9, 9], [(0, 1), (0, 2)]),
+        ([0, 9, 9, 0, 4, 9], [(0, 1), (0, 2), (4, 5)]),
+    ],
+)
+def test_spans_are_over_idle_cuts(idle: list[int], spans: list[tuple[int, int]]) -> None:
+    assert spans_over_idle_cuts(idle, 5) == spans
