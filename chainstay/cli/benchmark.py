@@ -65,14 +65,7 @@ class _RunnableStrategy:
 def measure_strategies(
     costs: ModelCosts, plans: Sequence[PlanOptions], *, segments: int, steps: int
 ) -> list[BenchmarkRow]:
-    """Run plain training, checkpointing and plans, and return what they took.
-
-    Args:
-        costs: The model and its costs.
-        plans: Budgets of the plans.
-        segments: Number of segment counts of ``checkpoint_sequential`` to run.
-        steps: Timed steps of each strategy.
-    """
+    """Run plain training, `segments` ways of checkpointing, and plans; return what they took."""
     strategies = [_plain(costs), *_segmented(costs, segments), *_planned(costs, plans)]
     return _measured(strategies, steps)
 

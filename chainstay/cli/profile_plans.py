@@ -57,12 +57,6 @@ def plan_profile(
 ) -> PlanResult:
     """Return the fastest plan for a network of which only the profile is known.
 
-    Args:
-        profile: Costs of the network.
-        name: Its name, for people.
-        options: The budget, and how to solve within it.
-        link: The link to the host, if one was given.
-
     Raises:
         CommandLineError: The options do not go together.
         InfeasibleBudgetError: Nothing fits.

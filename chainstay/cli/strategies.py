@@ -122,13 +122,7 @@ def plain_training(makespan: Time, peak_bytes: int, budget: int) -> Strategy:
 def best_checkpointing(
     stages: int, simulate_costs: Callable[[Schedule], tuple[int, int]], budget: int
 ) -> Strategy:
-    """Return the best segment count of torch's ``checkpoint_sequential``.
-
-    Args:
-        stages: Number of stages.
-        simulate_costs: Function from a schedule to its makespan and peak.
-        budget: Bytes.
-    """
+    """Return the best segment count of torch's ``checkpoint_sequential``."""
     counts = range(1, max(2, stages))
     simulated = [(*simulate_costs(checkpoint_sequential(stages, n)), n) for n in counts]
     fitting = [(makespan, peak, count) for makespan, peak, count in simulated if peak <= budget]
@@ -141,10 +135,6 @@ def best_checkpointing(
 
 def fastest_strategy(strategies: Sequence[Strategy], plain_time: Time = 1) -> Strategy:
     """Return the fastest strategy that was solved for; of equals the first.
-
-    Args:
-        strategies: The strategies to choose from.
-        plain_time: Time of a step without a budget, in ns.
 
     Raises:
         InfeasibleBudgetError: None fits; it names the least budget in which one does.

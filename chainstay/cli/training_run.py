@@ -71,15 +71,7 @@ class RunResult:
 def train_by_plan(
     workload: Workload, plan: Plan, *, steps: int, compare: bool, host_budget: str | None
 ) -> RunResult:
-    """Train `steps` steps by `plan` and, if asked for and possible, by plain PyTorch.
-
-    Args:
-        workload: The model and a batch.
-        plan: A plan for it.
-        steps: Number of training steps.
-        compare: Whether to train by plain PyTorch, too.
-        host_budget: Host memory that may be used, as text; None for all.
-    """
+    """Train `steps` steps by `plan` and, if asked for and possible, by plain PyTorch."""
     planned_plain = _planned_plain(plan)
     reason = _reason_not_to_compare(workload, planned_plain, compare=compare)
     plain = differences = None

@@ -51,11 +51,6 @@ class TrainingRecord:
         """Train `steps` steps from the present state, by plain gradient descent.
 
         The model is put back to that state afterwards.
-
-        Args:
-            workload: The model, fitted or not, and a batch.
-            steps: Number of steps.
-            after: Function that is called after each step.
         """
         model = workload.model
         with _put_back(model):

@@ -199,11 +199,6 @@ def blocks_needed(call: Call, by: StageSource) -> str:
 def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:
     """Return a forward by blocks, without a plan yet.
 
-    Args:
-        planner: Makes the plans.
-        call: A call of the model.
-        reason: Why the model goes by blocks, for people.
-
     Raises:
         UnsupportedModelError: What is asked for cannot be done by blocks.
     """

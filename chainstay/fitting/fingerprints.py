@@ -31,15 +31,7 @@ def fingerprint_of(
     device: torch.device,
     stages: Sequence[ChainStage] = (),
 ) -> Fingerprint:
-    """Return the fingerprint of a plan for this call of `model`, cut into `stages`.
-
-    Args:
-        model: The model in its present state.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        device: Where the model is.
-        stages: The loss excluded; none where they are not known yet.
-    """
+    """Return the fingerprint of a plan for this call of `model`; `stages` exclude the loss."""
     named = dict(model.named_modules())
     autocast = Autocast.now(device)
     return Fingerprint(

@@ -61,10 +61,6 @@ class MeasuredModel:
     def solve(self, budget: int | str, method: Method | str = "auto") -> Solution:
         """The fastest schedule without transfers that was found.
 
-        Args:
-            budget: Bytes, ``"8GiB"``, or a percentage of what plain training needs.
-            method: The method, as for `chainstay.solve_measured`.
-
         Raises:
             ChainstayError: Any that `chainstay.solve_measured` raises.
         """
@@ -76,10 +72,6 @@ class MeasuredModel:
         self, solution: Solution, engine: Engine | None = None
     ) -> PlannedGraph | PlannedBlocks:
         """The stages by the schedule of `solution`.
-
-        Args:
-            solution: A solution for these stages and the loss.
-            engine: Makes the solution's transfers, if it has any.
 
         Raises:
             ChainstayError: The schedule is for other stages, or cannot be run.

@@ -31,12 +31,7 @@ class NotedPlan:
         return kept_in_part(self.planned.profile, self.planned.solution.schedule)
 
     def describe(self, name: str, others: str) -> str:
-        """Return the plan in words and as a table.
-
-        Args:
-            name: The model's name.
-            others: A remark on other plans.
-        """
+        """Return the plan in words and as a table."""
         planned = self.planned
         solution, profile = planned.solution, planned.profile
         least = planned.plain_time or profile.least_time

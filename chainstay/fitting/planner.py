@@ -198,11 +198,6 @@ class Planner:
     ) -> PlannedGraph | PlannedJoin | CapturedForward:
         """A plan for a captured graph on inputs like these.
 
-        Args:
-            forward: The graph.
-            inputs: What it is called with.
-            call: The call of the model; see `GraphCall`.
-
         Returns:
             The graph by a plan, or the graph itself where new shapes run plainly.
 

@@ -50,10 +50,6 @@ def caches_off(configs: Sequence[Any]) -> Iterator[None]:
 def output_hooks_installed(call: Call, device: torch.device) -> Iterator[bool]:
     """Install the hooks that `call` would; take them away again if the body raises.
 
-    Args:
-        call: Is not made: a shadow of its model tells what it installs.
-        device: Where the model is.
-
     Yields:
         Whether there were any to install.
     """

@@ -97,9 +97,6 @@ class ClaimBuilder:
     def nothing_fits(self, least_budget: Callable[[], int]) -> ChainstayError:
         """Return the error after a solve that ended as infeasible.
 
-        Args:
-            least_budget: Finds the budget, in bytes, that the error is to name.
-
         Returns:
             `InfeasibleBudgetError`; `SolverLimitError` if the least budget was not found in
             time; `CertificateError` if the solver contradicts itself.

@@ -67,12 +67,6 @@ def require_settings(
 ) -> None:
     """Refuse settings that no solve can have.
 
-    Args:
-        discards: Must be one of `Discards`.
-        time_limit_s: Must be a positive number.
-        seed: Must be an integer from 0.
-        threads: A positive integer, by the method's own name for it.
-
     Raises:
         UnknownMethodError: The text names the setting, its value and the choices.
     """

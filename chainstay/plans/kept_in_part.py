@@ -43,10 +43,6 @@ def kept_in_part(profile: object, schedule: Schedule) -> tuple[KeptInPart, ...]:
     """Return what `schedule` keeps in part, by rising stage.
 
     Stages that are kept as one at no cost in time are kept whole.
-
-    Args:
-        profile: The costs of the stages; only chains have options.
-        schedule: A schedule for them.
     """
     if not isinstance(profile, ChainProfile):
         return ()
@@ -83,11 +79,6 @@ def part_text(part: KeptInPart) -> str:
 
 def table_of_parts(parts: Sequence[KeptInPart], stages: int, plain_time: int) -> str:
     """Return one line that counts stages, and one for each kind of part, the largest first.
-
-    Args:
-        parts: What a plan keeps in part; empty for an empty text.
-        stages: Number of all stages.
-        plain_time: Time of a step of plain training in ns.
 
     Example:
         >>> part = KeptInPart(stage=1, stages=1, name="h.0", option=1, dropped="drops gelu",

@@ -63,11 +63,7 @@ class MemoryLevel(NamedTuple):
 
 
 def replay_levels(replay: Replay) -> tuple[MemoryLevel, ...]:
-    """Return the levels of operations that run one after another.
-
-    Args:
-        replay: Result of the simulator of a chain or of a join.
-    """
+    """Return the levels of operations that run one after another."""
     levels: list[MemoryLevel] = []
     before: Snapshot | None = None
     for snapshot in replay.timeline:

@@ -157,12 +157,7 @@ def _require(solution: Solution, makespan: Time, peak_bytes: int) -> None:
 
 
 def _replayed_timeline(problem: AnyProblem, replayed: Replay) -> Timeline:
-    """Return the timeline of operations that run one after another.
-
-    Args:
-        problem: A chain or a join.
-        replayed: Its simulation.
-    """
+    """Return the timeline of operations that run one after another."""
     levels = slot_levels(replayed) if problem.unit == "slots" else replay_levels(replayed)
     timed = ((snapshot.op, snapshot.start, snapshot.end) for snapshot in replayed.timeline)
     lanes = tuple(_lanes(problem.profile))

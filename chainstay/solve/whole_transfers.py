@@ -94,11 +94,7 @@ class WholeTransferSearch:
         self._find_lifetimes()
 
     def best(self, moved: Collection[tuple[str, int]]) -> TimedSchedule | None:
-        """Return the best schedule found from moving `moved`, or ``None`` if nothing fits.
-
-        Args:
-            moved: The items, as `Item`.
-        """
+        """Return the best schedule found from moving `moved`, or ``None`` if nothing fits."""
         items = {Item(*item) for item in moved}
         first = next(filter(None, map(self._first, self._more_and_more(items))), None)
         if first is None:  # not even with all that can leave, the way to run in least memory

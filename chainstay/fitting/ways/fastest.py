@@ -214,10 +214,6 @@ class Ways:
 def fastest_way(cut: StagedGraph, ways: Ways) -> PlannedGraph | PlannedJoin:
     """The plan of the fastest way.
 
-    Args:
-        cut: The model.
-        ways: The ways for the chain, not tried yet.
-
     Raises:
         ChainstayError: No way fits; as `Ways.best`.
     """
@@ -238,12 +234,6 @@ def planned_graph(
     staged: StagedGraph, costs: Measurement, solution: Solution, engine: Engine | None = None
 ) -> PlannedGraph:
     """A graph by the schedule of `solution`.
-
-    Args:
-        staged: The graph as stages.
-        costs: What they cost.
-        solution: A solution for these stages and the loss.
-        engine: Makes the solution's transfers, if it has any.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages, or cannot be run.

@@ -65,11 +65,6 @@ def minimum_budget(
     from the solver's bound where its rounding errors are small beside the divisor of all
     sizes, and else from the model of the next smaller budget, which has no schedule.
 
-    Args:
-        profile: The chain.
-        discards: Which operations may remove data.
-        limits: Limits of the solver.
-
     Raises:
         SolverLimitError: Time ran out before the least budget was proved.
     """
@@ -104,11 +99,6 @@ def _solve(formulation: ChainFormulation, limits: Limits, start: Schedule | None
 
     HiGHS works with tolerances: with sizes of many digits it may accept an overrun of a
     few bytes. Such a choice is forbidden by name and the search goes on.
-
-    Args:
-        formulation: The model.
-        limits: Limits of the solver.
-        start: A schedule that the model contains, if there is one.
     """
     deadline = monotonic() + limits.time_s
     while limits.time_s > 0:

@@ -115,10 +115,6 @@ _REFUSED: Final = {
 def as_captured_graph(module: fx.GraphModule, inputs: Sequence[GraphInput]) -> CapturedGraph:
     """Return the graph that TorchDynamo gave a backend, in a plain form.
 
-    Args:
-        module: The graph; it is not changed.
-        inputs: What its inputs are.
-
     Raises:
         NoStagesError: It has operators that a plan cannot run again.
     """

@@ -43,12 +43,7 @@ class GraphInput:
 
 
 def inputs_of(module: fx.GraphModule, values: Sequence[object]) -> tuple[GraphInput, ...]:
-    """Return the inputs of a graph, which TorchDynamo forgets when its backend returns.
-
-    Args:
-        module: The graph.
-        values: The inputs of the call that it was traced on.
-    """
+    """Return the inputs of a graph, which TorchDynamo forgets when its backend returns."""
     nodes = module.graph.find_nodes(op="placeholder")
     return tuple(_input_of(node, value) for node, value in zip(nodes, values, strict=True))
 

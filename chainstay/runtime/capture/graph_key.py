@@ -23,13 +23,7 @@ __all__ = ["graph_key"]
 def graph_key(
     observed: ObservedGraph, inputs: Sequence[object], autocast: Autocast | None
 ) -> Hashable:
-    """Return a key, equal for graphs that differ in numbers only, constants or inputs.
-
-    Args:
-        observed: The graph.
-        inputs: The inputs of a call, its constants left out.
-        autocast: Around the call.
-    """
+    """Return a key, equal for graphs that differ in numbers only, constants or inputs."""
     captured, seen = observed.captured, observed.seen
     kinds = [given.kind for given in captured.inputs]
     given = (*inputs, *captured.constants)

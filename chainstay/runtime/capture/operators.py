@@ -90,15 +90,11 @@ class Observations:
 def observe_operators(
     captured: CapturedGraph, inputs: Sequence[object]
 ) -> tuple[CapturedGraph, Observations]:
-    """Run the graph on fake tensors like these inputs.
+    """Run the graph on fake tensors like these inputs, its constants behind them.
 
     The graph is changed. Operators that hand on a held tensor as it is, such as a conversion to
     the type that it has, are taken out: left in, they would make a parameter a value that crosses
     cuts. Operators that compute numbers from numbers are moved to the front.
-
-    Args:
-        captured: The graph.
-        inputs: The inputs of one call, with the graph's constants behind them.
 
     Returns:
         The graph without such operators, and what its nodes do.

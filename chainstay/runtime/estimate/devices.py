@@ -67,12 +67,9 @@ class DeviceModel:
                 _require_figure(field.name, getattr(self, field.name))
 
     def kernel_ns(self, *, flops: float, throughput: float, moved_bytes: float) -> int:
-        """Time of one kernel in ns, rounded up: arithmetic or traffic, whichever takes longer.
+        """Return the time of one kernel in ns, rounded up: the longer of arithmetic and traffic.
 
-        Args:
-            flops: Floating-point operations.
-            throughput: How many of these operations a second, by the data sheet.
-            moved_bytes: Read from and written to the device's memory.
+        `throughput` is in operations a second, by the data sheet.
         """
         computing = flops / (throughput * self.compute_efficiency)
         moving = moved_bytes / (self.bandwidth * self.bandwidth_efficiency)

@@ -44,13 +44,7 @@ class WatchedPhase:
 def watch(
     phases: Iterable[Callable[[], None]], device: DeviceModel, mode: FakeTensorMode
 ) -> list[WatchedPhase]:
-    """Run functions one after another and watch each.
-
-    Args:
-        phases: May be a generator that makes each phase when its turn has come.
-        device: Whose times count.
-        mode: The mode of the fake tensors, under which this is called.
-    """
+    """Run functions, of which a generator may make each in turn, and watch each."""
     watched = []
     with _Watch(device, mode) as seen:
         for phase in phases:

@@ -27,9 +27,6 @@ _DECIDES: Final = re.compile(r"data-dependent branching|generic_jump", re.IGNORE
 def told_by_name(model: str) -> Iterator[None]:
     """Say of failures that stand-ins bring about which operator it was, and what to do.
 
-    Args:
-        model: Name of what is estimated.
-
     Raises:
         UnsupportedModelError: A value decided, or an operator says nothing of its results; or
             the model has no full graph.

@@ -55,11 +55,6 @@ def estimate_stages(
 ) -> tuple[list[ObservedStage], list[StageMemory]]:
     """Costs of every stage; call it under the stand-ins' mode, with gradients enabled.
 
-    Args:
-        subject: Stages and stand-ins.
-        device: Whose times count.
-        mode: The mode of the stand-ins.
-
     Raises:
         UnsupportedModelError: The loss gives something else than one number, the model
             integers, or a stage fails.

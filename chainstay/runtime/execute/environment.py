@@ -182,12 +182,9 @@ class Environment:
     def shared_for(
         self, shared: Sequence[Any], names: Sequence[str], *, for_last_time: bool
     ) -> Sequence[Any]:
-        """The shared values as they were at the first run.
+        """Return the shared values as they were at the first run.
 
-        Args:
-            shared: The shared values as they are.
-            names: What messages call them.
-            for_last_time: Give the saved copies away instead of copying them once more.
+        The last time, the saved copies themselves are given away.
 
         Raises:
             PlanMismatchError: One that the stage only reads was changed since.
@@ -258,13 +255,7 @@ def require_repeatable(
     output: State,
     environment: Environment,
 ) -> None:
-    """Run `stage` again as a plan would; it must give `output` once more.
-
-    Args:
-        stage: What to run.
-        given: Its input, and what it shares with others.
-        output: The output of its run in `environment`.
-        environment: The environment of that run; it is given away.
+    """Run `stage` again as a plan would, in its environment; it must give `output` once more.
 
     Raises:
         UnsupportedModelError: It gives something else.

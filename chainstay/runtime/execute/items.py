@@ -101,10 +101,6 @@ def standing_bytes(profile: ChainProfile, schedule: Schedule) -> Iterator[int]:
 
     That is the input, and a shared tensor as long as something stored has it, wherever the
     rest of that is. A gradient that a backward hands on unchanged is not there twice.
-
-    Args:
-        profile: The profile of the chain.
-        schedule: Valid under free discards, with transfers between.
     """
     last = {op: index for index, op in enumerate(schedule) if op.kind.is_prefetch}
     returns = {op.item: index for op, index in last.items()}

@@ -125,12 +125,7 @@ class Run:
     held: list[Cell] = field(default_factory=list)
 
     def forward(self, state: State, steps: Iterable[Step | Stretch] | None = None) -> State:
-        """The model's forward: first runs build the graph, any others go beside it.
-
-        Args:
-            state: The first.
-            steps: The steps of the plan, if `stretched` has put them together.
-        """
+        """Run the forward: first runs build the graph, any others go beside it."""
         for step in self.plan.forward if steps is None else steps:
             if isinstance(step, Stretch):
                 state = self._stretch(step, state)

@@ -22,10 +22,6 @@ __all__ = ["remade_bytes"]
 def remade_bytes(profile: ChainProfile, schedule: Schedule) -> int:
     """Return the most bytes that the runtime needs for `schedule` beyond those simulated.
 
-    Args:
-        profile: The profile of the chain.
-        schedule: Valid for it.
-
     Complexity:
         O(len(schedule) * len(profile.skips) * len(profile)).
 

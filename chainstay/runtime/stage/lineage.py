@@ -87,12 +87,7 @@ class Lineage:
 def shared_skips(
     states: Sequence[NumberedState], gradients: Sequence[Gradients]
 ) -> tuple[Skip, ...]:
-    """Return the tensors that several of `states` have, joined where they cross the same cuts.
-
-    Args:
-        states: The input of every stage, the loss's included.
-        gradients: The gradients of these states.
-    """
+    """Return the tensors that several of `states` have, joined where they cross the same cuts."""
     bytes_of: Counter[tuple[int, int]] = Counter()
     gradient_of: Counter[tuple[int, int]] = Counter()
     sizes = [state.storages for state in states]

@@ -46,12 +46,6 @@ def loss_stage(
     A loss is traced, not called: a captured graph leaves no trace wherever it keeps its state.
     It reads what the user's loss reads, until `on_stand_ins` gives it others.
 
-    Args:
-        loss: A function from the model's output to a scalar.
-        output: What the model gives.
-        found_at: Where each output of the model's graph is when its stages have run.
-        shared: The values that its stages share.
-
     Raises:
         UnsupportedModelError: The loss cannot be traced on this output.
     """
@@ -75,10 +69,6 @@ def loss_stage(
 
 def traced_loss(loss: Loss, output: object) -> TracedLoss:
     """The loss as a function that leaves no trace.
-
-    Args:
-        loss: A function from the model's output to a scalar.
-        output: What the model gives, to be traced on.
 
     Raises:
         UnsupportedModelError: The loss cannot be traced on this output.

@@ -65,11 +65,6 @@ class StagedGraph:
     ) -> PlannedGraph:
         """The graph by the schedule of `solution`.
 
-        Args:
-            solution: A solution for these stages and the loss.
-            profile: What they cost.
-            transport: Makes the solution's transfers.
-
         Raises:
             PlanMismatchError: The schedule is for another number of stages, or cannot be run.
             InvalidScheduleError: An operation lacks what it needs.
@@ -95,14 +90,6 @@ def subject_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
     """The stages of a graph, with stand-ins for its inputs: running them leaves no trace.
 
     Call it inside `measuring`.
-
-    Args:
-        graph: The graph, cut.
-        inputs: What it gets in a call.
-        loss: Behind its last stage, if there is one.
-        device: Where it runs.
-        progress: Told of every run of a stage.
-        merges: Whether stages whose cut is not worth having are joined.
     """
     stand_ins = StandIns(written_inputs(graph.stages, graph.state_inputs, inputs))
     state, shared = graph.begin(stand_ins.of_all(inputs))
@@ -138,15 +125,7 @@ def measured_graph(
     cache: str | os.PathLike[str] | None,
     wants_options: Callable[[Measurement], bool] = lambda _: True,
 ) -> tuple[StagedGraph, Measurement]:
-    """Measure the stages of a graph; call it inside `measuring`.
-
-    Args:
-        graph: The graph, cut.
-        subject: Its stages; see `subject_of`.
-        repeats: The least number of timed runs of each stage.
-        cache: A directory for what was measured.
-        wants_options: Whether to look for options of stages; see `measure_subject`.
-    """
+    """Measure the stages of a graph; call it inside `measuring`."""
     measured = measure_subject(
         subject, names_of(graph), repeats, cache, wants_options=wants_options
     )

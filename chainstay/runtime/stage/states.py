@@ -116,12 +116,7 @@ def non_leaves(state: State) -> State:
 
 
 def changeable(state: State, values: State) -> State:
-    """`values` in place of `state`, as a stage in mid-chain gets them: it may change them.
-
-    Args:
-        state: The state to which gradients go.
-        values: The same numbers, perhaps in other memory.
-    """
+    """Return `values` in place of `state`, as a stage in mid-chain gets them: to be changed."""
     wanting = tuple(index for index, each in enumerate(state) if each.requires_grad)
     made: State = _Changeable.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
         tuple(values[index] for index in wanting), *(state[index] for index in wanting)
@@ -148,11 +143,9 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def copied(state: State, device: torch.device | None) -> State:
-    """The same values in storages of their own; what shared memory still does.
+    """Return a state with the same values in memory of its own, on `device` or where it is.
 
-    Args:
-        state: What to copy.
-        device: Where to; ``None`` for where each tensor is.
+    Tensors that share memory share that of the copy.
     """
     owners: dict[int, torch.Tensor] = {}
     copies = []

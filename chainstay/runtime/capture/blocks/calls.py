@@ -98,12 +98,7 @@ class BlockCall:
 
 
 def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]:
-    """The calls of all children of the model's containers, in the order of their ends.
-
-    Args:
-        model: A model with lists of modules.
-        run: Calls it.
-    """
+    """Return the calls of all children of the model's containers, in the order of their ends."""
     numbers = TensorNumbers()
     calls: list[BlockCall] = []
 

@@ -23,12 +23,7 @@ def follows(segment: _Calls, call: BlockCall) -> bool:
 
 
 def choose_calls(calls: _Calls, unfit: Collection[str]) -> list[BlockCall]:
-    """The calls to take, in their order: those of lists of one class, or of the largest list.
-
-    Args:
-        calls: All calls of modules in lists.
-        unfit: Paths of modules that cannot be stages.
-    """
+    """Return the calls to take, in order: those of lists of one class, or of the largest list."""
     refused = {call.name for call in calls if not call.is_stage} | set(unfit)
     groups: dict[str, list[BlockCall]] = {}
     for call in calls:

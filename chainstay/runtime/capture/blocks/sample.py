@@ -109,14 +109,7 @@ def sample_blocks(
 def blocks_run_by(
     model: nn.Module, names: Iterable[str], graphs: BlockGraphs, runner: BlockRunner
 ) -> Iterator[None]:
-    """Inside, the blocks of these names are run by `runner`; without gradients, by themselves.
-
-    Args:
-        model: Whose blocks have all been traced.
-        names: The paths of the blocks.
-        graphs: The graphs of these blocks.
-        runner: Called for one call of a block after another.
-    """
+    """Inside, the blocks of these names are run by `runner`; without gradients, by themselves."""
 
     def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
         return graphs.call(block, (args, kwargs), runner)

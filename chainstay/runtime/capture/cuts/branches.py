@@ -48,12 +48,7 @@ class Towers:
 
 
 def find_towers(captured: CapturedGraph, seen: Observations, movable: frozenset[fx.Node]) -> Towers:
-    """The towers of a model, and its tail.
-
-    Args:
-        captured: The model's graph.
-        seen: What its operators do.
-        movable: Operators that need not be in any part.
+    """Return the towers of a model; operators that are `movable` need not be in any part.
 
     Raises:
         NotAJoinError: There are no two of them, or one reads what is computed in another.

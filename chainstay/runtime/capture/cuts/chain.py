@@ -132,12 +132,7 @@ class GraphChain:
 
 
 def counted_among(shared: Sequence[Any], inputs: Sequence[GraphInput]) -> tuple[torch.Tensor, ...]:
-    """Return the shared tensors that a step's memory counts: they come with the call.
-
-    Args:
-        shared: The graph's inputs, and what its prologue makes of them.
-        inputs: What the inputs are.
-    """
+    """Return the shared tensors that a step's memory counts: they come with the call."""
     kinds = [given.kind for given in inputs]
     kinds += [InputKind.ARGUMENT] * (len(shared) - len(kinds))
     tensors = [
@@ -156,13 +151,7 @@ def counted_among(shared: Sequence[Any], inputs: Sequence[GraphInput]) -> tuple[
 def written_inputs(
     stages: Sequence[GraphStage], state_inputs: Sequence[int], inputs: Sequence[object]
 ) -> frozenset[int]:
-    """Identities of the inputs that a graph changes in place.
-
-    Args:
-        stages: All of its stages.
-        state_inputs: Positions of the inputs in its first state.
-        inputs: The inputs of a call.
-    """
+    """Return the identities of the inputs that a graph changes in place."""
     positions = {position for stage in stages for position in stage.written}
     if stages and stages[0].changes_input:
         positions |= set(state_inputs)

@@ -43,11 +43,6 @@ class ObservedGraph:
 def observe_graph(name: str, captured: CapturedGraph, inputs: Sequence[object]) -> ObservedGraph:
     """Observe the operators of a graph.
 
-    Args:
-        name: The model's name, for messages.
-        captured: Its graph, which may be changed.
-        inputs: The inputs of one call, real or fake.
-
     Raises:
         NoStagesError: A shape depends on values.
     """
@@ -75,11 +70,6 @@ def cut_into_chain(
     observed: ObservedGraph, granularity: Granularity, blocks: frozenset[str]
 ) -> GraphChain:
     """Cut a graph where little crosses.
-
-    Args:
-        observed: The graph.
-        granularity: How finely; see `choose_cuts`.
-        blocks: Paths of the model's repeated blocks.
 
     Raises:
         NoStagesError: It gives something that is neither a tensor nor a number.

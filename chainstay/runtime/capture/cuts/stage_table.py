@@ -17,13 +17,7 @@ _WIDTH: Final = 120
 
 
 def stage_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """One line per stage, numbered from 0.
-
-    Args:
-        title: Above the table.
-        columns: The titles of all columns behind the stage's name.
-        rows: The name of each stage, and what is in its columns.
-    """
+    """Return a table of one line per stage, numbered from 0."""
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("stage", justify="right")
     table.add_column("modules", overflow="fold")

@@ -40,12 +40,7 @@ def random_numbers_kept(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def world_kept(functions: Sequence[object], device: torch.device) -> Iterator[None]:
-    """Run the user's Python inside; what it does outside of its model is undone at the end.
-
-    Args:
-        functions: Functions and classes that run: forwards, hooks, losses.
-        device: Where random numbers may be drawn.
-    """
+    """Run the user's Python inside; what it does outside of its model is undone at the end."""
     found = _World()
     found.look_at(functions)
     dtype = torch.get_default_dtype()
