@@ -19,6 +19,7 @@ from chainstay.errors import (
 )
 from chainstay.formulations import CPSAT, MIP
 from chainstay.planning.search import Candidate, Search, evenly_timed, overhead_margin
+from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.execute.remade import remade_bytes
 from chainstay.runtime.measures.measured import Measurement
@@ -162,9 +163,7 @@ class ChainSearch(Search[ChainProfile]):
             return None
         makespan = profile.least_time
         claim = Claim(schedule=schedule, makespan=makespan, lower_bound=makespan, family=Family.ALL)
-        solution = certify(
-            profile, claim, budget=self.budget, method=str(method), solve_seconds=0.0
-        )
+        solution = certify(ChainProblem(profile, self.budget), claim, method=str(method))
         return replace(solution, unrestricted_bound=makespan)
 
     def persistent(self) -> Solution | None:

@@ -89,7 +89,7 @@ def certify_chain(
         CertificateError: The claim is false, or the schedule faster than that bound.
     """
     profile, budget = problem.profile, problem.budget
-    solution = certify(profile, claim, budget=budget, method=method, solve_seconds=solve_seconds)
+    solution = certify(problem, claim, method=method, solve_seconds=solve_seconds)
     bound: Time = unrestricted_bound(profile, budget)
     if claim.scope == Scope(Family.ALL, Discards.FREE):
         bound = max(bound, solution.lower_bound)
@@ -209,7 +209,7 @@ def _persistent_optimum(
     except InfeasibleBudgetError as error:
         required = error.required
         claim = method(profile, required)
-    certify(profile, claim, budget=required or budget, method=str(method), solve_seconds=0.0)
+    certify(ChainProblem(profile, required or budget), claim, method=str(method))
     persistent = Scope(Family.PERSISTENT, discards)
     result = MethodResult(
         method=str(method),
@@ -233,6 +233,7 @@ def _cross_checked_claim(
     Raises:
         CertificateError: One of the two is wrong.
     """
+    problem = ChainProblem(profile, budget)
     scope = Scope(Family.SINGLE_SWEEP, Discards(method.discards))
     try:
         claim = method(profile, budget, hint=hint)
@@ -240,11 +241,11 @@ def _cross_checked_claim(
         refusal = MethodResult(
             method=str(method), schedule_scope=scope, bound_scope=scope, required=error.required
         )
-        require_consistent(ChainProblem(profile, budget), (known, refusal))
+        require_consistent(problem, (known, refusal))
         raise
-    certify(profile, claim, budget=budget, method=str(method), solve_seconds=0.0)
+    certify(problem, claim, method=str(method))
     result = MethodResult(
         method=str(method), schedule_scope=scope, bound_scope=claim.scope, claim=claim
     )
-    require_consistent(ChainProblem(profile, budget), (known, result))
+    require_consistent(problem, (known, result))
     return claim

@@ -11,12 +11,13 @@ from chainstay.dp.join import claim_join
 from chainstay.errors import UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.join.method import claim_by_phases
+from chainstay.problems import JoinProblem
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Solution
 from chainstay.solve.budgets import budget_bytes
 from chainstay.solve.common import require_profile, resolve, timed_claim
-from chainstay.validation.certify import certify_join
+from chainstay.validation.certify import certify
 
 __all__ = ["AnyJoinMethod", "JoinMethod", "join_claim", "solve_join"]
 
@@ -95,9 +96,8 @@ def solve_join(
     claim, seconds = timed_claim(
         lambda: join_claim(solver, profile, size, keep=flags), solver, Claim
     )
-    return certify_join(
-        profile, claim, keep=flags, budget=size, method=str(solver), solve_seconds=seconds
-    )
+    problem = JoinProblem(profile, size, flags)
+    return certify(problem, claim, method=str(solver), solve_seconds=seconds)
 
 
 def join_claim(

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-
 from chainstay.errors import InvalidScheduleError
-from chainstay.problems import ChainProblem, JoinProblem, Problem
+from chainstay.problems import ChainProblem, JoinProblem
 from chainstay.problems.consistency import MethodResult, contradiction_error
-from chainstay.profiles import ChainProfile, Join
-from chainstay.schedule import Schedule
 from chainstay.solution import Claim, Solution
-from chainstay.validation.join.simulate import simulate_join
-from chainstay.validation.simulate import Replay, simulate
+from chainstay.timetable import Time
+from chainstay.validation.replay import replay
 
-__all__ = ["certify", "certify_join"]
+__all__ = ["certify"]
 
 
 def certify(
-    profile: ChainProfile, claim: Claim, *, budget: int, method: str, solve_seconds: float
+    problem: ChainProblem | JoinProblem, claim: Claim, *, method: str, solve_seconds: float = 0.0
 ) -> Solution:
-    """Replay `claim` in the simulator and return it as a solution.
+    """Replay `claim` about a chain or a join in the simulator and return it as a solution.
 
     Args:
-        profile: The chain.
+        problem: The problem that was solved.
         claim: The schedule and bound that a solver returned.
-        budget: Bytes that the schedule must fit in.
         method: Text of the solver and its settings.
         solve_seconds: Wall time of the solver, in seconds.
 
@@ -34,73 +27,26 @@ def certify(
         CertificateError: The schedule is invalid, exceeds the budget, has another makespan
             than claimed, or is faster than its own lower bound.
     """
-    solution = _certified(
-        ChainProblem(profile, budget),
-        claim,
-        partial(simulate, profile, discards=claim.discards),
-        method,
-    )
-    return replace(solution, solve_seconds=solve_seconds)
-
-
-def certify_join(  # noqa: PLR0913  # one solve has so many facts
-    profile: Join,
-    claim: Claim,
-    *,
-    keep: Sequence[bool],
-    budget: int,
-    method: str,
-    solve_seconds: float,
-) -> Solution:
-    """Replay `claim` about a join in the simulator and return it as a solution.
-
-    Args:
-        profile: The join.
-        claim: The schedule and bound that a solver returned.
-        keep: For each branch, whether the gradient of its input stays until the end.
-        budget: Bytes (slots of a `HomogeneousJoin`) that the schedule must fit in.
-        method: Text of the solver and its settings.
-        solve_seconds: Wall time of the solver, in seconds.
-
-    Raises:
-        CertificateError: The schedule is invalid, exceeds the budget, has another makespan
-            than claimed, or is faster than its own lower bound.
-    """
-    solution = _certified(
-        JoinProblem(profile, budget, tuple(keep)),
-        claim,
-        partial(simulate_join, profile, keep=keep),
-        method,
-    )
-    return replace(solution, solve_seconds=solve_seconds)
-
-
-def _certified(
-    problem: ChainProblem | JoinProblem,
-    claim: Claim,
-    replayed: Callable[[Schedule], Replay],
-    method: str,
-) -> Solution:
     try:
-        replay = replayed(claim.schedule)
+        replayed = replay(problem, claim)
     except InvalidScheduleError as invalid:
         raise _refused(problem, claim, method, str(invalid)) from invalid
-    if refusal := _difference(claim, replay.makespan, replay.peak_bytes, problem.budget):
+    if refusal := _difference(claim, replayed.makespan, replayed.peak_bytes, problem.budget):
         raise _refused(problem, claim, method, refusal)
     return Solution(
         schedule=claim.schedule,
-        makespan=replay.makespan,
-        peak_bytes=replay.peak_bytes,
+        makespan=replayed.makespan,
+        peak_bytes=replayed.peak_bytes,
         budget=problem.budget,
         lower_bound=max(claim.lower_bound, problem.profile.least_time),
         family=claim.family,
         discards=claim.discards,
         method=method,
-        solve_seconds=0.0,
+        solve_seconds=solve_seconds,
     )
 
 
-def _difference(claim: Claim, makespan: int, peak_bytes: int, budget: int) -> str:
+def _difference(claim: Claim, makespan: Time, peak_bytes: int, budget: int) -> str:
     """Return how the replay contradicts `claim`, or an empty text if it does not."""
     if peak_bytes > budget:
         return (
@@ -117,7 +63,9 @@ def _difference(claim: Claim, makespan: int, peak_bytes: int, budget: int) -> st
     return ""
 
 
-def _refused(problem: Problem, claim: Claim, method: str, refusal: str) -> Exception:
+def _refused(
+    problem: ChainProblem | JoinProblem, claim: Claim, method: str, refusal: str
+) -> Exception:
     statement = MethodResult(
         method=method, schedule_scope=claim.scope, bound_scope=claim.scope, claim=claim
     )

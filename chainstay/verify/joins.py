@@ -17,7 +17,7 @@ from chainstay.profiles import HomogeneousJoin, Join
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family, Scope, Solution
 from chainstay.solve.join import join_claim
-from chainstay.validation.certify import certify_join
+from chainstay.validation.certify import certify
 from chainstay.validation.join.search import join_optimum
 from chainstay.validation.join.simulate import simulate_join
 from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
@@ -104,12 +104,9 @@ class JoinSuite(Suite):
 
     def certify(self, tested: MethodUnderTest, problem: Any, claim: Claim) -> Solution:  # noqa: ANN401  # as above
         """Return the claim as a solution; in slots, none may be below the waterfilling bound."""
-        profile, budget, keep = problem.profile, problem.budget, problem.keep
-        solution = certify_join(
-            profile, claim, keep=keep, budget=budget, method=tested.name, solve_seconds=0.0
-        )
+        solution = certify(problem, claim, method=tested.name)
         if problem.unit == "slots":
-            bound = waterfilling_bound(profile, budget, keep=keep)
+            bound = waterfilling_bound(problem.profile, problem.budget, keep=problem.keep)
             if bound is None or bound > solution.makespan:
                 reason = f"the waterfilling bound is {bound}, yet this takes {solution.makespan}"
                 result = MethodResult(method=tested.name, claim=claim)
