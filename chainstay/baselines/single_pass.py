@@ -12,7 +12,7 @@ labels that no other beats in both are kept (Pareto). From `held` bytes the next
     keep s              if held + keep_need[s] <= budget:           held + saved[s]
     recompute [s, k)    if held + recompute_need[s, k] <= budget:   held + fresh[s, k]
 
-Exact as long as no front has more labels than `width`; wider ones are thinned evenly.
+Exact as long as no front has more than `_MOST_LABELS` labels; wider ones are thinned evenly.
 """
 
 from __future__ import annotations
@@ -34,25 +34,22 @@ __all__ = ["single_pass"]
 Array = NDArray[np.int64]
 
 _NEVER: Final = 2**60
+_MOST_LABELS: Final = 300
+"""Labels kept per stage; more are nearer to the optimum and slower."""
 
 
-def single_pass(profile: ChainProfile, budget: int, *, width: int = 300) -> Schedule:
+def single_pass(profile: ChainProfile, budget: int) -> Schedule:
     """Return the fastest single-pass schedule within `budget`; where none fits, the smallest one.
 
-    Args:
-        profile: Chain of n stages.
-        budget: Bytes.
-        width: Most labels kept per stage; larger is nearer to the optimum and slower.
-
     Complexity:
-        O(n^2 width log(n width)) time.
+        O(n^2 width log(n width)) time for n stages, width being `_MOST_LABELS`.
     """
     costs = _StepCosts.from_profile(profile)
     room = budget - profile.input_bytes
     if not _plans(costs, room, width=1):
         rooms = range(costs.keep_all_room)
         room = bisect_left(rooms, x=True, key=lambda room: bool(_plans(costs, room, width=1)))
-    return nest(_plans(costs, room, width=width))
+    return nest(_plans(costs, room, width=_MOST_LABELS))
 
 
 class _PlanStep(NamedTuple):

@@ -104,23 +104,17 @@ class Plan:
         Its peak may be above the simulated one: a runtime makes some tensors twice.
         """
         replayed, solution = self.replay(), self.solution
-        for says, found, is_sound in (
-            (
-                f"takes {solution.makespan} ns",
-                f"takes {replayed.makespan}",
-                replayed.makespan == solution.makespan,
-            ),
-            (
-                f"needs {solution.peak_bytes} bytes",
-                f"needs {replayed.peak_bytes}",
-                replayed.peak_bytes <= solution.peak_bytes,
-            ),
-        ):
-            if not is_sound:
-                raise InvalidPlanError(
-                    f"the plan says that it {says}; replayed, it {found}. The file was changed, "
-                    "or is damaged: plan again"
-                )
+        if replayed.makespan != solution.makespan:
+            contradiction = f"takes {solution.makespan} ns; replayed, it takes {replayed.makespan}"
+        elif replayed.peak_bytes > solution.peak_bytes:
+            says, found = solution.peak_bytes, replayed.peak_bytes
+            contradiction = f"needs {says} bytes; replayed, it needs {found}"
+        else:
+            return
+        raise InvalidPlanError(
+            f"the plan says that it {contradiction}. The file was changed, or is damaged: plan "
+            "again"
+        )
 
     @property
     def problem(self) -> AnyProblem:

@@ -7,7 +7,6 @@ what they read only; transfers for the link, in the order in which they were ask
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -15,7 +14,7 @@ from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import Time, sorted_by_start
 
-__all__ = ["TflmsPlan", "every_lookahead", "tflms", "tflms_plan"]
+__all__ = ["TflmsPlan", "tflms", "tflms_plan"]
 
 _FINE: Final = 24
 """Up to so many counts and steps ahead all are tried; beyond, in steps that grow by a half."""
@@ -40,25 +39,11 @@ class _Event(NamedTuple):
     size: int
 
 
-def every_lookahead(ordered: OrderedNoWait) -> Iterator[tuple[int, int]]:
-    """Yield pairs: a number of activations to move, and a number of steps ahead."""
-    for count in _spread(len(ordered.movable)):
-        for ahead in _spread(len(ordered.sizes)):
-            if ahead:
-                yield count, ahead
-
-
-def tflms(
-    ordered: OrderedNoWait, settings: Iterable[tuple[int, int]] | None = None
-) -> TflmsPlan | None:
-    """Return the best plan of `settings` (of all, by default) that does not run out of memory."""
-    settings = every_lookahead(ordered) if settings is None else settings
-    best: TflmsPlan | None = None
-    for count, ahead in settings:
-        plan = tflms_plan(ordered, count, ahead)
-        if plan is not None and (best is None or plan.makespan_ticks < best.makespan_ticks):
-            best = plan
-    return best
+def tflms(ordered: OrderedNoWait) -> TflmsPlan | None:
+    """Return the best plan of all settings that does not run out of memory."""
+    counts, lookaheads = _spread(len(ordered.movable)), _spread(len(ordered.sizes))[1:]
+    plans = (tflms_plan(ordered, count, ahead) for count in counts for ahead in lookaheads)
+    return min(filter(None, plans), key=lambda plan: plan.makespan_ticks, default=None)
 
 
 def tflms_plan(ordered: OrderedNoWait, count: int, ahead: int) -> TflmsPlan | None:

@@ -13,7 +13,6 @@ from chainstay.formulations.offload import formulation as offload
 from chainstay.formulations.offload import interruptible
 from chainstay.formulations.pyomo_types import Model, pyo
 from chainstay.formulations.settings import Limits, SolverSettings, TerminationStatus
-from chainstay.formulations.tolerances import bound_error, is_within_accuracy
 from chainstay.problems.offload import OffloadClaim, OffloadProblem, transfer_contradiction_error
 from chainstay.solution import Family
 from chainstay.timetable import Time, Timetable, Transfers, exact
@@ -24,6 +23,10 @@ _GAP: Final = 0.5
 """Units of the objective, where it is whole, below which nothing is left to find."""
 _FLUID_GAP: Final = 1e-6
 """Units of other objectives: vertices of these models differ by more than this."""
+_RELATIVE_ERROR: Final = 1e-7
+"""Share of a bound of HiGHS, which computes in floats, that is taken off before it is trusted."""
+_LARGEST_BELIEVED: Final = 10**5
+"""Units of an amount up to which proofs are trusted; with millions beside ones they were wrong."""
 
 
 def claim(
@@ -119,7 +122,7 @@ def _integral(
     outcome = _solved(problem, formulation.model, limits, _GAP)
     unit = Fraction(formulation.unit, problem.link.ticks)
     is_trusted = _is_within_accuracy(problem, formulation.unit) and math.isfinite(outcome.bound)
-    units = math.ceil(outcome.bound - bound_error(outcome)) if is_trusted else 0
+    units = math.ceil(outcome.bound - _bound_error(outcome)) if is_trusted else 0
     if not outcome.has_values:
         return None, exact(unit * units)
     found = exact(unit * round(pyo.value(formulation.model.makespan)))
@@ -141,7 +144,7 @@ def _fluid(
     outcome = _solved(problem, formulation.model, limits, _FLUID_GAP)
     unit, least = Fraction(formulation.unit, problem.link.ticks), problem.profile.least_time
     is_trusted = _is_within_accuracy(problem, formulation.unit) and math.isfinite(outcome.bound)
-    idle = max(0.0, outcome.bound - bound_error(outcome)) if is_trusted else 0.0
+    idle = max(0.0, outcome.bound - _bound_error(outcome)) if is_trusted else 0.0
     bound = least + Fraction(idle) * unit
     timetable = formulation.decode() if outcome.has_values else None
     if timetable is None:
@@ -167,4 +170,9 @@ def _is_within_accuracy(problem: OffloadProblem, unit: int) -> bool:
     sizes = (*profile.activations, *profile.gradients)
     times = (*profile.forward_times, *profile.backward_times)
     amounts = (*map(link.transfer_ticks, sizes), *(time * link.ticks for time in times))
-    return is_within_accuracy(amounts, unit)
+    return max(amounts, default=0) <= unit * _LARGEST_BELIEVED
+
+
+def _bound_error(outcome: HighsResult) -> float:
+    """Return by how much the bound of a result may be off."""
+    return _RELATIVE_ERROR * max(1.0, abs(outcome.bound))
