@@ -5,8 +5,6 @@ from __future__ import annotations
 from chainstay.baselines.schedule_pieces import kept, nest, one_by_one
 from chainstay.schedule import Schedule
 
-__all__ = ["drop_all", "keep_all"]
-
 
 def keep_all(stages: int) -> Schedule:
     """Return the schedule of plain training, which keeps everything. Ignores memory."""

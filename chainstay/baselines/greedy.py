@@ -15,8 +15,6 @@ from chainstay.baselines.schedule_pieces import kept, nest, one_by_one
 from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Schedule
 
-__all__ = ["greedy_by_ratio", "keep_stages"]
-
 
 def greedy_by_ratio(profile: ChainProfile) -> Iterator[Schedule]:
     """Yield schedules that keep the best 0, 1, … n-1 stages by forward time per saved byte.

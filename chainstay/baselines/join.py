@@ -15,8 +15,6 @@ from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import HomogeneousJoin, JoinProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["equivalent_chain", "keep_all_join"]
-
 _NEVER: Final = 2**60
 """A number of forwards that stands for "impossible"."""
 

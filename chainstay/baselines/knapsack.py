@@ -17,8 +17,6 @@ from chainstay.baselines.schedule_pieces import kept, nest, recomputed
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Schedule
 
-__all__ = ["knapsack_by_block", "knapsack_by_every_share"]
-
 _SLOTS: Final = 1000
 _SHARES: Final = 20
 

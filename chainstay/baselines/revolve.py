@@ -16,8 +16,6 @@ from chainstay.baselines.schedule_pieces import advance, turn
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, Schedule
 
-__all__ = ["equal_slots", "revolve"]
-
 
 def revolve(stages: int, slots: int) -> Schedule:
     """Return binomial checkpointing with `slots` checkpoints, the network's input among them.

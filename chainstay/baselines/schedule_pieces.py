@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["Piece", "advance", "kept", "nest", "one_by_one", "recomputed", "turn"]
-
 
 class Piece(NamedTuple):
     """Operations of some neighbouring stages, in the first pass and on the way back."""

@@ -15,8 +15,6 @@ from chainstay.baselines.schedule_pieces import kept, nest, recomputed
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Schedule
 
-__all__ = ["checkpoint_sequential", "every_segment_count", "square_root"]
-
 
 def checkpoint_sequential(stages: int, segments: int) -> Schedule:
     """Return what ``checkpoint_sequential(functions, segments, input)`` does, the loss appended.

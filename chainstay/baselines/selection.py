@@ -8,8 +8,6 @@ from typing import Protocol
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.schedule import OpKind, Schedule
 
-__all__ = ["ScheduleCosts", "fastest_within"]
-
 
 class ScheduleCosts(Protocol):
     """Makespan and peak of a schedule: what `chainstay.simulate` returns, for one."""

@@ -28,8 +28,6 @@ from chainstay.runtime.stage.states import State
 from chainstay.schedule import Schedule
 from chainstay.solve.budgets import parse_budget
 
-__all__ = ["BenchmarkRow", "measure_strategies"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRow:

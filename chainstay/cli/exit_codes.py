@@ -15,8 +15,6 @@ from chainstay.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["CommandLineError", "ExitCode", "exit_code_for"]
-
 
 class ExitCode(IntEnum):
     """The exit codes; ``chainstay --help`` lists them.

@@ -32,8 +32,6 @@ from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
 from chainstay.solve.budgets import parse_budget
 
-__all__ = ["measured_method", "plan_model"]
-
 _NAMES: Final[Mapping[str, str]] = {
     "keep all": "keep everything, as planned",
     "join": "branches apart",

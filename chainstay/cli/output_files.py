@@ -7,8 +7,6 @@ from pathlib import Path
 from chainstay.cli.exit_codes import CommandLineError
 from chainstay.files import write_bytes
 
-__all__ = ["output_path", "write_output"]
-
 
 def output_path(output: Path | None, default: str, *, as_json: bool) -> Path | None:
     """Return the file to write; `default` only if nothing else is printed.

@@ -28,8 +28,6 @@ from chainstay.solve.hybrid import solve_hybrid
 from chainstay.solve.offload import solve_offload
 from chainstay.validation.simulate import simulate
 
-__all__ = ["plan_profile", "plan_profile_file"]
-
 _MOST_BYTES: Final = 64 * 1024**2
 """Largest profile file, in bytes."""
 

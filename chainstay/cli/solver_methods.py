@@ -18,8 +18,6 @@ from chainstay.solve.budgets import parse_budget
 from chainstay.solve.chain import AutoChain
 from chainstay.units import parse_bytes
 
-__all__ = ["chain_method", "parse_link", "require_link", "require_valid", "transfer_method"]
-
 _LATENCY: Final = re.compile(r"([0-9]{1,9})(ns|us|ms)")
 _FACTORS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 

@@ -24,16 +24,6 @@ from chainstay.solution import Solution
 from chainstay.timetable import Time
 from chainstay.units import format_time
 
-__all__ = [
-    "PlanResult",
-    "Strategy",
-    "best_checkpointing",
-    "fastest_strategy",
-    "plain_training",
-    "solve_strategy",
-    "strategy_table",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:

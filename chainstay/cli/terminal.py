@@ -27,20 +27,6 @@ from rich.text import Text
 
 from chainstay.units import format_bytes
 
-__all__ = [
-    "error_console",
-    "new_table",
-    "output_console",
-    "print_note",
-    "print_result",
-    "print_table",
-    "printable",
-    "progress_bar",
-    "short_bytes",
-    "spinner",
-    "use_nearest_characters",
-]
-
 _NEAREST: Final = {
     "…": ".",
     "–": "-",

@@ -22,8 +22,6 @@ from chainstay.units import format_bytes
 from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.simulate import Replay, simulate
 
-__all__ = ["RunResult", "train_by_plan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:

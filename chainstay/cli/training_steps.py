@@ -18,15 +18,6 @@ from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import trace_memory
 from chainstay.runtime.execute.environment import random_states
 
-__all__ = [
-    "TrainingRecord",
-    "fits_here",
-    "input_bytes",
-    "measure_peak",
-    "measure_step_times",
-    "zeroed_gradients",
-]
-
 _RATE: Final = 1e-3
 _SPARE: Final = 0.8
 """Share of free memory that a step without a plan may take."""

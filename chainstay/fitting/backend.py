@@ -22,8 +22,6 @@ from chainstay.fitting.planner import Planner, PlannerSettings
 from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.runtime.capture.dynamo import GraphForward, UnplannedGraphError, wants_gradients
 
-__all__ = ["chainstay_backend"]
-
 
 @dataclass(slots=True)
 class _Compiled:

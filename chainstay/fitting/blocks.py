@@ -32,8 +32,6 @@ from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks
 from chainstay.runtime.measures.progress import say
 
-__all__ = ["BlockForward", "blocks_for", "blocks_needed", "release_blocks"]
-
 _MOST_LOOKS: Final = 8
 """How often a kind of call is looked at anew because it called other blocks than before."""
 

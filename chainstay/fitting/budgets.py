@@ -15,8 +15,6 @@ from chainstay.schedule import Schedule
 from chainstay.solve import budget_bytes
 from chainstay.validation.simulate import simulate
 
-__all__ = ["Budget", "bytes_of", "plain_peak", "require_budget"]
-
 Budget = int | str | float | Fraction | None
 
 _ANY_PROFILE: Final = ChainProfile(

@@ -17,8 +17,6 @@ from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.measures.cost_files import digest_of
 from chainstay.runtime.stage.chain_stage import ChainStage
 
-__all__ = ["fingerprint_of"]
-
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 _LONGEST: Final = 400
 """Characters of a description."""

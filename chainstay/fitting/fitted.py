@@ -59,8 +59,6 @@ from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.kept_gradients import gradients_kept
 from chainstay.solution import Solution
 
-__all__ = ["Fitted", "fitted_of"]
-
 _PLANNING: Final = RLock()
 """One thread at a time looks at clocks."""
 

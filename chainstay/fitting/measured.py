@@ -28,8 +28,6 @@ from chainstay.runtime.stage.staged_graph import StagedGraph
 from chainstay.runtime.transfer import Engine
 from chainstay.solution import Method, Solution
 
-__all__ = ["MeasuredModel", "measure_model"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredModel:

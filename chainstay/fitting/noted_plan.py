@@ -10,8 +10,6 @@ from chainstay.runtime.execute.alternatives import table_of
 from chainstay.runtime.execute.planned import Planned
 from chainstay.units import format_bytes
 
-__all__ = ["NotedPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class NotedPlan:

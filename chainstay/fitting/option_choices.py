@@ -11,8 +11,6 @@ from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.option_costs import ChosenOption
 from chainstay.runtime.options.front import Selection
 
-__all__ = ["choices_of", "chosen_options"]
-
 
 def chosen_options(plan: Plan, profile: ChainProfile) -> dict[tuple[int, int], ChosenOption]:
     """Return the options that the plan's schedule uses, by stage and number."""

@@ -39,22 +39,6 @@ from chainstay.runtime.stage.staged_graph import StagedGraph, with_graph
 from chainstay.solution import Method
 from chainstay.units import format_bytes
 
-__all__ = [
-    "AnyPlanned",
-    "Call",
-    "GraphCall",
-    "MadePlan",
-    "OnNewShape",
-    "PlanMaker",
-    "Planner",
-    "PlannerSettings",
-    "StageSource",
-    "at_shapes",
-    "is_alike",
-    "listed_shapes",
-    "stages_of",
-]
-
 StageSource = Literal["auto", "graph", "blocks", "export"]
 """How `chainstay.fit` gets at a model's stages; ``"export"`` is what ``"graph"`` was called."""
 

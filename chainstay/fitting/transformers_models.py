@@ -21,8 +21,6 @@ from torch import nn
 from chainstay.fitting.planner import Call
 from chainstay.runtime.capture.blocks.host import Host
 
-__all__ = ["caches_off", "caching_configs", "output_hooks_installed"]
-
 _MODULE: Final = "transformers.utils.output_capturing"
 _MARK: Final = "_output_capturing_hooks_installed"
 

@@ -7,8 +7,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from chainstay.errors import UnsupportedModelError
 
-__all__ = ["require_no_transform"]
-
 
 def require_no_transform(name: str) -> None:
     """Refuse what may change results, which a recomputation would miss; torch's own look on.

@@ -25,8 +25,6 @@ from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Claim, Scope
 from chainstay.units import format_bytes
 
-__all__ = ["ClaimBuilder", "makespan_of", "unproved"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimBuilder:

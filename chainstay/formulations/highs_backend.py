@@ -25,8 +25,6 @@ from chainstay.errors import BackendError
 from chainstay.formulations.pyomo_types import Expression, LinearForm, Model, linear_form, pyo
 from chainstay.formulations.settings import Limits, TerminationStatus
 
-__all__ = ["HighsResult", "solve"]
-
 _Binding: TypeAlias = Any
 """The module highspy, or an object from it: compiled, and typed in part."""
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from chainstay.profiles import ChainProfile, Stage
 
-__all__ = ["enough_bytes", "memory_unit", "most_bytes", "size_divisor"]
-
 _WIDEST_BITS: Final = 10
 
 

@@ -12,8 +12,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
 
-__all__ = ["MIP"]
-
 _SOLVERS: Final = ("highs",)
 
 

@@ -8,17 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from chainstay.errors import BackendError
 
-__all__ = [
-    "Constraint",
-    "Expression",
-    "LinearForm",
-    "Model",
-    "Relation",
-    "constraint_list",
-    "linear_form",
-    "pyo",
-]
-
 
 class _Pyomo:
     """``pyomo.environ``, imported when it is first used, since that takes a second."""

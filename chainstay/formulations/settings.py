@@ -10,8 +10,6 @@ from typing import Final, TypeGuard
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Discards
 
-__all__ = ["Limits", "SolverSettings", "TerminationStatus", "require_settings"]
-
 _LARGEST_SEED: Final = 2**31 - 1
 
 

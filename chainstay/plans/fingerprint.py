@@ -12,8 +12,6 @@ from typing import Final, Self
 
 from chainstay.documents import Fields
 
-__all__ = ["Fingerprint"]
-
 _SHOWN: Final = 8
 """Differences that a message lists; the rest is counted."""
 _LONGEST: Final = 160

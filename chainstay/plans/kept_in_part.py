@@ -11,8 +11,6 @@ from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import OpKind, Schedule
 from chainstay.units import format_bytes
 
-__all__ = ["KeptInPart", "kept_in_part", "part_text", "table_of_parts"]
-
 _MOST_LINES: Final = 8
 
 

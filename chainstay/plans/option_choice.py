@@ -7,8 +7,6 @@ from typing import Self
 
 from chainstay.documents import Fields
 
-__all__ = ["OptionChoice"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionChoice:

@@ -32,8 +32,6 @@ from chainstay.profiles import (
 )
 from chainstay.solution import Solution
 
-__all__ = ["load_plan", "parse_plan", "parse_profile"]
-
 _LARGEST_FILE: Final = 16 * 1024**2
 _MOST_STAGES: Final = 4096
 _MOST_OPS: Final = 400_000

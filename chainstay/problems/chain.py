@@ -12,8 +12,6 @@ from chainstay.problems.problem import Problem
 from chainstay.problems.simpler import halved, simpler_chains, smaller
 from chainstay.profiles import ChainProfile
 
-__all__ = ["ChainProblem"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChainProblem(Problem):

@@ -20,16 +20,6 @@ from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Family, Scope
 from chainstay.timetable import Time
 
-__all__ = [
-    "AnyClaim",
-    "MethodResult",
-    "contradiction_error",
-    "counter_example_json",
-    "disagreement",
-    "require_consistent",
-    "result_fields",
-]
-
 _ALL: Final = Scope(Family.ALL, Discards.FREE)
 
 

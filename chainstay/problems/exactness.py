@@ -16,8 +16,6 @@ from chainstay.profiles import ChainProfile, Stage, StageOption
 from chainstay.profiles.stage import undominated
 from chainstay.schedule import Discards
 
-__all__ = ["are_records_full", "is_complete", "never_needs_a_rerun"]
-
 
 def is_complete(profile: ChainProfile, discards: Discards) -> bool:
     """Return whether a single-sweep schedule is a fastest one of all that `discards` allows.

@@ -17,8 +17,6 @@ from chainstay.solution import Solution
 from chainstay.timetable import Time, Transfers, exact
 from chainstay.units import format_time
 
-__all__ = ["HybridClaim", "HybridMethod", "HybridProblem", "HybridSolution"]
-
 _KIND: Final = "hybrid-solution"
 _VERSION: Final = 1
 

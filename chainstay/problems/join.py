@@ -10,8 +10,6 @@ from chainstay.problems.problem import Problem
 from chainstay.problems.simpler import simpler_chains, smaller, with_smaller_numbers
 from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile
 
-__all__ = ["JoinProblem", "joined"]
-
 
 @dataclass(frozen=True, slots=True)
 class JoinProblem(Problem):

@@ -22,15 +22,6 @@ from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.timetable import Move, Time, Timetable, Transfers, exact
 
-__all__ = [
-    "OffloadClaim",
-    "OffloadMethod",
-    "OffloadProblem",
-    "OffloadSolution",
-    "TransferProblem",
-    "transfer_contradiction_error",
-]
-
 _KIND: Final = "offload-solution"
 _VERSION: Final = 2
 

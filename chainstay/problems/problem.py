@@ -15,8 +15,6 @@ from typing import ClassVar, Self
 from chainstay.profiles import AnyProfile, ChainProfile
 from chainstay.units import format_bytes
 
-__all__ = ["Problem"]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

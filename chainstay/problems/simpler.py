@@ -10,8 +10,6 @@ from typing import Any, Final, TypeVar
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile, Stage
 
-__all__ = ["halved", "simpler_chains", "smaller", "with_smaller_numbers"]
-
 _Record = TypeVar("_Record")
 _Part = TypeVar("_Part")
 

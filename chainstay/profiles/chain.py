@@ -31,8 +31,6 @@ from chainstay.errors import InvalidProfileError
 from chainstay.profiles.quantities import all_of, whole
 from chainstay.profiles.stage import RunCost, Stage, StageOption
 
-__all__ = ["ChainArrays", "ChainProfile", "Skip", "require_plain"]
-
 _KIND: Final = "chain-profile"
 _VERSION: Final = 3
 _VERSION_WITHOUT_SKIPS: Final = 1

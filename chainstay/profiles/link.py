@@ -13,8 +13,6 @@ from chainstay import documents
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles.quantities import whole
 
-__all__ = ["Duplex", "Link"]
-
 _KIND: Final = "link"
 _VERSION: Final = 3
 _OLDEST_VERSION: Final = 2

@@ -27,8 +27,6 @@ from chainstay.errors import InvalidProfileError
 from chainstay.profiles.chain import ChainProfile, require_plain
 from chainstay.profiles.quantities import whole
 
-__all__ = ["OffloadProfile"]
-
 _KIND: Final = "offload-profile"
 _VERSION: Final = 1
 

@@ -7,8 +7,6 @@ from typing import Final, SupportsIndex
 
 from chainstay.errors import InvalidProfileError
 
-__all__ = ["all_of", "whole"]
-
 _LARGEST: Final = 2**48
 """Largest size or time: 256 TiB, or 78 hours. Sums over a long chain still fit in int64."""
 

@@ -15,8 +15,6 @@ from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
 from chainstay.profiles.quantities import all_of, whole
 
-__all__ = ["QUANTITIES", "RunCost", "Stage", "StageOption", "replacement", "undominated"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost:

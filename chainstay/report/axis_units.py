@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from chainstay.problems import Problem
 
-__all__ = ["Scale", "memory_scale", "time_scale"]
-
 
 class Scale(NamedTuple):
     """A unit of an axis.

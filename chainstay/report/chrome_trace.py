@@ -18,8 +18,6 @@ from chainstay.schedule import OpKind
 from chainstay.solution import Solution
 from chainstay.timetable import Time
 
-__all__ = ["trace"]
-
 _Event: TypeAlias = dict[str, Any]
 
 _PROCESS: Final = 0

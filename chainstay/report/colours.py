@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BUDGET_COLOUR", "CATEGORY_COLOURS", "STYLE_COLOURS"]
-
 CATEGORY_COLOURS: Final = {
     "activation": "#4477aa",
     "saved": "#66ccee",

@@ -7,8 +7,6 @@ from typing import Final
 from chainstay.report.timeline import Activity, Timeline
 from chainstay.schedule import OpKind
 
-__all__ = ["describe_activity"]
-
 _SENTENCES: Final = {
     OpKind.FORWARD_DROP: "forward of {stage}; its input is dropped afterwards",
     OpKind.FORWARD_KEEP_INPUT: "forward of {stage}; its input stays as a checkpoint",

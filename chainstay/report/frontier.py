@@ -27,8 +27,6 @@ from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.solve.offload import AutoOffload, solve_offload
 from chainstay.timetable import Time
 
-__all__ = ["Frontier", "FrontierPoint", "frontier_of"]
-
 _log = logging.getLogger(__name__)
 
 _CURVED_STAGES: Final = 80

@@ -19,17 +19,6 @@ from chainstay.report.timeline import Activity, Lane, Timeline
 from chainstay.schedule import OpKind
 from chainstay.timetable import Time
 
-__all__ = [
-    "BAR_STYLES",
-    "MAX_BARS",
-    "Bar",
-    "bar_spans",
-    "build_bars",
-    "lane_spans",
-    "lanes_height",
-    "thinned_levels",
-]
-
 MAX_BARS: Final = 20_000
 """The number of rectangles that a browser moves without a stutter."""
 

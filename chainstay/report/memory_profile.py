@@ -18,15 +18,6 @@ from chainstay.validation.hybrid.data_items import last_transfers, last_uses
 from chainstay.validation.hybrid.simulate import HybridMachine
 from chainstay.validation.simulate import Replay, Snapshot
 
-__all__ = [
-    "CATEGORIES",
-    "MemoryLevel",
-    "hybrid_levels",
-    "offload_levels",
-    "replay_levels",
-    "slot_levels",
-]
-
 CATEGORIES: Final = (
     ("activation", "activations"),
     ("saved", "saved for backward"),

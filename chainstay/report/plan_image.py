@@ -28,8 +28,6 @@ from chainstay.report.memory_profile import CATEGORIES
 from chainstay.report.timeline import Lane, Timeline, timeline_with_times
 from chainstay.solution import Solution
 
-__all__ = ["picture"]
-
 _WIDTH: Final = 10.0
 """Width in inches."""
 _TITLE_COLUMNS: Final = 110

@@ -11,8 +11,6 @@ from chainstay.solution import Family, Solution
 from chainstay.timetable import Time, Transfers
 from chainstay.units import format_time
 
-__all__ = ["ProofText", "proof_text"]
-
 _FAMILIES: Final = {
     Family.PERSISTENT: "Persistent: a value that is kept stays in memory until its backward has "
     "used it; whatever is not kept is recomputed from what is, each forward followed at once by "

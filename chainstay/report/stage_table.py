@@ -12,8 +12,6 @@ from chainstay.profiles import ChainProfile, HomogeneousJoin, OffloadProfile
 from chainstay.schedule import Schedule
 from chainstay.units import format_bytes, format_time
 
-__all__ = ["StageTable", "TableCell", "stage_table"]
-
 
 class TableCell(NamedTuple):
     """One entry: its text, and the key that it is sorted by."""

@@ -27,8 +27,6 @@ from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.replay import replay
 from chainstay.validation.simulate import Replay
 
-__all__ = ["Activity", "Lane", "Timeline", "build_timeline", "timeline_with_times"]
-
 _DISCARDS: Final = (OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED)
 
 

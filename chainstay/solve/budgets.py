@@ -13,8 +13,6 @@ from chainstay.units import parse_bytes, parse_percentage
 from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.simulate import simulate
 
-__all__ = ["budget_bytes", "parse_budget", "plain_peak"]
-
 
 def plain_peak(profile: AnyProfile) -> int:
     """Return what plain training of a network needs, in bytes (slots of a `HomogeneousJoin`)."""

@@ -26,8 +26,6 @@ from chainstay.solve.common import MEASURED_PROFILE, require_profile, resolve, t
 from chainstay.timetable import Time
 from chainstay.validation.certify import certify
 
-__all__ = ["AutoChain", "certify_chain", "resolve_method", "solve_chain"]
-
 _log = logging.getLogger(__name__)
 
 

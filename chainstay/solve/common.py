@@ -21,16 +21,6 @@ from chainstay.problems.offload import TransferProblem
 from chainstay.profiles import Link
 from chainstay.units import parse_bytes
 
-__all__ = [
-    "MEASURED_PROFILE",
-    "IntegerProgramMethod",
-    "claim_within_host_limit",
-    "limited_link",
-    "require_profile",
-    "resolve",
-    "timed_claim",
-]
-
 MEASURED_PROFILE: Final = "a ChainProfile; of a measured chain, pass measured.profile"
 """What the profile of a chain must be, for people."""
 

@@ -23,8 +23,6 @@ from chainstay.solve.whole_transfers import TimedSchedule
 from chainstay.timetable import Time, Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 
-__all__ = ["AutoHybrid"]
-
 _log = logging.getLogger(__name__)
 
 

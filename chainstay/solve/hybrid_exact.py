@@ -14,8 +14,6 @@ from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
 from chainstay.timetable import Time, Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 
-__all__ = ["IntegerProgramHybrid"]
-
 
 @dataclass(frozen=True, slots=True)
 class IntegerProgramHybrid(IntegerProgramMethod):

@@ -21,14 +21,6 @@ from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
 from chainstay.timetable import Time, Transfers, exact
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 
-__all__ = [
-    "Pofo",
-    "nothing_found_error",
-    "recompute_only_schedule",
-    "relaxed_link",
-    "unproved_claim",
-]
-
 _log = logging.getLogger(__name__)
 
 _SHORT: Final = 6

@@ -19,8 +19,6 @@ from chainstay.solve.budgets import budget_bytes
 from chainstay.solve.common import require_profile, resolve, timed_claim
 from chainstay.validation.certify import certify
 
-__all__ = ["AnyJoinMethod", "JoinMethod", "join_claim", "solve_join"]
-
 
 class JoinMethod(Protocol):
     """A method that solves joins: your own callable, checked like ours.

@@ -48,8 +48,6 @@ from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
 from chainstay.validation.offload.certify import certify_offload, replay_offload
 
-__all__ = ["AutoOffload", "IntegerProgramOffload", "solve_offload"]
-
 _log = logging.getLogger(__name__)
 
 

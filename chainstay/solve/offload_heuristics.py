@@ -23,8 +23,6 @@ from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers
 from chainstay.validation.offload.simulate import simulate_offload
 
-__all__ = ["Heuristics"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heuristics:

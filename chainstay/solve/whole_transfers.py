@@ -24,8 +24,6 @@ from chainstay.timetable import Time
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
 
-__all__ = ["TimedSchedule", "WholeTransferSearch"]
-
 
 class TimedSchedule(NamedTuple):
     """A schedule and its makespan in the simulator."""

@@ -9,8 +9,6 @@ from chainstay.solution import Claim, Solution
 from chainstay.timetable import Time
 from chainstay.validation.replay import replay
 
-__all__ = ["certify"]
-
 
 def certify(
     problem: ChainProblem | JoinProblem, claim: Claim, *, method: str, solve_seconds: float = 0.0

@@ -11,8 +11,6 @@ from typing import NamedTuple, assert_never
 from chainstay.profiles import ChainProfile, RunCost, StageOption
 from chainstay.schedule import Discards, Op, OpKind
 
-__all__ = ["ChainMemory", "InvalidOperationError", "OpCost", "Record"]
-
 
 class InvalidOperationError(Exception):
     """The reason why one operation cannot run; the simulators add its position in the schedule."""

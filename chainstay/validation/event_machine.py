@@ -23,8 +23,6 @@ from chainstay.schedule import Op
 from chainstay.timetable import Move, Time, Timetable, exact
 from chainstay.validation.simulate import InvalidOperationError
 
-__all__ = ["EventMachine", "TransferReplay"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferReplay:

@@ -23,8 +23,6 @@ from chainstay.validation.search import (
     least_peak,
 )
 
-__all__ = ["persistent_least_budget", "persistent_optimum"]
-
 
 def persistent_optimum(profile: ChainProfile, budget: int, *, whole_sweeps: bool = True) -> Claim:
     """Return the fastest persistent schedule within `budget`.

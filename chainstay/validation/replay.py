@@ -12,8 +12,6 @@ from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.offload.certify import replay_offload
 from chainstay.validation.simulate import Replay, simulate
 
-__all__ = ["replay"]
-
 
 def replay(
     problem: AnyProblem,

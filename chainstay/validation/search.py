@@ -21,17 +21,6 @@ from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 from chainstay.validation.search_memory import Records, StateSizes, StoredRecords
 
-__all__ = [
-    "LARGEST_CHAIN",
-    "ChainState",
-    "ChainTransitions",
-    "Transition",
-    "fastest_path",
-    "least_budget",
-    "least_peak",
-    "optimum",
-]
-
 LARGEST_CHAIN: Final = 10
 """Stages of the longest chain accepted: the number of states grows like n 4^n."""
 

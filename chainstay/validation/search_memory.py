@@ -11,8 +11,6 @@ from typing import NamedTuple
 from chainstay.profiles import ChainProfile, StageOption
 from chainstay.schedule import Op, OpKind
 
-__all__ = ["KeepAll", "KeptRun", "Record", "Records", "StateSizes", "StoredRecords"]
-
 
 class Record(NamedTuple):
     """One kind of record, as masks of stages, of activations and of bytes.

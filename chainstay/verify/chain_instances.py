@@ -14,8 +14,6 @@ from typing import Final, TypeAlias
 from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile, Skip, Stage
 
-__all__ = ["CHAIN_FAMILIES", "random_chain", "with_skip"]
-
 CHAIN_FAMILIES: Final = (
     "plain",  # gradients like activations, saved data a few times the output
     "fat",  # saved data far larger than activations

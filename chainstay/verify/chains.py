@@ -20,13 +20,6 @@ from chainstay.verify.chain_instances import random_chain
 from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
 from chainstay.verify.option_instances import random_chain_with_options
 
-__all__ = [
-    "CHAIN_METHODS",
-    "ChainSuite",
-    "ExhaustiveChainSearch",
-    "ExhaustivePersistentSearch",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ExhaustiveChainSearch:

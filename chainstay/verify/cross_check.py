@@ -35,8 +35,6 @@ from chainstay.timetable import Transfers
 from chainstay.validation.replay import replay
 from chainstay.verify.processes import in_batches
 
-__all__ = ["Answer", "Check", "MethodUnderTest", "Suite", "Tally"]
-
 _MINIMISING_SECONDS: Final = 60.0
 """Time limit for making one counter-example small, in seconds."""
 

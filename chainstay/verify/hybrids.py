@@ -28,8 +28,6 @@ from chainstay.validation.hybrid.search import hybrid_optimum
 from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
 from chainstay.verify.transfer_instances import random_hybrid
 
-__all__ = ["HYBRID_METHODS", "HybridSuite"]
-
 
 @dataclass(frozen=True, slots=True)
 class _ExhaustiveHybridSearch:

@@ -28,8 +28,6 @@ from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
 from chainstay.verify.transfer_instances import random_offload
 
-__all__ = ["OFFLOAD_METHODS", "OffloadSuite"]
-
 _BREADTH: Final = tuple(Transfers)
 
 

@@ -10,8 +10,6 @@ from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
 from chainstay.verify.chain_instances import random_chain
 
-__all__ = ["OPTION_FAMILIES", "random_chain_with_options", "with_options"]
-
 OPTION_FAMILIES: Final = (
     "options",  # up to two more ways to keep a stage, some of which need no input
     "runs",  # first and later runs, kept and dropped, cost what they like

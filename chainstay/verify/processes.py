@@ -10,8 +10,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import islice
 from typing import Final, TypeVar
 
-__all__ = ["in_batches"]
-
 _Result = TypeVar("_Result")
 
 _BATCH: Final = 8

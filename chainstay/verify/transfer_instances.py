@@ -11,8 +11,6 @@ from chainstay.problems import HybridProblem, OffloadProblem
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.verify.chain_instances import random_chain
 
-__all__ = ["OFFLOAD_FAMILIES", "random_hybrid", "random_offload"]
-
 OFFLOAD_FAMILIES: Final = (
     "plain",  # gradients like activations
     "bare",  # activations only: no gradients, no overheads

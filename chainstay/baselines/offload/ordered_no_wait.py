@@ -20,8 +20,6 @@ from chainstay.problems.offload import OffloadProblem
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import Time, exact, sorted_by_start
 
-__all__ = ["OrderedNoWait", "OrderedPlan"]
-
 
 class OrderedPlan(NamedTuple):
     """The schedule that moves one set of activations, and its makespan.

@@ -14,8 +14,6 @@ from chainstay.baselines.offload.ordered_no_wait import OrderedNoWait
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import Time, sorted_by_start
 
-__all__ = ["TflmsPlan", "tflms", "tflms_plan"]
-
 _FINE: Final = 24
 """Up to so many counts and steps ahead all are tried; beyond, in steps that grow by a half."""
 

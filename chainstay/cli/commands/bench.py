@@ -17,8 +17,6 @@ from chainstay.units import format_time
 if TYPE_CHECKING:
     from chainstay.cli.benchmark import BenchmarkRow
 
-__all__ = ["EXAMPLES", "bench"]
-
 EXAMPLES: Final = """\b
 Examples:
   chainstay bench torchvision:resnet50 --input 8x3x64x64

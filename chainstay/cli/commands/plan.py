@@ -24,8 +24,6 @@ from chainstay.cli.terminal import print_result, print_table, spinner
 if TYPE_CHECKING:
     from chainstay.cli.strategies import PlanResult
 
-__all__ = ["EXAMPLES", "plan"]
-
 EXAMPLES: Final = """\b
 Examples:
   chainstay plan torchvision:resnet50 --input 8x3x64x64 --budget 50%

@@ -15,8 +15,6 @@ from torch import nn
 
 from chainstay.cli.exit_codes import CommandLineError
 
-__all__ = ["build_config", "default_shape", "make_batch", "model_with_head"]
-
 _HEADS: Final = (
     "AutoModelForMaskedLM",
     "AutoModelForCausalLM",

@@ -22,8 +22,6 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import Replay, simulate
 
-__all__ = ["ModelCosts", "build_checked_workload", "measure_costs", "parse_granularity"]
-
 _OUT_OF_MEMORY: Final = ("not enough memory", "out of memory", "can't allocate memory")
 
 

@@ -24,8 +24,6 @@ from torch import nn
 from chainstay.cli.exit_codes import CommandLineError
 from chainstay.errors import UnsupportedModelError
 
-__all__ = ["BuiltModel", "ModelSpec", "build_model"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:

@@ -8,8 +8,6 @@ from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlock
 from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks
 from chainstay.solution import Method, Solution
 
-__all__ = ["planned_blocks", "solve_blocks"]
-
 
 def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | str) -> Solution:
     """The fastest schedule of blocks that was found; arguments and errors as `solve_measured`."""

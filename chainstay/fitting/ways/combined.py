@@ -46,8 +46,6 @@ from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
 
-__all__ = ["solve_combined"]
-
 _CORRECTIONS: Final = 3
 """Questions under the optimistic profile."""
 _REPEATS: Final = 3

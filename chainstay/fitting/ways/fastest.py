@@ -40,8 +40,6 @@ from chainstay.solution import Method, Solution
 from chainstay.timetable import Time
 from chainstay.units import format_bytes
 
-__all__ = ["WAYS", "Ways", "fastest_way", "planned_graph"]
-
 WAYS: Final = ("keep all", "recompute", "join", "offload", "combined")
 _CHAINS: Final = ("recompute", "offload", "combined")
 _CLEARLY: Final = Fraction(105, 100)

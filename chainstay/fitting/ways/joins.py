@@ -21,8 +21,6 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import names_of
 from chainstay.solution import Solution
 
-__all__ = ["JoinAttempt", "planned_join"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinAttempt:

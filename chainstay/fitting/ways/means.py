@@ -14,8 +14,6 @@ from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.transfer import Engine, engine_for, measure_link
 from chainstay.solution import Solution
 
-__all__ = ["RECOMPUTING", "Means"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:

@@ -21,8 +21,6 @@ from chainstay.solve.offload import solve_offload
 from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.offload.simulate import simulate_offload
 
-__all__ = ["solve_offloaded"]
-
 
 def solve_offloaded(
     measured: Measurement, budget: int, *, link: Link, method: str = "auto"

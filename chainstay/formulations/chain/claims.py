@@ -17,8 +17,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
 
-__all__ = ["claim", "minimum_budget"]
-
 _GAP: Final = 0.5
 """Units of the objective below which nothing is left to find: objectives are whole units. The
 other half of a unit is kept for the solver's rounding.

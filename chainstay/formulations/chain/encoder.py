@@ -9,8 +9,6 @@ from chainstay.formulations.chain.phases import Phases
 from chainstay.formulations.chain.records import Record
 from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
-__all__ = ["FORMS", "Encoder"]
-
 FORMS: Final = {
     OpKind.FORWARD_KEEP_INPUT: "keep_input",
     OpKind.FORWARD_DROP: "drop_input",

@@ -10,14 +10,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards
 from chainstay.solution import Family
 
-__all__ = [
-    "are_sweep_cuts_exact",
-    "family_of",
-    "may_discard_in_a_phase",
-    "may_record_and_rerun",
-    "searched_family_name",
-]
-
 
 def family_of(profile: ChainProfile, discards: Discards) -> Family:
     """Return the schedules that an optimum of the model is an optimum of."""

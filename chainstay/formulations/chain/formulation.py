@@ -34,8 +34,6 @@ from chainstay.formulations.pyomo_types import Expression, Model, linear_form, p
 from chainstay.profiles import ChainProfile, RunCost
 from chainstay.schedule import Discards, Item, Op, OpKind, Schedule, update_stored
 
-__all__ = ["ChainFormulation", "build"]
-
 _WIDEST_MARGIN: Final = 2.0**-20
 """The largest share of the budget that is added to it before solving; see `_limit_memory`."""
 _SOLVER_ERROR: Final = 2.0**-28

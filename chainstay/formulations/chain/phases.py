@@ -40,8 +40,6 @@ from chainstay.formulations.pyomo_types import Constraint, Expression, Model, Re
 from chainstay.profiles import ChainProfile, RunCost, Skip
 from chainstay.schedule import Discards
 
-__all__ = ["Phases", "StoredExpressions"]
-
 
 class StoredExpressions(NamedTuple):
     """Expressions for whether ``a^i`` (by index) and records are in memory at some moment."""

@@ -21,8 +21,6 @@ from chainstay.profiles import ChainProfile, StageOption
 from chainstay.profiles.stage import replacement
 from chainstay.schedule import Item
 
-__all__ = ["Record", "Records"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:

@@ -32,8 +32,6 @@ from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, RunCost
 from chainstay.schedule import Discards, Schedule
 
-__all__ = ["ChainProgram", "build", "require_countable"]
-
 _LARGEST: Final = 2**53
 """CP-SAT counts to 2**62, and reports what it counted as a float, exact up to this."""
 

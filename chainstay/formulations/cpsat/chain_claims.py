@@ -10,8 +10,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
 
-__all__ = ["claim", "minimum_budget"]
-
 
 def claim(
     profile: ChainProfile, budget: int, settings: SolverSettings, hint: Schedule | None

@@ -18,8 +18,6 @@ from chainstay.formulations.cpsat.chain_variables import (
 )
 from chainstay.schedule import Item, Op, OpKind, Schedule, update_stored
 
-__all__ = ["decode", "encode"]
-
 _Facts: TypeAlias = set[Key]
 _Answer: TypeAlias = Callable[[Key], bool]
 

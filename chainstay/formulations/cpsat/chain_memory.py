@@ -25,8 +25,6 @@ from chainstay.formulations.cpsat.chain_variables import ChainVariables, TimePoi
 from chainstay.formulations.cpsat.ortools_backend import Literal
 from chainstay.profiles import RunCost
 
-__all__ = ["MemoryExpression", "dropped_cost", "kept_cost", "limit_memory"]
-
 MemoryExpression: TypeAlias = Any
 """A linear expression over literals, in units."""
 

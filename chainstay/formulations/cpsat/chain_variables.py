@@ -34,8 +34,6 @@ from chainstay.formulations.cpsat.ortools_backend import Literal, Model
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, OpKind
 
-__all__ = ["FORMS", "ChainVariables", "DataKind", "Key", "RanKey", "StoredKey", "TimePoint"]
-
 FORMS: Final = (OpKind.FORWARD_KEEP_ALL, OpKind.FORWARD_KEEP_INPUT, OpKind.FORWARD_DROP)
 """Forms of a forward, in the order in which they run at one turn."""
 

@@ -32,8 +32,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Item
 from chainstay.timetable import Time
 
-__all__ = ["build"]
-
 _PREFETCH: Final = -1
 _INPUT: Final = -2
 _LARGEST_BYTES: Final = 2**53

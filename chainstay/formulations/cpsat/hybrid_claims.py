@@ -19,8 +19,6 @@ from chainstay.solution import Family
 from chainstay.timetable import Time, Timetable, exact
 from chainstay.units import format_bytes
 
-__all__ = ["Incumbent", "WarmStart", "claim"]
-
 _LEAST_SECONDS: Final = 0.05
 """Seconds left of the time limit with which another model is not started."""
 _TWICE: Final = ModelSize(sweeps=2, prefetches=2)

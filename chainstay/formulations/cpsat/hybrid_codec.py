@@ -17,8 +17,6 @@ from chainstay.formulations.cpsat.ortools_backend import CpSatResult
 from chainstay.schedule import Item, Op, OpKind, Schedule
 from chainstay.timetable import Time, Timetable
 
-__all__ = ["decode", "start_from"]
-
 
 def decode(program: HybridProgram, outcome: CpSatResult) -> Schedule:
     """Return the schedule of an answer: operations by their starts, data dropped after use.

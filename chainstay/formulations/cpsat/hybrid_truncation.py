@@ -21,8 +21,6 @@ from chainstay.problems.hybrid import HybridProblem
 from chainstay.schedule import Item
 from chainstay.timetable import Time, exact
 
-__all__ = ["ModelSize", "item_bytes", "items_of"]
-
 _NEVER: Final = Fraction(1 << 100)
 _MOST_SWEEPS: Final = 4
 _MOST_PREFETCHES: Final = 5

@@ -12,8 +12,6 @@ from chainstay.problems.hybrid import HybridProblem
 from chainstay.schedule import Item
 from chainstay.timetable import Time
 
-__all__ = ["ComputationInterval", "HybridProgram", "ItemTransfers", "LifetimeInterval", "TimeUnits"]
-
 TimeUnits: TypeAlias = Any
 """A whole number of time units: a variable of CP-SAT, an expression, or a number."""
 

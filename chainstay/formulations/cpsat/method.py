@@ -10,8 +10,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim
 
-__all__ = ["CPSAT"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CPSAT:

@@ -13,8 +13,6 @@ from typing import Any, Final, TypeAlias
 from chainstay.errors import BackendError
 from chainstay.formulations.settings import Limits, TerminationStatus
 
-__all__ = ["CpSatResult", "Literal", "Model", "new_model", "solve"]
-
 Literal: TypeAlias = Any
 """A Boolean variable of CP-SAT or its negation."""
 Model: TypeAlias = Any

@@ -17,8 +17,6 @@ from chainstay.problems.offload import OffloadClaim, OffloadProblem, transfer_co
 from chainstay.solution import Family
 from chainstay.timetable import Time, Timetable, Transfers, exact
 
-__all__ = ["claim"]
-
 _GAP: Final = 0.5
 """Units of the objective, where it is whole, below which nothing is left to find."""
 _FLUID_GAP: Final = 1e-6

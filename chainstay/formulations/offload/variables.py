@@ -25,8 +25,6 @@ from chainstay.problems.offload import OffloadProblem
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.timetable import computations
 
-__all__ = ["BACK", "OUT", "OffloadFormulation", "OffloadModel", "Transfer"]
-
 OUT: Final = OpKind.OFFLOAD_ACTIVATION
 """The direction of an offload."""
 BACK: Final = OpKind.PREFETCH_ACTIVATION

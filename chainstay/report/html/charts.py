@@ -38,13 +38,6 @@ from chainstay.report.timeline import Lane
 from chainstay.solution import Solution
 from chainstay.timetable import Time
 
-__all__ = [
-    "Figure",
-    "frontier_chart",
-    "memory_chart",
-    "schedule_chart",
-]
-
 Figure: TypeAlias = Any
 """A Bokeh figure."""
 

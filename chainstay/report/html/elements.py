@@ -9,8 +9,6 @@ from typing import Final
 
 from chainstay.report.stage_table import StageTable
 
-__all__ = ["definition", "figure", "json_text", "legend", "paragraph", "table"]
-
 _COLOURED: Final = {"line": "border-color", "bound": "border-bottom-color"}
 """Style property of a mark in a legend that takes its colour, where that is not the background."""
 

@@ -30,8 +30,6 @@ from chainstay.report.memory_profile import CATEGORIES, MemoryLevel
 from chainstay.report.timeline import Lane, Timeline
 from chainstay.solution import Solution
 
-__all__ = ["EmbeddedCharts", "draw"]
-
 
 class EmbeddedCharts(NamedTuple):
     """The drawn parts of a page.

@@ -29,8 +29,6 @@ from chainstay.report.timeline import build_timeline
 from chainstay.solution import Solution
 from chainstay.units import format_time
 
-__all__ = ["page"]
-
 _ASSETS: Final = files("chainstay.report.html") / "assets"
 _NO_TIMES: Final = (
     "Parts of tensors move in this plan beside recomputation: its time is that of a model in "

@@ -13,8 +13,6 @@ from typing import Any, Final
 import torch
 from torch import fx, nn
 
-__all__ = ["OPERATOR", "CustomFunction"]
-
 OPERATOR: Final = "autograd_function_apply"
 """Name of torch's operator."""
 

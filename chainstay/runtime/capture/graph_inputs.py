@@ -11,8 +11,6 @@ from typing import Final
 import torch
 from torch import fx
 
-__all__ = ["GraphInput", "InputKind", "inputs_of"]
-
 
 class InputKind(Enum):
     """The kinds of a graph's inputs.

@@ -17,8 +17,6 @@ from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.devices.autocast import Autocast
 
-__all__ = ["graph_key"]
-
 
 def graph_key(
     observed: ObservedGraph, inputs: Sequence[object], autocast: Autocast | None

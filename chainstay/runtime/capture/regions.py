@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["AutocastRegion", "GradientRegion", "Region", "RegionModule"]
-
 
 @dataclass(frozen=True, slots=True)
 class AutocastRegion:

@@ -14,15 +14,6 @@ import torch
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 
-__all__ = [
-    "NoFullGraphError",
-    "NotRunError",
-    "UnknownCallError",
-    "failures_named",
-    "seeming_eager",
-    "tracing_settings",
-]
-
 _MOST_GRAPHS: Final = 256
 """Graphs per function. Every call looks through those there are, so more would be slow."""
 

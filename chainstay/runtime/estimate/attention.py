@@ -16,8 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from chainstay.runtime.estimate.devices import DeviceModel
 
-__all__ = ["attention_as_on"]
-
 _RATES: Final = {
     functional.scaled_dot_product_attention: 4,
     functional.multi_head_attention_forward: 10,

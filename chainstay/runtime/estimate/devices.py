@@ -17,8 +17,6 @@ from typing import Final
 
 from chainstay.errors import UnknownDeviceError
 
-__all__ = ["DEVICES", "DeviceModel", "device_model"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceModel:

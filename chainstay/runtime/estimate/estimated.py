@@ -11,8 +11,6 @@ from chainstay.runtime.capture.cuts.stage_table import as_text, stage_table
 from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.units import format_bytes, format_time
 
-__all__ = ["Estimated"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated:

@@ -36,8 +36,6 @@ from chainstay.runtime.measures.costs import assemble_profile
 from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import subject_of
 
-__all__ = ["estimate"]
-
 
 def estimate(  # noqa: PLR0913  # one call for everything; all but three have defaults
     model: nn.Module | Callable[[], nn.Module],

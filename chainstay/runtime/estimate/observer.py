@@ -23,8 +23,6 @@ from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.runtime.estimate.prices import operator_ns, tensors_in
 from chainstay.runtime.stage.states import address_of
 
-__all__ = ["WatchedPhase", "watch"]
-
 _SET: Final = torch.ops.aten.set_
 
 

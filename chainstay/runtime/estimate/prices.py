@@ -17,8 +17,6 @@ from torch.utils.flop_counter import flop_registry
 from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.runtime.stage.states import address_of
 
-__all__ = ["operator_ns", "tensors_in"]
-
 _aten: Final = torch.ops.aten
 
 _COUNTED_LIKE: Final = {

@@ -16,8 +16,6 @@ from torch._subclasses.fake_tensor import (
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.tracing import NoFullGraphError
 
-__all__ = ["told_by_name"]
-
 _NO_FAKE_KERNEL: Final = re.compile(r"no fake impl registered for <?(?:CustomOpDef\()?([\w:.]+)")
 _DECIDES: Final = re.compile(r"data-dependent branching|generic_jump", re.IGNORECASE)
 """What TorchDynamo says of a branch on a tensor, in one version or another."""

@@ -35,8 +35,6 @@ from chainstay.runtime.stage.lineage import Lineage
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of, detached, is_among
 
-__all__ = ["estimate_stages"]
-
 _FORWARD, _BACKWARD = 2, 4
 """Of the phases of a `StageProbe`, those that a training step consists of."""
 

@@ -17,8 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainstay.runtime.capture.trials.isolation import StandIns, shadow_of
 
-__all__ = ["FakeStandIns"]
-
 
 @dataclass(slots=True)
 class FakeStandIns(StandIns):

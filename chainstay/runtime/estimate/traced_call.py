@@ -26,8 +26,6 @@ from chainstay.runtime.capture.graph_inputs import inputs_of
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
 
-__all__ = ["TracedCall"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedCall:

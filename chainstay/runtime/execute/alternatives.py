@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from chainstay.timetable import Time
 from chainstay.units import format_bytes, format_time
 
-__all__ = ["Alternative", "table_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:

@@ -31,8 +31,6 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, version_of
 from chainstay.schedule import Schedule
 
-__all__ = ["BlockRun", "BlockSchedule", "PlannedBlocks", "crosses_segment"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSchedule:

@@ -25,8 +25,6 @@ from chainstay.runtime.stage.states import State
 from chainstay.runtime.transfer.transport import Transport
 from chainstay.schedule import Schedule
 
-__all__ = ["Executor", "PlannedGraph", "matching"]
-
 
 class Executor:
     """Runs a chain by a schedule; what comes out hangs on an ordinary autograd graph.

@@ -25,8 +25,6 @@ from chainstay.runtime.execute.items import Action, Item, TransferPlan
 from chainstay.runtime.execute.schedule_check import require_runnable
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["ExecutionPlan", "Shape", "Spans", "Step", "expanded", "plan_execution"]
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:

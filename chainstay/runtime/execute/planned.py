@@ -9,8 +9,6 @@ from chainstay.runtime.execute.alternatives import Alternative
 from chainstay.runtime.options.table import OptionTable
 from chainstay.solution import Solution
 
-__all__ = ["Planned"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:

@@ -51,8 +51,6 @@ from chainstay.runtime.stage.states import (
 from chainstay.runtime.transfer.cells import Cell
 from chainstay.runtime.transfer.traffic import ParkedState, Parking, Traffic
 
-__all__ = ["Run", "Stretch", "Versioned", "stretched"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stretch:

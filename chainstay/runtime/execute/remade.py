@@ -16,8 +16,6 @@ from math import inf
 from chainstay.profiles import ChainProfile, Skip
 from chainstay.schedule import Item, OpKind, Schedule, update_stored
 
-__all__ = ["remade_bytes"]
-
 
 def remade_bytes(profile: ChainProfile, schedule: Schedule) -> int:
     """Return the most bytes that the runtime needs for `schedule` beyond those simulated.

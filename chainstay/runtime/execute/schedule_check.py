@@ -8,8 +8,6 @@ from typing import assert_never
 from chainstay.errors import InvalidScheduleError
 from chainstay.schedule import Item, Op, OpKind, Schedule, update_stored
 
-__all__ = ["require_runnable"]
-
 
 def require_runnable(schedule: Schedule, stages: int, *, has_link: bool) -> None:
     """Follow what is stored; the first operation that lacks its input is refused.

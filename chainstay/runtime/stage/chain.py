@@ -8,8 +8,6 @@ import torch
 
 from chainstay.runtime.stage.chain_stage import ChainStage
 
-__all__ = ["Chain"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:

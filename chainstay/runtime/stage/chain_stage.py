@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from chainstay.runtime.stage.states import State
 
-__all__ = ["ChainStage", "Part"]
-
 
 class Part(Protocol):
     """The computation of a stage: a pure function but for what it says it writes and draws."""

@@ -11,8 +11,6 @@ from torch import nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.graph import stage_border
 
-__all__ = ["Model", "StageLoop", "Stages", "is_any_training", "named_stages", "stage_title"]
-
 Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
 """What can be run as a chain as it is; of sequences, lists and tuples are taken."""
 

@@ -21,8 +21,6 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 
-__all__ = ["idle_bytes", "merge_idle_cuts", "spans_over_idle_cuts"]
-
 _SHARE: Final = 6
 """Of a state, what must be idle (one part in so many) to give its cut up."""
 _LONGEST: Final = 16

@@ -19,8 +19,6 @@ from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.stage.states import State, address_of
 
-__all__ = ["Lineage", "NumberedState", "shared_skips"]
-
 
 @dataclass(frozen=True, slots=True)
 class NumberedState:

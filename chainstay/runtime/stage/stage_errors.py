@@ -13,8 +13,6 @@ from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
 
-__all__ = ["blaming", "run_stage"]
-
 
 def run_stage(stage: ChainStage, index: int, state: State, shared: Sequence[Any] = ()) -> State:
     """The next state; whatever goes wrong is told with the stage's name.

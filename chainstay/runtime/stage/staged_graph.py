@@ -34,15 +34,6 @@ from chainstay.runtime.stage.states import detached
 from chainstay.runtime.transfer import Transport
 from chainstay.solution import Solution
 
-__all__ = [
-    "StagedGraph",
-    "measured_graph",
-    "names_of",
-    "subject_of",
-    "unmeasured_graph",
-    "with_graph",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedGraph:

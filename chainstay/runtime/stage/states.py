@@ -16,20 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from chainstay.runtime.devices.memory import allocated_bytes
 
-__all__ = [
-    "MemoryLayout",
-    "State",
-    "address_of",
-    "changeable",
-    "copied",
-    "cut",
-    "detached",
-    "is_among",
-    "non_leaves",
-    "state_bytes",
-    "version_of",
-]
-
 State = tuple[torch.Tensor, ...]
 """All that a stage needs from the stages before it."""
 

@@ -12,8 +12,6 @@ from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 
-__all__ = ["certify_hybrid", "replay_hybrid"]
-
 
 def replay_hybrid(problem: HybridProblem, claim: HybridClaim) -> TransferReplay:
     """Simulate the schedule of a claim under the problem's transfers.

@@ -7,17 +7,6 @@ from typing import Final, TypeAlias
 
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = [
-    "Item",
-    "freed_items",
-    "input_item",
-    "item_of",
-    "last_transfers",
-    "last_uses",
-    "output_item",
-    "read_items",
-]
-
 Item: TypeAlias = tuple[str, int]
 """``("a", i)``: activation ``a^i``; ``("b", i)``: what ``Fa`` of stage i saved."""
 

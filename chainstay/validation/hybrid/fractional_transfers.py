@@ -28,8 +28,6 @@ from chainstay.validation.hybrid.data_items import (
 )
 from chainstay.validation.simulate import simulate
 
-__all__ = ["fractional_makespan", "without_transfers"]
-
 
 @dataclass(slots=True)
 class _ItemUse:

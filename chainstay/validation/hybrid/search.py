@@ -23,8 +23,6 @@ from chainstay.validation.hybrid.simulate import HybridMachine
 from chainstay.validation.offload.search import Optimum, is_new
 from chainstay.validation.simulate import InvalidOperationError
 
-__all__ = ["LARGEST_HYBRID", "hybrid_optimum"]
-
 LARGEST_HYBRID: Final = 4
 """Stages of the longest chain accepted."""
 

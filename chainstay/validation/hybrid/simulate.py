@@ -42,8 +42,6 @@ from chainstay.validation.hybrid.data_items import (
 )
 from chainstay.validation.simulate import InvalidOperationError
 
-__all__ = ["HybridMachine", "simulate_hybrid"]
-
 
 def simulate_hybrid(
     profile: ChainProfile,

@@ -16,8 +16,6 @@ from chainstay.validation.offload.search import proposition3_bound
 from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.offload.simulate_timetable import simulate_timetable
 
-__all__ = ["certify_offload", "replay_offload"]
-
 
 def replay_offload(problem: OffloadProblem, claim: OffloadClaim) -> TransferReplay:
     """Simulate the schedule or the timetable of a claim under the problem's transfers.

@@ -21,8 +21,6 @@ from chainstay.timetable import Time, computations, exact
 from chainstay.validation.offload.simulate import OffloadMachine
 from chainstay.validation.simulate import InvalidOperationError
 
-__all__ = ["Optimum", "is_new", "offload_optimum", "proposition3_bound"]
-
 _Key: TypeAlias = tuple[object, ...]
 
 

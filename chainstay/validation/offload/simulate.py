@@ -23,8 +23,6 @@ from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.validation.event_machine import EventMachine, TransferReplay
 from chainstay.validation.simulate import InvalidOperationError
 
-__all__ = ["OffloadMachine", "simulate_offload"]
-
 
 def simulate_offload(
     profile: OffloadProfile, schedule: Schedule, *, budget: int, link: Link

@@ -18,8 +18,6 @@ from chainstay.schedule import Op, OpKind
 from chainstay.timetable import Move, Time, Timetable, Transfers, computations, exact
 from chainstay.validation.event_machine import TransferReplay
 
-__all__ = ["require_fluid", "simulate_timetable"]
-
 
 def simulate_timetable(
     profile: OffloadProfile,

@@ -15,8 +15,6 @@ from chainstay.runtime.devices.sharding import unsharded_again, whole_in_backwar
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
 
-__all__ = ["BlockChain", "BlockStage"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockStage:

@@ -7,8 +7,6 @@ from itertools import pairwise
 
 from chainstay.runtime.capture.blocks.calls import BlockCall
 
-__all__ = ["choose_calls", "follows"]
-
 _Calls = Sequence[BlockCall]
 
 

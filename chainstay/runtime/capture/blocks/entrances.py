@@ -23,16 +23,6 @@ from chainstay.runtime.capture.trials.model_forward import (
     unbound_forward,
 )
 
-__all__ = [
-    "BlockHandler",
-    "close_entrance",
-    "compiler_of",
-    "handed_to",
-    "open_entrance",
-    "traced_forward",
-    "traced_module",
-]
-
 BlockHandler = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
 """Takes a block and the arguments of its call; gives what the block would."""
 

@@ -35,8 +35,6 @@ from chainstay.runtime.capture.tracing import NotRunError
 from chainstay.runtime.capture.trials.equivalence import NotTheModelError, Trial
 from chainstay.runtime.devices.autocast import Autocast
 
-__all__ = ["BlockGraph", "BlockGraphs", "BlockRunner"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockGraph:

@@ -25,8 +25,6 @@ from chainstay.runtime.capture.trials.world import world_kept
 from chainstay.runtime.devices.sharding import is_sharded, left_sharded
 from chainstay.runtime.execute.environment import RandomStates, random_states, restore_random_states
 
-__all__ = ["Host", "SampleFailsError"]
-
 
 class SampleFailsError(UnsupportedModelError):
     """The model itself, or its loss, fails on a call; its own exception is the cause."""

@@ -45,8 +45,6 @@ from chainstay.runtime.execute.environment import RandomStates, random_states
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.stage.states import State, detached, version_of
 
-__all__ = ["BlockSample", "blocks_run_by", "entered", "sample_blocks"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSample:

@@ -20,8 +20,6 @@ from chainstay.runtime.capture.cuts.stage_names import module_paths
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.operators import Observations
 
-__all__ = ["Towers", "find_towers", "title_of"]
-
 _LARGE: Final = 20
 """A tower saves at least one part in so many of what the whole model saves."""
 

@@ -23,16 +23,6 @@ from chainstay.runtime.capture.operators import Observations
 from chainstay.runtime.stage.states import State, address_of
 from chainstay.units import format_bytes
 
-__all__ = [
-    "CutGraph",
-    "GraphChain",
-    "Position",
-    "assemble",
-    "counted_among",
-    "leaf_at",
-    "written_inputs",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Position:

@@ -14,8 +14,6 @@ from torch import fx
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.operators import Observations
 
-__all__ = ["Crossings", "find_crossings", "forbidden_places"]
-
 
 @dataclass(frozen=True, slots=True)
 class Crossings:

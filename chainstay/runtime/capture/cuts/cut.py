@@ -18,8 +18,6 @@ from chainstay.runtime.capture.graph import CapturedGraph, NoStagesError
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.operators import Observations, observe_operators
 
-__all__ = ["ObservedGraph", "cut_again", "cut_into_chain", "observe_graph"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedGraph:

@@ -23,8 +23,6 @@ from chainstay.runtime.capture.cuts.crossings import Crossings, forbidden_places
 from chainstay.runtime.capture.cuts.stage_names import block_of
 from chainstay.runtime.capture.operators import Observations
 
-__all__ = ["Granularity", "choose_cuts"]
-
 Granularity = int | Literal["fine", "blocks"]
 """How many stages: at most so many, as many as make sense, or one per block of the model."""
 

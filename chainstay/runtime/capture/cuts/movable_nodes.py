@@ -14,8 +14,6 @@ from torch import fx
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.operators import Observations
 
-__all__ = ["movable_nodes", "with_makers"]
-
 
 def movable_nodes(captured: CapturedGraph, seen: Observations) -> frozenset[fx.Node]:
     """Operators that may run before the first stage instead of at their place."""

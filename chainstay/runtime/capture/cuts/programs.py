@@ -15,8 +15,6 @@ from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.regions import Region, RegionModule
 from chainstay.runtime.stage.states import State
 
-__all__ = ["GraphStage", "Program", "compile_program", "function_of"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:

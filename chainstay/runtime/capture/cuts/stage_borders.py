@@ -19,14 +19,6 @@ from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.tracing import NoFullGraphError
 from chainstay.runtime.stage.given_stages import StageLoop, Stages, stage_title
 
-__all__ = [
-    "cut_between_stages",
-    "naming_the_stage",
-    "observed_stages",
-    "output_index",
-    "traced_stages",
-]
-
 
 def traced_stages(named: Stages, sample: torch.Tensor) -> tuple[ObservedGraph, tuple[Any, ...]]:
     """The graph of all stages on the sample, and its inputs.

@@ -10,8 +10,6 @@ from typing import Final
 
 from torch import fx, nn
 
-__all__ = ["block_of", "module_paths", "name_ranges", "repeated_blocks"]
-
 _MOST_NAMES = 2
 
 

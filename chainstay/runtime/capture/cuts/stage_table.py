@@ -10,8 +10,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["as_text", "stage_table"]
-
 _WIDTH: Final = 120
 """The columns of the text; names that do not fit are folded."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["SharedValue", "Value", "distinct_bytes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:

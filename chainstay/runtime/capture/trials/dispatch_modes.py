@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import (
     is_in_torch_dispatch_mode,
 )
 
-__all__ = ["in_modes", "modes_set_aside", "set_aside", "without_modes"]
-
 
 class _SetAside(threading.local):
     """The modes of a thread that are set aside."""

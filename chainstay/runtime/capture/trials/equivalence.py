@@ -36,8 +36,6 @@ from chainstay.runtime.capture.trials.world import is_equal, world_kept
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import dropping
 
-__all__ = ["NotTheModelError", "OutputSample", "Trial"]
-
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
 """Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
 

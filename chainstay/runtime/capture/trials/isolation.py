@@ -27,16 +27,6 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.trials.model_forward import is_stand_in, own_forward, unbound_forward
 from chainstay.runtime.capture.trials.world import is_equal
 
-__all__ = [
-    "StandIns",
-    "arguments_like",
-    "forward_of_shadow",
-    "functions_of",
-    "require_initialised",
-    "shadow_of",
-    "values_kept",
-]
-
 
 @dataclass(slots=True)
 class StandIns:

@@ -9,14 +9,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = [
-    "is_stand_in",
-    "own_forward",
-    "restore_forward",
-    "stand_in_for",
-    "unbound_forward",
-]
-
 
 def unbound_forward(module: nn.Module) -> Callable[..., Any]:
     """The module's own forward, which takes the module first.

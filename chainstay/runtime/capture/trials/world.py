@@ -24,8 +24,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from chainstay.runtime.devices.generators import OtherGenerators
 from chainstay.runtime.execute.environment import random_states, restore_random_states
 
-__all__ = ["is_equal", "random_numbers_kept", "world_kept"]
-
 
 @contextmanager
 def random_numbers_kept(device: torch.device) -> Iterator[None]:
