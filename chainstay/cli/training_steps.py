@@ -17,6 +17,7 @@ from chainstay.cli.models.workload import SEED, Workload
 from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import trace_memory
 from chainstay.runtime.execute.environment import random_states
+from chainstay.runtime.stage.states import is_equal
 
 _RATE: Final = 1e-3
 _SPARE: Final = 0.8
@@ -59,11 +60,11 @@ class TrainingRecord:
     def differences(self, other: TrainingRecord) -> Iterator[str]:
         """Yield the names of all that is not the same to the last bit."""
         for step, (mine, theirs) in enumerate(zip(self.losses, other.losses, strict=True), start=1):
-            if not _same(mine, theirs):
+            if not is_equal(mine, theirs):
                 yield f"loss of step {step}"
         for name, tensor in self.tensors.items():
             found = other.tensors.get(name)
-            if found is None or not _same(tensor, found):
+            if found is None or not is_equal(tensor, found):
                 yield name
         yield from (name for name in other.tensors if name not in self.tensors)
 
@@ -160,11 +161,3 @@ def _state(model: nn.Module, device: torch.device) -> Iterator[tuple[str, torch.
         yield f"buffer {name}", buffer.detach().clone()
     for where, state in random_states(device):
         yield f"random state of {where}", state
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are equal to the last bit; NaN equals NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    same = (one == other) | (one.ne(one) & other.ne(other))
-    return bool(same.all())

@@ -201,9 +201,7 @@ class Ways:
             return str(refusal).partition("\n")[0]
         if name == "keep all":
             return "does not fit"
-        if chosen == "keep all":
-            return "not needed"
-        if name == "join":
+        if chosen == "keep all" or name == "join":
             return "not needed"
         is_about_link = name == "offload" or self.means.recompute
         return self.means.obstacle if is_about_link else "recompute is False"

@@ -199,14 +199,8 @@ def _exchange(run: Run, index: int, stage: BlockStage, options: OptionTable) -> 
     """Let a stage run by another graph, which differs from that of the plan in numbers only."""
     own = ChainStage(stage.name, (stage,))
     run.options = {**run.options, **options}
-    traits = replace(
-        run.traits[index],
-        draws_random=own.may_draw_random,
-        written=own.written,
-        reads=tuple(position for position in own.reads if position not in own.written),
-    )
     run.stages = (*run.stages[:index], own, *run.stages[index + 1 :])
-    run.traits = (*run.traits[:index], traits, *run.traits[index + 1 :])
+    run.traits = (*run.traits[:index], Traits.of(own), *run.traits[index + 1 :])
     names, first = tuple(stage.shared_names), stage.first_shared
     run.names = (*run.names[:first], *names, *run.names[first + len(names) :])
 
@@ -297,16 +291,9 @@ def _alone(graph: BlockGraph, inputs: tuple[Any, ...], device: torch.device) -> 
     state, shared = graph.chain.begin(inputs)
     (stage,) = graph.chain.stages
     own = ChainStage(stage.name, (stage,))
-    traits = Traits(
-        draws_random=stage.draws_random,
-        written=stage.written,
-        reads=tuple(position for position in stage.reads if position not in stage.written),
-        changes_input=stage.changes_input,
-        fills_what_it_saved=stage.fills_what_it_saved,
-    )
     names = tuple(given.name for given in graph.chain.inputs) + ("a value",) * len(shared)
     chain = Chain(stages=(own,), device=device, names=names)
-    return graph.chain.finish(Executor(chain, (traits,), _ALONE)(state, shared), shared)
+    return graph.chain.finish(Executor(chain, (Traits.of(own),), _ALONE)(state, shared), shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

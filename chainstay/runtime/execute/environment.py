@@ -23,7 +23,7 @@ from chainstay.runtime.devices.backend_settings import (
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, changeable, copied, version_of
+from chainstay.runtime.stage.states import State, changeable, copied, is_equal, version_of
 
 __all__ = [
     "Environment",
@@ -265,7 +265,7 @@ def require_repeatable(
     with environment.entered():
         before = environment.shared_for(shared, names, for_last_time=True)
         again = stage(incoming(stage, state), before)
-    if not all(map(_same_values, again, output)):
+    if not all(map(is_equal, again, output)):
         raise UnsupportedModelError(
             f"stage {stage.name} gives another output when it runs again on the same input; "
             "draw random numbers from torch's global generators only, and on a GPU use "
@@ -294,14 +294,6 @@ _OWN_MEMORY: Final = (torch.Tensor, torch.nn.Parameter)
 def _has_address(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(  # noqa: SLF001  # no public way
         tensor
-    )
-
-
-def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if values are equal, or no number in the same places: only NaN differs from itself."""
-    one, other = one.detach(), other.detach()
-    return one.shape == other.shape and bool(
-        ((one == other) | ((one != one) & (other != other))).all()  # noqa: PLR0124  # NaN
     )
 
 

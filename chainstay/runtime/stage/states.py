@@ -176,6 +176,17 @@ def address_of(tensor: torch.Tensor) -> int:
     return address
 
 
+def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are alike bit for bit, as far as numbers tell: NaN equals NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    return torch.equal(one, other) or bool(
+        ((one == other) | ((one != one) & (other != other))).all()  # noqa: PLR0124  # NaN
+    )
+
+
 def is_among(tensor: torch.Tensor, state: State) -> bool:
     """Whether `tensor` is one of the objects in `state`."""
     return any(tensor is each for each in state)

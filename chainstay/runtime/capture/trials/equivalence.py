@@ -32,9 +32,10 @@ from chainstay.runtime.capture.trials.isolation import (
     shadow_of,
     values_kept,
 )
-from chainstay.runtime.capture.trials.world import is_equal, world_kept
+from chainstay.runtime.capture.trials.world import world_kept
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import dropping
+from chainstay.runtime.stage.states import is_equal
 
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
 """Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
@@ -321,6 +322,4 @@ def _digest(tensor: torch.Tensor) -> object:
 def _is_same(old: object, new: object) -> bool:
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return type(old) is type(new) and old is new
-    if old.dtype != new.dtype or old.shape != new.shape or old.requires_grad != new.requires_grad:
-        return False
-    return is_equal(old, new)
+    return old.requires_grad == new.requires_grad and is_equal(old, new)

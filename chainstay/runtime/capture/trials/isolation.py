@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.trials.model_forward import is_stand_in, own_forward, unbound_forward
-from chainstay.runtime.capture.trials.world import is_equal
+from chainstay.runtime.stage.states import is_equal
 
 
 @dataclass(slots=True)

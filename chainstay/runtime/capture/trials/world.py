@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from chainstay.runtime.devices.generators import OtherGenerators
 from chainstay.runtime.execute.environment import random_states, restore_random_states
+from chainstay.runtime.stage.states import is_equal
 
 
 @contextmanager
@@ -190,15 +191,6 @@ class _World:
         else:
             return False
         return True
-
-
-def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit for bit, as far as a comparison of numbers tells: NaN equals NaN."""
-    if one.layout != torch.strided:
-        one, other = one.to_dense(), other.to_dense()
-    return torch.equal(one, other) or bool(
-        ((one == other) | ((one != one) & (other != other))).all()  # noqa: PLR0124  # NaN
-    )
 
 
 _PLAIN: Final = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
