@@ -1,4 +1,4 @@
-"""What a plan keeps in part: which options it uses, what they save and what that costs."""
+"""Stages that a plan keeps in part: the options that it uses, what they save and cost."""
 
 from __future__ import annotations
 

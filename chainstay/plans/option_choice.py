@@ -1,4 +1,4 @@
-"""What an option of a plan's schedule runs again, so that it can be made for the same model."""
+"""Options of a plan's schedule: what each runs again, so that it can be made for that model."""
 
 from __future__ import annotations
 

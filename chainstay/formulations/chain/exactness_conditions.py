@@ -1,4 +1,4 @@
-"""What the model by phases contains, and what its rows may leave out, by conditions on a chain.
+"""Conditions on a chain under which the model by phases is complete, or may leave rows out.
 
 `chainstay.problems.exactness` has the conditions.
 """

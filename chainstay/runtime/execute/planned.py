@@ -1,4 +1,4 @@
-"""What every model that runs by a plan tells; each kind has its class beside its executor."""
+"""Models that run by a plan: what each tells. Each kind has its class beside its executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a schedule of a chain can run at all: every operation finds what it needs."""
+"""Checks that a schedule of a chain can run at all: every operation finds what it needs."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _trace(named: Stages, sample: torch.Tensor) -> tuple[ObservedGraph, tuple[An
 
 
 def observed_stages(found: UnplannedGraphError, titles: Sequence[str]) -> ObservedGraph:
-    """What the operators of a chain's graph do.
+    """Observe the operators of a chain's graph.
 
     Raises:
         UnsupportedModelError: A stage gives no tensor, or one of its shapes depends on values.
@@ -135,6 +135,6 @@ def cut_between_stages(observed: ObservedGraph, titles: Sequence[str]) -> GraphC
 
 
 def output_index(captured: CapturedGraph) -> int:
-    """Where the last stage's output is among the graph's; others are what stages change."""
+    """Return the index of the last stage's output among the graph's; stages change the others."""
     output = captured.borders[-1].output
     return next((index for index, leaf in enumerate(captured.output) if leaf is output), 0)
