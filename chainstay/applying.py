@@ -27,8 +27,8 @@ from chainstay.fitting.planner import (
     MadePlan,
     PlannerSettings,
 )
-from chainstay.fitting.ways.joins import planned_join
-from chainstay.fitting.ways.means import Means
+from chainstay.fitting.strategies.joins import planned_join
+from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.plans import Cut, Fingerprint, Plan, load_plan
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
@@ -194,7 +194,7 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
     limit = None if host_budget is None else plain_bytes("host_budget", host_budget)
     settings = PlannerSettings(
         budget=None,
-        means=_ALL_MEANS,
+        memory=_ALL_OPTIONS,
         by="blocks" if known.cut is not None and known.cut.by == "blocks" else "graph",
         granularity=_granularity_of(known),
         on_new_shape=on_new_shape,
@@ -209,7 +209,7 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
     return model
 
 
-_ALL_MEANS = Means(
+_ALL_OPTIONS = MemoryOptions(
     recompute=True, offload=True, is_offload_asked=False, link=None, host_budget=None
 )
 

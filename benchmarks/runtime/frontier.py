@@ -44,8 +44,8 @@ from benchmarks.trainings import NETWORKS, training_of
 from chainstay import Link, measure_link, solve_measured
 from chainstay.baselines.segments import every_segment_count
 from chainstay.errors import ChainstayError, InfeasibleBudgetError
-from chainstay.fitting.ways.combined import solve_combined
-from chainstay.fitting.ways.offloaded import solve_offloaded
+from chainstay.fitting.strategies.combined import solve_combined
+from chainstay.fitting.strategies.offloaded import solve_offloaded
 from chainstay.problems.offload import OffloadSolution
 from chainstay.solution import Solution
 from chainstay.validation.simulate import simulate

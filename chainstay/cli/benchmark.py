@@ -20,7 +20,7 @@ from chainstay.cli.training_steps import fits_here, measure_peak, measure_step_t
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.fitting.measured import MeasuredModel
 from chainstay.fitting.planner import AnyPlanned
-from chainstay.fitting.ways.fastest import planned_graph
+from chainstay.fitting.strategies.fastest import planned_graph
 from chainstay.runtime.execute.executor import Executor
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import StagedGraph

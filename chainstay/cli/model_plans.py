@@ -23,8 +23,8 @@ from chainstay.cli.strategies import (
 from chainstay.cli.terminal import spinner
 from chainstay.fitting.measured import MeasuredModel
 from chainstay.fitting.planner import AnyPlanned
-from chainstay.fitting.ways.fastest import WAYS, Ways
-from chainstay.fitting.ways.means import Means
+from chainstay.fitting.strategies.fastest import STRATEGIES, Strategies
+from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.plans import Plan
 from chainstay.profiles import Link
 from chainstay.runtime.joins.executor import PlannedJoin
@@ -54,14 +54,14 @@ def plan_model(
         return replay.makespan, replay.peak_bytes
 
     device = costs.model.costs.chain.device
-    means = Means.of(
+    memory = MemoryOptions.of(
         recompute=True,
         offload=options.solving.offload,
         link=link,
         host_budget=options.solving.host_budget,
         device=device,
     )
-    found, join = _solved(costs.model, budget, options.solving, means)
+    found, join = _solved(costs.model, budget, options.solving, memory)
     strategies = [
         plain_training(plain.makespan, plain.peak_bytes, budget),
         best_checkpointing(len(costs.profile), simulate_costs, budget),
@@ -72,7 +72,7 @@ def plan_model(
     if join is not None and chosen.solution is join.solution:
         planned: AnyPlanned = join
     else:
-        engine = means.engine_for(chosen.solution, device)
+        engine = memory.engine_for(chosen.solution, device)
         planned = costs.model.planned(chosen.solution, engine)
     return PlanResult(
         title=_title(costs),
@@ -85,17 +85,17 @@ def plan_model(
 
 
 def _solved(
-    model: MeasuredModel, budget: int, options: SolveOptions, means: Means
+    model: MeasuredModel, budget: int, options: SolveOptions, memory: MemoryOptions
 ) -> tuple[list[Strategy], PlannedJoin | None]:
     """Return the strategies that `chainstay.fit` would try, and a plan of branches, if any."""
     method = measured_method(options)
     if model.staged is None:
         return [solve_strategy("recompute", lambda: model.solve(budget, method))], None
-    search = Ways(model.costs, budget, method, means, model.attempt)
+    search = Strategies(model.costs, budget, method, memory, model.attempt)
     with spinner("solving"):
         search.try_all()
     found = []
-    for name in WAYS:
+    for name in STRATEGIES:
         if name in search.found or name in search.refused:
             strategy = solve_strategy(_NAMES.get(name, name), partial(_solution, search, name))
             own = search.plain_time(name) if name == "join" else None
@@ -103,7 +103,7 @@ def _solved(
     return found, search.join
 
 
-def _solution(search: Ways, name: str) -> Solution:
+def _solution(search: Strategies, name: str) -> Solution:
     """Return the solution of a strategy.
 
     Raises:

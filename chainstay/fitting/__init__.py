@@ -8,7 +8,7 @@
 `solved_plans`         plans by measuring and solving
 `measured`             a model measured, before a plan is chosen
 `blocks`               a model's own forward, its blocks run by a plan
-`ways/`                the ways to train one chain, and the fastest of them
+`strategies/`          the strategies that save memory, and the fastest of them
 `fingerprints`         what a plan is for
 `option_choices`       options of stages on their way into plan files and out of them
 `transforms`           transforms under which a fitted model is not called

@@ -42,7 +42,7 @@ class _Compiled:
 
 _OPTIONS: Final = (
     signature(settings_of).parameters.keys() | {each.name for each in fields(PlannerSettings)}
-) - {"device", "others", "means", "loss", "by"}
+) - {"device", "others", "memory", "loss", "by"}
 _COMPILED: Final[dict[int, _Compiled]] = {}
 """By the identity of the options, which each use of torch.compile has of its own."""
 

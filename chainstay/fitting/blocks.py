@@ -200,7 +200,7 @@ def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:
     Raises:
         UnsupportedModelError: What is asked for cannot be done by blocks.
     """
-    if planner.settings.means.is_offload_asked:
+    if planner.settings.memory.is_offload_asked:
         raise UnsupportedModelError(
             f"this {planner.name} cannot be offloaded stage by stage: it goes by blocks "
             f"({reason}); leave offload=True out"

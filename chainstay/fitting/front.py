@@ -14,7 +14,7 @@ from chainstay.fitting.budgets import Budget, require_budget
 from chainstay.fitting.fitted import Fitted, fitted_of
 from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
 from chainstay.fitting.solved_plans import MeasuredGraph, SolvedPlans
-from chainstay.fitting.ways.means import Means
+from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.profiles import Link
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple
@@ -185,7 +185,7 @@ def settings_of(  # noqa: PLR0913  # those of `fit`
 ) -> PlannerSettings:
     """The arguments of `fit`, looked through; its errors, as far as they need no model."""
     settings = PlannerSettings(
-        means=Means.of(
+        memory=MemoryOptions.of(
             recompute=recompute, offload=offload, link=link, host_budget=host_budget, device=device
         ),
         reserve=plain_bytes("reserve", reserve),
@@ -250,8 +250,8 @@ def _measured_by(fitted: Fitted | None, settings: PlannerSettings) -> dict[Hasha
     if fitted is None or not isinstance(fitted.planner.maker, SolvedPlans):
         return {}
     before = fitted.settings
-    ways = ("loss", "granularity", "stage_options")
-    is_same = all(getattr(before, way) == getattr(settings, way) for way in ways)
+    names = ("loss", "granularity", "stage_options")
+    is_same = all(getattr(before, name) == getattr(settings, name) for name in names)
     return dict(fitted.planner.maker.measured) if is_same else {}
 
 

@@ -14,9 +14,9 @@ from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted
 from chainstay.fitting.planner import AnyPlanned, GraphCall, MadePlan, PlannerSettings, stages_of
 from chainstay.fitting.solved_plans import SolvedPlans
-from chainstay.fitting.ways.by_blocks import planned_blocks, solve_blocks
-from chainstay.fitting.ways.fastest import planned_graph
-from chainstay.fitting.ways.joins import JoinAttempt
+from chainstay.fitting.strategies.by_blocks import planned_blocks, solve_blocks
+from chainstay.fitting.strategies.fastest import planned_graph
+from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.planning import solve_measured
 from chainstay.plans import Fingerprint
 from chainstay.runtime.execute.block_executor import PlannedBlocks

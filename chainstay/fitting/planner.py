@@ -18,7 +18,7 @@ from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, Unsupport
 from chainstay.fitting.budgets import Budget
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.noted_plan import NotedPlan
-from chainstay.fitting.ways.means import RECOMPUTING, Means
+from chainstay.fitting.strategies.memory_options import RECOMPUTING, MemoryOptions
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
 from chainstay.runtime.capture.cuts.cut_points import Granularity
@@ -54,11 +54,11 @@ class PlannerSettings:
     """The arguments of `chainstay.fit`, looked through; see there.
 
     Attributes:
-        means: How memory may be saved.
+        memory: The techniques by which memory may be saved.
     """
 
     budget: Budget = "100%"
-    means: Means = RECOMPUTING
+    memory: MemoryOptions = RECOMPUTING
     loss: Loss | None = None
     method: Method | str = "auto"
     by: StageSource = "auto"

@@ -13,9 +13,9 @@ from torch import nn
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.budgets import bytes_of, plain_peak
 from chainstay.fitting.planner import GraphCall, MadePlan, PlannerSettings, is_alike
-from chainstay.fitting.ways.by_blocks import planned_blocks, solve_blocks
-from chainstay.fitting.ways.fastest import Ways, fastest_way
-from chainstay.fitting.ways.joins import JoinAttempt
+from chainstay.fitting.strategies.by_blocks import planned_blocks, solve_blocks
+from chainstay.fitting.strategies.fastest import Strategies, fastest_plan
+from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
@@ -100,8 +100,9 @@ class SolvedPlans:
         written = written_inputs(graph.stages, graph.state_inputs, call.inputs)
 
         def solved(limit: int) -> PlannedGraph | PlannedJoin:
-            ways = Ways(known.costs, limit, settings.method, settings.means, known.attempt)
-            return fastest_way(known.staged, ways)
+            method, memory = settings.method, settings.memory
+            strategies = Strategies(known.costs, limit, method, memory, known.attempt)
+            return fastest_plan(known.staged, strategies)
 
         def rehearsed(planned: PlannedGraph | PlannedJoin, limit: int) -> Rehearsal:
             own = planned.chain if isinstance(planned, PlannedGraph) else planned.join
@@ -292,7 +293,7 @@ class SolvedPlans:
     def _wants_options(self, model: nn.Module | None, costs: Measurement) -> bool:
         """Whether options of stages may be of use: what fits plainly runs plainly."""
         settings = self.settings
-        may_recompute = settings.stage_options and settings.means.recompute
+        may_recompute = settings.stage_options and settings.memory.recompute
         return may_recompute and not plain_peak(costs) <= self._budget(model, costs)
 
     def _measured(

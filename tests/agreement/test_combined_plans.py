@@ -20,8 +20,8 @@ from chainstay.errors import (
     SolverLimitError,
 )
 from chainstay.fitting.budgets import plain_peak
-from chainstay.fitting.ways.combined import solve_combined
-from chainstay.fitting.ways.offloaded import solve_offloaded
+from chainstay.fitting.strategies.combined import solve_combined
+from chainstay.fitting.strategies.offloaded import solve_offloaded
 from chainstay.planning import solve_measured
 from chainstay.profiles import ChainProfile, Link
 from chainstay.report.timeline import build_timeline

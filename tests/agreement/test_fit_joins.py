@@ -16,7 +16,7 @@ from torch import nn
 import chainstay
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
-from chainstay.fitting.ways import joins
+from chainstay.fitting.strategies import joins
 from chainstay.planning.join import peak_of_join, runnable_orders
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin

@@ -29,7 +29,7 @@ from chainstay import (
 from chainstay.baselines.join import keep_all_join
 from chainstay.fitting.measured import measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.fitting.ways.joins import planned_join
+from chainstay.fitting.strategies.joins import planned_join
 from chainstay.planning.join import solve_measured_join
 from chainstay.runtime.measures import clock
 from join_models import Siamese

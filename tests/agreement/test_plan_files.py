@@ -30,7 +30,7 @@ from chainstay import (
     save_plan,
     unfit,
 )
-from chainstay.fitting.ways.fastest import Ways
+from chainstay.fitting.strategies.fastest import Strategies
 from chainstay.runtime.measures import clock
 from sgd_steps import two_plain_steps
 
@@ -135,7 +135,7 @@ def test_a_saved_plan_trains_another_copy_bit_for_bit(
 ) -> None:
     _, kwargs, settings = WAYS[kind]
     if kind == "combined":  # whether or not it is the fastest
-        monkeypatch.setattr(Ways, "best", "combined")
+        monkeypatch.setattr(Strategies, "best", "combined")
     first = fit(made(kind, 0), (SAMPLE,), kwargs, progress=False, **settings)
     save_plan(first, tmp_path / "plan.json")
     plan = load_plan(tmp_path / "plan.json")

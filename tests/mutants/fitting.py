@@ -138,13 +138,13 @@ _PLANNING: Final = (
 
 _FITTING: Final = (
     Mutant(
-        "fitting/ways/fastest.py",
+        "fitting/strategies/fastest.py",
         "if plain_peak(self.measured) <= self.budget:",
         "if plain_peak(self.measured) < 0:",
         "agreement/test_fit_offload.py::test_nothing_is_faster_than_keeping_all",
     ),
     Mutant(
-        "fitting/ways/fastest.py",
+        "fitting/strategies/fastest.py",
         "return Fraction(self.found[name].makespan) / max(self.plain_time(name), 1)",
         "return Fraction(max(self.plain_time(name), 1)) / self.found[name].makespan",
         "agreement/test_fit_offload.py::test_the_fastest_of_four_ways_is_chosen[1000000000000]",
@@ -156,7 +156,7 @@ _FITTING: Final = (
         "unit/test_fit_budgets.py::test_shares_are_rounded_down",
     ),
     Mutant(
-        "fitting/ways/means.py",
+        "fitting/strategies/memory_options.py",
         "min(limit, link.capacity))",
         "max(limit, link.capacity))",
         "unit/test_fit_budgets.py::test_of_two_limits_on_the_host_the_lower_one_counts",

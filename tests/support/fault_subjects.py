@@ -21,7 +21,7 @@ from chainstay.errors import InfeasibleBudgetError
 from chainstay.fitting.fitted import Fitted
 from chainstay.fitting.measured import measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.fitting.ways.joins import planned_join
+from chainstay.fitting.strategies.joins import planned_join
 from chainstay.planning.join import peak_of_join, solve_measured_join
 from chainstay.profiles import Link
 from chainstay.runtime import PlannedChain, measure

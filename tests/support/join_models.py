@@ -17,7 +17,7 @@ from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.fitting.measured import MeasuredModel, measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.fitting.ways.joins import planned_join
+from chainstay.fitting.strategies.joins import planned_join
 from chainstay.planning.join import peak_of_join, solve_measured_join
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.joins.graph_join import GraphJoin

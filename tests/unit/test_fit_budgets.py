@@ -11,8 +11,8 @@ from torch import nn
 
 from chainstay import fit, measure
 from chainstay.fitting.budgets import bytes_of
+from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.fitting.transformers_models import caches_off, caching_configs
-from chainstay.fitting.ways.means import Means
 from chainstay.profiles import Link
 from chainstay.runtime.devices.memory import trace_memory
 
@@ -43,10 +43,10 @@ def test_of_two_limits_on_the_host_the_lower_one_counts(
     host_budget: int | None, capacity: int
 ) -> None:
     device = torch.device("cpu")
-    means = Means.of(
+    memory = MemoryOptions.of(
         recompute=True, offload=True, link=LINK, host_budget=host_budget, device=device
     )
-    assert means.link_on(device) == Link(bandwidth=2, capacity=capacity)
+    assert memory.link_on(device) == Link(bandwidth=2, capacity=capacity)
 
 
 def test_caches_are_off_inside_and_on_again() -> None:

@@ -15,7 +15,7 @@ from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
 from chainstay.fitting.fitted import Fitted
 from chainstay.fitting.measured import MeasuredModel, measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.fitting.ways.joins import planned_join
+from chainstay.fitting.strategies.joins import planned_join
 from chainstay.planning.join import solve_measured_join
 from chainstay.runtime.joins.executor import PlannedJoin
 

@@ -1,4 +1,4 @@
-"""The means by which `chainstay.fit` may save memory: recomputing, transfers, or both."""
+"""The techniques by which `chainstay.fit` may save memory: recomputing, transfers, or both."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from chainstay.solution import Solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """Arguments of `chainstay.fit`, looked through.
+class MemoryOptions:
+    """The arguments of `chainstay.fit` that say how memory may be saved, checked.
 
     Attributes:
         recompute: Whether stages may run again.
         offload: Whether activations may go to the host.
-        is_offload_asked: Whether that was said, so that it must not be left out silently.
+        is_offload_asked: Whether the user asked for it, so that it is not left out silently.
         link: The link to the host; ``None`` to have it measured.
         host_budget: Bytes for what is away at a time; ``None`` for no limit.
         obstacle: Why nothing may go to the host, for people.
@@ -44,8 +44,8 @@ class Means:
         link: object,
         host_budget: int | str | None,
         device: torch.device,
-    ) -> Means:
-        """The arguments as given; `device` is the model's.
+    ) -> MemoryOptions:
+        """Return the options that these arguments mean; `device` is the model's.
 
         Raises:
             ValueError: They do not go together.
@@ -93,7 +93,7 @@ class Means:
         return engine_for(device, link=solution.link, host_budget=self.host_budget)
 
 
-RECOMPUTING: Final = Means(
+RECOMPUTING: Final = MemoryOptions(
     recompute=True, offload=False, is_offload_asked=False, link=None, host_budget=None
 )
 """Nothing goes to the host."""

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from chainstay import measure, solve_measured
-from chainstay.fitting.ways.fastest import Ways
-from chainstay.fitting.ways.joins import JoinAttempt
-from chainstay.fitting.ways.means import Means
+from chainstay.fitting.strategies.fastest import Strategies
+from chainstay.fitting.strategies.joins import JoinAttempt
+from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.runtime.joins.executor import PlannedJoin
 
 
@@ -35,11 +35,11 @@ def test_a_join_has_to_be_faster_beyond_the_noise_of_clocks(
     measured = replace(measured, account=replace(measured.account, stages=tuple(stages)))
     assert measured.profile.least_time == 1000
     solution = solve_measured(measured, "100%")
-    means = Means.of(
+    memory = MemoryOptions.of(
         recompute=True, offload=None, link=None, host_budget=None, device=torch.device("cpu")
     )
     attempt = cast("JoinAttempt", SimpleNamespace(has_branches=True))
-    ways = Ways(measured, solution.budget, "auto", means, attempt)
+    ways = Strategies(measured, solution.budget, "auto", memory, attempt)
     ways.found["recompute"] = replace(solution, makespan=1200)
     ways.found["join"] = replace(solution, makespan=20 * percent)
     ways.join = cast("PlannedJoin", SimpleNamespace(plain_time=2000))

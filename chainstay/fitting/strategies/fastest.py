@@ -1,4 +1,4 @@
-"""The ways to train a measured chain within a budget, and the fastest of them.
+"""The strategies to train a measured chain within a budget, and the fastest of them.
 
 Which is faster is told by how much longer than plain training each takes. A join is measured
 anew, and compared with its own plain training; it is taken where it is clearly faster, so that the
@@ -23,10 +23,10 @@ from typing import Final
 from chainstay.dp import DP
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnknownMethodError
 from chainstay.fitting.budgets import plain_peak
-from chainstay.fitting.ways.combined import solve_combined
-from chainstay.fitting.ways.joins import JoinAttempt
-from chainstay.fitting.ways.means import Means
-from chainstay.fitting.ways.offloaded import solve_offloaded
+from chainstay.fitting.strategies.combined import solve_combined
+from chainstay.fitting.strategies.joins import JoinAttempt
+from chainstay.fitting.strategies.memory_options import MemoryOptions
+from chainstay.fitting.strategies.offloaded import solve_offloaded
 from chainstay.planning import solve_measured
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
@@ -40,31 +40,31 @@ from chainstay.solution import Method, Solution
 from chainstay.timetable import Time
 from chainstay.units import format_bytes
 
-WAYS: Final = ("keep all", "recompute", "join", "offload", "combined")
+STRATEGIES: Final = ("keep all", "recompute", "join", "offload", "combined")
 _CHAINS: Final = ("recompute", "offload", "combined")
 _CLEARLY: Final = Fraction(105, 100)
 """By so much a join's plan has to be faster: two measurements of one model differ by percents."""
 
 
 @dataclass(slots=True)
-class Ways:
-    """The solutions that each way finds for one measured chain.
+class Strategies:
+    """The solutions that each strategy finds for one measured chain.
 
     Attributes:
         measured: The chain.
         budget: Bytes.
         method: The method, as for `chainstay.fit`.
-        means: What is allowed.
+        memory: The techniques that are allowed.
         attempt: An attempt to plan branches apart, if there are any.
-        found: Solutions by way.
-        refused: Refusals by way, where there is no solution.
+        found: Solutions by strategy.
+        refused: Refusals by strategy, where there is no solution.
         join: The plan of branches, if one was found.
     """
 
     measured: Measurement
     budget: int
     method: Method | str
-    means: Means
+    memory: MemoryOptions
     attempt: JoinAttempt | None = None
     found: dict[str, Solution] = field(default_factory=dict)
     refused: dict[str, ChainstayError] = field(default_factory=dict)
@@ -79,12 +79,12 @@ class Ways:
         if plain_peak(self.measured) <= self.budget:
             self.found["keep all"] = self._recompute()
             return
-        if self.means.recompute:
+        if self.memory.recompute:
             self._try("recompute", self._recompute)
-        if self.means.offload:
-            link = self.means.link_on(self.measured.chain.device)
+        if self.memory.offload:
+            link = self.memory.link_on(self.measured.chain.device)
             self._try("offload", lambda: self._offload(link))
-            if self.means.recompute:
+            if self.memory.recompute:
                 known = tuple(self.found.values())
                 self._try(
                     "combined",
@@ -98,12 +98,12 @@ class Ways:
     def _has_branches(self) -> bool:
         """Whether branches can be planned apart; only the dynamic program does that."""
         is_solved = self.method in ("auto", "dp") or self.method == DP()
-        return self.attempt is not None and is_solved and self.means.recompute
+        return self.attempt is not None and is_solved and self.memory.recompute
 
     @property
     def names(self) -> list[str]:
-        """The ways that there are for this model, whether they are allowed or not."""
-        return [name for name in WAYS if name != "join" or self._has_branches]
+        """The strategies that there are for this model, whether they are allowed or not."""
+        return [name for name in STRATEGIES if name != "join" or self._has_branches]
 
     def _try(self, name: str, solve: Callable[[], Solution]) -> None:
         try:
@@ -122,7 +122,7 @@ class Ways:
         return self.join.solution
 
     def _offload(self, link: Link) -> Solution:
-        method = "auto" if self.means.recompute else self.method
+        method = "auto" if self.memory.recompute else self.method
         return solve_offloaded(self.measured, self.budget, link=link, method=method)  # type: ignore[arg-type]  # any other method is refused there
 
     @property
@@ -131,10 +131,10 @@ class Ways:
 
         Raises:
             ChainstayError: There is none; an `InfeasibleBudgetError`, if there is one, of the
-                way that needs least.
+                strategy that needs least.
         """
         if self.found:
-            return min((name for name in WAYS if name in self.found), key=self._handicapped)
+            return min((name for name in STRATEGIES if name in self.found), key=self._handicapped)
         refusals = list(self.refused.values())
         tight = [each for each in refusals if isinstance(each, InfeasibleBudgetError)]
         if tight:
@@ -142,7 +142,7 @@ class Ways:
         raise refusals[0]
 
     def plain_time(self, name: str) -> int:
-        """Return the time of plain training by the measurement that a way was found for, in ns."""
+        """Return the time of plain training in ns, by the measurement behind a strategy's plan."""
         if name == "join" and self.join is not None and self.join.plain_time is not None:
             return self.join.plain_time
         return self.measured.profile.least_time
@@ -165,7 +165,7 @@ class Ways:
         return f"as one chain it needs {format_bytes(min(needed))}" if needed else "not at all"
 
     def table(self, chosen: str) -> Iterator[Alternative]:
-        """All ways, for people."""
+        """Yield all strategies, for people."""
         for name in self.names:
             solution = self.found.get(name)
             host = solution.host_bytes if isinstance(solution, OffloadSolution) else 0
@@ -203,26 +203,26 @@ class Ways:
             return "does not fit"
         if chosen == "keep all" or name == "join":
             return "not needed"
-        is_about_link = name == "offload" or self.means.recompute
-        return self.means.obstacle if is_about_link else "recompute is False"
+        is_about_link = name == "offload" or self.memory.recompute
+        return self.memory.obstacle if is_about_link else "recompute is False"
 
 
-def fastest_way(cut: StagedGraph, ways: Ways) -> PlannedGraph | PlannedJoin:
-    """The plan of the fastest way.
+def fastest_plan(cut: StagedGraph, strategies: Strategies) -> PlannedGraph | PlannedJoin:
+    """Return the plan of the fastest strategy.
 
     Raises:
-        ChainstayError: No way fits; as `Ways.best`.
+        ChainstayError: None fits; as `Strategies.best`.
     """
-    ways.try_all()
-    chosen = ways.best
-    alternatives = tuple(ways.table(chosen))
+    strategies.try_all()
+    chosen = strategies.best
+    alternatives = tuple(strategies.table(chosen))
     if chosen == "join":
-        assert ways.join is not None, "it was found"
-        origin = f"{ways.join.origin.rstrip()} ({ways.as_one_chain()})\n"
-        peak = plain_peak(ways.measured)
-        return replace(ways.join, origin=origin, alternatives=alternatives, plain_peak=peak)
-    measured, solution = ways.measured, ways.found[chosen]
-    engine = ways.means.engine_for(solution, measured.chain.device)
+        assert strategies.join is not None, "it was found"
+        origin = f"{strategies.join.origin.rstrip()} ({strategies.as_one_chain()})\n"
+        peak = plain_peak(strategies.measured)
+        return replace(strategies.join, origin=origin, alternatives=alternatives, plain_peak=peak)
+    measured, solution = strategies.measured, strategies.found[chosen]
+    engine = strategies.memory.engine_for(solution, measured.chain.device)
     return replace(planned_graph(cut, measured, solution, engine), alternatives=alternatives)
 
 
