@@ -52,10 +52,10 @@ class BlockForward:
 
     Attributes:
         planner: Has the settings and the budget.
-        device: Where the model is.
+        device: The model's device.
         reason: Why it goes by blocks, for people.
         graphs: The graphs of its blocks.
-        kinds: Of calls, by what they look like.
+        kinds: Kinds of calls, by training mode, autocast, and layouts of the arguments.
         known: Plans by the graphs of the blocks.
     """
 

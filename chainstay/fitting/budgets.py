@@ -30,7 +30,7 @@ def bytes_of(budget: Budget, model: nn.Module | None, reserve: int, measured: Me
         budget: The budget, as for `chainstay.fit`.
         model: Whose device has memory free, if `budget` is ``None``.
         reserve: Bytes of that to leave.
-        measured: What plain training needs, if `budget` is a share of it.
+        measured: The costs of plain training, if `budget` is a share of its memory.
     """
     if budget is None:
         assert model is not None, "only a model tells what is free"

@@ -277,7 +277,7 @@ class Fitted:
 
     @property
     def kept_in_part(self) -> tuple[KeptInPart, ...]:
-        """What the plan made last keeps in part: what it drops, and what that saves and costs."""
+        """The stages that the plan made last keeps in part: what each drops, saves and costs."""
         return self.latest.kept_in_part
 
     @property

@@ -16,8 +16,8 @@ class NotedPlan:
     """A plan that was made.
 
     Attributes:
-        planned: What goes by it.
-        fingerprint: What it is for; ``None`` where only a graph was known.
+        planned: The model's forward by the plan.
+        fingerprint: The call that it is for; ``None`` where only a graph was known.
     """
 
     planned: Planned
@@ -25,7 +25,7 @@ class NotedPlan:
 
     @property
     def kept_in_part(self) -> tuple[KeptInPart, ...]:
-        """What the plan keeps in part, by rising stage."""
+        """The stages that the plan keeps in part, in order."""
         return kept_in_part(self.planned.profile, self.planned.solution.schedule)
 
     def describe(self, name: str, others: str) -> str:

@@ -43,7 +43,7 @@ StageSource = Literal["auto", "graph", "blocks", "export"]
 """How `chainstay.fit` gets at a model's stages; ``"export"`` is what ``"graph"`` was called."""
 
 OnNewShape = Literal["plan", "refuse", "run plainly"]
-"""What to do about a call for which there is no plan yet."""
+"""The answer to a call for which there is no plan yet."""
 
 
 AnyPlanned = PlannedGraph | PlannedJoin | PlannedBlocks
@@ -96,9 +96,9 @@ class GraphCall:
         key: Equal for graphs that differ in numbers only.
         name: The model's name, for messages.
         forward: The graph.
-        observed: What its operators do.
-        inputs: What it is called with.
-        device: Where they are.
+        observed: The graph with the effects of its operators.
+        inputs: The inputs of the call.
+        device: The inputs' device.
         call: The call of the model; ``None`` where only the graph is known, so that it cannot be
             compared with the model.
     """

@@ -58,9 +58,9 @@ class MeasuredGraph:
 
     Attributes:
         staged: The graph as stages.
-        costs: What they cost.
+        costs: The costs of the stages.
         is_scaled: Whether the loss's costs are those of another call, in proportion.
-        output: What the model gave on the call at hand; ``None`` if the graph is not a model's.
+        output: The model's output on the call at hand; ``None`` if the graph is not a model's.
         attempt: An attempt to plan its branches apart, if it has any.
     """
 
@@ -78,7 +78,7 @@ class SolvedPlans:
     Attributes:
         settings: The arguments of `chainstay.fit`.
         budget_bytes: The budget; a share is one of what the first call needs.
-        measured: What was measured of graphs, by their keys.
+        measured: The graphs that were measured, by their keys.
         loss_costs: The costs of the first call that was measured: its account, and the bytes that
             its loss was given.
     """

@@ -33,7 +33,7 @@ class ClaimBuilder:
     Attributes:
         profile: The chain.
         budget: Bytes.
-        discards: Which operations may remove data.
+        discards: The rules for discards.
         method: The method and its settings.
         hint: A schedule to start from, if there is one.
         has_start: Whether the model contains the hint, so that nothing slower is an answer.

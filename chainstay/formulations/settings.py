@@ -48,7 +48,7 @@ class SolverSettings:
 
     Attributes:
         method: The method with its settings, for messages.
-        discards: Which operations may remove data.
+        discards: The rules for discards.
         limits: Limits of the solver.
     """
 

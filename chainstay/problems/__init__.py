@@ -1,4 +1,4 @@
-"""What is to be solved, what a solver says about it, and whether what several say agrees.
+"""Problems to be solved, claims of solvers about them, and whether several claims agree.
 
 Read `problem`: what all kinds have in common. `chain`, `join`, `offload` and `hybrid` are the four
 kinds, the last two with the claims and solutions of schedules that move data; `consistency`

@@ -1,4 +1,4 @@
-"""What is to be solved: the costs of a network, and a budget. One base for four kinds.
+"""A problem to be solved: the costs of a network, and a budget. One base for four kinds.
 
 `ChainProblem`, `JoinProblem`, `OffloadProblem` and `HybridProblem` say what all that is written
 for any of them needs to know: solvers' fronts, `chainstay verify`, plan files, reports, commands.
@@ -25,7 +25,7 @@ class Problem:
         budget: Bytes (slots of a `HomogeneousJoin`).
         kind: ``"chain"``, ``"join"``, ``"offload"`` or ``"hybrid"``.
         network: ``"chain"`` or ``"join"``.
-        techniques: What its schedules may do, for people.
+        techniques: The techniques that its schedules may use, for people.
         recomputes: Whether a stage's forward may run again.
         moves: Whether data may move to a host and back.
     """

@@ -10,14 +10,14 @@ class Operator:
     """One operator of a stage; views are part of those who read them.
 
     Attributes:
-        time: What it takes to run it again, in ns.
+        time: Time to run it again, in ns.
         inputs: Positions of the operators in front of it whose results it reads.
-        result_bytes: What keeping its result takes; 0 where that is in memory anyway.
+        result_bytes: Bytes to keep its result; 0 where that is in memory anyway.
         is_saved: Whether autograd saves its result.
-        extra_bytes: What it saves besides, which no operator gives.
+        extra_bytes: Bytes that it saves besides, which no operator gives.
         is_keepable: Whether its result can be kept: it has one, and nobody changes it later.
         is_replayable: Whether it can be run again.
-        state_bytes: What must be kept to run it again: states of random generators.
+        state_bytes: Bytes to keep to run it again: states of random generators.
         is_redrawable: Whether what it saves besides can be made again without its inputs, in the
             same time: dropout's noise.
     """

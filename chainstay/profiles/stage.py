@@ -51,7 +51,7 @@ class StageOption:
     """One way to keep a stage: what is saved, and what its forward and backward cost.
 
     Attributes:
-        name: What it drops and recomputes in the backward, for people: ``"drops gelu"``.
+        name: The operators that its backward recomputes, for people: ``"drops gelu"``.
         saved_bytes: Bytes of everything its backward needs besides its input, the output of its
             last stage included, without skips that pass through.
         backward_overhead_bytes: Bytes needed during the backward only, besides `saved_bytes` and

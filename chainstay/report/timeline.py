@@ -71,7 +71,7 @@ class Timeline:
     """A plan in time.
 
     Attributes:
-        problem: What it is a plan for.
+        problem: The problem that it is a plan for.
         lanes: Computation first (one a branch, and the tail of a join), then the link.
         activities: All operations, ascending in time. Discards take none and are left out.
         levels: Memory in use over time.

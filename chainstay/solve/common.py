@@ -1,4 +1,4 @@
-"""What the four fronts share: checks of profiles, methods by name, timed calls, host limits."""
+"""Parts of all four fronts: checks of profiles, methods by name, timed calls, host limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chainstay.profiles import Link
 from chainstay.units import parse_bytes
 
 MEASURED_PROFILE: Final = "a ChainProfile; of a measured chain, pass measured.profile"
-"""What the profile of a chain must be, for people."""
+"""The kind that the profile of a chain must have, for people."""
 
 _Problem = TypeVar("_Problem", bound=TransferProblem)
 _Method = TypeVar("_Method")

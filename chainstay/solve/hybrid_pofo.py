@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 _SHORT: Final = 6
 """Stages up to which POFO without slots has few states."""
 _ROUNDING: Final = Fraction(1, 5000)
-"""Of a bound on slots, whose search ends a ten thousandth above the best plan."""
+"""Relative error of a bound on slots: the search ends a ten thousandth above the best plan."""
 _INTERPRETED_SLOTS: Final = 16
-"""As many as loops that are not compiled can take."""
+"""Slots where loops are not compiled."""
 _SLOWER_LINKS: Final = 6
-"""Tried where memory behind the link is limited."""
+"""Number of slower links that are tried where memory behind the link is limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

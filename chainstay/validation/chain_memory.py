@@ -31,7 +31,7 @@ class OpCost(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What one ``Fa`` saved.
+    """The data that one ``Fa`` saved.
 
     Attributes:
         op: The operation that made it.

@@ -43,7 +43,7 @@ class ChainState(NamedTuple):
 
 
 class _State(Protocol):
-    """What the search of a path wants to know of a state: whether it is the last one."""
+    """A state in which the search of a path can tell whether it is the last one."""
 
     @property
     def gradient(self) -> int: ...

@@ -51,7 +51,7 @@ class KeepAll(NamedTuple):
         op: The operation.
         stages: Mask of the stages that it covers.
         output: Mask of the activation that its record holds.
-        runs: What a later run does, and what a first one does.
+        runs: A later run, and a first one.
     """
 
     op: Op

@@ -100,7 +100,7 @@ class Answer:
 
     @property
     def result(self) -> MethodResult:
-        """What the method said."""
+        """The answer as a result of its method."""
         return MethodResult(method=self.tested.name, claim=self.claim, required=self.required)
 
     def to_fields(self) -> dict[str, object]:

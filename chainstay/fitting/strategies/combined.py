@@ -62,7 +62,7 @@ def solve_combined(
     """The fastest plan found of a measured chain that recomputes, offloads, or does both.
 
     Args:
-        measured: What the chain costs. What several states share stays on the device.
+        measured: The chain's costs. Tensors that several states share stay on the device.
         budget: Bytes on the device.
         link: The link to the host, whose `capacity` counts.
         known: Plans that recompute only or offload only, of this chain for this budget.

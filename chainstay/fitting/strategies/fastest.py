@@ -152,7 +152,7 @@ class Strategies:
         return Fraction(self.found[name].makespan) / max(self.plain_time(name), 1)
 
     def _handicapped(self, name: str) -> Fraction:
-        """What is measured apart from the others has to be faster beyond the clock's noise."""
+        """Return the slowdown; a join, measured apart, has to be faster beyond noise."""
         return self._slowdown(name) * (_CLEARLY if name == "join" else 1)
 
     def as_one_chain(self) -> str:

@@ -87,9 +87,9 @@ def planned_join(
     Args:
         join: The graph as branches, from its inputs to first states, and from the last one to its
             outputs.
-        stages: What it takes to run it.
+        stages: The branches and the tail as stages.
         solution: A solution for these branches, and a tail with the loss behind it.
-        profile: What they cost.
+        profile: The costs of these stages.
         overheads: Bytes of each operation.
 
     Raises:

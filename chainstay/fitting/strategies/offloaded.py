@@ -28,7 +28,7 @@ def solve_offloaded(
     """The fastest way to train a measured chain in a memory budget by offloading.
 
     Args:
-        measured: What the chain costs. What several states share stays on the device.
+        measured: The chain's costs. Tensors that several states share stay on the device.
         budget: Bytes on the device.
         link: The link to the host.
         method: The method, as for `chainstay.solve_offload`, whose bound holds: it is on what the

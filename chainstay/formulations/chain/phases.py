@@ -61,8 +61,8 @@ class Phases:
 
     Attributes:
         model: Owner of the variables.
-        records: What may be recorded, of which chain.
-        discards: Which operations may remove data.
+        records: The records that there may be, and their chain.
+        discards: The rules for discards.
         unit: Bytes per unit of the memory rows; see `memory_unit`.
         ceiling: Bytes that nothing may have. What is larger counts as this, since numbers
             of unlike sizes are what solvers are wrong about.

@@ -69,7 +69,7 @@ class UnplannedGraphError(NotRunError):
 
     Attributes:
         forward: The graph.
-        inputs: What it was called with.
+        inputs: The inputs of the call.
     """
 
     def __init__(self, forward: GraphForward, inputs: tuple[Any, ...]) -> None:
@@ -84,7 +84,7 @@ class GraphForward:
 
     Attributes:
         graph: The graph as TorchDynamo gave it.
-        inputs: What its inputs are.
+        inputs: The kinds and names of its inputs.
         is_dynamic: Whether sizes of tensors may differ between its calls.
         plans: The plans, by the sizes of all tensors where these may differ.
     """
@@ -140,7 +140,7 @@ class GraphCapture:
         function: Takes whatever `run` is called with.
         receive: Called with each new graph and the inputs it was traced on.
         name: The name of the function, for messages.
-        admits_tracing: What the function is told when it asks whether it is traced, attempt by
+        admits_tracing: The answer to the function when it asks whether it is traced, attempt by
             attempt.
     """
 

@@ -42,7 +42,7 @@ class StageBorder:
 
     Attributes:
         operator: The last one in front of it, if there is any.
-        output: What the stage gives.
+        output: The output of the stage.
     """
 
     operator: fx.Node | None
@@ -55,12 +55,12 @@ class CapturedGraph:
 
     Attributes:
         graph: Inputs, operators in the order of the forward, and the output.
-        inputs: What each input is, in order.
+        inputs: The kind and name of each input, in order.
         regions: Autocast and gradient modes of an operator, where it has any.
         modules: Graphs that operators call or take as arguments, by name.
         constants: Tensors that belong to the graph; they follow the inputs of a call.
-        output: What the graph gives: nodes, or constants.
-        borders: Where `stage_border` was called, in order.
+        output: The outputs of the graph: nodes, or constants.
+        borders: The places where `stage_border` was called, in order.
     """
 
     graph: fx.Graph

@@ -32,8 +32,8 @@ class GraphInput:
     """An input of a graph.
 
     Attributes:
-        kind: What it is.
-        name: What messages call it: ``layers.0.weight`` for instance.
+        kind: The kind of the input.
+        name: The name in messages: ``layers.0.weight`` for instance.
     """
 
     kind: InputKind

@@ -86,7 +86,7 @@ def _require_figure(name: str, value: object) -> None:
 
 
 _MOST: Final = 1e24
-"""Of any figure: far above all devices, and finite."""
+"""The largest figure: far above all devices, and finite."""
 
 _DATA_SHEETS: Final = (
     # name, memory in GB as sold, bandwidth in GB/s, and TFLOP/s in float32, TF32, float16 and

@@ -36,7 +36,7 @@ from chainstay.runtime.stage.stage_errors import blaming, run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of, detached, is_among
 
 _FORWARD, _BACKWARD = 2, 4
-"""Of the phases of a `StageProbe`, those that a training step consists of."""
+"""The phases of a `StageProbe` that a training step consists of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ class TracedCall:
 
     Attributes:
         observed: Its graph.
-        inputs: What the graph gets.
-        output: What the model gives.
+        inputs: The inputs of the graph.
+        output: The output of the model.
     """
 
     observed: ObservedGraph

@@ -39,8 +39,8 @@ class BlockSchedule:
     Attributes:
         chain: The blocks.
         traits: How each touches the world.
-        plan: What to run when.
-        device: Where they are.
+        plan: The steps of forward and backward.
+        device: The blocks' device.
         options: The options that the plan uses, by block and number.
     """
 
@@ -94,7 +94,7 @@ class BlockRun:
 
     Attributes:
         schedule: The schedule for the blocks that are expected; ``None`` if nothing is.
-        device: Where they are.
+        device: The blocks' device.
         following: The next block that is expected.
         others: How many blocks were called that are not.
         changed: How many were called that save something else than when they were planned.
@@ -302,7 +302,7 @@ class PlannedBlocks(Planned):
 
     Attributes:
         schedule: Runs them.
-        profile: What a step costs.
+        profile: The costs of the blocks.
     """
 
     schedule: BlockSchedule

@@ -136,7 +136,7 @@ class Environment:
     """The surroundings of a stage's first run, to be entered again for each later run.
 
     Attributes:
-        stage: Which, for messages.
+        stage: The stage's name, for messages.
         random: States of the generators that it draws from.
         written: Copies of the shared values that it changes, by position.
         reads: Positions of those that it only reads, with their versions.

@@ -30,7 +30,7 @@ class Executor:
     """Runs a chain by a schedule; what comes out hangs on an ordinary autograd graph.
 
     Args:
-        chain: What to run.
+        chain: The chain to run.
         traits: How each stage touches the world, as found when it was measured.
         schedule: A schedule for the chain's stages and the loss, valid under free discards (so
             under any). Operations on the loss are the user's: the plan assumes that the loss
@@ -104,7 +104,7 @@ class Executor:
 
         Args:
             state: The first.
-            shared: What all stages may read.
+            shared: The values that all stages may read.
         """
         if not all(isinstance(step, Stretch) for step in self._steps):
             require_repeatable_call(self.device)
@@ -131,7 +131,7 @@ class PlannedGraph(Planned):
         chain: The graph as a chain, from the graph's inputs to the first state, and from the last
             one to its outputs.
         executor: Runs the stages.
-        profile: What the chain costs.
+        profile: The chain's costs.
     """
 
     chain: GraphChain

@@ -75,15 +75,15 @@ class Step:
     """One forward of one stage.
 
     Attributes:
-        stage: Which.
+        stage: The stage's number.
         is_first: Nobody ran this stage before in this step of training.
         is_last: Nobody runs it again.
-        captures: What it saves is what the stage's backward will use.
+        captures: True if the stage's backward uses what it saves.
         releases_input: It captures, but not its input: the backward gets that from a
             later forward of the stage before.
-        wanted: Which of the states that it reads a later forward reads before anyone makes it anew.
+        wanted: The states among its inputs that a later forward reads before they are made anew.
         output_wanted: A later forward or backward reads its output, likewise.
-        makes: What it makes, if that goes to the host.
+        makes: The item that it makes, if that goes to the host.
         actions: Transfers in front of it.
         option: The option under which it captures.
         span: The number of stages that it runs, one behind another; `stage` is the first.
@@ -182,7 +182,7 @@ def plan_execution(
         schedule: For a chain and its loss, valid under free discards; for a join, valid for it
             (see `chainstay.simulate_join`).
         shape: The shape of the chain, of at least one stage, or of the join.
-        transfers: What is made of the transfers in `schedule`, if it may have any.
+        transfers: The actions that the transfers in `schedule` become, if it may have any.
         spans: Options that keep several stages together; only of a chain without transfers.
 
     Raises:

@@ -16,7 +16,7 @@ class Planned:
 
     Attributes:
         solution: The plan, and how good it is.
-        profile: What the stages cost.
+        profile: The costs of the stages.
         origin: A word to people on where the stages come from, if that needs saying.
         overheads: The bytes of each operation besides what is stored, where that was measured.
         plain_time: Time of plain training in ns; where there is none, that of `profile` comes

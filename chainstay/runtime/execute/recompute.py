@@ -92,10 +92,10 @@ class Run:
     Attributes:
         stages: The chain.
         traits: The traits of each stage.
-        plan: What to run.
-        device: Where it runs.
-        shared: What all stages may read.
-        names: What messages call that.
+        plan: The steps of forward and backward.
+        device: The chain's device.
+        shared: The values that all stages may read.
+        names: The names of these values in messages.
         pending: How many backwards there are behind the next one that has not been prepared yet;
             in a chain, the stage that it is of.
         widths: How many tensors the last state of each branch has.
@@ -104,7 +104,7 @@ class Run:
         handles: Per stage, the stand-ins for what it saved.
         options: Options that steps capture under, by stage and number.
         traffic: Transfers to host memory and back; ``None`` where all stays.
-        held: Of the state that the next first run reads, what may go to the host.
+        held: The parts that may go to the host of the state that the next first run reads.
     """
 
     stages: tuple[ChainStage, ...]

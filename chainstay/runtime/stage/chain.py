@@ -14,9 +14,9 @@ class Chain:
     """A model's stages, ready to be planned.
 
     Attributes:
-        stages: What a schedule speaks about, the loss excluded.
-        device: Where they were measured.
-        names: What messages call the values that all stages may read, in order.
+        stages: The stages that a schedule speaks about, the loss excluded.
+        device: The device on which they were measured.
+        names: The names in messages of the values that all stages may read, in order.
     """
 
     stages: tuple[ChainStage, ...]

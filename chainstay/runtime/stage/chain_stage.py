@@ -46,8 +46,8 @@ class Part(Protocol):
         """The next state.
 
         Args:
-            state: What the part before gives.
-            shared: What all stages may read: tensors, and numbers.
+            state: The output of the part before.
+            shared: The values that all stages may read: tensors, and numbers.
         """
         ...
 

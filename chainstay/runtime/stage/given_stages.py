@@ -12,7 +12,7 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.graph import stage_border
 
 Model = nn.Sequential | Sequence[Callable[[torch.Tensor], torch.Tensor]]
-"""What can be run as a chain as it is; of sequences, lists and tuples are taken."""
+"""Models that can be run as a chain as they are: a Sequential, a list or a tuple of stages."""
 
 Stages = Sequence[tuple[str, Callable[[torch.Tensor], torch.Tensor]]]
 """Stages by name."""
@@ -23,7 +23,7 @@ class StageLoop(nn.Module):
 
     Args:
         stages: By the names they have in the ``state_dict`` of the model they are from.
-        attributes: What else it has; no stage may have such a name.
+        attributes: Further attributes; no stage may have such a name.
 
     Raises:
         UnsupportedModelError: A stage has the name of an attribute of this class.
@@ -109,7 +109,7 @@ def named_stages(
 
 
 def stage_title(name: str, stage: object) -> str:
-    """What people call a stage: its name; of a bare number with the kind of stage."""
+    """Return the name of a stage for people; before a bare number stands the kind of stage."""
     kind = getattr(stage, "__name__", type(stage).__name__)
     return f"{kind}{name}" if name.isdigit() else name
 

@@ -22,9 +22,9 @@ from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 
 _SHARE: Final = 6
-"""Of a state, what must be idle (one part in so many) to give its cut up."""
+"""A cut is given up where at least one part in so many of its state is idle."""
 _LONGEST: Final = 16
-"""Stages of a span: of the idle bytes between more, a sixteenth is left."""
+"""The most stages of a span: of the idle bytes between more, a sixteenth is left."""
 
 
 def merge_idle_cuts(
@@ -39,7 +39,7 @@ def merge_idle_cuts(
         stages: The stages of a chain, the loss behind them if there is one; the cut in front of the
             loss stays, for its state is the caller's.
         source: Input of the first stage.
-        shared: What all stages may read.
+        shared: The values that all stages may read.
 
     Raises:
         UnsupportedModelError: A stage fails on its input, or gives no tensor.

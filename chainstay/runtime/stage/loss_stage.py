@@ -93,9 +93,9 @@ class TracedLoss:
     """A loss that has been traced; a `chain_stage.Part`.
 
     Attributes:
-        body: What it computes.
-        sources: Where each of its inputs is: a `Position` among the leaves of the model's output
-            or in the last state, or the input.
+        body: The graph of the loss.
+        sources: The place of each of its inputs: a `Position` among the leaves of the model's
+            output or in the last state, or the input itself.
     """
 
     body: GraphChain
@@ -139,7 +139,7 @@ class OwnLoss:
     """A loss that the model computes itself; a `chain_stage.Part`.
 
     Attributes:
-        position: Where it is in the last state.
+        position: The position of the loss in the last state.
     """
 
     position: int

@@ -25,7 +25,7 @@ class BlockStage:
     Attributes:
         name: Path of the block in the model.
         block: The module, where its parameters come and go with its forward (FSDP2).
-        graph: What it computes.
+        graph: The graph of its forward.
         first_shared: Position of its first shared value among those of all blocks.
         taken: Positions in the state of the tensors that it takes.
         carried: Positions in the state of tensors that later blocks take.

@@ -61,7 +61,7 @@ class BlockGraphs:
 
     Attributes:
         name: The model's name, for messages.
-        device: Where it is.
+        device: The model's device.
         captures: The captures by class and forward of the blocks.
     """
 

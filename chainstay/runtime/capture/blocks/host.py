@@ -42,7 +42,7 @@ class Host:
         args: Positional arguments of a call.
         kwargs: Keyword arguments.
         function: The model's own forward, which takes the model first.
-        device: Where the model is.
+        device: The model's device.
         stand_ins: Stand-ins for its parameters.
         random: States of torch's generators, as they are before every call.
     """

@@ -52,9 +52,9 @@ class BlockSample:
 
     Attributes:
         states: Input of every stage.
-        results: What every stage gave as next state.
+        results: Output of every stage.
         passed: By stage, the position in its state of every tensor it returned that is there.
-        shared: What all stages share.
+        shared: Values that all stages may read.
         counted: Tensors of that whose memory counts.
         random: By stage, what it leaves of torch's generators: the model may draw by them, too.
     """

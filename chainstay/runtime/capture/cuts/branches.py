@@ -24,7 +24,7 @@ _LARGE: Final = 20
 """A tower saves at least one part in so many of what the whole model saves."""
 
 _NOTABLE: Final = 100
-"""Of two groups that save at least this part each it is worth saying that they join."""
+"""Messages tell of the join of two groups that each save at least one part in so many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class GraphChain:
         shared: The values that all stages may read.
         prologue: Makes those of them that are no inputs.
         state_inputs: Positions of the inputs in state 0: tensors whose gradients go on.
-        output: Where each output is found; what is no `Position` is the output itself.
+        output: The position of each output; anything but a `Position` is the output itself.
         cuts: Places of the cuts between the graph's operators, those on numbers not counted.
         borders: Stages in front of which a block of the model ends, and the ends of the chain.
         not_a_join: Why the model has no branches to be planned apart; empty if it has.
@@ -162,8 +162,8 @@ class CutGraph:
     Attributes:
         name: The model's name, for messages.
         captured: Its graph.
-        seen: What the graph's operators do.
-        crossings: Which values cross which places.
+        seen: The effects of the graph's operators.
+        crossings: The values that cross each place.
         cuts: Places where it is cut.
         state_inputs: Inputs whose gradients go on.
     """

@@ -26,7 +26,7 @@ class ObservedGraph:
     Attributes:
         name: The model's name, for messages.
         captured: The graph.
-        seen: What its operators do.
+        seen: The effects of its operators.
         state_inputs: Inputs whose gradients go on, to whatever made them.
         movable: Operators that may run before the first stage.
     """

@@ -59,8 +59,8 @@ def choose_cuts(
     """Places of the cuts, in order.
 
     Args:
-        crossings: What crosses where.
-        seen: What the operators do.
+        crossings: The values that cross each place.
+        seen: The effects of the operators.
         granularity: ``"fine"``: every good cut. ``"blocks"``: of those, the ones between two
             children of the model's lists of layers. A number: stages with least saved bytes
             are joined until there are no more than so many.

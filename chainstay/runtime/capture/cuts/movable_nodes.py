@@ -61,7 +61,7 @@ def _is_pure(node: fx.Node, seen: Observations) -> bool:
 
 
 def _writers(nodes: Iterable[fx.Node], seen: Observations) -> Mapping[int, list[fx.Node]]:
-    """Who changes each storage in place."""
+    """Return the nodes that change each storage in place."""
     writers: dict[int, list[fx.Node]] = {}
     for node in nodes:
         for storage in seen[node].written:

@@ -49,7 +49,7 @@ class GraphStage(Program):
     Attributes:
         name: The modules that it runs, as text for people.
         operators: How many it has.
-        saved_bytes: What autograd saves in it, its incoming state left out.
+        saved_bytes: Bytes that autograd saves in it, its incoming state left out.
         draws_random: Whether it may draw random numbers.
         written: Positions of the shared values that it changes in place.
         changes_input: Whether it changes its incoming state in place.

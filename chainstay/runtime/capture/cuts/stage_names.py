@@ -14,7 +14,7 @@ _MOST_NAMES = 2
 
 
 _ROOT: Final = re.compile(r"^L\['(args'\]\[0|self'|function')\]\.?")
-"""Where TorchDynamo found the model itself."""
+"""The source under which TorchDynamo finds the model itself."""
 
 
 def module_paths(node: fx.Node) -> tuple[str, ...]:

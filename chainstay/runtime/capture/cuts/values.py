@@ -24,8 +24,8 @@ class Value:
         storage_bytes: The bytes of that storage.
         requires_grad: Whether it has a gradient.
         is_external: The model or the caller holds its storage anyway.
-        first_cut: Where it crosses first; 0 for inputs of the model.
-        last_cut: Where it crosses last; the number of stages for outputs of the model.
+        first_cut: The first cut that it crosses; 0 for inputs of the model.
+        last_cut: The last cut that it crosses; the number of stages for outputs of the model.
     """
 
     name: str

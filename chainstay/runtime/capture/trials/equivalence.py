@@ -66,11 +66,11 @@ class Trial:
         model: The user's.
         args: Positional arguments of the call.
         kwargs: Keyword arguments.
-        inputs: What the graph gets in that call, its constants excluded.
+        inputs: The inputs of the graph in that call, its constants excluded.
         graph: Runs it.
         written: Identities of those inputs that it changes in place.
-        device: Where the model is.
-        function: What the graph was captured from: takes the model first.
+        device: The model's device.
+        function: The function that the graph was captured from; it takes the model first.
     """
 
     model: nn.Module
