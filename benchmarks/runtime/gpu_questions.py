@@ -27,6 +27,7 @@ from chainstay.planning import solve_measured
 from chainstay.runtime import trace_memory
 from chainstay.runtime.devices.accelerator import Accelerator
 from chainstay.runtime.devices.device import accelerator_at, device_at
+from chainstay.runtime.devices.device_memory import PAGES
 from chainstay.runtime.estimate import estimate
 from chainstay.runtime.transfer import measure_link
 from chainstay.solve.offload import solve_offload
@@ -292,7 +293,7 @@ def offload(setting: Setting) -> Iterator[Row]:
 
 
 def limit(setting: Setting) -> Iterator[Row]:
-    """How much must the device have beyond a budget, so that a step runs?"""
+    """How much must the device have beyond a budget and 22 MiB, so that a step runs?"""
     accelerator = setting.require_accelerator()
     task = _resnet(setting.device, 32)
     task.prepare()
@@ -303,7 +304,7 @@ def limit(setting: Setting) -> Iterator[Row]:
     let_go(setting.device)
     total = torch.cuda.mem_get_info(setting.device)[1]
     for margin in (0.2, 0.1, 0.05, 0.02):
-        room = accelerator.memory().reserved + int(solution.budget * (1 + margin))
+        room = accelerator.memory().reserved + PAGES + int(solution.budget * (1 + margin))
         torch.cuda.set_per_process_memory_fraction(room / total, setting.device)
         try:
             step()
