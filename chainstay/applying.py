@@ -154,6 +154,7 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
     *,
     plan: Plan | str | os.PathLike[str],
     on_new_shape: Literal["refuse", "run plainly"] = "refuse",
+    bit_for_bit: bool = True,
     host_budget: int | str | None = None,
 ) -> Module:
     """Make `model` train by a plan that was made before, without measuring or solving again.
@@ -169,6 +170,7 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
         sample_kwargs: Keyword arguments, likewise.
         plan: A file by `save_plan` or ``chainstay plan``, or what `chainstay.load_plan` read.
         on_new_shape: A call unlike the sample is refused, or runs plainly.
+        bit_for_bit: As for `chainstay.fit`.
         host_budget: Where the plan offloads: bytes of host memory for what is away at a time;
             ``None`` for no limit.
 
@@ -198,6 +200,7 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
         by="blocks" if known.cut is not None and known.cut.by == "blocks" else "graph",
         granularity=_granularity_of(known),
         on_new_shape=on_new_shape,
+        bit_for_bit=bit_for_bit,
         progress=False,
     )
     before = fitted_of(model)

@@ -29,7 +29,7 @@ from benchmarks.models.options import NETWORKS, OTHERS, case_of
 from benchmarks.training import cells, heading, machine, mebibytes
 from caching_allocator import CachingAllocator
 from chainstay.runtime.devices.device_memory import MARGIN, PAGES
-from chainstay.runtime.devices.memory import garbage_at_rest
+from chainstay.runtime.devices.profiled_memory import garbage_at_rest
 
 __all__ = ["main"]
 

@@ -56,6 +56,7 @@ from chainstay.runtime.execute.alternatives import Alternative
 from chainstay.runtime.execute.block_executor import PlannedBlocks
 from chainstay.runtime.execute.handles import hooks_set_aside
 from chainstay.runtime.execute.planned import Planned
+from chainstay.runtime.execute.repeatable import other_bits_accepted
 from chainstay.runtime.measures.kept_gradients import gradients_kept
 from chainstay.solution import Solution
 
@@ -185,7 +186,7 @@ class Fitted:
 
     def _run_new(self, call: Call, *, is_real: bool = True) -> Any:  # noqa: ANN401  # the model's own
         """Plan a call that there is no graph for; then make it, if `is_real`."""
-        with _PLANNING:
+        with _PLANNING, other_bits_accepted(wanted=not self.settings.bit_for_bit):
             kinds = {type(each) for each in call.model.modules()}
             kinds.update(kind for kind, _ in self._forwards)
             self._forwards = tuple(

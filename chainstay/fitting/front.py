@@ -41,6 +41,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     granularity: Granularity = "fine",
     stage_options: bool = True,
     on_new_shape: OnNewShape = "plan",
+    bit_for_bit: bool = True,
     reserve: int | str = 0,
     recompute: bool = True,
     offload: bool | None = None,
@@ -53,10 +54,10 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     """Make `model` train within a memory budget, as fast as that is possible.
 
     The model stays the same object: its class, parameters, buffers and ``state_dict`` are
-    untouched, and ``model(...)`` gives what it gave, bit for bit, gradients, buffers and
-    random numbers included. Only ``model.forward`` goes by a plan now. Without gradients it
-    runs plainly. ``model.chainstay`` shows the plan; `unfit` takes it away; `fit` again with
-    another budget plans again.
+    untouched, and ``model(...)`` gives what it gave, gradients, buffers and random numbers
+    included: bit for bit where plain training repeats itself. Only ``model.forward`` goes by a
+    plan now. Without gradients it runs plainly. ``model.chainstay`` shows the plan; `unfit` takes
+    it away; `fit` again with another budget plans again.
 
     Without a sample, the first training call plans. Whatever makes another graph later (a shape,
     a type, a mode, an attribute that decides something) is planned when it is met, and told in
@@ -100,6 +101,9 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
             its backward. Where it is False, a stage is kept whole or runs again whole.
         on_new_shape: A call that no plan is for ``"plan"``: gets one; ``"refuse"``: raises
             `PlanMismatchError`; ``"run plainly"``: trains without one.
+        bit_for_bit: Whether a model is refused whose forward gives other bits when it runs again
+            on the same input. Some kernels of accelerators (atomic additions) do so in plain
+            training, too: where it is False, results may differ by rounding.
         reserve: Where `budget` is ``None``: bytes to leave for what is not there yet, the state of
             the optimizer above all (``"2GiB"``, or a number).
         recompute: Whether stages may run again.
@@ -154,6 +158,7 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
         granularity=granularity,
         stage_options=stage_options,
         on_new_shape=on_new_shape,
+        bit_for_bit=bit_for_bit,
         reserve=reserve,
         recompute=recompute,
         offload=offload,

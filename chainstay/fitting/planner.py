@@ -65,6 +65,7 @@ class PlannerSettings:
     granularity: Granularity = "fine"
     stage_options: bool = True
     on_new_shape: OnNewShape = "plan"
+    bit_for_bit: bool = True
     reserve: int = 0
     repeats: int = 3
     progress: bool = True

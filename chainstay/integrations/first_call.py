@@ -28,6 +28,7 @@ class FitSettings:
     method: Method | str = "auto"
     stage_options: bool = True
     on_new_shape: OnNewShape = "plan"
+    bit_for_bit: bool = True
     reserve: int | str = 0
     repeats: int = 3
 
@@ -51,6 +52,7 @@ def fit_at_first_call(model: nn.Module, settings: FitSettings) -> None:
         method=settings.method,
         stage_options=settings.stage_options,
         on_new_shape=settings.on_new_shape,
+        bit_for_bit=settings.bit_for_bit,
         reserve=settings.reserve,
         repeats=settings.repeats,
     )

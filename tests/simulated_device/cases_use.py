@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import faulthandler
 import gc
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,8 +26,13 @@ from simulated_device.sim import Extension
 from torch import nn
 
 import chainstay
-from chainstay.errors import InvalidBudgetError, PlanMismatchError
+from chainstay.errors import (
+    InvalidBudgetError,
+    PlanMismatchError,
+    UnsupportedModelError,
+)
 from chainstay.runtime import measure, trace_memory
+from chainstay.runtime.devices import device_memory
 from chainstay.runtime.devices.accelerator import Accelerator
 from chainstay.runtime.devices.device import accelerator_at, default_device, device_at
 from chainstay.runtime.devices.device_memory import free_bytes
@@ -135,7 +141,7 @@ def test_what_is_free_is_known(device: Extension, monkeypatch: pytest.MonkeyPatc
 @simulated
 def test_a_budget_of_what_is_free_leaves_a_margin(device: Extension) -> None:
     model = nn.Linear(256, 256).to(first())
-    device.set_capacity(accelerator().memory().allocated + 10_000_000)
+    device.set_capacity(accelerator().memory().allocated + 22 * 2**20 + 10_000_000)
     gradients = 256 * 257 * 4
     assert free_bytes(model, 0) == int((10_000_000 - gradients) * 0.95)
     assert free_bytes(model, 0) - free_bytes(model, 2**20) == pytest.approx(0.95 * 2**20, abs=2)
@@ -145,9 +151,10 @@ def test_a_budget_of_what_is_free_leaves_a_margin(device: Extension) -> None:
 
 @simulated
 def test_a_budget_of_what_is_free_is_lowered_once_where_blocks_are_larger(
-    device: Extension, capsys: pytest.CaptureFixture[str]
+    device: Extension, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 512 bytes are 6 % more than what this network asks for, the margin is 5 %."""
+    monkeypatch.setattr(device_memory, "PAGES", 0)  # the device takes no memory in pages
     case = build("blocks")
     options = {"offload": False, "repeats": 1, "loss": case.loss}
     chainstay.fit(case.model, (case.batch,), budget="70%", progress=False, **options)  # type: ignore[arg-type]
@@ -262,6 +269,30 @@ def test_capture_of_a_planned_step_is_refused_by_name(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "is_current_stream_capturing", lambda: True, raising=False)
     with pytest.raises(PlanMismatchError, match="a CUDA graph is being captured, but steps"):
         case.model(case.batch)
+
+
+@torch.library.custom_op("chainstay_tests::chosen_by_thread", mutates_args=())
+def chosen_by_thread(x: torch.Tensor) -> torch.Tensor:
+    """Other numbers in another thread, as of kernels that libraries choose for each thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return x + (1 if is_main else 2)
+
+
+chosen_by_thread.register_fake(torch.empty_like)
+chosen_by_thread.register_autograd(lambda _, gradient: gradient)
+
+
+class ByThread(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = chosen_by_thread(x)
+        return result
+
+
+def test_a_stage_is_tried_in_the_thread_in_which_it_runs_again() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), ByThread(), nn.Linear(8, 8)).to(first())
+    batch = torch.randn(4, 8, device=first())
+    with pytest.raises(UnsupportedModelError, match=r"when it runs again .*chosen_by_thread\S*\)"):
+        measure(model, batch, repeats=1, progress=False)
 
 
 # ---------------------------------------------------------------------------- loops

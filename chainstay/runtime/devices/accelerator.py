@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,8 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.devices.profiled_memory import MemoryTrace
 
 __all__ = ["Accelerator", "AllocatorBytes", "allocator_settings"]
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,16 @@ class Accelerator:
         assert isinstance(begin, torch.Event)
         assert isinstance(end, torch.Event)
         return int(begin.elapsed_time(end) * 1e6)
+
+    def in_backward(self, function: Callable[[], Result]) -> Result:
+        """Call a function in autograd's thread for this device."""
+        results: list[Result] = []
+        with torch.enable_grad():
+            start = torch.zeros((), device=self.device, requires_grad=True)
+            end = start.clone()
+        end.register_hook(lambda _: results.append(function()))
+        torch.autograd.grad(end, start)
+        return results[0]
 
     def trace(self, function: Callable[[Callable[[], None]], object]) -> tuple[MemoryTrace, ...]:
         """Trace by the counts of the caching allocator, which keep their peaks."""

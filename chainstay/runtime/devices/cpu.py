@@ -7,13 +7,15 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
 from chainstay.runtime.devices.profiled_memory import MemoryTrace, trace_on_cpu
 
 __all__ = ["Cpu", "now", "unused_host_bytes"]
+
+Result = TypeVar("Result")
 
 _ANYWHERE: Final = nullcontext()
 
@@ -45,6 +47,10 @@ class Cpu:
         assert isinstance(begin, int)
         assert isinstance(end, int)
         return end - begin
+
+    def in_backward(self, function: Callable[[], Result]) -> Result:
+        """Call a function: backwards run in the thread that asks for them."""
+        return function()
 
     def trace(self, function: Callable[[Callable[[], None]], object]) -> tuple[MemoryTrace, ...]:
         """Trace by the profiler, which sees every allocation."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from chainstay.runtime.devices.cpu import Cpu
 from chainstay.runtime.devices.profiled_memory import MemoryTrace
 
 __all__ = ["Device", "accelerator_at", "accelerator_count", "default_device", "device_at"]
+
+Result = TypeVar("Result")
 
 
 class Device(Protocol):
@@ -45,6 +47,10 @@ class Device(Protocol):
 
     def elapsed(self, begin: object, end: object) -> int:
         """Return the ns between two marks that have been reached."""
+        ...
+
+    def in_backward(self, function: Callable[[], Result]) -> Result:
+        """Call a function in the thread that backwards run in."""
         ...
 
     def trace(self, function: Callable[[Callable[[], None]], object]) -> tuple[MemoryTrace, ...]:

@@ -20,10 +20,16 @@ from chainstay.runtime.devices.backend_settings import (
     backend_settings,
     entered_settings,
 )
-from chainstay.runtime.devices.device import accelerator_at
+from chainstay.runtime.devices.device import accelerator_at, device_at
 from chainstay.runtime.devices.memory import allocated_bytes
+from chainstay.runtime.execute.repeatable import (
+    REMEDY,
+    OperatorLog,
+    first_difference,
+    is_repeated,
+)
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, changeable, copied, is_equal, version_of
+from chainstay.runtime.stage.states import State, changeable, copied, version_of
 
 __all__ = [
     "Environment",
@@ -254,22 +260,42 @@ def require_repeatable(
     given: tuple[State, Sequence[Any]],
     output: State,
     environment: Environment,
+    device: torch.device,
 ) -> None:
-    """Run `stage` again as a plan would, in its environment; it must give `output` once more.
+    """Run `stage` again as a plan would, where backwards run; it must give `output` once more.
+
+    Args:
+        stage: What to run.
+        given: Its input, and what it shares with others.
+        output: The output of its run in `environment`.
+        environment: The environment of that run.
+        device: Where it runs. There, backwards have a thread of their own, and libraries choose
+            kernels for each thread.
 
     Raises:
         UnsupportedModelError: It gives something else.
     """
     state, shared = given
     names = ("an input",) * len(shared)
-    with environment.entered():
-        before = environment.shared_for(shared, names, for_last_time=True)
-        again = stage(incoming(stage, state), before)
-    if not all(map(is_equal, again, output)):
+
+    def again() -> State:
+        with torch.enable_grad(), environment.entered():
+            before = environment.shared_for(shared, names, for_last_time=False)
+            return stage(incoming(stage, state), before)
+
+    def logged() -> OperatorLog:
+        log = OperatorLog()
+        with log:
+            again()
+        return log
+
+    in_backward = device_at(device).in_backward
+    if not all(map(is_repeated, output, in_backward(again))):
+        differing = first_difference(logged(), in_backward(logged))
+        where = "" if differing is None else f" (first at the operator {differing[0]})"
         raise UnsupportedModelError(
-            f"stage {stage.name} gives another output when it runs again on the same input; "
-            "draw random numbers from torch's global generators only, and on a GPU use "
-            "torch.use_deterministic_algorithms(True)"
+            f"stage {stage.name} gives another output when it runs again on the same input{where}; "
+            f"{REMEDY}"
         )
 
 

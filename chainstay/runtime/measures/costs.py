@@ -125,7 +125,7 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
             if stage.is_loss:
                 require_number(following[0])
             else:
-                require_repeatable(stage, (source, shared), following, environment)
+                require_repeatable(stage, (source, shared), following, environment, device)
         observed.append(
             ObservedStage(
                 stage=stage,

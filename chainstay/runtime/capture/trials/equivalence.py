@@ -12,7 +12,6 @@ what is saved for them is on the CPU meanwhile.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from typing import Any, Final, TypeGuard
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
@@ -35,7 +33,12 @@ from chainstay.runtime.capture.trials.isolation import (
 from chainstay.runtime.capture.trials.world import world_kept
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import dropping
-from chainstay.runtime.stage.states import is_equal
+from chainstay.runtime.execute.repeatable import (
+    REMEDY,
+    OperatorLog,
+    first_difference,
+    is_repeated,
+)
 
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
 """Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
@@ -97,10 +100,7 @@ class Trial:
         if difference is None and expected.autograd_graph() != found.autograd_graph():
             difference = next(self._differing_gradients(), None)
         if difference is not None:
-            raise NotTheModelError(
-                f"what torch.compile makes of {type(self.model).__name__} is not the model: "
-                f"{difference}{self._first_different_operator()}"
-            )
+            raise self._refusal(difference)
         return OutputSample(expected.value, expected.positions)
 
     def _both(
@@ -174,15 +174,25 @@ class Trial:
                 if old is not new and not _is_same(old, new):
                     yield f"gradient {index} of its parameters is another one"
 
-    def _first_different_operator(self) -> str:
-        """Return a text for people on where the two begin to differ."""
-        logs = _Log(), _Log()
-        self._both(dropping, logs)
-        for (name, *old), (other, *new) in zip(logs[0].entries, logs[1].entries, strict=False):
-            if (name, old) != (other, new):
-                taken = f"instead of {other}" if name != other else "with another result"
-                return f" (first at the operator {name}, {taken})"
-        return ""
+    def _refusal(self, difference: str) -> NotTheModelError:
+        """Return an error for people: where the two begin to differ, or the model from itself."""
+        model, graph, again = OperatorLog(), OperatorLog(), OperatorLog()
+        self._both(dropping, (model, graph))
+        self._both(dropping, (again, nullcontext()))
+        name = type(self.model).__name__
+        if (differing := first_difference(model, again)) is not None:
+            return NotTheModelError(
+                f"the forward of {name} gives another output when it runs again on the same input "
+                f"(first at the operator {differing[0]}); {REMEDY}"
+            )
+        where = ""
+        if (differing := first_difference(model, graph)) is not None:
+            old, new = differing
+            taken = f"instead of {new}" if old != new else "with another result"
+            where = f" (first at the operator {old}, {taken})"
+        return NotTheModelError(
+            f"what torch.compile makes of {name} is not the model: {difference}{where}"
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -290,36 +300,7 @@ def _autograd_nodes(leaves: Sequence[object]) -> list[Any]:
     return pending
 
 
-@dataclass
-class _Log(TorchDispatchMode):
-    """Every kernel that runs inside, with a digest of what it gives."""
-
-    entries: list[tuple[object, ...]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
-        result = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.entries.append((str(func), *map(_digest, tensors)))
-        return result
-
-
-def _digest(tensor: torch.Tensor) -> object:
-    if tensor.layout != torch.strided:
-        return tuple(tensor.shape)
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return tuple(tensor.shape), zlib.crc32(plain.flatten().view(torch.uint8).numpy().tobytes())
-
-
 def _is_same(old: object, new: object) -> bool:
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return type(old) is type(new) and old is new
-    return old.requires_grad == new.requires_grad and is_equal(old, new)
+    return old.requires_grad == new.requires_grad and is_repeated(old, new)
