@@ -24,10 +24,10 @@ from chainstay.errors import (
     UnsupportedModelError,
 )
 from chainstay.profiles import Link
-from chainstay.runtime import measure
+from chainstay.runtime import measure, trace_memory
 from chainstay.runtime.execute.items import Act, Action, Item
 from chainstay.runtime.execute.liveness import Step
-from chainstay.runtime.transfer import engine_for, measure_link
+from chainstay.runtime.transfer import engine_for, measure_link, transport
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK, CopyingEngine
 from chainstay.runtime.transfer.engine import Transfer
 from chainstay.runtime.transfer.pool import HostPool
@@ -180,8 +180,10 @@ class Counts(CopyingEngine):
     def __init__(self) -> None:
         super().__init__(FAST, poison=True)
         self.bytes = self.storages = 0
+        self.sizes: list[int] = []
 
     def send(self, transfers: Any) -> Any:  # noqa: ANN401  # as it comes
+        self.sizes += [memory.nbytes for memory, _ in transfers]
         self.bytes += sum(memory.nbytes for memory, _ in transfers)
         self.storages += len(transfers)
         return super().send(transfers)
@@ -213,6 +215,43 @@ def test_storages_go_once_and_views_are_rebuilt() -> None:
     x = case.measured.offload_profile.activations
     assert moved
     assert engine.bytes <= sum(x[item.stage + 1] for item in moved), "no storage goes twice"
+    chain.close()
+
+
+class Normed(nn.Module):
+    """Saves two large tensors and the two small ones of its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(self.norm(x)))
+
+
+@pytest.mark.parametrize("room", [1.0, 0.5])
+def test_small_storages_stay_while_the_budget_has_room(
+    room: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Normed() for _ in range(8)))
+    case = Case.of(model, torch.randn(64, 32), lambda out: out.square().mean())
+    small = 64 * 4
+    all_small = 8 * 2 * small
+    monkeypatch.setattr(transport, "_SPARE", int(case.budget(3) / (room * all_small)))
+    monkeypatch.setattr(CopyingEngine, "least_bytes", 1024)
+    engine = Counts()
+    chain = case.offloaded(3, engine)
+    expected = case.trained(model)
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each)
+    case.step(chain)
+    engine.sizes.clear()
+    peak = trace_memory(lambda: case.step(chain), "cpu").peak_bytes
+    assert peak + case.batch.nbytes <= case.budget(3)
+    assert any(size > small for size in engine.sizes)
+    assert (small in engine.sizes) == (room < 1)
+    assert case.trained(chain).differences(expected) == []
     chain.close()
 
 

@@ -98,6 +98,8 @@ class CopyingEngine:
         stalled: Seconds that the computation has waited.
     """
 
+    least_bytes: int = 0
+
     def __init__(
         self, link: Link = DOUBLE_LINK, *, host_budget: int | None = None, poison: bool = False
     ) -> None:

@@ -27,10 +27,12 @@ class Engine(Protocol):
     Attributes:
         device: Where the computation runs.
         pool: Host memory.
+        least_bytes: Smaller storages stay on the device where the plan has memory to spare.
     """
 
     device: torch.device
     pool: HostPool
+    least_bytes: int
 
     def send(self, transfers: Sequence[Transfer]) -> Ticket:
         """Start copying to the host, after what has been computed so far."""

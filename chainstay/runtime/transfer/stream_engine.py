@@ -40,9 +40,14 @@ class StreamEngine:
         device: An accelerator.
         host_budget: Bytes of pinned memory.
 
+    Attributes:
+        least_bytes: The bus moves fewer in less time than the host takes to issue a copy.
+
     Raises:
         UnsupportedModelError: It is another kind of device.
     """
+
+    least_bytes: int = 64 * 1024
 
     def __init__(self, device: torch.device, *, host_budget: int | None = None) -> None:
         self.device = torch.empty(0, device=device).device  # with its index

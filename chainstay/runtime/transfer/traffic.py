@@ -33,11 +33,14 @@ class Traffic:
         engine: Moves bytes.
         parcels: For every item that goes to the host, the storages that it lies in.
         cells: All that were made.
+        spare_bytes: The bytes that small storages may still take that stay on the device although
+            their item goes to the host.
     """
 
     engine: Engine
     parcels: dict[Item, list[weakref.ref[Cell]]] = field(default_factory=dict)
     cells: Cells = field(default_factory=dict)
+    spare_bytes: int = 0
 
     def act(self, actions: Iterable[Action]) -> None:
         """Do what the plan says."""
@@ -106,8 +109,14 @@ class Traffic:
             return None
         return cell
 
-    def new_cell(self, stage: int, tensor: torch.Tensor, parcel: list[weakref.ref[Cell]]) -> Cell:
-        """One for the storage of `tensor`."""
+    def new_cell(
+        self, stage: int, tensor: torch.Tensor, parcel: list[weakref.ref[Cell]]
+    ) -> Cell | None:
+        """Return one for the storage of `tensor`; ``None`` if that is small and may stay."""
+        size = tensor.untyped_storage().nbytes()
+        if size < self.engine.least_bytes and size <= self.spare_bytes:
+            self.spare_bytes -= size
+            return None
         cell = Cell(stage, self.engine, tensor)
         parcel.append(weakref.ref(cell))
         self._know(cell)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
-from chainstay.errors import HostBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.errors import (
+    HostBudgetError,
+    InvalidScheduleError,
+    PlanMismatchError,
+    UnsupportedModelError,
+)
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link
@@ -28,6 +35,9 @@ from chainstay.timetable import Transfers
 
 __all__ = ["Transport", "engine_for", "program_of", "transfers_of"]
 
+_SPARE: Final = 1000
+"""The part of a budget that is left for small storages; statistics of norms take less."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transport:
@@ -37,11 +47,13 @@ class Transport:
         schedule: The schedule with its transfers, in the names of its chain.
         plan: What they mean for every step.
         engine: Shared by all steps.
+        spare_bytes: What the budget has left beside the plan, for small storages that stay.
     """
 
     schedule: Schedule
     plan: TransferPlan
     engine: Engine
+    spare_bytes: int = 0
 
     @classmethod
     def of(
@@ -70,16 +82,22 @@ class Transport:
                 f"the plan has {solution.transfers} transfers, and this runtime moves whole "
                 "activations at once; solve with transfers='integral'"
             )
-        schedule = program_of(solution)
-        plan = transfers_of(schedule, profile, solution.budget, overheads)
-        limit = engine.pool.limit
-        if limit is not None and plan.host_bytes > limit:
-            raise HostBudgetError(budget=limit, required=plan.host_bytes, is_least=True)
-        return cls(schedule, plan, engine)
+        schedule, limit = program_of(solution), engine.pool.limit
+
+        def leaving(spare: int) -> Transport:
+            plan = transfers_of(schedule, profile, solution.budget - spare, overheads)
+            if limit is not None and plan.host_bytes > limit:
+                raise HostBudgetError(budget=limit, required=plan.host_bytes, is_least=True)
+            return cls(schedule, plan, engine, spare)
+
+        if engine.least_bytes:
+            with suppress(InvalidScheduleError, HostBudgetError):
+                return leaving(solution.budget // _SPARE)
+        return leaving(0)
 
     def start(self) -> Traffic:
         """Return the traffic of one step."""
-        return Traffic(self.engine)
+        return Traffic(self.engine, spare_bytes=self.spare_bytes)
 
 
 def transfers_of(
