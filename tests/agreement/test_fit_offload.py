@@ -110,6 +110,19 @@ def test_sequential_copies_and_new_shapes() -> None:
     unfit(twin)
 
 
+def test_plans_of_one_model_share_their_host_memory() -> None:
+    case = perceptron_case()
+    model: Any = copy.deepcopy(case.model)
+    fitted(model, case.batch, loss=case.loss, budget="20KiB", host_budget="18KiB")
+    for batch in (case.batch, case.batch[:15]) * 2:
+        case.loss(model(batch)).backward()
+    pools = [plan.executor.transport.engine.pool for plan in model.chainstay.plans]
+    assert len(pools) == 2
+    assert 0 < pools[0].allocated_bytes == pools[1].allocated_bytes <= 18 * 1024
+    unfit(model)
+    assert pools[0].allocated_bytes == 0
+
+
 def test_taking_the_plan_away_between_forward_and_backward() -> None:
     case = perceptron_case()
     model = copy.deepcopy(case.model)

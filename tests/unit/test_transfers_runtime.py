@@ -381,6 +381,28 @@ def test_pool_reuses_and_evicts() -> None:
     pool.give(second, None)
 
 
+def test_pools_of_one_model_share_what_waits_and_the_limit() -> None:
+    def allocate(size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    one = HostPool(allocate, lambda size: size, 100)
+    other = HostPool(allocate, lambda size: size, 100, beside=one)
+    slot, held = one.take(60), one.take(10)
+    one.give(slot, "read until then")
+    assert other.take(60) is slot
+    assert other.allocated_bytes == 70
+    with pytest.raises(HostBudgetError, match="at least 110 bytes"):
+        other.take(40)
+    one.close()
+    one.close()
+    assert slot.memory.nbytes == other.allocated_bytes == 60
+    with pytest.raises(PlanMismatchError, match="closed while saved tensors were in host memory"):
+        _ = held.memory
+    other.give(slot, None)
+    other.close()
+    assert other.allocated_bytes == 0
+
+
 def test_pinned_memory_is_counted_as_torch_allocates_it() -> None:
     assert [pinned_bytes(size) for size in (1, 512, 513, 4096, 5000)] == [
         512,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
+from weakref import WeakSet
 
 import torch
 
@@ -26,6 +27,7 @@ class MemoryOptions:
         link: The link to the host; ``None`` to have it measured.
         host_budget: Bytes for what is away at a time; ``None`` for no limit.
         obstacle: Why nothing may go to the host, for people.
+        engines: Those of the model's plans, which share their host memory.
     """
 
     recompute: bool
@@ -34,6 +36,7 @@ class MemoryOptions:
     link: Link | None
     host_budget: int | None
     obstacle: str = ""
+    engines: WeakSet[Engine] = field(default_factory=WeakSet, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -90,7 +93,10 @@ class MemoryOptions:
         """Return the engine for the transfers of `solution`; ``None`` if it has none."""
         if not isinstance(solution, OffloadSolution):
             return None
-        return engine_for(device, link=solution.link, host_budget=self.host_budget)
+        beside = next((each for each in self.engines if each.device.type == device.type), None)
+        engine = engine_for(device, link=solution.link, host_budget=self.host_budget, beside=beside)
+        self.engines.add(engine)
+        return engine
 
 
 RECOMPUTING: Final = MemoryOptions(

@@ -93,6 +93,7 @@ class CopyingEngine:
         host_budget: Bytes for what is away.
         poison: Fill freed memory, memory that nothing has arrived in yet and slots given back
             with NaN. Memory that somebody else holds too is left alone.
+        beside: A pool of such memory to share with.
 
     Attributes:
         stalled: Seconds that the computation has waited.
@@ -101,10 +102,15 @@ class CopyingEngine:
     least_bytes: int = 0
 
     def __init__(
-        self, link: Link = DOUBLE_LINK, *, host_budget: int | None = None, poison: bool = False
+        self,
+        link: Link = DOUBLE_LINK,
+        *,
+        host_budget: int | None = None,
+        poison: bool = False,
+        beside: HostPool | None = None,
     ) -> None:
         self.device = torch.device("cpu")
-        self.pool = HostPool(_unseen_memory, lambda size: size, host_budget)
+        self.pool = HostPool(_unseen_memory, lambda size: size, host_budget, beside)
         self.link = link
         self.stalled = 0.0
         self._poison = poison

@@ -1,7 +1,8 @@
 """Host memory for what is away from the device: slots, used again and again, within a limit.
 
 Pinned memory costs milliseconds to allocate, and every step of training needs the same
-sizes. So a slot that is given back waits for the next tensor of its size.
+sizes. So a slot that is given back waits for the next tensor of its size. Plans of one model run
+in turns: their pools share what waits, and the limit.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import RLock
 
 import torch
@@ -52,17 +54,36 @@ class Slot:
         self._memory = None
 
 
+@dataclass(slots=True)
+class PoolMemory:
+    """What pools of one model have together.
+
+    Attributes:
+        idle: Slots that wait, by the bytes that were allocated for them.
+        allocated_bytes: The bytes in all slots, used or not.
+        pools: How many pools are open.
+        lock: Slots come back wherever a last reference goes, even in `HostPool.take`.
+    """
+
+    idle: dict[int, list[Slot]] = field(default_factory=lambda: defaultdict(list))
+    allocated_bytes: int = 0
+    pools: int = 0
+    lock: RLock = field(default_factory=RLock)
+
+
 class HostPool:
     """Hands out slots.
 
     Attributes:
-        allocated_bytes: The bytes in all slots, used or not.
+        limit: On `allocated_bytes`; ``None`` for none.
         used_bytes: The bytes in slots that are used.
+        memory: What it has together with the pools beside it.
 
     Args:
         allocate: Makes host memory of so many bytes.
         rounded: A function from a size to the bytes that are allocated for it.
-        limit: On `allocated_bytes`; ``None`` for none.
+        limit: See above.
+        beside: A pool of the same kind of memory to share with.
     """
 
     def __init__(
@@ -70,16 +91,23 @@ class HostPool:
         allocate: Callable[[int], torch.Tensor],
         rounded: Callable[[int], int],
         limit: int | None,
+        beside: HostPool | None = None,
     ) -> None:
         self.limit = limit
-        self.allocated_bytes = 0
         self.used_bytes = 0
         self._allocate = allocate
         self._rounded = rounded
-        self._idle: dict[int, list[Slot]] = defaultdict(list)
+        self.memory: PoolMemory = PoolMemory() if beside is None else beside.memory
+        self._idle, self._lock = self.memory.idle, self.memory.lock
         self._used: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._is_closed = False
-        self._lock = RLock()  # slots come back wherever a last reference goes, even in `take`
+        with self._lock:
+            self.memory.pools += 1
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The bytes in all slots, used or not, of all pools that share them."""
+        return self.memory.allocated_bytes
 
     def take(self, size: int) -> Slot:
         """A slot for `size` bytes.
@@ -111,13 +139,18 @@ class HostPool:
             self._idle[room].append(slot)
 
     def close(self) -> None:
-        """Let all memory go, that of slots in use too."""
+        """Let the memory of slots in use go, and with the last pool all of it."""
         with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
-            for slot in (*self._used, *(each for some in self._idle.values() for each in some)):
+            self.memory.pools -= 1
+            for slot in self._used:
                 slot.drop()
-            self._idle.clear()
-            self.allocated_bytes = self.used_bytes = 0
+            self.memory.allocated_bytes -= self.used_bytes
+            self.used_bytes = 0
+            while self.memory.pools == 0 and self._let_one_go():
+                pass
 
     def _new(self, room: int) -> Slot:
         if self.limit is not None:
@@ -128,13 +161,13 @@ class HostPool:
                     budget=self.limit, required=self.allocated_bytes + room, is_least=False
                 )
         memory = self._allocate(room)
-        self.allocated_bytes += room
+        self.memory.allocated_bytes += room
         return Slot(memory, room)
 
     def _let_one_go(self) -> bool:
         for room, slots in list(self._idle.items()):
             if slots:
                 slots.pop()
-                self.allocated_bytes -= room
+                self.memory.allocated_bytes -= room
                 return True
         return False

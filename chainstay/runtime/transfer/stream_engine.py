@@ -39,6 +39,7 @@ class StreamEngine:
     Args:
         device: An accelerator.
         host_budget: Bytes of pinned memory.
+        beside: A pool of pinned memory to share with.
 
     Attributes:
         least_bytes: The bus moves fewer in less time than the host takes to issue a copy.
@@ -49,12 +50,18 @@ class StreamEngine:
 
     least_bytes: int = 64 * 1024
 
-    def __init__(self, device: torch.device, *, host_budget: int | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        host_budget: int | None = None,
+        beside: HostPool | None = None,
+    ) -> None:
         self.device = torch.empty(0, device=device).device  # with its index
         accelerator = accelerator_at(self.device)
         if accelerator is None:
             raise UnsupportedModelError(f"a {device.type!r} device has no streams to copy on")
-        self.pool = HostPool(_pinned_memory, pinned_bytes, host_budget)
+        self.pool = HostPool(_pinned_memory, pinned_bytes, host_budget, beside)
         self._accelerator = accelerator
         self._out = accelerator.stream()
         self._back = accelerator.stream()

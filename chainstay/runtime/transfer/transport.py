@@ -121,7 +121,11 @@ def program_of(solution: OffloadSolution) -> Schedule:
 
 
 def engine_for(
-    device: torch.device, *, link: Link | None = None, host_budget: int | None = None
+    device: torch.device,
+    *,
+    link: Link | None = None,
+    host_budget: int | None = None,
+    beside: Engine | None = None,
 ) -> Engine:
     """Return the engine that moves bytes between `device` and the host.
 
@@ -129,14 +133,16 @@ def engine_for(
         device: An accelerator; for the CPU, a double that copies at the pace of `link`.
         link: The link that the double pretends to be.
         host_budget: Bytes of host memory for what is away; ``None`` for no limit.
+        beside: An engine for the same device to share host memory with.
 
     Raises:
         UnsupportedModelError: Another kind of device.
     """
+    pool = None if beside is None else beside.pool
     if device.type == "cpu":
-        return CopyingEngine(link or DOUBLE_LINK, host_budget=host_budget)
+        return CopyingEngine(link or DOUBLE_LINK, host_budget=host_budget, beside=pool)
     if accelerator_at(device) is not None:
-        return StreamEngine(device, host_budget=host_budget)
+        return StreamEngine(device, host_budget=host_budget, beside=pool)
     raise UnsupportedModelError(
         f"nothing is offloaded from a {device.type!r} device; move the model and the sample to an "
         "accelerator such as CUDA, or to the CPU to try it"
