@@ -38,6 +38,7 @@ from chainstay.runtime.devices.device import accelerator_at, default_device, dev
 from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.runtime.transfer import measure_link
 from chainstay.solve.offload import solve_offload
+from runtime_support import some_schedules
 
 LINK: Final = chainstay.Link(bandwidth=1, latency=10_000)
 
@@ -293,6 +294,30 @@ def test_a_stage_is_tried_in_the_thread_in_which_it_runs_again() -> None:
     batch = torch.randn(4, 8, device=first())
     with pytest.raises(UnsupportedModelError, match=r"when it runs again .*chosen_by_thread\S*\)"):
         measure(model, batch, repeats=1, progress=False)
+
+
+def test_only_the_generators_that_a_stage_draws_from_are_put_back() -> None:
+    class Mixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rand(8).to(x.device)
+
+    def build_stages() -> nn.Sequential:
+        torch.manual_seed(0)
+        parts = [nn.Linear(8, 8), nn.Dropout(), Mixed(), nn.Linear(8, 8), nn.Dropout()]
+        return nn.Sequential(*parts).to(first())
+
+    model, batch = build_stages(), torch.randn(4, 8).to(first())
+    measured = measure(model, batch, loss=lambda y: y.square().sum(), repeats=1, progress=False)
+    traits = measured.traits
+    assert [(each.draws_random, each.draws_on_host) for each in traits if each.draws_random] == [
+        (True, False),
+        (True, True),
+        (True, False),
+    ]
+    case = Case(build_stages(), batch, lambda y: y.square().sum())
+    expected = record(case)
+    planned = measured.planned(some_schedules(len(measured.profile))["drop everything"])
+    assert differences(record(Case(model, batch, case.loss), planned), expected) == []
 
 
 # ---------------------------------------------------------------------------- loops

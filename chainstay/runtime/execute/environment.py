@@ -64,6 +64,7 @@ class Traits:
         reads: Positions of those that it reads and does not change.
         changes_input: Whether it changes its incoming state in place.
         fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
+        draws_on_host: If it draws random numbers, whether some are of the CPU's generator.
     """
 
     draws_random: bool
@@ -71,6 +72,7 @@ class Traits:
     reads: tuple[int, ...]
     changes_input: bool = False
     fills_what_it_saved: bool = False
+    draws_on_host: bool = True
 
     @classmethod
     def of(cls, stage: ChainStage) -> Traits:
@@ -97,6 +99,7 @@ class Traits:
             reads=tuple(position for position in reads if position not in written),
             changes_input=several[0].changes_input,
             fills_what_it_saved=any(each.fills_what_it_saved for each in several),
+            draws_on_host=any(each.draws_random and each.draws_on_host for each in several),
         )
 
     @property
@@ -127,8 +130,10 @@ def first_look(
     output = stage(incoming(stage, state), shared)
     after = random_states(device) if environment.random else ()
     pairs = zip(environment.random, after, strict=True)
-    if all(torch.equal(old, new) for (_, old), (_, new) in pairs):
-        traits, environment.random = replace(traits, draws_random=False), ()
+    drawn = tuple(old for old, new in pairs if not torch.equal(old[1], new[1]))
+    on_host = any(where is _HOST for where, _ in drawn) or not drawn
+    traits = replace(traits, draws_random=bool(drawn), draws_on_host=on_host)
+    environment.random = drawn
     return traits, environment, output
 
 
@@ -165,7 +170,9 @@ class Environment:
         changed = tuple(shared[position] for position in traits.written)
         return cls(
             stage=stage.name,
-            random=random_states(device) if traits.draws_random else (),
+            random=random_states(device, on_host=traits.draws_on_host)
+            if traits.draws_random
+            else (),
             written=dict(zip(traits.written, _copies(changed), strict=True)),
             reads=tuple([(position, _place_of(shared[position])) for position in traits.reads]),
             autocast=_autocast_settings(device),
@@ -177,8 +184,8 @@ class Environment:
         """Return what stages that run one behind another are entered in, as one."""
         if len(several) == 1:
             return several[0]
-        random = next((each.random for each in several if each.random), ())
-        return replace(several[0], random=random)
+        first = {where: (where, state) for each in several[::-1] for where, state in each.random}
+        return replace(several[0], random=tuple(first.values()))
 
     def size_on(self, device: torch.device) -> int:
         """Return the bytes that this holds on `device`; random states are host memory."""
@@ -240,7 +247,7 @@ class Environment:
 
     @contextmanager
     def _entered(self, autocast: list[AutocastSetting]) -> Iterator[None]:
-        present = random_states(self.random[-1][0]) if self.random else ()
+        present = tuple([(where, _random_state(where)) for where, _ in self.random])
         try:
             restore_random_states(self.random)
             with ExitStack() as stack:
@@ -323,13 +330,19 @@ def _has_address(tensor: torch.Tensor) -> bool:
     )
 
 
-def random_states(device: torch.device) -> RandomStates:
-    """State of every default generator that a forward on `device` may draw from."""
-    host = (_HOST, torch.get_rng_state())
-    if device.type == "cpu":
-        return (host,)
-    accelerator = accelerator_at(device)
-    return (host,) if accelerator is None else (host, (device, accelerator.random_state()))
+def random_states(device: torch.device, *, on_host: bool = True) -> RandomStates:
+    """State of every default generator that a forward on `device` may draw from.
+
+    Without `on_host`, that of the CPU is left out unless it is the only one.
+    """
+    host = () if accelerator_at(device) and not on_host else (_HOST,)
+    others = (device,) if accelerator_at(device) else ()
+    return tuple([(where, _random_state(where)) for where in (*host, *others)])
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    accelerator = None if device is _HOST else accelerator_at(device)
+    return torch.get_rng_state() if accelerator is None else accelerator.random_state()
 
 
 def restore_random_states(states: RandomStates) -> None:

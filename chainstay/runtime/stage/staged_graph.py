@@ -156,7 +156,8 @@ def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) ->
         own = Traits.of(stage)  # positions of shared values may be others
         is_same = _texts(stage) == _texts(before)
         is_same = is_same and stage.may_draw_random == before.may_draw_random  # by a call's number
-        traits.append(replace(own, draws_random=known.draws_random) if is_same else own)
+        seen = replace(own, draws_random=known.draws_random, draws_on_host=known.draws_on_host)
+        traits.append(seen if is_same else own)
 
     def subjects() -> Iterator[Subject]:
         own = subject_of(graph, inputs, None, chain.device, merges=False)
