@@ -6,9 +6,9 @@ import copy
 import faulthandler
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from simulated_device.networks import (
 from simulated_device.place import KIND, first, is_simulated, second
 from simulated_device.sim import Extension
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import chainstay
 from chainstay.errors import (
@@ -32,6 +33,7 @@ from chainstay.errors import (
     UnsupportedModelError,
 )
 from chainstay.runtime import measure, trace_memory
+from chainstay.runtime.capture.trials.isolation import values_kept
 from chainstay.runtime.devices import device_memory
 from chainstay.runtime.devices.accelerator import Accelerator
 from chainstay.runtime.devices.device import accelerator_at, default_device, device_at
@@ -318,6 +320,40 @@ def test_only_the_generators_that_a_stage_draws_from_are_put_back() -> None:
     expected = record(case)
     planned = measured.planned(some_schedules(len(measured.profile))["drop everything"])
     assert differences(record(Case(model, batch, case.loss), planned), expected) == []
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies of 100 numbers to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what func returns
+        result = func(*args, **(kwargs or {}))
+        if "copy" in str(func) and result.device.type == "cpu" and result.numel() == 100:
+            self.count += 1
+        return result
+
+
+@pytest.mark.parametrize("change", [None, 0, 99, "roll"])
+def test_parameters_are_copied_to_the_host_once_to_be_put_back(change: int | str | None) -> None:
+    parameter = nn.Parameter(torch.arange(100.0).to(first()))
+    before = parameter.detach().cpu()
+    with Copies() as copies, values_kept([parameter]) as changed:
+        if isinstance(change, int):
+            parameter.data[change] += 1e-3  # which no version counts
+        elif change is not None:
+            parameter.data.copy_(parameter.data.roll(6))
+    assert copies.count == 1
+    assert changed == (set() if change is None else {id(parameter)})
+    assert torch.equal(parameter.detach().cpu(), before)
 
 
 # ---------------------------------------------------------------------------- loops
