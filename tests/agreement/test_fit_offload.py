@@ -114,6 +114,8 @@ def test_plans_of_one_model_share_their_host_memory() -> None:
     case = perceptron_case()
     model: Any = copy.deepcopy(case.model)
     fitted(model, case.batch, loss=case.loss, budget="20KiB", host_budget="18KiB")
+    first = model.chainstay.plans[0].executor.transport.engine.pool
+    assert first.allocated_bytes > 0, "the rehearsal has pinned it"
     for batch in (case.batch, case.batch[:15]) * 2:
         case.loss(model(batch)).backward()
     pools = [plan.executor.transport.engine.pool for plan in model.chainstay.plans]

@@ -192,8 +192,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/environment.py",
-        "random = next((each.random for each in several if each.random), ())",
-        "random = several[-1].random",
+        "first = {where: (where, state) for each in several[::-1] for where, state in each.random}",
+        "first = {where: (where, state) for each in several for where, state in each.random}",
         "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
     ),
     Mutant(
