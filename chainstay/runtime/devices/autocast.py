@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from chainstay.runtime.devices.device import default_device
 
-__all__ = ["Autocast"]
+__all__ = ["Autocast", "has_outdated_copies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +41,51 @@ class Autocast:
 
     def __str__(self) -> str:
         return f"autocast to {self.dtype} with{'' if self.has_cache else 'out'} its cache"
+
+
+@dataclass(slots=True)
+class _Copies:
+    """Autocast's copies of weights on one device, which stay until its outermost context ends.
+
+    Attributes:
+        probe: A weight of our own: while there is a copy of it, no context has ended.
+        copy: That copy.
+        versions: How often each weight had been changed when it was met first, by identity.
+    """
+
+    probe: torch.Tensor
+    copy: StorageWeakRef | None = None
+    versions: dict[int, int] = field(default_factory=dict)
+
+    def begin_anew_where_gone(self) -> None:
+        """Forget all that was met in a context that has ended."""
+        if self.copy is not None and not self.copy.expired():
+            return
+        saved: list[torch.Tensor] = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(saved.append, lambda copy: copy)
+        with torch.enable_grad(), hooks:
+            torch.mm(self.probe, self.probe)
+        self.copy = StorageWeakRef(saved[0].untyped_storage())
+        self.versions.clear()
+
+
+_COPIES: Final[dict[torch.device, _Copies]] = {}
+
+
+def has_outdated_copies(weights: Iterable[torch.Tensor], device: torch.device) -> bool:
+    """Whether one of `weights` was changed since it was met first in this context of autocast.
+
+    Autocast then goes on with the copy that it made before, if it has one; whoever casts the
+    weight anew gets other numbers.
+    """
+    autocast = Autocast.now(device)
+    if autocast is None or not autocast.has_cache:
+        return False
+    if device not in _COPIES:
+        _COPIES[device] = _Copies(torch.ones(1, 1, device=device, requires_grad=True))
+    copies = _COPIES[device]
+    copies.begin_anew_where_gone()
+    return any(
+        copies.versions.setdefault(id(weight), weight._version) != weight._version  # noqa: SLF001  # torch tells it no other way
+        for weight in weights
+    )

@@ -25,7 +25,12 @@ from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
-from chainstay.runtime.options.table import OptionTable, options_of_alike, used_options
+from chainstay.runtime.options.table import (
+    OptionTable,
+    options_of_alike,
+    require_current_copies,
+    used_options,
+)
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, version_of
@@ -160,6 +165,7 @@ class BlockRun:
         index = self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
             require_repeatable_call(schedule.device)
+            require_current_copies(options, self._shared, schedule.device)
         run = self._run = self._run or self._new_run(schedule)
         self._run_again_until_first(schedule, run)
         step = schedule.plan.forward[self._step]

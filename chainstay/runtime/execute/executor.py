@@ -18,7 +18,12 @@ from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
-from chainstay.runtime.options.table import OptionTable, options_of_alike, used_options
+from chainstay.runtime.options.table import (
+    OptionTable,
+    options_of_alike,
+    require_current_copies,
+    used_options,
+)
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
@@ -108,6 +113,7 @@ class Executor:
         """
         if not all(isinstance(step, Stretch) for step in self._steps):
             require_repeatable_call(self.device)
+            require_current_copies(self._options, shared, self.device)
         chain = self._chain
         run = Run(
             stages=chain.stages,

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import torch
 
 from chainstay.errors import PlanMismatchError
+from chainstay.runtime.devices.autocast import has_outdated_copies
+from chainstay.runtime.execute.handles import is_parameter
 from chainstay.runtime.options.option import Option
+from chainstay.runtime.options.option_code import Origin
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.schedule import Schedule
 
-__all__ = ["OptionTable", "fused", "options_of_alike", "used_options"]
+__all__ = [
+    "OptionTable",
+    "fused",
+    "options_of_alike",
+    "require_current_copies",
+    "used_options",
+]
 
 OptionTable: TypeAlias = Mapping[tuple[int, int], Option]
 """Options by the first stage that they keep, and their number, from 1 on."""
@@ -54,3 +65,23 @@ def options_of_alike(table: OptionTable, stages: Sequence[ChainStage]) -> Option
             )
         alike[first, number] = own
     return alike
+
+
+def require_current_copies(table: OptionTable, shared: Sequence[Any], device: torch.device) -> None:
+    """Refuse a step where autocast's copies of weights are older than what replays cast.
+
+    Args:
+        table: The options of the step.
+        shared: The values that all stages may read.
+        device: Where they run.
+
+    Raises:
+        PlanMismatchError: It is so, as after an optimizer's step within one context.
+    """
+    read = (each for option in table.values() for each in option.code.read(Origin.SHARED))
+    if has_outdated_copies((w for w in map(shared.__getitem__, read) if is_parameter(w)), device):
+        raise PlanMismatchError(
+            "a weight has changed inside one context of torch.autocast, which goes on with its "
+            "copy from before, while what the plan drops is made again from the weight; leave the "
+            "context before the optimizer's step (put it around the forward and the loss)"
+        )

@@ -1,0 +1,82 @@
+"""Plans that keep stages in part, in loops that train under autocast."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay import PlanMismatchError
+from option_families import FAMILIES
+from training_conditions import keeps_in_part
+from zoo import loss_of
+
+each_way = pytest.mark.parametrize("by", ["graph", "blocks"])
+
+
+def context() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def pair(by: Any) -> tuple[nn.Module, nn.Module, torch.Tensor]:  # noqa: ANN401  # a `StageSource`
+    make, x = FAMILIES["GPT"]
+    torch.manual_seed(0)
+    plain = make().train()
+    planned = copy.deepcopy(plain)
+    with context():
+        chainstay.fit(planned, (x,), budget="70%", loss=loss_of, by=by, repeats=1, progress=False)
+    assert keeps_in_part(planned)
+    return plain, planned, x
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    torch.manual_seed(1)
+    loss_of(model(x)).backward()
+    optimizer.step()
+
+
+@each_way
+def test_a_context_for_each_step_is_trained_in(by: str) -> None:
+    plain, planned, x = pair(by)
+    for model in (plain, planned):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            with context():
+                stepped(model, optimizer, x)
+                with torch.no_grad():
+                    model(x)
+    for one, other in zip(plain.parameters(), planned.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@each_way
+def test_gradients_may_add_up_within_one_context(by: str) -> None:
+    plain, planned, x = pair(by)
+    for model in (plain, planned):
+        with context():
+            for _ in range(2):
+                torch.manual_seed(1)
+                loss_of(model(x)).backward()
+    for one, other in zip(plain.parameters(), planned.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+
+
+@each_way
+def test_a_second_step_within_one_context_is_refused(by: str) -> None:
+    """Plain training goes on with copies of the weights from before the first step."""
+    _, planned, x = pair(by)
+    optimizer = torch.optim.SGD(planned.parameters(), 0.1)
+    with context():
+        stepped(planned, optimizer, x)
+        before = {name: each.clone() for name, each in planned.state_dict().items()}
+        with pytest.raises(PlanMismatchError, match="leave the context before the optimizer's"):
+            stepped(planned, optimizer, x)
+        assert all(torch.equal(each, before[name]) for name, each in planned.state_dict().items())
+    with context():
+        stepped(planned, optimizer, x)
