@@ -204,7 +204,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/recompute.py",
-        "if code.graph.is_for(shared) else None",
+        " or not option.code.graph.is_for(shared)",
         "",
         "agreement/test_fit_options.py::test_kernels_chosen_after_fit",
     ),

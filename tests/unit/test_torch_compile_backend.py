@@ -83,7 +83,7 @@ def test_a_budget_is_needed_and_must_be_feasible() -> None:
     with pytest.raises(InfeasibleBudgetError):
         compiled(model, budget=100)(X)
     with pytest.raises(
-        BackendCompilerFailed, match=r"no option 'colour'; it has budget, .*repeats"
+        BackendCompilerFailed, match=r"no option 'colour'; it has bit_for_bit, budget, .*repeats"
     ):
         compiled(model, budget="50%", colour=3)(X)
 
