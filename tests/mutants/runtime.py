@@ -209,6 +209,18 @@ MUTANTS: Final = (
         "agreement/test_fit_options.py::test_kernels_chosen_after_fit",
     ),
     Mutant(
+        "runtime/options/table.py",
+        "    if has_outdated_copies(",
+        "    if not has_outdated_copies(",
+        "agreement/test_fit_autocast.py",
+    ),
+    Mutant(
+        "runtime/measures/option_costs.py",
+        "    further = spans_over_idle_cuts(idle, least)",
+        "    further = []",
+        "agreement/test_idle_cuts.py",
+    ),
+    Mutant(
         "runtime/options/graph.py",
         "all(0 < rate < 1 for rate in rates)",
         "all(0 <= rate < 1 for rate in rates)",
