@@ -30,7 +30,7 @@ from typing import Final, Self, TypeAlias
 from chainstay import documents
 from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
-from chainstay.profiles.chain import ChainProfile, require_plain
+from chainstay.profiles.chain import ChainProfile
 from chainstay.profiles.quantities import all_of, whole
 from chainstay.profiles.stage import Stage
 
@@ -58,7 +58,8 @@ class JoinProfile:
 
     Raises:
         InvalidProfileError: No branch, something that is not a `ChainProfile`, a tail whose
-            input is not the branches' outputs, or skips, which joins do not take.
+            input is not the branches' outputs, or what joins do not take: skips, and options
+            that keep several stages.
 
     Example:
         >>> tower = ChainProfile(input_bytes=8, input_gradient_bytes=0, stages=(
@@ -79,9 +80,13 @@ class JoinProfile:
         for name, chain in (*enumerate(self.branches), ("tail", self.tail)):
             if chain is None:
                 continue
-            require_plain(chain, "a join")
+            where = name if name == "tail" else f"branches[{name}]"
+            if any(option.stages > 1 for stage in chain.stages for option in stage.options):
+                raise InvalidProfileError(
+                    f"{where} has an option that keeps several stages by one record, which joins "
+                    "do not take; leave it out, or merge these stages into one"
+                )
             if chain.skips:
-                where = name if name == "tail" else f"branches[{name}]"
                 raise InvalidProfileError(
                     f"{where} has {len(chain.skips)} skips, and joins take none; merge the stages "
                     "that a skip spans into one"
@@ -160,8 +165,13 @@ class JoinProfile:
         return self.stages
 
     @property
+    def is_plain(self) -> bool:
+        """Whether no stage has options, or costs that depend on the kind of its run."""
+        return all(chain.is_plain for chain in (*self.branches, self.closing))
+
+    @property
     def least_time(self) -> int:
-        """Time of every forward and every backward once, in ns: no schedule is faster."""
+        """A time, in ns, that no schedule is below: each stage once, under its fastest option."""
         return self.closing.least_time + sum(branch.least_time for branch in self.branches)
 
     def to_json(self) -> str:

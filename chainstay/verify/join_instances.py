@@ -9,6 +9,7 @@ from typing import Final
 from chainstay.problems import JoinProblem
 from chainstay.problems.join import joined
 from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile, Stage
+from chainstay.verify.option_instances import with_options
 
 __all__ = ["JOIN_FAMILIES", "random_join"]
 
@@ -20,6 +21,8 @@ JOIN_FAMILIES: Final = (
     "twins",  # two or three towers that are alike
     "wild",  # nothing holds: large gradients, saved data below the output
 )
+_OPTION_FAMILIES: Final = ("", "", "options", "runs")
+"""As `OPTION_FAMILIES`: joins take no options of several stages. Half have no options."""
 _SHARES: Final = 6
 
 
@@ -65,6 +68,9 @@ def _join(draw: random.Random, branches: int, family: str) -> JoinProfile:
     tail = None
     if draw.random() < 3 / 4:
         tail = _chain(draw, family, draw.choice([1, 1, 2, 3]), largest)
+    if options := draw.choice(_OPTION_FAMILIES):
+        towers = [with_options(draw, tower, options) for tower in towers]
+        tail = tail and with_options(draw, tail, options)
     return joined(tuple(towers), tail)
 
 
@@ -99,7 +105,8 @@ def _bounds(profile: JoinProfile) -> tuple[int, int]:
     chains = (*profile.branches, profile.closing)
     inputs = sum(branch.input_bytes for branch in profile.branches)
     needs = [
-        stage.saved_bytes + stage.gradient_bytes + stage.backward_overhead_bytes
+        stage.gradient_bytes
+        + min(each.saved_bytes + each.backward_overhead_bytes for each in stage.all_options)
         for chain in chains
         for stage in chain.stages
     ]

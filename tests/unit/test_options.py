@@ -117,7 +117,7 @@ def test_option_that_reaches_beyond_the_loss() -> None:
 def test_networks_that_take_no_options() -> None:
     with pytest.raises(InvalidProfileError, match="stage 0 of this chain has 2 options"):
         OffloadProfile.from_chain(CHAIN)
-    with pytest.raises(InvalidProfileError, match="a join does not take"):
+    with pytest.raises(InvalidProfileError, match="has an option that keeps several stages"):
         JoinProfile(branches=(CHAIN,))
 
 

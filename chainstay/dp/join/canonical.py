@@ -1,16 +1,16 @@
 r"""Joins of any stages: the canonical persistent program (THEORY, Join; after [BHPS20]).
 
 A schedule is *canonical persistent* if it is made as follows. Each branch has a checkpoint,
-at first its input. Time and again, one branch moves on: it records its next stage (``Fa``),
-or runs to a stage s' and keeps ``a^{s'}`` as its new checkpoint. Once all are at their ends,
-the tail runs, forward and backward; then what the branches moved over is run backward, the
-last move first: a recorded stage by its ``B``, a part from a checkpoint by the persistent
-program for chains (`chainstay.dp.recursion`). With J for what remains,
+at first its input. Time and again, one branch moves on: it records its next stage (``Fa``, under
+any of its options), or runs to a stage s' and keeps ``a^{s'}`` as its new checkpoint. Once all are
+at their ends, the tail runs, forward and backward; then what the branches moved over is run
+backward, the last move first: a recorded stage by its ``B``, a part from a checkpoint by the
+persistent program for chains (`chainstay.dp.recursion`). With J for what remains,
 m the memory besides the checkpoints, and positions as in `sizes`::
 
     J(q, m) = min over branches j at stage s of
-        J(q: s+1, inside ā_s; m - ā_s)                             if Fa and B of s fit
-        u_f[s..s'-1] + J(q: s', m - a_{s'}) + C_j(s, s'-1, m + Σ_{i≠j} (start_i - keep_i))
+        w_k + J(q: s+1, inside ā_k; m - ā_k)         for every option k whose Fa and B fit
+        u[s..s'-1] + J(q: s', m - a_{s'}) + C_j(s, s'-1, m + Σ_{i≠j} (start_i - keep_i))
     J(all at their ends, m) = C_tail(m)
 
 where ``start_i`` is the checkpoint of branch i, gone by the time its moves are undone, and
@@ -19,13 +19,22 @@ tail of several stages* the program may also cut it: all branches run to their e
 tail to its stage i with nothing kept, the tail from there is solved at once, and all starts
 again with the tail prefix. As in `recursion`, overheads replace times.
 
+*Options need no state.* Of a checkpoint inside saved data, J asks only for ``start_i - keep_i``,
+and the saved data is in both: what is left is the gradient, whatever the option. The saved data of
+a move is taken from m when it is made, and is there until its own ``B``.
+
+*Nor do kinds of runs.* While the tail is whole, nothing ahead of the positions has run; once it
+has been cut, everything has. So forwards of J are first runs iff the tail is whole; those of
+C_j(s, s'-1, ·) never are, as the move ran over all of s..s'-1; those of a part of the tail are iff
+it reaches the loss (``docs/derivations/options.md``).
+
 It is exact among canonical persistent schedules, not among all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -35,12 +44,20 @@ from chainstay.dp.jit import at_first_interpreted
 from chainstay.dp.join.kernels import (
     NEVER,
     BranchParts,
+    CostsByKind,
     Overheads,
     fill_least_memory,
     fill_overheads,
     need_up_to_the_join,
 )
-from chainstay.dp.join.sizes import join_sizes, positions_of, recursions_of, states_of
+from chainstay.dp.join.sizes import (
+    JoinCosts,
+    join_costs,
+    join_sizes,
+    positions_of,
+    recursions_of,
+    states_of,
+)
 from chainstay.dp.recursion import Array, Decide, assemble, forwards_dropping_inputs
 from chainstay.dp.table import Table
 from chainstay.profiles import JoinProfile
@@ -91,15 +108,33 @@ class _CanonicalProgram:
 
     Attributes:
         profile: The join.
-        sizes: Its arrays.
-        recursions: The recursions of all branches and of the tail.
+        sizes: Its sizes.
+        costs: What its forwards cost by kind of run.
+        base_time: What overheads are added to, in ns: no schedule of these takes less.
+        rerun_time: The overhead, in ns, of running all stages once, whatever the options.
+        recursions: The recursions of all branches and of the tail. A part of a branch is solved
+            after a sweep over it: all its runs are later ones.
         inputs: Bytes of the branches' inputs together.
     """
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
         self.profile = profile
         self.sizes = join_sizes(profile, keep)
-        self.recursions = recursions_of(profile)
+        recursions = recursions_of(profile)
+        self.base_time = sum(recursion.base_time for recursion in recursions)
+        self.rerun_time = sum(
+            max(int(kind.elapsed[-1] + kind.extra.sum()) for kind in (each.first, each.again))
+            for each in recursions
+        )
+        *branches, tail = recursions
+        self.recursions = (*(replace(each, first=each.again) for each in branches), tail)
+        first = again = join_costs(profile, recursions, is_first=False)
+        if any(each.first is not each.again for each in recursions):
+            first = join_costs(profile, recursions, is_first=True)
+        ahead = self._ahead(again)
+        self.costs = CostsByKind(
+            first, again, ahead if first is again else self._ahead(first), ahead
+        )
         self.inputs = sum(branch.input_bytes for branch in profile.branches)
 
     def schedule(self, m: int) -> Schedule:
@@ -135,7 +170,7 @@ class _CanonicalProgram:
         decided = assemble(self.recursions[chain], part.m, self.decide(chain), (part.s, part.t))
         for op in decided:
             if part.chain is not None or self.profile.tail is not None:
-                yield Op(op.kind, op.stage, part.chain)
+                yield Op(op.kind, op.stage, part.chain, op.option)
             elif op.kind is OpKind.BACKWARD:
                 yield Op(OpKind.TURN)
 
@@ -154,15 +189,16 @@ class _CanonicalProgram:
 
     def _moves_of(self, rest: _Rest, j: int, place: int, beside: int) -> Iterator[_Move]:
         """Yield the moves of branch j: record its next stage, or run on to a later checkpoint."""
-        sizes, m = self.sizes, rest.m
+        sizes, costs, m = self.sizes, self.costs_of(rest), rest.m
         gradient = int(sizes.tail_gradient[rest.tail])
         s, stride = (place + 1) // 2, int(sizes.strides[j])
-        floor = max(gradient + sizes.keep_forward[j, s], sizes.keep_backward[j, s] - beside)
-        recorded = _Rest(
-            rest.state + (2 * s + 2 - place) * stride, rest.tail, m - int(sizes.saved[j, s])
-        )
-        forward, backward = (Op(kind, s, j) for kind in (OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD))
-        yield _Move(int(floor), 0, (forward, recorded, backward))
+        after = rest.state + (2 * s + 2 - place) * stride
+        for o in range(costs.start[j, s], costs.start[j, s + 1]):
+            floor = max(gradient + costs.keep_forward[j, o], costs.keep_backward[j, o] - beside)
+            recorded = _Rest(after, rest.tail, m - int(costs.saved[j, o]))
+            forward = Op(OpKind.FORWARD_KEEP_ALL, s, j, int(costs.number[j, o]))
+            items = (forward, recorded, Op(OpKind.BACKWARD, s, j))
+            yield _Move(int(floor), int(costs.extra[j, o]), items)
         for e in range(s, int(sizes.lengths[j])):
             cut = _Rest(
                 rest.state + (2 * e + 1 - place) * stride,
@@ -170,16 +206,16 @@ class _CanonicalProgram:
                 m - int(sizes.activation[j, e + 1]),
             )
             yield _Move(
-                gradient + int(sizes.transit[j, s, e]),
-                int(sizes.elapsed[j, e + 1] - sizes.elapsed[j, s]),
+                gradient + int(costs.transit[j, s, e]),
+                int(costs.elapsed[j, e + 1] - costs.elapsed[j, s]),
                 (*forwards_dropping_inputs(s, e, j), cut, _Part(j, s, e, m + beside)),
             )
 
     def _tail_cuts(self, rest: _Rest, positions: list[int]) -> Iterator[_Move]:
         """Yield the moves that cut the tail."""
-        sizes, p = self.sizes, rest.tail
+        sizes, costs, p = self.sizes, self.costs_of(rest), rest.tail
         order = np.zeros(len(positions), dtype=np.int64)
-        need = int(need_up_to_the_join(sizes, np.array(positions), order))
+        need = int(need_up_to_the_join(sizes, costs, np.array(positions), order))
         ends = {
             j: int(sizes.lengths[j])
             for j in order.tolist()
@@ -192,25 +228,31 @@ class _CanonicalProgram:
         ]
         to_join.append(Op(OpKind.FORWARD_KEEP_INPUT, 0))
         to_join += [Op(OpKind.DISCARD_ACTIVATION, end, j) for j, end in ends.items()]
-        cost = self.ahead_of(positions)
+        is_first = costs is self.costs.first
+        ahead = self.costs.ahead_first if is_first else self.costs.ahead_again
+        cost = int(ahead[rest.state])
         for i in range(1, p):
             if i > 1:
-                need = max(need, int(sizes.tail_transit[i - 1]))
+                need = max(need, int(costs.tail_transit[i - 1]))
                 to_join.append(Op(OpKind.FORWARD_DROP, i - 1))
             behind = _Part(None, i, p - 1, rest.m - int(sizes.tail_activation[i]))
             yield _Move(
                 int(sizes.tail_gradient[p]) + need,
-                cost + int(sizes.tail_elapsed[i]),
+                cost + int(costs.tail_elapsed[i]),
                 (*to_join, behind, _Rest(rest.state, i, rest.m)),
             )
 
-    def ahead_of(self, positions: list[int]) -> int:
-        """Return the forward time, in ns, of all branches from these positions on."""
-        sizes = self.sizes
-        return sum(
-            int(sizes.elapsed[j, sizes.lengths[j]] - sizes.elapsed[j, (place + 1) // 2])
-            for j, place in enumerate(positions)
-        )
+    def costs_of(self, rest: _Rest) -> JoinCosts:
+        """Return the costs of forwards in a state: first runs until the tail is cut."""
+        return self.costs.first if rest.tail == len(self.profile.closing) else self.costs.again
+
+    def _ahead(self, costs: JoinCosts) -> Array:
+        """Return the overhead, in ns, of the forwards of all branches from each state on."""
+        ahead = np.zeros((), dtype=np.int64)
+        for j, length in enumerate(self.sizes.lengths):
+            stages = (np.arange(2 * length + 1) + 1) // 2
+            ahead = np.add.outer(ahead, costs.elapsed[j, length] - costs.elapsed[j, stages])
+        return ahead.reshape(-1)
 
 
 class LeastMemoryProgram(_CanonicalProgram):
@@ -233,7 +275,8 @@ class LeastMemoryProgram(_CanonicalProgram):
             parts[j, : len(branch), : len(branch)] = self._least_memories[j].table
         self._least = np.full((tails, states_of(profile)), NEVER, dtype=np.int64)
         with at_first_interpreted(when=is_small(profile)):
-            fill_least_memory(self._least, self.sizes, parts, self._least_memories[-1].table)
+            tail_parts = self._least_memories[-1].table
+            fill_least_memory(self._least, self.sizes, self.costs, parts, tail_parts)
         self.root = int(self._least[-1, 0])
 
     def is_chosen(self, rest: _Rest, move: _Move) -> bool:
@@ -280,7 +323,7 @@ class OverheadProgram(_CanonicalProgram):
     ) -> None:
         super().__init__(profile, keep)
         wide, tails = memory + 1, len(profile.closing)
-        total = sum(int(recursion.again.elapsed[-1]) for recursion in self.recursions)
+        total = self.rerun_time
         # No forward runs more often than there are stages.
         largest = total * (profile.stages + 1) if attained is None else max(total, attained)
         is_narrow = largest < _NARROW
@@ -294,9 +337,8 @@ class OverheadProgram(_CanonicalProgram):
         self._values: Overheads = np.full(
             (tails, states_of(profile), wide), self._never, dtype=dtype
         )
-        ahead = self._ahead() if tails > 1 else np.zeros(0, dtype=np.int64)
         with at_first_interpreted(when=is_small(profile)):
-            fill_overheads(self._values, self.sizes, parts, tail_parts, ahead)
+            fill_overheads(self._values, self.sizes, self.costs, parts, tail_parts)
 
     def overhead(self, m: int) -> int | None:
         """Return the least overhead, in ns, in m units besides the inputs; None if nothing fits."""
@@ -343,15 +385,6 @@ class OverheadProgram(_CanonicalProgram):
                 blocks.append(np.minimum(rows, self._never).astype(dtype))
                 count += len(rows)
         return BranchParts(np.concatenate(blocks), part_of)
-
-    def _ahead(self) -> Array:
-        """Return the forward time, in ns, of all branches from each state on."""
-        sizes = self.sizes
-        ahead = np.zeros((), dtype=np.int64)
-        for j, length in enumerate(sizes.lengths):
-            stages = (np.arange(2 * length + 1) + 1) // 2
-            ahead = np.add.outer(ahead, sizes.elapsed[j, length] - sizes.elapsed[j, stages])
-        return ahead.reshape(-1)
 
 
 def is_small(profile: JoinProfile) -> bool:

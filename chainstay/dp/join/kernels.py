@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.jit import kernel
-from chainstay.dp.join.sizes import JoinSizes
+from chainstay.dp.join.sizes import JoinCosts, JoinSizes
 from chainstay.dp.recursion import Array
 
 __all__ = [
     "NEVER",
     "BranchParts",
+    "CostsByKind",
     "Overheads",
     "fill_least_memory",
     "fill_overheads",
@@ -37,6 +38,24 @@ class BranchParts(NamedTuple):
 
     overheads: Overheads
     row: Array
+
+
+class CostsByKind(NamedTuple):
+    """What a stage's first run costs, and what a later one.
+
+    Attributes:
+        first: Costs while the tail is whole: nothing ahead has run.
+        again: Costs once the tail has been cut: everything ahead has; the same if the kind of
+            run does not matter.
+        ahead_first: Shape (states,), ns: overhead of the forwards of all branches from each
+            state on, as first runs.
+        ahead_again: Likewise, as later runs.
+    """
+
+    first: JoinCosts
+    again: JoinCosts
+    ahead_first: Array
+    ahead_again: Array
 
 
 class BranchMove(NamedTuple):
@@ -124,7 +143,7 @@ def locate(sizes: JoinSizes, state: int, positions: Array) -> tuple[int, int, bo
 
 
 @kernel
-def need_up_to_the_join(sizes: JoinSizes, positions: Array, order: Array) -> int:
+def need_up_to_the_join(sizes: JoinSizes, costs: JoinCosts, positions: Array, order: Array) -> int:
     """Return the most bytes needed while all branches run to their ends, and the join stage.
 
     A branch that needs much more on its way than at its end goes first. The order is written
@@ -135,7 +154,7 @@ def need_up_to_the_join(sizes: JoinSizes, positions: Array, order: Array) -> int
     for j in range(k):
         s, length = (positions[j] + 1) // 2, sizes.lengths[j]
         if s < length:
-            peaks[j], ends[j] = sizes.transit[j, s, length - 1], sizes.activation[j, length]
+            peaks[j], ends[j] = costs.transit[j, s, length - 1], sizes.activation[j, length]
         place = j
         while place > 0 and (peaks[order[place - 1]] - ends[order[place - 1]] < peaks[j] - ends[j]):
             order[place] = order[place - 1]
@@ -145,47 +164,59 @@ def need_up_to_the_join(sizes: JoinSizes, positions: Array, order: Array) -> int
     for j in order:
         most = max(most, made + peaks[j])
         made += ends[j]
-    need: int = max(most, made + sizes.tail_transit[0])
+    need: int = max(most, made + costs.tail_transit[0])
     return need
 
 
 @kernel
-def _relax_branch(
-    row: Overheads, table: Overheads, sizes: JoinSizes, parts: BranchParts, move: BranchMove
+def _relax_branch(  # noqa: PLR0913, PLR0917  # kernels take no keywords
+    row: Overheads,
+    table: Overheads,
+    sizes: JoinSizes,
+    costs: JoinCosts,
+    parts: BranchParts,
+    move: BranchMove,
 ) -> None:
     """Lower the overheads of a state to those of keeping or cutting a branch next."""
     state, j, place, beside, gradient, left = move
     s, stride = (place + 1) // 2, sizes.strides[j]
-    size, wide = sizes.saved[j, s], len(row)
-    low = max(size, gradient + sizes.keep_forward[j, s], sizes.keep_backward[j, s] - beside)
-    if low < left:
-        behind = table[state + (2 * s + 2 - place) * stride]
-        relax(row, behind[low - size :], parts.overheads[0], 0, (low, left))
+    wide = len(row)
+    for o in range(costs.start[j, s], costs.start[j, s + 1]):
+        size = costs.saved[j, o]
+        low = max(size, gradient + costs.keep_forward[j, o], costs.keep_backward[j, o] - beside)
+        if low < left:
+            behind = table[state + (2 * s + 2 - place) * stride]
+            relax(row, behind[low - size :], parts.overheads[0], costs.extra[j, o], (low, left))
     for e in range(s, sizes.lengths[j]):
         size = sizes.activation[j, e + 1]
-        low = max(size, gradient + sizes.transit[j, s, e], -beside)
+        low = max(size, gradient + costs.transit[j, s, e], -beside)
         high = min(left, wide - beside)
         if low < high:
             behind = table[state + (2 * e + 1 - place) * stride]
             aside = parts.overheads[parts.row[j, s, e]]
-            cost = sizes.elapsed[j, e + 1] - sizes.elapsed[j, s]
+            cost = costs.elapsed[j, e + 1] - costs.elapsed[j, s]
             relax(row, behind[low - size :], aside[low + beside :], cost, (low, high))
 
 
 @kernel
-def _relax_tail(
-    row: Overheads, values: Overheads, sizes: JoinSizes, tail_parts: Overheads, cut: TailCut
+def _relax_tail(  # noqa: PLR0913, PLR0917  # as above
+    row: Overheads,
+    values: Overheads,
+    sizes: JoinSizes,
+    costs: JoinCosts,
+    tail_parts: Overheads,
+    cut: TailCut,
 ) -> None:
     """Lower the overheads of a state to those of cutting the tail next."""
     p, state, need, ahead, left = cut
     for i in range(1, p):
         if i > 1:
-            need = max(need, sizes.tail_transit[i - 1])
+            need = max(need, costs.tail_transit[i - 1])
         size = sizes.tail_activation[i]
         low = max(size, sizes.tail_gradient[p] + need)
         if low < left:
             behind, aside = values[i - 1, state], tail_parts[i, p - 1]
-            cost = ahead + sizes.tail_elapsed[i]
+            cost = ahead + costs.tail_elapsed[i]
             relax(row, behind[low:], aside[low - size :], cost, (low, left))
 
 
@@ -193,23 +224,26 @@ def _relax_tail(
 def fill_overheads(
     values: Overheads,
     sizes: JoinSizes,
+    by_kind: CostsByKind,
     parts: BranchParts,
     tail_parts: Overheads,
-    ahead: Array,
 ) -> None:
     """Fill `values` with the least overhead of every tail prefix, state and memory.
 
     Args:
         values: Shape (t, states, W), ns, for tails of 1 to t stages, all infeasible.
         sizes: The join.
+        by_kind: Its costs.
         parts: Parts of branches.
         tail_parts: Shape (t, t, W), at [s, e], ns: overheads of stages s..e of the tail.
-        ahead: Shape (states,), ns: forward time of all branches from there on.
     """
     k, wide = len(sizes.lengths), values.shape[2]
     positions, order = np.zeros(k, dtype=np.int64), np.zeros(k, dtype=np.int64)
     for p in range(1, values.shape[0] + 1):
         table, gradient = values[p - 1], sizes.tail_gradient[p]
+        costs, ahead = by_kind.again, by_kind.ahead_again
+        if p == values.shape[0]:  # the tail has not been cut: nothing ahead has run
+            costs, ahead = by_kind.first, by_kind.ahead_first
         for state in range(values.shape[1] - 1, -1, -1):
             stored, held, are_done = locate(sizes, state, positions)
             row, left = table[state], wide - stored
@@ -222,30 +256,35 @@ def fill_overheads(
                 if place < 2 * sizes.lengths[j] - 1:
                     beside = stored - sizes.stored[j, place] - (held - sizes.held[j, place])
                     move = BranchMove(state, j, place, beside, gradient, left)
-                    _relax_branch(row, table, sizes, parts, move)
+                    _relax_branch(row, table, sizes, costs, parts, move)
             if p > 1:
-                need = need_up_to_the_join(sizes, positions, order)
+                need = need_up_to_the_join(sizes, costs, positions, order)
                 cut = TailCut(p, state, need, ahead[state], left)
-                _relax_tail(row, values, sizes, tail_parts, cut)
+                _relax_tail(row, values, sizes, costs, tail_parts, cut)
 
 
 @kernel
-def _least_of_branch(behind: Array, sizes: JoinSizes, parts: Array, move: BranchMove) -> int:
+def _least_of_branch(
+    behind: Array, sizes: JoinSizes, costs: JoinCosts, parts: Array, move: BranchMove
+) -> int:
     """Return the least bytes for keeping or cutting a branch next.
 
     `behind` has the least bytes of the states that each of these leads to.
     """
     j, place, beside, gradient = move.j, move.place, move.beside, move.gradient
     s = (place + 1) // 2
-    best: int = max(
-        behind[2 * s + 2 - place] + sizes.saved[j, s],
-        gradient + sizes.keep_forward[j, s],
-        sizes.keep_backward[j, s] - beside,
-    )
+    best: int = NEVER
+    for o in range(costs.start[j, s], costs.start[j, s + 1]):
+        need = max(
+            behind[2 * s + 2 - place] + costs.saved[j, o],
+            gradient + costs.keep_forward[j, o],
+            costs.keep_backward[j, o] - beside,
+        )
+        best = min(best, need)
     for e in range(s, sizes.lengths[j]):
         need = max(
             behind[2 * e + 1 - place] + sizes.activation[j, e + 1],
-            gradient + sizes.transit[j, s, e],
+            gradient + costs.transit[j, s, e],
             parts[j, s, e] - beside,
         )
         best = min(best, need)
@@ -253,12 +292,15 @@ def _least_of_branch(behind: Array, sizes: JoinSizes, parts: Array, move: Branch
 
 
 @kernel
-def fill_least_memory(least: Array, sizes: JoinSizes, parts: Array, tail_parts: Array) -> None:
+def fill_least_memory(
+    least: Array, sizes: JoinSizes, by_kind: CostsByKind, parts: Array, tail_parts: Array
+) -> None:
     """Fill `least` with the least memory of every tail prefix and state: no times.
 
     Args:
         least: Shape (t, states), bytes, for tails of 1 to t stages.
         sizes: The join.
+        by_kind: Its costs.
         parts: Shape (k, n, n), bytes: least memory of parts of branches.
         tail_parts: Shape (t, t), bytes: least memory of parts of the tail.
     """
@@ -266,6 +308,7 @@ def fill_least_memory(least: Array, sizes: JoinSizes, parts: Array, tail_parts: 
     positions, order = np.zeros(k, dtype=np.int64), np.zeros(k, dtype=np.int64)
     for p in range(1, least.shape[0] + 1):
         gradient = sizes.tail_gradient[p]
+        costs = by_kind.first if p == least.shape[0] else by_kind.again
         for state in range(least.shape[1] - 1, -1, -1):
             stored, held, are_done = locate(sizes, state, positions)
             best = tail_parts[0, p - 1] if are_done else NEVER
@@ -275,12 +318,12 @@ def fill_least_memory(least: Array, sizes: JoinSizes, parts: Array, tail_parts: 
                     beside = stored - sizes.stored[j, place] - (held - sizes.held[j, place])
                     behind = least[p - 1, state :: sizes.strides[j]]
                     move = BranchMove(state, j, place, beside, gradient, 0)
-                    need = _least_of_branch(behind, sizes, parts, move)
+                    need = _least_of_branch(behind, sizes, costs, parts, move)
                     best = min(best, need)
-            need = need_up_to_the_join(sizes, positions, order)
+            need = need_up_to_the_join(sizes, costs, positions, order)
             for i in range(1, p):
                 if i > 1:
-                    need = max(need, sizes.tail_transit[i - 1])
+                    need = max(need, costs.tail_transit[i - 1])
                 behind_cut = tail_parts[i, p - 1] + sizes.tail_activation[i]
                 best = min(best, max(gradient + need, behind_cut, least[i - 1, state]))
             least[p - 1, state] = max(best, 0)

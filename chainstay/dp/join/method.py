@@ -10,7 +10,7 @@ from chainstay.dp.join.canonical import LeastMemoryProgram, OverheadProgram
 from chainstay.dp.join.sizes import in_units, states_of
 from chainstay.dp.join.slots import SlotProgram
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
-from chainstay.profiles import HomogeneousJoin, Join, JoinProfile
+from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile, Stage
 from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -110,8 +110,8 @@ def _both_ways(
         schedule = program.schedule(budget // unit - program.inputs)
     else:  # only rounding made it infeasible: fall back on what is known to fit
         schedule = least.schedule(budget - least.inputs)
-        overhead = _time(profile, schedule) - profile.least_time
-    makespan = overhead + profile.least_time
+        overhead = _time(profile, schedule) - program.base_time
+    makespan = overhead + program.base_time
     if all(size % unit == 0 for size in _sizes(profile)):
         return schedule, makespan, makespan
     del program  # half of the memory in use
@@ -120,7 +120,7 @@ def _both_ways(
     optimist = OverheadProgram(rounded, keep, room, attained=overhead)
     bound = optimist.overhead(room - optimist.inputs)
     assert bound is not None, "what fits with sizes rounded up fits with sizes rounded down"
-    return schedule, makespan, min(makespan, bound + profile.least_time)
+    return schedule, makespan, min(makespan, bound + optimist.base_time)
 
 
 def _unit(profile: JoinProfile, budget: int, slots: int | None) -> int:
@@ -157,29 +157,52 @@ def _entries_per_slot(profile: JoinProfile) -> int:
 
 def _plenty(profile: JoinProfile) -> int:
     """Return bytes that are enough for anything: more are of no use."""
-    return sum(_sizes(profile))
+    inputs = sum(chain.input_bytes + chain.input_gradient_bytes for chain in _chains(profile))
+    stages = (stage for chain in _chains(profile) for stage in chain.stages)
+    return inputs + sum(max(sizes) for stage in stages for sizes in _stage_sizes(stage))
 
 
 def _sizes(profile: JoinProfile) -> Iterator[int]:
     """Yield every size there is, in bytes; the tail's input is the branches' outputs."""
-    for chain in (*profile.branches, profile.closing):
+    for chain in _chains(profile):
         yield from (chain.input_bytes, chain.input_gradient_bytes)
         for stage in chain.stages:
-            yield from (
-                stage.output_bytes,
-                stage.saved_bytes,
-                stage.gradient_bytes,
-                stage.forward_overhead_bytes,
-                stage.backward_overhead_bytes,
-            )
+            for sizes in _stage_sizes(stage):
+                yield from sizes
+
+
+def _stage_sizes(stage: Stage) -> Iterator[list[int]]:
+    """Yield the sizes of a stage, by what they are of: under all options, in all kinds of runs."""
+    options = stage.all_options
+    runs = [run for option in options for run in (option.first, option.run(first=False))]
+    runs += [stage.dropped(first=is_first) for is_first in (True, False)]
+    yield [stage.output_bytes]
+    yield [option.saved_bytes for option in options]
+    yield [stage.gradient_bytes]
+    yield [run.overhead_bytes for run in runs]
+    yield [option.backward_overhead_bytes for option in options]
+
+
+def _chains(profile: JoinProfile) -> tuple[ChainProfile, ...]:
+    return (*profile.branches, profile.closing)
 
 
 def _time(profile: JoinProfile, schedule: Schedule) -> int:
     """Return the time of all operations, in ns."""
     total = 0
+    has_run = set[tuple[int | None, int]]()
+    kept: dict[tuple[int | None, int], int] = {}
     for op in schedule:
+        at = (op.branch, op.stage)
         chain = profile.closing if op.branch is None else profile.branches[op.branch]
-        stage = chain.stages[min(op.stage, len(chain) - 1)]
-        total += stage.forward_time * op.kind.is_forward
-        total += stage.backward_time * (op.kind is OpKind.BACKWARD)
+        if op.kind is OpKind.FORWARD_KEEP_ALL:
+            run = chain.stages[op.stage].all_options[op.option].run(first=at not in has_run)
+            total += run.time
+            kept[at] = run.backward_time
+        elif op.kind.is_forward:
+            total += chain.stages[op.stage].dropped(first=at not in has_run).time
+        elif op.kind is OpKind.BACKWARD:
+            total += kept[at]
+        if op.kind.is_forward:
+            has_run.add(at)
     return total

@@ -22,34 +22,38 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainstay.dp.recursion import Array, Recursion
-from chainstay.profiles import ChainProfile, JoinProfile
+from chainstay.dp.forward_costs import Array, ForwardCosts
+from chainstay.dp.recursion import Recursion
+from chainstay.profiles import ChainProfile, JoinProfile, RunCost, Stage
 
-__all__ = ["JoinSizes", "in_units", "join_sizes", "positions_of", "recursions_of", "states_of"]
+__all__ = [
+    "JoinCosts",
+    "JoinSizes",
+    "in_units",
+    "join_costs",
+    "join_sizes",
+    "positions_of",
+    "recursions_of",
+    "states_of",
+]
 
 
 class JoinSizes(NamedTuple):
-    """The sizes and times of k branches, with at most n stages each, and of a tail of t stages.
+    """The sizes of k branches, with at most n stages each, and of a tail of t stages, in bytes.
 
-    Entries beyond a branch's end mean nothing. Bytes, unless said otherwise.
+    Entries beyond a branch's end mean nothing.
 
     Attributes:
         lengths: Shape (k,), stages of each branch.
         strides: Shape (k,), the weight of each branch's position in the number of a state.
-        stored: Shape (k, 2 n + 1), at [j, position]: bytes of the checkpoint there.
+        stored: Shape (k, 2 n + 1), at [j, position]: bytes of the checkpoint there; inside saved
+            data, the least of any option.
         held: Shape (k, 2 n + 1), at [j, position]: bytes that stay once the branch is back there:
             the gradient of the next stage's input, and saved data that contains the input.
+            Whatever the option, the gradient more than `stored`.
         activation: Shape (k, n + 1).
-        saved: Shape (k, n).
-        elapsed: Shape (k, n + 1), ns: forward time of the stages before.
-        keep_forward: Shape (k, n), what ``Fa`` of a stage needs.
-        keep_backward: Shape (k, n), what ``B`` of a stage needs, its saved data included.
-        transit: Shape (k, n, n), at [j, s, e]: what running s..e needs besides the input.
         tail_activation: Shape (t + 1,).
         tail_gradient: Shape (t + 1,).
-        tail_elapsed: Shape (t + 1,), ns: forward time of the tail's stages before.
-        tail_transit: Shape (t,), at [i]: what running the tail from its start to i needs
-            after the join stage, for i >= 1; for i = 0, what the join stage makes.
     """
 
     lengths: Array
@@ -57,13 +61,37 @@ class JoinSizes(NamedTuple):
     stored: Array
     held: Array
     activation: Array
-    saved: Array
-    elapsed: Array
-    keep_forward: Array
-    keep_backward: Array
-    transit: Array
     tail_activation: Array
     tail_gradient: Array
+
+
+class JoinCosts(NamedTuple):
+    """The costs of forwards of one kind, first runs or later ones; times in ns, else bytes.
+
+    Stage s of branch j has options ``start[j, s] .. start[j, s + 1] - 1``, at most o in a branch.
+
+    Attributes:
+        elapsed: Shape (k, n + 1): overhead of running the stages before without keeping them.
+        transit: Shape (k, n, n), at [j, s, e]: what running s..e needs besides the input.
+        start: Shape (k, n + 1).
+        saved: Shape (k, o), saved data of each option.
+        extra: Shape (k, o), overhead in ns of keeping a stage under that option.
+        number: Shape (k, o), its number in the profile.
+        keep_forward: Shape (k, o), what its ``Fa`` needs.
+        keep_backward: Shape (k, o), what its ``B`` needs, its saved data included.
+        tail_elapsed: Shape (t + 1,): as `elapsed`, of the tail.
+        tail_transit: Shape (t,), at [i]: what running the tail from its start to i needs
+            after the join stage, for i >= 1; for i = 0, what the join stage makes.
+    """
+
+    elapsed: Array
+    transit: Array
+    start: Array
+    saved: Array
+    extra: Array
+    number: Array
+    keep_forward: Array
+    keep_backward: Array
     tail_elapsed: Array
     tail_transit: Array
 
@@ -94,58 +122,77 @@ def recursions_of(profile: JoinProfile) -> tuple[Recursion, ...]:
 
 
 def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
-    """Return the arrays of a join, sizes in its own units, times in ns."""
+    """Return the sizes of a join, in its own units, that do not depend on the kind of a run."""
     k, n = len(profile.branches), max(map(len, profile.branches))
-    arrays = {
-        name: np.zeros((k, width), dtype=np.int64)
-        for name, width in {
-            "stored": 2 * n + 1,
-            "held": 2 * n + 1,
-            "activation": n + 1,
-            "saved": n,
-            "elapsed": n + 1,
-            "keep_forward": n,
-            "keep_backward": n,
-        }.items()
-    }
-    transit = np.zeros((k, n, n), dtype=np.int64)
+    stored, held = (np.zeros((k, 2 * n + 1), dtype=np.int64) for _ in range(2))
+    activation = np.zeros((k, n + 1), dtype=np.int64)
     for j, branch in enumerate(profile.branches):
-        recursion, length = Recursion.from_profile(branch), len(branch)
-        for name, values in _branch(branch, recursion, is_kept=keep[j]).items():
-            arrays[name][j, : len(values)] = values
-        transit[j, :length, :length] = recursion.again.transit
+        p, end = branch.arrays(), 2 * len(branch) + 1
+        saved = [min(each.saved_bytes for each in s.all_options) for s in branch.stages]
+        activation[j, : len(branch) + 1] = p.activation
+        stored[j, 0] = p.activation[0]
+        stored[j, 1:end:2], stored[j, 2:end:2] = p.activation[1:], saved
+        held[j, 0] = p.gradient[0] * keep[j]
+        held[j, 1:end:2], held[j, 2:end:2] = p.gradient[1:], p.gradient[1:] + saved
     lengths = np.array([len(branch) for branch in profile.branches], dtype=np.int64)
     spans = 2 * lengths + 1
-    tail, after = profile.closing.arrays(), Recursion.from_profile(profile.closing)
-    made = tail.activation[1:] + tail.forward_overhead
+    tail = profile.closing.arrays()
     return JoinSizes(
         lengths=lengths,
         strides=np.array([prod(spans[j + 1 :].tolist()) for j in range(k)], dtype=np.int64),
-        transit=transit,
+        stored=stored,
+        held=held,
+        activation=activation,
         tail_activation=tail.activation,
         tail_gradient=tail.gradient,
-        tail_elapsed=after.again.elapsed,
-        tail_transit=np.concatenate([made[:1], tail.activation[1:-1] + made[1:]]),
-        **arrays,
     )
 
 
-def _branch(branch: ChainProfile, recursion: Recursion, *, is_kept: bool) -> dict[str, Array]:
-    """Return the rows of one branch, by the name of the array."""
-    p = branch.arrays()
-    stored, held = (np.zeros(2 * len(branch) + 1, dtype=np.int64) for _ in range(2))
-    stored[0], stored[1::2], stored[2::2] = p.activation[0], p.activation[1:], p.saved
-    held[0] = p.gradient[0] * is_kept
-    held[1::2], held[2::2] = p.gradient[1:], p.gradient[1:] + p.saved
-    return {
-        "stored": stored,
-        "held": held,
-        "activation": p.activation,
-        "saved": p.saved,
-        "elapsed": recursion.again.elapsed,
-        "keep_forward": p.saved + p.forward_overhead,
-        "keep_backward": p.saved + p.backward_overhead + p.gradients,
-    }
+def join_costs(
+    profile: JoinProfile, recursions: tuple[Recursion, ...], *, is_first: bool
+) -> JoinCosts:
+    """Return the costs of first runs, or those of later ones, in the profile's own units."""
+    k, n = len(profile.branches), max(map(len, profile.branches))
+    kinds = [recursion.first if is_first else recursion.again for recursion in recursions]
+    most = max(len(costs.saved) for costs in kinds[:k])
+    elapsed, start = (np.zeros((k, n + 1), dtype=np.int64) for _ in range(2))
+    transit = np.zeros((k, n, n), dtype=np.int64)
+    saved, extra, number, forward, backward = np.zeros((5, k, most), dtype=np.int64)
+    for j, (branch, costs) in enumerate(zip(profile.branches, kinds[:k], strict=True)):
+        length, o = len(branch), len(costs.saved)
+        elapsed[j, : length + 1], start[j, : length + 1] = costs.elapsed, costs.start
+        transit[j, :length, :length] = costs.transit
+        saved[j, :o], extra[j, :o], number[j, :o] = costs.saved, costs.extra, costs.number
+        forward[j, :o], backward[j, :o] = _needs(branch, costs, is_first=is_first)
+    tail = profile.closing
+    dropped = [stage.dropped(first=is_first).overhead_bytes for stage in tail.stages]
+    activation = recursions[-1].activation
+    made = activation[1:] + np.array(dropped, dtype=np.int64)
+    return JoinCosts(
+        elapsed=elapsed,
+        transit=transit,
+        start=start,
+        saved=saved,
+        extra=extra,
+        number=number,
+        keep_forward=forward,
+        keep_backward=backward,
+        tail_elapsed=kinds[-1].elapsed,
+        tail_transit=np.concatenate([made[:1], activation[1:-1] + made[1:]]),
+    )
+
+
+def _needs(branch: ChainProfile, costs: ForwardCosts, *, is_first: bool) -> Array:
+    """Return what ``Fa`` and ``B`` of every option need; shape (2, options)."""
+    needs = []
+    for o, number in enumerate(costs.number.tolist()):
+        s = int(costs.end[o]) - 1
+        option = branch.stages[s].all_options[number]
+        backward = option.backward_overhead_bytes
+        backward += branch.gradient_bytes(s) + branch.gradient_bytes(s + 1)
+        forward = option.run(first=is_first).overhead_bytes
+        needs.append((option.saved_bytes + forward, option.saved_bytes + backward))
+    return np.array(needs, dtype=np.int64).T
 
 
 def in_units(profile: JoinProfile, unit: int, *, up: bool) -> JoinProfile:
@@ -158,22 +205,39 @@ def in_units(profile: JoinProfile, unit: int, *, up: bool) -> JoinProfile:
     def scale(size: int) -> int:
         return -(-size // unit) if up else size // unit
 
-    def scaled(chain: ChainProfile) -> ChainProfile:
-        stages = (
+    def scaled_run(run: RunCost) -> RunCost:
+        return replace(run, overhead_bytes=scale(run.overhead_bytes))
+
+    def scaled_stage(stage: Stage) -> Stage:
+        options = tuple(
             replace(
-                stage,
-                output_bytes=scale(stage.output_bytes),
-                saved_bytes=scale(stage.saved_bytes),
-                gradient_bytes=scale(stage.gradient_bytes),
-                forward_overhead_bytes=scale(stage.forward_overhead_bytes),
-                backward_overhead_bytes=scale(stage.backward_overhead_bytes),
+                option,
+                saved_bytes=scale(option.saved_bytes),
+                backward_overhead_bytes=scale(option.backward_overhead_bytes),
+                first=scaled_run(option.first),
+                again=option.again and scaled_run(option.again),
             )
-            for stage in chain.stages
+            for option in stage.options
         )
+        return replace(
+            stage,
+            output_bytes=scale(stage.output_bytes),
+            saved_bytes=scale(stage.saved_bytes),
+            gradient_bytes=scale(stage.gradient_bytes),
+            forward_overhead_bytes=scale(stage.forward_overhead_bytes),
+            backward_overhead_bytes=scale(stage.backward_overhead_bytes),
+            options=options,
+            first=stage.first and scaled_run(stage.first),
+            again=stage.again and scaled_run(stage.again),
+            dropped_first=stage.dropped_first and scaled_run(stage.dropped_first),
+            dropped_again=stage.dropped_again and scaled_run(stage.dropped_again),
+        )
+
+    def scaled(chain: ChainProfile) -> ChainProfile:
         return ChainProfile(
             input_bytes=scale(chain.input_bytes),
             input_gradient_bytes=scale(chain.input_gradient_bytes),
-            stages=tuple(stages),
+            stages=tuple(map(scaled_stage, chain.stages)),
         )
 
     joined = JoinProfile(branches=tuple(map(scaled, profile.branches)))

@@ -5,16 +5,20 @@ one backward, which *closes* it. It knows nothing of checkpoints or canonical or
 leaves out are schedules that run a stage twice in a phase or branches in turns, and discards
 of saved data within a phase: `Family.SINGLE_SWEEP`.
 
-=================  ========================================================
-variable           meaning, in phase t
-=================  ========================================================
-stored[t, v]       activation v is in memory when the phase starts
-saved[t, u]        saved data of stage u is in memory when the phase starts
-keeps_input[t, u]  stage u runs as ``Fc``
-keeps_all[t, u]    stage u runs as ``Fa``
-left[t, v]         activation v is in memory when the phase closes
-closes[t, u]       the backward of stage u closes the phase
-=================  ========================================================
+==================  ========================================================
+variable            meaning, in phase t
+==================  ========================================================
+stored[t, v]        activation v is in memory when the phase starts
+saved[t, u, r]      record r of stage u is in memory when the phase starts
+keeps_input[t, u]   stage u runs as ``Fc``
+keeps_all[t, u, r]  stage u runs as ``Fa`` and makes its record r
+left[t, v]          activation v is in memory when the phase closes
+closes[t, u, r]     the backward of stage u closes the phase, from its record r
+==================  ========================================================
+
+A *record* is what ``Fa`` saves under one option; a stage has at most one at a time. Phase 0 runs
+every stage, as the loss closes it, so its runs are the first ones and all others run again. Where
+the backward's time depends on that, a record of phase 0 and a later one are two.
 
 Stages and activations are (chain, index), the tail being the last chain: stage (j, i) reads
 (j, i) and makes (j, i + 1); stage 0 of the tail reads the outputs of all branches. A plain
@@ -25,15 +29,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import gcd
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from chainstay.formulations.join.integer_program import IntegerProgram, Key, LinearExpression
-from chainstay.profiles import ChainProfile, JoinProfile, Stage
+from chainstay.profiles import ChainProfile, JoinProfile, Stage, StageOption
+from chainstay.profiles.stage import undominated
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = ["ByteFormulation"]
 
 _Index: TypeAlias = tuple[int, int]
+
+
+class _Record(NamedTuple):
+    """What ``Fa`` of a stage saves under an option, and the phases that can make it."""
+
+    number: int
+    option: StageOption
+    phases: range
+    backward_time: int
 
 
 class ByteFormulation:
@@ -45,7 +59,7 @@ class ByteFormulation:
         budget: Bytes; None to make it the objective.
 
     Attributes:
-        program: About 7 n variables a phase, for n stages, in n phases.
+        program: About 7 n variables a phase, for n stages, in n phases; 3 more for each option.
         size_unit: The bytes in a unit of memory: the greatest common divisor of all sizes.
         time_unit: The ns in a unit of the objective.
     """
@@ -61,7 +75,11 @@ class ByteFormulation:
         self.phases = range(len(self.stages))
         self.size_unit = gcd(*_sizes(self.chains)) or 1
         self.program = IntegerProgram(None if budget is None else budget // self.size_unit)
-        self.time_unit = gcd(*(self._stage(u).forward_time for u in self.stages)) or 1
+        self.records = {u: list(self._records(u)) for u in self.stages}
+        self.backward_times = {
+            u: min(record.backward_time for record in self.records[u]) for u in self.stages
+        }
+        self.time_unit = gcd(*self._times()) or 1
         self._declare()
         for t in self.phases:
             self._sweep(t)
@@ -69,18 +87,47 @@ class ByteFormulation:
             self._carry(t)
             self._memory(t)
         for u in self.stages:
-            once = sum((self._is("closes", t, u) for t in self.phases), LinearExpression())
+            once = sum((self._closes(t, u) for t in self.phases), LinearExpression())
             self.program.equal("each_closes_once", once, 1)
-            recorded = sum((self._is("keeps_all", t, u) for t in self.phases), LinearExpression())
+            recorded = sum((self._keeps_all(t, u) for t in self.phases), LinearExpression())
             self.program.at_most("each_is_recorded", 1, recorded)
-        for t, u in ((t, u) for t in self.phases for u in self.stages):
-            cost = self._stage(u).forward_time // self.time_unit
-            self.program.objective += cost * self._runs(t, u)
+            for t in self.phases:
+                self._price(t, u)
 
     @property
     def fixed_time(self) -> int:
         """The time of all that does not depend on the schedule, in ns."""
-        return sum(self._stage(u).backward_time for u in self.stages)
+        return sum(self.backward_times.values())
+
+    def _records(self, u: _Index) -> Iterator[_Record]:
+        """Yield the records of a stage, without those of options that another replaces."""
+        options, end = self._stage(u).all_options, len(self.phases)
+        for number in undominated(options):
+            option = options[number]
+            first, again = (option.run(first=each).backward_time for each in (True, False))
+            if first == again:
+                yield _Record(number, option, range(end), first)
+            else:
+                yield _Record(number, option, range(1), first)
+                yield _Record(number, option, range(1, end), again)
+
+    def _times(self) -> Iterator[int]:
+        """Yield every time, in ns, that the objective counts."""
+        for u in self.stages:
+            for is_first in (True, False):
+                yield self._stage(u).dropped(first=is_first).time
+                yield from (r.option.run(first=is_first).time for r in self.records[u])
+            yield from (r.backward_time - self.backward_times[u] for r in self.records[u])
+
+    def _price(self, t: int, u: _Index) -> None:
+        """Add what stage u takes in phase t to the objective."""
+        dropped = self._stage(u).dropped(first=t == 0).time // self.time_unit
+        self.program.objective += dropped * self._is("keeps_input", t, u)
+        for r, record in enumerate(self.records[u]):
+            kept = record.option.run(first=t == 0).time // self.time_unit
+            longer = (record.backward_time - self.backward_times[u]) // self.time_unit
+            self.program.objective += kept * self._is("keeps_all", t, u, r)
+            self.program.objective += longer * self._is("closes", t, u, r)
 
     def decode(self, is_on: Callable[[Key], bool]) -> Schedule:
         """Return the schedule in which these variables are 1."""
@@ -88,7 +135,7 @@ class ByteFormulation:
         stored, saved = set(self.inputs), set[_Index]()
         for t in self.phases:
             for u in sorted(saved, reverse=True):
-                if not is_on(("saved", t, *u)):
+                if not any(is_on(("saved", t, *u, r)) for r in range(len(self.records[u]))):
                     ops += self._ops(OpKind.DISCARD_SAVED, u)
                     saved.discard(u)
             for v in sorted(stored):
@@ -97,7 +144,12 @@ class ByteFormulation:
                     stored.discard(v)
             for u in self.stages:
                 ops += self._run(t, u, stored, saved, is_on)
-            closing = next(u for u in self.stages if is_on(("closes", t, *u)))
+            closing = next(
+                u
+                for u in self.stages
+                for r in range(len(self.records[u]))
+                if is_on(("closes", t, *u, r))
+            )
             ops += self._ops(OpKind.BACKWARD, closing)
             saved.discard(closing)
             stored.difference_update(self._read(closing))
@@ -115,9 +167,10 @@ class ByteFormulation:
         if is_on(("keeps_input", t, *u)):
             yield from self._ops(OpKind.FORWARD_KEEP_INPUT, u)
             stored.add((u[0], u[1] + 1))
-        if is_on(("keeps_all", t, *u)):
-            yield from self._ops(OpKind.FORWARD_KEEP_ALL, u)
-            saved.add(u)
+        for r, record in enumerate(self.records[u]):
+            if is_on(("keeps_all", t, *u, r)):
+                yield from self._ops(OpKind.FORWARD_KEEP_ALL, u, record.number)
+                saved.add(u)
         for v in self._read(u):
             if v in stored and not is_on(("left", t, *v)):
                 yield from self._ops(OpKind.DISCARD_ACTIVATION, v)
@@ -130,42 +183,51 @@ class ByteFormulation:
                     self.program.binary("stored", t, *v)
                 self.program.binary("left", t, *v)
             for u in self.stages:
-                if t > 0:
-                    self.program.binary("saved", t, *u)
                 if (u[0], u[1] + 1) in self.values:
                     self.program.binary("keeps_input", t, *u)
-                self.program.binary("keeps_all", t, *u)
-                self.program.binary("closes", t, *u)
+                for r, record in enumerate(self.records[u]):
+                    if t > 0:
+                        self.program.binary("saved", t, *u, r)
+                    if t in record.phases:
+                        self.program.binary("keeps_all", t, *u, r)
+                    if t >= record.phases.start:
+                        self.program.binary("closes", t, *u, r)
 
     def _sweep(self, t: int) -> None:
         """State that what runs has its inputs, nothing is made twice, a tape keeps its inputs."""
         program = self.program
         for u in self.stages:
             recorded = self._recorded(t, u)
+            reading = self._over_records(self._recorded_as, t, u, needs_input=True)
             program.at_most("saved_once", recorded, 1)
             program.at_most("runs_once", self._runs(t, u), 1)
             for v in self._read(u):
                 program.at_most("stage_has_its_input", self._runs(t, u), self._has(t, v))
-                program.at_most("tape_keeps_inputs", recorded, self._leaves(t, v))
+                program.at_most("tape_keeps_inputs", reading, self._leaves(t, v))
         for v in self.values:
             program.at_most("stored_once", self._available(t, v), 1)
             program.at_most("left_was_there", self._is("left", t, v), self._available(t, v))
+        for v in [] if self.profile.is_plain else self.inputs:  # whoever reads it keeps it there
+            program.at_most("branch_keeps_its_input", 1 - self._done(t, v), self._is("left", t, v))
 
     def _closing(self, t: int) -> None:
         """State that one backward closes a phase, when all that it reads is there."""
         program = self.program
         program.equal(
             "one_closes",
-            sum((self._is("closes", t, u) for u in self.stages), LinearExpression()),
+            sum((self._closes(t, u) for u in self.stages), LinearExpression()),
             1,
         )
         for u in self.stages:
-            closes = self._is("closes", t, u)
-            program.at_most("backward_has_its_saved_data", closes, self._recorded(t, u))
+            closes = self._closes(t, u)
+            reading = self._over_records(self._closes_from, t, u, needs_input=True)
+            for r in range(len(self.records[u])):
+                from_it, recorded = self._closes_from(t, u, r), self._recorded_as(t, u, r)
+                program.at_most("backward_has_its_saved_data", from_it, recorded)
             program.at_most("backward_has_its_gradient", closes, self._gradient_is_there(t, u))
             program.at_most("stage_is_not_over", self._runs(t, u) + self._done(t, u), 1)
             for v in self._read(u):
-                program.at_most("backward_has_its_input", closes, self._leaves(t, v))
+                program.at_most("backward_has_its_input", reading, self._leaves(t, v))
 
     def _carry(self, t: int) -> None:
         """State that a phase starts with what the one before left, or less."""
@@ -173,38 +235,42 @@ class ByteFormulation:
             return
         program = self.program
         for u in self.stages:
-            closed = self._is("closes", t - 1, u)
-            saved = self._is("saved", t, u)
-            program.at_most("saved_was_left", saved, self._recorded(t - 1, u) - closed)
+            closed = self._closes(t - 1, u)
+            for r in range(len(self.records[u])):
+                left = self._recorded_as(t - 1, u, r) - self._closes_from(t - 1, u, r)
+                program.at_most("saved_was_left", self._saved_as(t, u, r), left)
+            reading = self._over_records(self._saved_as, t, u, needs_input=True)
             for v in self._read(u):
                 stored = self._is("stored", t, v)
                 program.at_most("stored_was_left", stored, self._is("left", t - 1, v))
                 program.at_most("backward_takes_its_input", stored + closed, 1)
-                kept = stored + self._is("saved", t, (v[0], v[1] - 1))
-                program.at_most("tape_keeps_inputs_between_phases", saved, kept)
+                kept = stored + self._saved(t, (v[0], v[1] - 1))
+                program.at_most("tape_keeps_inputs_between_phases", reading, kept)
 
     def _memory(self, t: int) -> None:
         """Limit the memory at every stage's turn, and while the phase closes."""
         gradients = self._gradients(t)
         for position, u in enumerate(self.stages):
-            total = gradients + self._units(self._stage(u).forward_overhead_bytes) * self._runs(
-                t, u
-            )
+            dropped = self._stage(u).dropped(first=t == 0)
+            total = gradients + self._units(dropped.overhead_bytes) * self._is("keeps_input", t, u)
+            for r, record in enumerate(self.records[u]):
+                run = record.option.run(first=t == 0)
+                total += self._units(run.overhead_bytes) * self._is("keeps_all", t, u, r)
             for v in self.values:
                 total += self._size(v) * self._there(t, v, position)
-            for w in self.stages[: position + 1]:
-                total += self._units(self._stage(w).saved_bytes) * self._recorded(t, w)
-            for w in self.stages[position + 1 :]:
-                total += self._units(self._stage(w).saved_bytes) * self._is("saved", t, w)
+            for place, w in enumerate(self.stages):
+                stored = self._recorded_as if place <= position else self._saved_as
+                for r, record in enumerate(self.records[w]):
+                    total += self._units(record.option.saved_bytes) * stored(t, w, r)
             self.program.fits("memory_of_forwards", total)
         total = gradients
         for v in self.values:
             total += self._size(v) * self._is("left", t, v)
         for u in self.stages:
-            need = self._stage(u).backward_overhead_bytes
-            need += self.chains[u[0]].gradient_bytes(u[1])
-            total += self._units(self._stage(u).saved_bytes) * self._recorded(t, u)
-            total += self._units(need) * self._is("closes", t, u)
+            for r, (_, option, _, _) in enumerate(self.records[u]):
+                need = option.backward_overhead_bytes + self.chains[u[0]].gradient_bytes(u[1])
+                total += self._units(option.saved_bytes) * self._recorded_as(t, u, r)
+                total += self._units(need) * self._closes_from(t, u, r)
         self.program.fits("memory_of_backwards", total)
 
     def _there(self, t: int, v: _Index, position: int) -> LinearExpression:
@@ -235,13 +301,49 @@ class ByteFormulation:
         return self._done(t, (self.k, 0)) if c < self.k else LinearExpression({}, 1)
 
     def _done(self, t: int, u: _Index) -> LinearExpression:
-        return sum((self._is("closes", earlier, u) for earlier in range(t)), LinearExpression())
+        return sum((self._closes(earlier, u) for earlier in range(t)), LinearExpression())
+
+    def _over_records(
+        self,
+        each: Callable[[int, _Index, int], LinearExpression],
+        t: int,
+        u: _Index,
+        *,
+        needs_input: bool = False,
+    ) -> LinearExpression:
+        """Return the sum over the records of stage u, or over those that need their input."""
+        total = LinearExpression()
+        for r, record in enumerate(self.records.get(u, [])):
+            if record.option.needs_input or not needs_input:
+                total += each(t, u, r)
+        return total
+
+    def _saved_as(self, t: int, u: _Index, r: int) -> LinearExpression:
+        return self._is("saved", t, u, r)
+
+    def _keeps_as(self, t: int, u: _Index, r: int) -> LinearExpression:
+        return self._is("keeps_all", t, u, r)
+
+    def _closes_from(self, t: int, u: _Index, r: int) -> LinearExpression:
+        return self._is("closes", t, u, r)
+
+    def _recorded_as(self, t: int, u: _Index, r: int) -> LinearExpression:
+        return self._saved_as(t, u, r) + self._keeps_as(t, u, r)
+
+    def _saved(self, t: int, u: _Index) -> LinearExpression:
+        return self._over_records(self._saved_as, t, u)
+
+    def _keeps_all(self, t: int, u: _Index) -> LinearExpression:
+        return self._over_records(self._keeps_as, t, u)
+
+    def _closes(self, t: int, u: _Index) -> LinearExpression:
+        return self._over_records(self._closes_from, t, u)
 
     def _runs(self, t: int, u: _Index) -> LinearExpression:
-        return self._is("keeps_input", t, u) + self._is("keeps_all", t, u)
+        return self._is("keeps_input", t, u) + self._keeps_all(t, u)
 
     def _recorded(self, t: int, u: _Index) -> LinearExpression:
-        return self._is("saved", t, u) + self._is("keeps_all", t, u)
+        return self._over_records(self._recorded_as, t, u)
 
     def _available(self, t: int, v: _Index) -> LinearExpression:
         return self._is("stored", t, v) + self._is("keeps_input", t, (v[0], v[1] - 1))
@@ -265,14 +367,14 @@ class ByteFormulation:
     def _stage(self, u: _Index) -> Stage:
         return self.chains[u[0]].stages[u[1]]
 
-    def _is(self, name: str, t: int, v: _Index) -> LinearExpression:
-        return self.program.value(name, t, *v)
+    def _is(self, name: str, t: int, v: _Index, *r: int) -> LinearExpression:
+        return self.program.value(name, t, *v, *r)
 
-    def _ops(self, kind: OpKind, at: _Index) -> Iterator[Op]:
+    def _ops(self, kind: OpKind, at: _Index, option: int = 0) -> Iterator[Op]:
         """Yield the operation; without a tail, the turn stands for its stage."""
         c, i = at
         if c < self.k or self.profile.tail is not None:
-            yield Op(kind, i, c if c < self.k else None)
+            yield Op(kind, i, c if c < self.k else None, option)
         elif kind is OpKind.BACKWARD:
             yield Op(OpKind.TURN)
 
@@ -282,5 +384,10 @@ def _sizes(chains: tuple[ChainProfile, ...]) -> Iterator[int]:
     for chain in chains:
         yield from (chain.input_bytes, chain.input_gradient_bytes)
         for stage in chain.stages:
-            yield from (stage.output_bytes, stage.saved_bytes, stage.gradient_bytes)
-            yield from (stage.forward_overhead_bytes, stage.backward_overhead_bytes)
+            yield from (stage.output_bytes, stage.gradient_bytes)
+            for option in stage.all_options:
+                yield from (option.saved_bytes, option.backward_overhead_bytes)
+            for is_first in (True, False):
+                yield stage.dropped(first=is_first).overhead_bytes
+                for option in stage.all_options:
+                    yield option.run(first=is_first).overhead_bytes

@@ -11,6 +11,9 @@ loss.
 - Its backward gives the gradients of all those outputs, and from then on each branch has a
   gradient of its own. That of a branch's input is gone at once unless it is kept.
 - Without a tail, ``T`` is all of this at once, for nothing.
+- Options and costs by kind of run are those of `chainstay.validation.simulate`: ``0:Fa3.1`` keeps
+  stage 3 of branch 0 under its option 1, a stage's first forward is its first run, and only what
+  reads its input in the backward must have it.
 
 For a `HomogeneousJoin`, see `chainstay.validation.join.slot_memory`. This module shares no code
 with any solver.
@@ -23,7 +26,15 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile, kept_gradients
+from chainstay.profiles import (
+    ChainProfile,
+    HomogeneousJoin,
+    Join,
+    JoinProfile,
+    RunCost,
+    StageOption,
+    kept_gradients,
+)
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.validation.join.slot_memory import SlotMemory
 from chainstay.validation.simulate import InvalidOperationError, Replay, Snapshot
@@ -80,8 +91,9 @@ def simulate_join(
     for index, op in enumerate(schedule):
         start, before = clock, sum(memory.stored())
         try:
-            during_bytes, duration = memory.apply(op)
-            overhead_bytes = memory.overhead(op) if overheads is None else overheads[index]
+            during_bytes, duration, overhead_bytes = memory.apply(op)
+            if overheads is not None:
+                overhead_bytes = overheads[index]
             during_bytes += overhead_bytes
         except InvalidOperationError as refusal:
             raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
@@ -124,12 +136,8 @@ def _require_each(profile: Join, schedule: Schedule, overheads: Sequence[int] | 
 class _JoinMemory(Protocol):
     """The memory of a join while a schedule runs, in either memory model."""
 
-    def apply(self, op: Op) -> tuple[int, int]:
-        """Run `op` and return the bytes stored while it runs, and its time."""
-        ...
-
-    def overhead(self, op: Op) -> int:
-        """Return the overhead bytes that the profile gives for the stage of `op`."""
+    def apply(self, op: Op) -> tuple[int, int, int]:
+        """Run `op` and return the bytes stored meanwhile, its time, and its overhead bytes."""
         ...
 
     def stored(self) -> tuple[int, int, int]:
@@ -153,7 +161,8 @@ class _ByteMemory:
         profile: The join.
         keep: For each branch, whether the gradient of its input stays until the end.
         activations: The stored activations.
-        saved: The stages whose saved data is stored.
+        saved: By stage, the option and the run of the ``Fa`` whose saved data is stored.
+        has_run: Stages of which a forward has run.
         gradients: By branch (None for the tail), the index of the activation whose gradient
             is held; -1 for none.
     """
@@ -161,7 +170,8 @@ class _ByteMemory:
     profile: JoinProfile
     keep: tuple[bool, ...]
     activations: set[_Value] = field(default_factory=set)
-    saved: set[_Value] = field(default_factory=set)
+    saved: dict[_Value, tuple[StageOption, RunCost]] = field(default_factory=dict)
+    has_run: set[_Value] = field(default_factory=set)
     gradients: dict[int | None, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -169,30 +179,23 @@ class _ByteMemory:
         self.gradients = dict.fromkeys(range(len(self.profile.branches)), -1)
         self.gradients[None] = len(self.profile.closing)
 
-    def apply(self, op: Op) -> tuple[int, int]:
+    def apply(self, op: Op) -> tuple[int, int, int]:
         if op.kind is OpKind.TURN:
-            return self._turn(op)
-        chain = self._chain(op)
+            return self._turn(op), 0, 0
+        self._require_stage(op)
         if op.kind.is_forward:
-            return self._forward(op), chain.stages[op.stage].forward_time
+            return self._forward(op)
         match op.kind:
             case OpKind.BACKWARD:
-                return self._backward(op), chain.stages[op.stage].backward_time
+                return self._backward(op)
             case OpKind.DISCARD_ACTIVATION | OpKind.DISCARD_SAVED:
-                return self._discard(op), 0
+                return self._discard(op), 0, 0
         raise InvalidOperationError(f"{op} moves data over a link, and here there is none")
-
-    def overhead(self, op: Op) -> int:
-        if op.kind.is_forward:
-            return self._chain_of(op.branch).stages[op.stage].forward_overhead_bytes
-        if op.kind is OpKind.BACKWARD:
-            return self._chain_of(op.branch).stages[op.stage].backward_overhead_bytes
-        return 0
 
     def stored(self) -> tuple[int, int, int]:
         return (
             sum(self._chain_of(j).activation_bytes(i) for j, i in self.activations),
-            sum(self._chain_of(j).stages[i].saved_bytes for j, i in self.saved),
+            sum(option.saved_bytes for option, _ in self.saved.values()),
             sum(self._chain_of(j).gradient_bytes(i) for j, i in self.gradients.items() if i >= 0),
         )
 
@@ -205,7 +208,7 @@ class _ByteMemory:
     def during(self, timeline: Sequence[Snapshot]) -> Iterator[int]:
         return (snapshot.during_bytes for snapshot in timeline)
 
-    def _turn(self, op: Op) -> tuple[int, int]:
+    def _turn(self, op: Op) -> int:
         if self.profile.tail is not None:
             raise InvalidOperationError(
                 f"{op} stands for a free loss, and this join has a tail; run that"
@@ -213,7 +216,7 @@ class _ByteMemory:
         if self.gradients[None] <= 0:
             raise InvalidOperationError(f"{op} has run; it runs once")
         self._require_inputs(op, None, 0)
-        return sum(self.stored()) + self._turn_around(), 0
+        return sum(self.stored()) + self._turn_around()
 
     def _turn_around(self) -> int:
         """Replace all outputs by their gradients, one a branch; return the gradients' bytes."""
@@ -225,7 +228,7 @@ class _ByteMemory:
             added += branch.gradient_bytes(len(branch))
         return added
 
-    def _forward(self, op: Op) -> int:
+    def _forward(self, op: Op) -> tuple[int, int, int]:
         j, stage = op.branch, op.stage
         self._require_inputs(op, j, stage)
         inputs = self._inputs(j, stage)
@@ -233,17 +236,38 @@ class _ByteMemory:
             raise InvalidOperationError(
                 f"{op} needs its input itself to drop it, and it is not stored"
             )
+        if op.kind is OpKind.FORWARD_DROP and j is not None and stage == 0:
+            raise InvalidOperationError(
+                f"{op} would drop a branch's input, which nothing can recompute"
+            )
+        is_first = (j, stage) not in self.has_run
+        self.has_run.add((j, stage))
         if op.kind is OpKind.FORWARD_KEEP_ALL:
-            self.saved.add((j, stage))
+            option = self._option(op)
+            run = option.run(first=is_first)
+            self.saved[j, stage] = (option, run)
         else:
+            run = self._chain_of(j).stages[stage].dropped(first=is_first)
             self.activations.add((j, stage + 1))
         during_bytes = sum(self.stored())
         if op.kind is OpKind.FORWARD_DROP:
             self.activations.difference_update(inputs)
             self._require_tape(op)
-        return during_bytes
+        return during_bytes, run.time, run.overhead_bytes
 
-    def _backward(self, op: Op) -> int:
+    def _option(self, op: Op) -> StageOption:
+        """Return the option under which `op` keeps its stage."""
+        options = self._chain_of(op.branch).stages[op.stage].all_options
+        if op.option >= len(options):
+            raise InvalidOperationError(
+                f"{op} names option {op.option}, and that stage has {len(options)}, counted from 0"
+            )
+        # The papers' model lets Fa run again on what it has saved, which gains nothing.
+        if (op.branch, op.stage) in self.saved and not self.profile.is_plain:
+            raise InvalidOperationError(f"{op} would save a stage twice; run its backward first")
+        return options[op.option]
+
+    def _backward(self, op: Op) -> tuple[int, int, int]:
         j, stage = op.branch, op.stage
         if self.gradients[j] != stage + 1:
             held = f"that of a{self.gradients[j]}" if self.gradients[j] >= 0 else "none"
@@ -252,9 +276,11 @@ class _ByteMemory:
             )
         if (j, stage) not in self.saved:
             raise InvalidOperationError(f"{op} needs what Fa{stage} saves, and it is not stored")
-        self._require_inputs(op, j, stage)
+        option, run = self.saved[j, stage]
+        if option.needs_input:
+            self._require_inputs(op, j, stage)
         before = sum(self.stored())
-        self.saved.remove((j, stage))
+        del self.saved[j, stage]
         if j is None and stage == 0:
             added = self._turn_around()
         else:
@@ -263,18 +289,21 @@ class _ByteMemory:
             is_gone = stage == 0 and j is not None and not self.keep[j]
             self.gradients[j] = -1 if is_gone else stage
         self._require_tape(op)
-        return before + added
+        return before + added, run.backward_time, option.backward_overhead_bytes
 
     def _discard(self, op: Op) -> int:
-        stored = self.saved if op.kind is OpKind.DISCARD_SAVED else self.activations
         if op.kind is OpKind.DISCARD_ACTIVATION and op.stage == 0 and op.branch is not None:
             raise InvalidOperationError(
                 f"{op} would drop a branch's input, which nothing can recompute"
             )
-        if (op.branch, op.stage) not in stored:
+        is_saved = op.kind is OpKind.DISCARD_SAVED
+        if (op.branch, op.stage) not in (self.saved if is_saved else self.activations):
             raise InvalidOperationError(f"{op} drops what is not stored")
         during_bytes = sum(self.stored())
-        stored.remove((op.branch, op.stage))
+        if is_saved:
+            del self.saved[op.branch, op.stage]
+        else:
+            self.activations.remove((op.branch, op.stage))
         self._require_tape(op)
         return during_bytes
 
@@ -287,8 +316,9 @@ class _ByteMemory:
                 )
 
     def _require_tape(self, op: Op) -> None:
-        for j, stage in self.saved:
-            if not all(self._has(*value) for value in self._inputs(j, stage)):
+        for (j, stage), (option, _) in self.saved.items():
+            has_inputs = all(self._has(*value) for value in self._inputs(j, stage))
+            if option.needs_input and not has_inputs:
                 where = "the tail" if j is None else f"branch {j}"
                 raise InvalidOperationError(
                     f"{op} removes the input of stage {stage} of {where}, whose saved data stays"
@@ -302,8 +332,8 @@ class _ByteMemory:
     def _has(self, j: int | None, i: int) -> bool:
         return (j, i) in self.activations or (j, i - 1) in self.saved
 
-    def _chain(self, op: Op) -> ChainProfile:
-        """Return the chain that `op` names, which has such a stage."""
+    def _require_stage(self, op: Op) -> None:
+        """Refuse a stage that there is none of."""
         branches = self.profile.branches
         if op.branch is None and self.profile.tail is None:
             raise InvalidOperationError(
@@ -314,12 +344,13 @@ class _ByteMemory:
                 f"{op} names branch {op.branch}, the last one is {len(branches) - 1}"
             )
         chain = self._chain_of(op.branch)
-        is_output = op.kind is OpKind.DISCARD_ACTIVATION and op.branch is not None
+        # The output of a tail's loss is stored only where a first run made it warm.
+        has_output = op.branch is not None or not self.profile.is_plain
+        is_output = op.kind is OpKind.DISCARD_ACTIVATION and has_output
         if op.stage >= len(chain) + is_output:
             raise InvalidOperationError(
                 f"{op} names stage {op.stage}, the last one is {len(chain) - 1}"
             )
-        return chain
 
     def _chain_of(self, j: int | None) -> ChainProfile:
         return self.profile.closing if j is None else self.profile.branches[j]

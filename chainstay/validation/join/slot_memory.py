@@ -49,8 +49,8 @@ class SlotMemory:
     def __post_init__(self) -> None:
         self.values = {(j, 0) for j in range(len(self.profile.lengths))}
 
-    def apply(self, op: Op) -> tuple[int, int]:
-        """Run `op` and return the slots in use after it, and its time."""
+    def apply(self, op: Op) -> tuple[int, int, int]:
+        """Run `op` and return the slots in use after it, its time, and no overhead."""
         self._require_step(op)
         match op.kind:
             case OpKind.FORWARD_DROP | OpKind.FORWARD_KEEP_INPUT:
@@ -69,11 +69,7 @@ class SlotMemory:
                 raise InvalidOperationError(
                     f"{op} is no operation of a homogeneous join: Fn, Fc, B, Da, T"
                 )
-        return sum(self.stored()), time
-
-    def overhead(self, op: Op) -> int:  # noqa: ARG002  # as in the memory of bytes
-        """Return 0: operations of this model have no overhead."""
-        return 0
+        return sum(self.stored()), time, 0
 
     def stored(self) -> tuple[int, int, int]:
         """Return the slots of values, of saved data (none here) and of gradients."""

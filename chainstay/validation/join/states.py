@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from chainstay.profiles import ChainProfile, HomogeneousJoin, JoinProfile
+from chainstay.profiles import (
+    ChainProfile,
+    HomogeneousJoin,
+    JoinProfile,
+    RunCost,
+    StageOption,
+)
 from chainstay.schedule import Op, OpKind
 
 __all__ = ["ByteTransitions", "JoinState", "JoinTransition", "JoinTransitions", "SlotTransitions"]
@@ -14,19 +20,30 @@ _Items: TypeAlias = frozenset[tuple[int, int]]
 _NOT_YET: Final = 10**9
 
 
+class JoinRecord(NamedTuple):
+    """What an ``Fa`` saved: of which stage of which chain, under which option, in a first run?"""
+
+    chain: int
+    stage: int
+    option: int
+    is_first: bool
+
+
 class JoinState(NamedTuple):
-    """A memory state: values and saved data as sets of (chain, index), where chain k is the tail.
+    """A memory state: values and stages are (chain, index), where chain k is the tail.
 
     Attributes:
         values: The stored values.
-        saved: The stages whose saved data is stored.
+        saved: The stored saved data.
         gradients: By chain, the index of the value whose gradient is held: `_NOT_YET` before the
             turn, -1 for the tail after it.
+        has_run: Of the stages whose costs depend on that, those that have run.
     """
 
     values: _Items
-    saved: _Items
+    saved: frozenset[JoinRecord]
     gradients: tuple[int, ...]
+    has_run: _Items = frozenset()
 
 
 class JoinTransition(NamedTuple):
@@ -177,6 +194,24 @@ class ByteTransitions(_SharedTransitions):
             for c, chain in enumerate(self._chains)
             for i in range(len(chain))
         }
+        self._options = {pair: stage.all_options for pair, stage in self._stages.items()}
+        self._counted = frozenset(
+            pair
+            for pair, stage in self._stages.items()
+            if stage.dropped(first=True) != stage.dropped(first=False)
+            or any(each.run(first=True) != each.run(first=False) for each in stage.all_options)
+        )
+        # A first run of the loss may be of use only to make it warm.
+        output = (self.tail_index, self.lengths[-1])
+        self._unused = None if (output[0], output[1] - 1) in self._counted else output
+        self._least_kept = {
+            pair: min(
+                run.time + run.backward_time
+                for option in options
+                for run in (option.first, option.run(first=False))
+            )
+            for pair, options in self._options.items()
+        }
         inputs = frozenset((j, 0) for j in range(self.tail_index))
         self.start = JoinState(
             inputs, frozenset(), (*(_NOT_YET for _ in inputs), len(profile.closing))
@@ -185,7 +220,7 @@ class ByteTransitions(_SharedTransitions):
     def stored(self, state: JoinState) -> int:
         """Return the bytes in use."""
         values = sum(self._chains[c].activation_bytes(i) for c, i in state.values)
-        saved = sum(self._stages[pair].saved_bytes for pair in state.saved)
+        saved = sum(self._option(record).saved_bytes for record in state.saved)
         return (
             values
             + saved
@@ -201,69 +236,104 @@ class ByteTransitions(_SharedTransitions):
         del budget
         base = self.stored(state)
         for step in self._changes(state, base):
-            if all(self._has_inputs(step.after, *pair) for pair in step.after.saved):
+            saved = _stages_of(step.after)
+            if all(
+                self._has_inputs(step.after, saved, record.chain, record.stage)
+                for record in step.after.saved
+                if self._option(record).needs_input
+            ):
                 yield step
 
     def least_left(self, state: JoinState) -> int:
         """Return the time of the backwards left, and of one forward a missing saved data."""
-        return sum(
-            stage.backward_time + stage.forward_time * (pair not in state.saved)
-            for pair, stage in self._stages.items()
+        left = {
+            pair: time
+            for pair, time in self._least_kept.items()
             if pair[1] < state.gradients[pair[0]]
-        )
+        }
+        for record in state.saved:
+            pair = record[:2]
+            left[pair] = min(left[pair], self._run(record).backward_time)
+        return sum(left.values())
+
+    def _option(self, record: JoinRecord) -> StageOption:
+        return self._options[record.chain, record.stage][record.option]
+
+    def _run(self, record: JoinRecord) -> RunCost:
+        return self._option(record).run(first=record.is_first)
 
     def _changes(self, state: JoinState, base: int) -> Iterator[JoinTransition]:
-        yield from self._forwards(state, base)
-        yield from self._backwards(state, base)
+        saved = _stages_of(state)
+        yield from self._forwards(state, saved, base)
+        yield from self._backwards(state, saved, base)
         yield from self._drops(state, base)
 
-    def _forwards(self, state: JoinState, base: int) -> Iterator[JoinTransition]:
-        output = (self.tail_index, self.lengths[-1])
+    def _forwards(self, state: JoinState, saved: _Items, base: int) -> Iterator[JoinTransition]:
         for (chain, i), stage in self._stages.items():
-            if i >= state.gradients[chain] or not self._has_inputs(state, chain, i):
+            if i >= state.gradients[chain] or not self._has_inputs(state, saved, chain, i):
                 continue
-            need, made = base + stage.forward_overhead_bytes, (chain, i + 1)
-            if (chain, i) not in state.saved:
-                after = state._replace(saved=state.saved | {(chain, i)})
-                ops = self._ops(OpKind.FORWARD_KEEP_ALL, chain, i)
-                yield JoinTransition(ops, after, stage.forward_time, need + stage.saved_bytes)
-            if made not in state.values and made != output:
-                after = state._replace(values=state.values | {made})
-                ops = self._ops(OpKind.FORWARD_KEEP_INPUT, chain, i)
-                yield JoinTransition(ops, after, stage.forward_time, need + stage.output_bytes)
+            made = (chain, i + 1)
+            counted = self._counted & {(chain, i)}
+            is_first = not counted <= state.has_run
+            run_once = state._replace(has_run=state.has_run | counted)
+            if (chain, i) not in saved:
+                for number, option in enumerate(self._options[chain, i]):
+                    record = JoinRecord(chain, i, number, is_first)
+                    run = self._run(record)
+                    yield JoinTransition(
+                        self._ops(OpKind.FORWARD_KEEP_ALL, chain, i, number),
+                        run_once._replace(saved=state.saved | {record}),
+                        run.time,
+                        base + run.overhead_bytes + option.saved_bytes,
+                    )
+            if made not in state.values and made != self._unused:
+                run = stage.dropped(first=is_first)
+                yield JoinTransition(
+                    self._ops(OpKind.FORWARD_KEEP_INPUT, chain, i),
+                    run_once._replace(values=state.values | {made}),
+                    run.time,
+                    base + run.overhead_bytes + stage.output_bytes,
+                )
 
-    def _backwards(self, state: JoinState, base: int) -> Iterator[JoinTransition]:
-        for chain, gradient in enumerate(state.gradients):
-            i = gradient - 1
-            if (chain, i) not in state.saved or not self._has_inputs(state, chain, i):
+    def _backwards(self, state: JoinState, saved: _Items, base: int) -> Iterator[JoinTransition]:
+        for record in state.saved:
+            chain, i = record.chain, record.stage
+            option = self._option(record)
+            has_inputs = not option.needs_input or self._has_inputs(state, saved, chain, i)
+            if state.gradients[chain] != i + 1 or not has_inputs:
                 continue
-            stage = self._stages[chain, i]
-            after = JoinState(
-                state.values - self.inputs(chain, i),
-                state.saved - {(chain, i)},
-                self.gradients_after(state, chain),
+            after = state._replace(
+                values=state.values - self.inputs(chain, i),
+                saved=state.saved - {record},
+                gradients=self.gradients_after(state, chain),
             )
-            added = self._chains[chain].gradient_bytes(i) + stage.backward_overhead_bytes
+            added = self._chains[chain].gradient_bytes(i) + option.backward_overhead_bytes
             ops = self._ops(OpKind.BACKWARD, chain, i)
-            yield JoinTransition(ops, after, stage.backward_time, base + added)
+            yield JoinTransition(ops, after, self._run(record).backward_time, base + added)
 
     def _drops(self, state: JoinState, base: int) -> Iterator[JoinTransition]:
         for chain, i in state.values:
             if i > 0 or chain == self.tail_index:
                 after = state._replace(values=state.values - {(chain, i)})
                 yield JoinTransition(self._ops(OpKind.DISCARD_ACTIVATION, chain, i), after, 0, base)
-        for chain, i in state.saved:
-            after = state._replace(saved=state.saved - {(chain, i)})
-            yield JoinTransition(self._ops(OpKind.DISCARD_SAVED, chain, i), after, 0, base)
+        for record in state.saved:
+            after = state._replace(saved=state.saved - {record})
+            ops = self._ops(OpKind.DISCARD_SAVED, record.chain, record.stage)
+            yield JoinTransition(ops, after, 0, base)
 
-    def _has_inputs(self, state: JoinState, chain: int, i: int) -> bool:
+    def _has_inputs(self, state: JoinState, saved: _Items, chain: int, i: int) -> bool:
         return all(
-            (c, index) in state.values or (c, index - 1) in state.saved
+            (c, index) in state.values or (c, index - 1) in saved
             for c, index in self.inputs(chain, i)
         )
 
-    def _ops(self, kind: OpKind, chain: int, i: int) -> tuple[Op, ...]:
+    def _ops(self, kind: OpKind, chain: int, i: int, option: int = 0) -> tuple[Op, ...]:
         """Return a stage's operations; without a tail, its backward is the turn, all else none."""
         if self._has_tail or chain < self.tail_index:
-            return (self.op(kind, chain, i),)
+            return (Op(kind, i, chain if chain < self.tail_index else None, option),)
         return (Op(OpKind.TURN),) if kind is OpKind.BACKWARD else ()
+
+
+def _stages_of(state: JoinState) -> _Items:
+    """Return the stages whose saved data is stored."""
+    return frozenset((record.chain, record.stage) for record in state.saved)
