@@ -68,7 +68,8 @@ JOIN_METHODS: Final = (
     MethodUnderTest(
         method=DP(slots=20), family=Family.CANONICAL_PERSISTENT, most_stages=12, every=2
     ),
-    MethodUnderTest(method=_ExhaustiveJoinSearch(), most_stages=6, every=2),
+    MethodUnderTest(method=_ExhaustiveJoinSearch(), most_stages=6, every=2, only=("plain",)),
+    MethodUnderTest(method=_ExhaustiveJoinSearch(), most_stages=4, every=2, only=("options",)),
     MethodUnderTest(
         method=CPSAT(time_limit_s=20.0), family=Family.SINGLE_SWEEP, most_stages=7, every=4
     ),
@@ -93,9 +94,12 @@ class JoinSuite(Suite):
         return random_join(seed, number)
 
     def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # a JoinProblem
-        """Return whether a join is in slots, or has no tail."""
+        """Return whether a join is in slots, has no tail, or has options or kinds of runs."""
         if restriction == "slots":
             return bool(problem.unit == "slots")
+        if restriction in ("plain", "options"):
+            is_plain = problem.unit == "slots" or problem.profile.is_plain
+            return bool(is_plain == (restriction == "plain"))
         return restriction == "no tail" and not problem.profile.tail_length
 
     def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:  # noqa: ANN401  # as above

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from chainstay.baselines.join import keep_all_join
 from chainstay.errors import (
     InvalidBudgetError,
     InvalidScheduleError,
     NotAJoinError,
+    PlanMismatchError,
     UnsupportedModelError,
 )
 from chainstay.planning.join import solve_measured_join
@@ -18,6 +20,7 @@ from chainstay.runtime.capture.extract import extract, extract_join
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
 from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
+from chainstay.runtime.joins.executor import JoinExecutor
 from chainstay.runtime.joins.part_order import same_sum
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.schedule import Schedule
@@ -349,6 +352,13 @@ def test_runs_again_count_in_the_profile_of_their_own_schedule() -> None:
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidBudgetError, match="budget is 0"):
         solve_measured_join(case_of("tail").measured, 0)
+
+
+def test_a_schedule_under_options_is_refused_as_none_of_joins_are_measured() -> None:
+    measured = case_of("tail").measured
+    text = str(keep_all_join(measured.account.bare())).replace("1:Fa0 ", "1:Fa0.1 ")
+    with pytest.raises(PlanMismatchError, match=r"1:Fa0\.1 keeps stage 0 under option 1, and this"):
+        JoinExecutor(measured, Schedule.parse(text))
 
 
 def test_a_sample_of_one_tensor_twice_is_one_input() -> None:

@@ -17,6 +17,7 @@ from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
+from chainstay.runtime.options.table import used_options
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
@@ -94,9 +95,11 @@ class JoinExecutor:
 
     Raises:
         InvalidScheduleError: This runtime cannot run the schedule.
+        PlanMismatchError: It keeps stages under options, and those of joins are not measured.
     """
 
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
+        used_options({}, schedule)
         self._join = join
         self.plan: ExecutionPlan = plan_execution(schedule, shape_of(join))
 
