@@ -99,6 +99,18 @@ MUTANTS: Final = (
         "agreement/test_fluid_plans.py::test_no_way_back_is_too_early_or_too_late",
     ),
     Mutant(
+        "dp/join/canonical.py",
+        "(*(replace(each, first=each.again) for each in branches), tail)",
+        "(*branches, tail)",
+        "agreement/test_join_options.py::test_program_is_the_optimum_of_its_family",
+    ),
+    Mutant(
+        "dp/join/kernels.py",
+        "if p == values.shape[0]:  # the tail has not been cut: nothing ahead has run",
+        "if p > 0:",
+        "agreement/test_join_options.py::test_program_is_the_optimum_of_its_family",
+    ),
+    Mutant(
         "dp/join/lower_bound.py",
         "return [slots - t + 2 - held_then",
         "return [slots - t + 1 - held_then",

@@ -146,6 +146,12 @@ MUTANTS: Final = (
         "unit/test_join.py::test_kept_gradients_stay",
     ),
     Mutant(
+        "validation/join/simulate.py",
+        "is_first = (j, stage) not in self.has_run",
+        "is_first = True",
+        "agreement/test_join_options.py::test_kinds_of_runs_by_hand",
+    ),
+    Mutant(
         "validation/hybrid/simulate.py",
         "gone = (self.released & self.ready) - self.reading - self.sending",
         "gone = (self.released & self.ready) - self.reading",
