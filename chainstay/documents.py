@@ -17,8 +17,6 @@ from typing import Final
 
 from chainstay.errors import ChainstayError
 
-__all__ = ["Fields", "dump", "parse", "parse_fields"]
-
 _LARGEST_DOCUMENT: Final = 64 * 1024**2
 _MOST_VALUES: Final = 4_000_000
 """Limit on the values of a document: an empty list of three characters takes some hundred bytes."""

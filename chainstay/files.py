@@ -8,8 +8,6 @@ from pathlib import Path
 
 from chainstay.errors import ChainstayError
 
-__all__ = ["read_text", "write_bytes", "write_text"]
-
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` in UTF-8, as `write_bytes` does."""

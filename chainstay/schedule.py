@@ -35,8 +35,6 @@ from typing import Final, NamedTuple, Self, overload
 from chainstay import documents
 from chainstay.errors import InvalidScheduleError
 
-__all__ = ["Discards", "Item", "Op", "OpKind", "Schedule", "update_stored"]
-
 _KIND: Final = "schedule"
 _VERSION: Final = 1
 _WORD: Final = re.compile(

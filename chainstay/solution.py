@@ -13,8 +13,6 @@ from chainstay.schedule import Discards, Schedule
 from chainstay.timetable import Time
 from chainstay.units import format_bytes, format_time
 
-__all__ = ["Claim", "Family", "Method", "Scope", "Solution", "Status"]
-
 _KIND: Final = "solution"
 _VERSION: Final = 1
 

@@ -6,8 +6,6 @@ import re
 from fractions import Fraction
 from typing import Final
 
-__all__ = ["format_bytes", "format_time", "parse_bytes", "parse_percentage"]
-
 _FACTORS: Final = {
     "": 1,
     "b": 1,

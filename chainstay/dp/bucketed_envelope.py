@@ -24,14 +24,6 @@ from chainstay.dp.step_functions import (
     breakpoint_at,
 )
 
-__all__ = [
-    "BucketedEnvelope",
-    "bucketed_envelope",
-    "insert_sum",
-    "with_entries",
-    "write_envelope",
-]
-
 _LEAST_BUCKETS: Final = 4096
 _BUCKETS_PER_BREAKPOINT: Final = 4
 _FIRST_ENTRIES: Final = 1024

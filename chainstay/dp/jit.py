@@ -25,15 +25,6 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeVar, cast
 
-__all__ = [
-    "at_first_interpreted",
-    "cache_folder",
-    "interpreted",
-    "is_available",
-    "is_warm",
-    "kernel",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _INTERPRETED: Final = ContextVar("interpreted", default=False)

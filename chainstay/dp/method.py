@@ -30,8 +30,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Schedule
 from chainstay.solution import Claim, Family
 
-__all__ = ["DP", "BudgetCurve", "least_budget"]
-
 _PERSISTENCES: Final = ("strong", "weak")
 _SHORT: Final = 40
 """Stages up to which the wider programs take about a second without compilation."""

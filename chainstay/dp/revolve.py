@@ -43,8 +43,6 @@ from chainstay.profiles.chain import require_plain
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
-__all__ = ["Revolve", "binomial_schedule", "least_forwards"]
-
 
 def least_forwards(stages: int, slots: int) -> int:
     """Return the least number of forwards, the saving ones included, with `slots` checkpoints.

@@ -13,26 +13,6 @@ import numpy as np
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
 
-__all__ = [
-    "Buffer",
-    "Cutoff",
-    "Pool",
-    "RunningMinimum",
-    "StepFunction",
-    "StepSum",
-    "Window",
-    "breakpoint_at",
-    "gain_within",
-    "merge_one",
-    "merge_shifted",
-    "merge_sum",
-    "new_buffer",
-    "new_pool",
-    "restricted",
-    "value_at",
-    "with_room",
-]
-
 _INFINITE: Final = 2**62
 _MOST_MISSES: Final = 8
 """Breakpoints of a sum in a row without a gain, after which the next gain is searched for."""

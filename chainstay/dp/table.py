@@ -15,8 +15,6 @@ import numpy as np
 
 from chainstay.dp.recursion import KEEP, Array, Front, Recursion
 
-__all__ = ["INFEASIBLE", "Table"]
-
 INFEASIBLE: Final = 2**60
 """Overhead of a sub-chain that does not fit; the sum of two still fits in int64."""
 

@@ -25,8 +25,6 @@ from chainstay.formulations.pyomo_types import Model, Relation, constraint_list,
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles.operators import Operator
 
-__all__ = ["StageChoice", "least_replay_time"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:

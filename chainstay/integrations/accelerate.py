@@ -7,8 +7,6 @@ from torch import nn
 
 from chainstay.integrations.first_call import FitSettings, fit_at_first_call, unfit_if_fitted
 
-__all__ = ["fit_prepared", "unfit_prepared"]
-
 
 def fit_prepared(accelerator: Accelerator, model: nn.Module, settings: FitSettings) -> None:
     """Fit what ``accelerator.prepare`` wrapped, on its first batch.

@@ -16,8 +16,6 @@ from chainstay.fitting.fitted import fitted_of
 from chainstay.fitting.planner import OnNewShape
 from chainstay.solution import Method
 
-__all__ = ["FitSettings", "fit_at_first_call", "unfit_if_fitted"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:

@@ -6,8 +6,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from chainstay.integrations.first_call import FitSettings, fit_at_first_call, unfit_if_fitted
 
-__all__ = ["FitCallback"]
-
 
 class FitCallback(Callback):  # type: ignore[misc]  # the library's own types are not read
     """Fits one part of a LightningModule on the first batch; afterwards it is as it was.

@@ -9,8 +9,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from chainstay.integrations.first_call import FitSettings, fit_at_first_call, unfit_if_fitted
 
-__all__ = ["FitCallback"]
-
 
 class FitCallback(TrainerCallback):  # type: ignore[misc]  # the library's own types are not read
     """Fits the model on the first batch; when training ends, the model is as it was.

@@ -42,8 +42,6 @@ from chainstay.solve.budgets import parse_budget
 from chainstay.solve.join import solve_join
 from chainstay.validation.join.simulate import simulate_join
 
-__all__ = ["can_run", "peak_of_join", "runnable_orders", "solve_measured_join"]
-
 _ROUNDS: Final = 4
 """Solves of each kind; see `Search.rounds`."""
 

@@ -34,8 +34,6 @@ from chainstay.profiles.chain import ChainProfile
 from chainstay.profiles.quantities import all_of, whole
 from chainstay.profiles.stage import Stage
 
-__all__ = ["HomogeneousJoin", "Join", "JoinProfile", "kept_gradients"]
-
 _KIND: Final = "join-profile"
 _HOMOGENEOUS_KIND: Final = "homogeneous-join"
 _VERSION: Final = 1

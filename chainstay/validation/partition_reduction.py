@@ -31,8 +31,6 @@ from chainstay.profiles import ChainProfile, Stage
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.validation.simulate import simulate
 
-__all__ = ["PartitionChain", "partition_chain", "partition_from_schedule", "partition_schedule"]
-
 
 class PartitionChain(NamedTuple):
     """A chain that some schedule within `budget` finishes by `deadline` iff numbers split.

@@ -11,8 +11,6 @@ from chainstay.problems.join import joined
 from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile, Stage
 from chainstay.verify.option_instances import with_options
 
-__all__ = ["JOIN_FAMILIES", "random_join"]
-
 JOIN_FAMILIES: Final = (
     "slots",  # the unit-slot model
     "slots and a tail",  # the same with steps after the join

@@ -23,8 +23,6 @@ from chainstay.validation.join.simulate import simulate_join
 from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
 from chainstay.verify.join_instances import random_join
 
-__all__ = ["JOIN_METHODS", "JoinSuite"]
-
 
 @dataclass(frozen=True, slots=True)
 class _ExhaustiveJoinSearch:

@@ -13,18 +13,6 @@ from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
 from chainstay.dp.step_functions import Cutoff, Pool, StepFunction, with_room
 
-__all__ = [
-    "MULTIPLIER_COUNT",
-    "ROOT_MULTIPLIER",
-    "MultiplierBound",
-    "PruningLimit",
-    "cutoff_within",
-    "growing_limits",
-    "pruning_limit",
-    "store_useful",
-    "without_limit",
-]
-
 _Floats = NDArray[np.float64]
 
 MULTIPLIER_COUNT: Final = 17

@@ -26,8 +26,6 @@ from chainstay.dp.chain.recursion_arrays import ArraysByKind, RecursionArrays, h
 from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
 
-__all__ = ["SLACK_WITH_OPTIONS", "LagrangianBound"]
-
 _Floats = NDArray[np.float64]
 
 _MULTIPLIER_RANGE: Final = 8.0

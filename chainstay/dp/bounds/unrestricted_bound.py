@@ -24,8 +24,6 @@ import numpy as np
 from chainstay.dp.forward_costs import Array
 from chainstay.profiles import ChainProfile, Stage, StageOption
 
-__all__ = ["unrestricted_bound"]
-
 _FINE: Final = 2**16
 """Parts of a nanosecond in which times and prices are counted where options keep several stages."""
 

@@ -37,8 +37,6 @@ from chainstay.dp.chain.recursion_arrays import (
 )
 from chainstay.dp.recursion import NO_DECISION, Decide, Front, Recursion
 
-__all__ = ["ChainFronts", "is_compiled", "least_memory"]
-
 _LONG: Final = 80
 """Stages from which on compiled code is the faster one, its loading included."""
 _THIN: Final = (2.0**-14, 2.0**-16, 2.0**-18)

@@ -16,8 +16,6 @@ from chainstay.dp.forward_costs import Array, ForwardCosts
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import KEEP, Recursion
 
-__all__ = ["LeastMemory"]
-
 _INFINITE: Final = 2**61
 
 

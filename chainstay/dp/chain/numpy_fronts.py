@@ -17,8 +17,6 @@ from chainstay.dp.recursion import Array, Front
 from chainstay.dp.step_functions import Cutoff
 from chainstay.errors import InvalidProfileError
 
-__all__ = ["fill_by_numpy"]
-
 _KEY_BITS: Final = 62
 _FIRST_CAPACITY: Final = 64
 _NOTHING: Final = Front(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))

@@ -10,17 +10,6 @@ from chainstay.dp.forward_costs import Array, ForwardCosts
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Recursion
 
-__all__ = [
-    "ArraysByKind",
-    "ChainFrontPool",
-    "OptionArrays",
-    "RecursionArrays",
-    "SweepArrays",
-    "has_options",
-    "recursion_arrays",
-    "split_arrays",
-]
-
 
 class RecursionArrays(NamedTuple):
     """A `Recursion` with forwards of one kind, for compiled code.

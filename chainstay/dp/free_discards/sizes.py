@@ -18,8 +18,6 @@ from chainstay.profiles import ChainProfile, StageOption
 from chainstay.profiles.stage import undominated
 from chainstay.schedule import Discards
 
-__all__ = ["HELD", "RETURNED", "STAYS", "Sizes", "SizesByKind", "sizes_of"]
-
 STAYS: Final = 0
 """Saved data that stay with their input."""
 RETURNED: Final = 1

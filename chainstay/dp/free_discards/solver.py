@@ -58,13 +58,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
-__all__ = [
-    "free_discards_least_budget",
-    "keeps_stages_apart",
-    "may_drop_inputs",
-    "solve_free_discards",
-]
-
 _Part: TypeAlias = tuple[FreeDiscardsState, int]
 """A state, and the bytes to solve it with."""
 

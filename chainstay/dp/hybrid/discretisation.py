@@ -23,8 +23,6 @@ from chainstay.dp.hybrid.label_setting import CompletionBounds, Labels, SearchLi
 from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, fill_column
 from chainstay.dp.hybrid.slot_chain import FINITE, INFINITE, SlotChain
 
-__all__ = ["DiscretisedChain", "Effort", "least_time"]
-
 _Floats: TypeAlias = NDArray[np.float64]
 
 _FIRST_PLANS: Final = 1 << 16

@@ -10,20 +10,6 @@ from numpy.typing import NDArray
 
 from chainstay.dp.jit import kernel
 
-__all__ = [
-    "FINITE",
-    "INFINITE",
-    "TINY",
-    "Rooms",
-    "SlotChain",
-    "backing",
-    "column_of",
-    "passing",
-    "recording",
-    "rounded",
-    "row_of",
-]
-
 _Floats = NDArray[np.float64]
 
 INFINITE: Final = 1e30

@@ -27,8 +27,6 @@ from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.profiles import ChainProfile, Link
 from chainstay.schedule import Op, OpKind
 
-__all__ = ["SlotPlan", "bracket", "good_plans"]
-
 _Floats: TypeAlias = NDArray[np.float64]
 
 _ABOVE: Final = 1 + 1e-6

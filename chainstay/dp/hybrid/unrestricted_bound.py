@@ -14,8 +14,6 @@ from fractions import Fraction
 from chainstay.dp.bounds.unrestricted_bound import unrestricted_bound
 from chainstay.profiles import ChainProfile, Link
 
-__all__ = ["hybrid_bound"]
-
 
 def hybrid_bound(profile: ChainProfile, budget: int, link: Link) -> int:
     """Return a time that no schedule within `budget` bytes is below, in the profile's time units.

@@ -15,8 +15,6 @@ from math import comb
 
 from chainstay.profiles import HomogeneousJoin, kept_gradients
 
-__all__ = ["waterfilling_bound"]
-
 
 def waterfilling_bound(
     profile: HomogeneousJoin, slots: int, *, keep: Sequence[bool] | None = None

@@ -14,8 +14,6 @@ from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile,
 from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
-__all__ = ["claim_join"]
-
 _MOST_BRANCHES: Final = 4
 """Branches of unequal stages that are solved without rounding that was asked for."""
 _USUAL_SLOTS: Final = 500

@@ -26,17 +26,6 @@ from chainstay.dp.forward_costs import Array, ForwardCosts
 from chainstay.dp.recursion import Recursion
 from chainstay.profiles import ChainProfile, JoinProfile, RunCost, Stage
 
-__all__ = [
-    "JoinCosts",
-    "JoinSizes",
-    "in_units",
-    "join_costs",
-    "join_sizes",
-    "positions_of",
-    "recursions_of",
-    "states_of",
-]
-
 
 class JoinSizes(NamedTuple):
     """The sizes of k branches, with at most n stages each, and of a tail of t stages, in bytes.

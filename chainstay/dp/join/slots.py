@@ -53,8 +53,6 @@ from chainstay.profiles import HomogeneousJoin, kept_gradients
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Family
 
-__all__ = ["JoinCurve", "SlotProgram", "join_curve"]
-
 _Key: TypeAlias = tuple[int, int]
 """Tail steps that remain, and whether their last gradient is held (1) or not (0)."""
 _LARGEST_TABLE: Final = 2**28

@@ -22,8 +22,6 @@ from chainstay.problems.offload import OffloadProblem
 from chainstay.schedule import Op, OpKind
 from chainstay.timetable import Move, Time, Timetable, exact
 
-__all__ = ["FluidPlan", "byte_ticks", "fluid_plan", "greedy_amounts"]
-
 
 class FluidPlan(NamedTuple):
     """A timetable and its makespan in the profile's time units."""

@@ -16,8 +16,6 @@ from chainstay.profiles import Link
 from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers, exact
 
-__all__ = ["Algorithm1", "Greedy", "fractional_optimum", "greedy_set", "promising_sets", "relaxed"]
-
 _ANSWERS: Final = 32
 """How many sets the program on slots returns to `promising_sets`."""
 

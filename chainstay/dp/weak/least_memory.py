@@ -10,8 +10,6 @@ from chainstay.dp.chain.recursion_arrays import ArraysByKind
 from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
 
-__all__ = ["front_numbers", "least_weak_memory"]
-
 _INFINITE: Final = 2**61
 
 

@@ -11,8 +11,6 @@ from chainstay.dp.bounds.bound_pruning import PruningLimit
 from chainstay.dp.chain.recursion_arrays import ArraysByKind, SweepArrays
 from chainstay.dp.jit import kernel
 
-__all__ = ["MoveBound", "WeakState", "move_bound", "write_move_lines"]
-
 
 class WeakState(NamedTuple):
     """The s, t and l of W(s, t, l, ·)."""

@@ -15,8 +15,6 @@ from chainstay.dp.jit import kernel
 from chainstay.dp.recursion import Array
 from chainstay.dp.step_functions import Buffer, StepFunction, Window, merge_shifted, new_buffer
 
-__all__ = ["MovingFronts", "front_of", "merge_position", "no_fronts"]
-
 _INFINITE: Final = 2**61
 
 

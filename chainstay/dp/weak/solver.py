@@ -53,8 +53,6 @@ from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
-__all__ = ["solve_weak", "weak_least_budget"]
-
 _Part: TypeAlias = tuple[WeakState, int]
 """A state, and the bytes to solve it with."""
 

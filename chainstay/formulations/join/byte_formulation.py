@@ -36,8 +36,6 @@ from chainstay.profiles import ChainProfile, JoinProfile, Stage, StageOption
 from chainstay.profiles.stage import undominated
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["ByteFormulation"]
-
 _Index: TypeAlias = tuple[int, int]
 
 

@@ -7,8 +7,6 @@ from chainstay.formulations.join.integer_program import IntegerProgram, Key
 from chainstay.formulations.join.solver_answer import SolverAnswer
 from chainstay.formulations.settings import Limits
 
-__all__ = ["cpsat_model", "solve_by_cpsat"]
-
 
 def cpsat_model(
     program: IntegerProgram,

@@ -26,8 +26,6 @@ from chainstay.formulations.join.integer_program import IntegerProgram, Key, Lin
 from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["CutAssignment"]
-
 
 class CutAssignment:
     """The program, and the meaning of its variables.

@@ -14,8 +14,6 @@ from chainstay.formulations.join.solver_answer import SolverAnswer
 from chainstay.formulations.pyomo_types import Expression, Model, pyo
 from chainstay.formulations.settings import Limits, TerminationStatus
 
-__all__ = ["memory_scale", "pyomo_model", "solve_by_highs"]
-
 _GAP: Final = 0.5
 """Units below which nothing is left to find: objectives are whole. The rest is for rounding."""
 _RELATIVE_ERROR: Final = 1e-9

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["IntegerProgram", "Key", "LinearConstraint", "LinearExpression"]
-
 Key: TypeAlias = tuple[str | int, ...]
 """The name and indices of a variable."""
 

@@ -14,8 +14,6 @@ from chainstay.formulations.mip import MIP
 from chainstay.profiles import HomogeneousJoin, Join
 from chainstay.solution import Claim
 
-__all__ = ["AssignCuts", "claim_by_phases"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignCuts:

@@ -28,8 +28,6 @@ from chainstay.formulations.join.integer_program import IntegerProgram, Key, Lin
 from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["SlotFormulation"]
-
 _Index: TypeAlias = tuple[int, int]
 
 

@@ -11,8 +11,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from chainstay.runtime.devices.device import default_device
 
-__all__ = ["Autocast", "has_outdated_copies"]
-
 
 @dataclass(frozen=True, slots=True)
 class Autocast:

@@ -14,8 +14,6 @@ import torch
 
 from chainstay.errors import PlanMismatchError
 
-__all__ = ["BackendSettings", "backend_settings", "entered_settings", "kernel_libraries"]
-
 BackendSettings = tuple[object, ...]
 """Values of all settings; to be compared and entered again."""
 

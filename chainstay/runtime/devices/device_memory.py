@@ -10,8 +10,6 @@ from chainstay.errors import InvalidBudgetError
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.units import format_bytes, parse_bytes
 
-__all__ = ["MARGIN", "PAGES", "free_bytes", "plain_bytes"]
-
 MARGIN: Final = 0.05
 """Share of what is free that stays free: the allocator's fragments, and workspaces of kernels."""
 PAGES: Final = 22 * 2**20

@@ -10,8 +10,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["OtherGenerators"]
-
 
 @dataclass(frozen=True, slots=True)
 class OtherGenerators:

@@ -16,8 +16,6 @@ from typing import Any, Final
 import torch
 from torch.autograd.profiler import profile, record_function
 
-__all__ = ["MemoryTrace", "garbage_at_rest", "operator_beyond", "trace_on_cpu"]
-
 # The profiler's library reports every session on stderr unless told not to before its first
 # use, which importing torch._dynamo already is.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")

@@ -14,17 +14,6 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-__all__ = [
-    "gathered",
-    "is_part",
-    "is_sharded",
-    "left_sharded",
-    "run_alone",
-    "unsharded_again",
-    "whole_bytes",
-    "whole_in_backward",
-]
-
 _thread = threading.local()
 
 

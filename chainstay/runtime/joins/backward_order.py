@@ -16,8 +16,6 @@ from torch.autograd.graph import Node
 
 from chainstay.runtime.stage.states import State
 
-__all__ = ["NodeRange", "can_change_order", "now", "reorder"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeRange:

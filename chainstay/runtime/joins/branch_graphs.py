@@ -21,8 +21,6 @@ from chainstay.runtime.capture.operators import Observations
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.part_order import sort_by_part, uses_of_leaves
 
-__all__ = ["cut_into_join"]
-
 
 def cut_into_join(
     observed: ObservedGraph, granularity: Granularity, blocks: frozenset[str]

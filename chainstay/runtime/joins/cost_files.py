@@ -13,8 +13,6 @@ from chainstay.errors import InvalidProfileError
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
 from chainstay.runtime.measures.cost_files import cost_from, path_in, read_sealed, write_sealed
 
-__all__ = ["JoinAccountFile"]
-
 _KIND: Final = "join-account"
 _VERSION: Final = 5
 

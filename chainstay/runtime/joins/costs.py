@@ -11,8 +11,6 @@ from chainstay.runtime.measures.costs import ObservedStage, free_loss
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.stage_cost import StageCost
 
-__all__ = ["Seen", "account_for_join"]
-
 
 @dataclass(frozen=True, slots=True)
 class Seen:

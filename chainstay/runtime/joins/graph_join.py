@@ -14,8 +14,6 @@ from chainstay.runtime.capture.cuts.values import SharedValue
 from chainstay.runtime.capture.graph_inputs import GraphInput
 from chainstay.runtime.stage.states import State, cut
 
-__all__ = ["GraphJoin"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphJoin:

@@ -20,8 +20,6 @@ from chainstay.runtime.measures.costs import ObservedStage, Subject, observe_cha
 from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes
 from chainstay.runtime.stage.states import state_bytes
 
-__all__ = ["MeasuredJoin", "measure_join"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredJoin(StagedJoin):

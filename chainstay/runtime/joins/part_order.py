@@ -18,8 +18,6 @@ from chainstay.runtime.capture.cuts.branches import Towers, title_of
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.operators import Observations
 
-__all__ = ["same_sum", "sort_by_part", "uses_of_leaves"]
-
 _T = TypeVar("_T")
 
 

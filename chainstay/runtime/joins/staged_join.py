@@ -21,8 +21,6 @@ from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.runtime.stage.loss_stage import on_stand_ins
 from chainstay.runtime.stage.states import State, detached
 
-__all__ = ["StagedJoin", "parts_of", "staged", "traits_of_all"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedJoin:

@@ -33,8 +33,6 @@ from chainstay.profiles import ChainProfile, RunCost, Skip, Stage, StageOption
 from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.schedule import OpKind, Schedule
 
-__all__ = ["Account"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:

@@ -17,8 +17,6 @@ import torch
 
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of
 
-__all__ = ["Gradients", "noting", "seeded", "swallow"]
-
 
 @dataclass(frozen=True, slots=True)
 class Gradients:

@@ -13,8 +13,6 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.stage.given_stages import Stages, is_any_training, stage_title
 
-__all__ = ["ChainSource"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChainSource:

@@ -39,9 +39,6 @@ from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import State, detached, state_bytes
 from chainstay.schedule import Schedule
 
-__all__ = ["StageTime", "StageTimes", "TimedStage", "stage_times", "time_chain"]
-
-
 _SPREAD: Final = 0.02
 """Enough is known of a chain when its time is, to this share: half the middle half's width
 by the root of the number of passes."""

@@ -40,19 +40,6 @@ from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
 from chainstay.runtime.stage.states import State, copied, detached, is_among, state_bytes
 
-__all__ = [
-    "ObservedStage",
-    "Subject",
-    "Surroundings",
-    "account_for",
-    "assemble_profile",
-    "free_loss",
-    "observe_chain",
-    "require_differentiable",
-    "require_number",
-    "trace_chain",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["gradients_kept", "zeroed_gradients"]
-
 
 @contextmanager
 def zeroed_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:

@@ -34,17 +34,6 @@ from chainstay.runtime.stage.idle_cuts import idle_bytes, spans_over_idle_cuts
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached
 
-__all__ = [
-    "ChosenOption",
-    "Kept",
-    "ObservedOption",
-    "chosen_options",
-    "observe_options",
-    "options_again",
-    "restored_options",
-    "with_options",
-]
-
 _LEAST_PART: Final = 500
 """A stage that saves less than this part of what the whole chain saves is left as it is."""
 

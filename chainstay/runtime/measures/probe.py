@@ -18,8 +18,6 @@ from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, copied
 
-__all__ = ["StageMemory", "StageProbe", "leaves_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:

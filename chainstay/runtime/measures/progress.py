@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-__all__ = ["Progress", "progress_bar", "say", "unseen"]
-
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S: Final = 1.0

@@ -28,8 +28,6 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import on_stand_ins
 from chainstay.runtime.stage.states import state_bytes
 
-__all__ = ["Rehearsal", "rehearse_blocks", "rehearse_graph"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields, replace
 from chainstay.profiles import Stage
 from chainstay.schedule import OpKind
 
-__all__ = ["OptionCost", "StageCost"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionCost:

@@ -11,8 +11,6 @@ from chainstay.runtime.capture.blocks.chain import BlockStage
 from chainstay.runtime.capture.cuts.programs import Program
 from chainstay.runtime.stage.chain_stage import Part
 
-__all__ = ["Composition", "compose"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Composition:

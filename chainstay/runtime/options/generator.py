@@ -35,8 +35,6 @@ from chainstay.runtime.options.replay_operators import (
 )
 from chainstay.runtime.options.special_operators import scratch_arguments
 
-__all__ = ["generate", "groups_of"]
-
 
 def generate(graph: StageGraph, selection: Selection) -> OptionCode:
     """Return the code of a choice of what to keep."""

@@ -34,8 +34,6 @@ from chainstay.runtime.options.trace import EXTERNAL, NotPlainError, Operation, 
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import MemoryLayout, State
 
-__all__ = ["OperatorStep", "Pack", "StageGraph", "trace_stage"]
-
 _RANDOM_TIME: Final = 20_000
 """Setting a generator and putting it back, in ns."""
 

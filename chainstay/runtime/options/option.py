@@ -20,18 +20,6 @@ from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached, non_leaves
 
-__all__ = [
-    "Option",
-    "OptionPart",
-    "admitted",
-    "option_of",
-    "run_option",
-    "selections_of",
-    "stage_options",
-    "steady_selection",
-    "unpack_option",
-]
-
 _RUN_TIME: Final = 20_000
 """What a run with an option takes besides its operators, in ns (measured, one thread)."""
 _PACK_TIME: Final = 6_000

@@ -12,8 +12,6 @@ from torch import nn
 from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.stage.states import MemoryLayout
 
-__all__ = ["OptionCode", "Origin", "ReplayCode", "ReplayInput", "SavedSlot"]
-
 
 class Origin(Enum):
     """Where an input of a replay comes from.

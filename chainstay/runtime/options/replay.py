@@ -32,8 +32,6 @@ from chainstay.runtime.execute.handles import is_parameter
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.states import MemoryLayout, State, version_of
 
-__all__ = ["OptionPack", "OptionRun", "ReplayHandle"]
-
 _DRAWS: Final = Traits(draws_random=True, written=(), reads=())
 
 

@@ -8,14 +8,6 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-__all__ = [
-    "ArgumentPlace",
-    "is_arithmetic",
-    "is_dropout",
-    "operator_name",
-    "scratch_arguments",
-]
-
 ArgumentPlace = int | str
 """The position of an argument, or its name."""
 

@@ -19,8 +19,6 @@ from chainstay.runtime.options.composition import Composition
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, detached, non_leaves
 
-__all__ = ["Cast", "Held", "StageRun", "operator_times"]
-
 Held: TypeAlias = dict[fx.Node, Any]
 """What nodes have given, as long as others read it."""
 

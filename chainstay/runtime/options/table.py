@@ -16,14 +16,6 @@ from chainstay.runtime.options.option_code import Origin
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.schedule import Schedule
 
-__all__ = [
-    "OptionTable",
-    "fused",
-    "options_of_alike",
-    "require_current_copies",
-    "used_options",
-]
-
 OptionTable: TypeAlias = Mapping[tuple[int, int], Option]
 """Options by the first stage that they keep, and their number, from 1 on."""
 

@@ -25,8 +25,6 @@ from chainstay.runtime.options.special_operators import is_dropout, scratch_argu
 from chainstay.runtime.options.stage_run import Cast, Held, StageRun
 from chainstay.runtime.stage.states import MemoryLayout, version_of
 
-__all__ = ["EXTERNAL", "NotPlainError", "Operation", "Trace", "TracedValue"]
-
 EXTERNAL: Final = -1
 """The value of all storages that are there before the stage."""
 

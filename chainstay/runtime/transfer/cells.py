@@ -27,8 +27,6 @@ from chainstay.runtime.stage.states import MemoryLayout, version_of
 from chainstay.runtime.transfer.engine import Engine, Ticket, flat, whole_storage
 from chainstay.runtime.transfer.pool import Slot
 
-__all__ = ["Cell", "Parked", "fetch", "release", "send"]
-
 
 class Cell:
     """A storage that several tensors may lie in, stored once.

@@ -10,8 +10,6 @@ from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["Computation", "computations_of"]
-
 
 @dataclass(slots=True)
 class Computation:

@@ -9,8 +9,6 @@ import torch
 
 from chainstay.runtime.transfer.pool import HostPool, Slot
 
-__all__ = ["Engine", "Ticket", "Transfer", "flat", "whole_storage"]
-
 Transfer = tuple[torch.Tensor, Slot]
 """Memory on the device, all of one storage as bytes, and the slot on the host of that size."""
 

@@ -15,8 +15,6 @@ from chainstay.runtime.devices.accelerator import Accelerator
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.transfer.cpu_engine import DOUBLE_LINK
 
-__all__ = ["link_from", "measure_link"]
-
 _LARGE: Final = 64 * 2**20
 _SMALL: Final = 4096
 _REPEATS: Final = 5

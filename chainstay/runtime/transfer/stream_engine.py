@@ -17,8 +17,6 @@ from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.transfer.engine import Ticket, Transfer
 from chainstay.runtime.transfer.pool import HostPool, Slot
 
-__all__ = ["StreamEngine", "StreamTicket", "pinned_bytes"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamTicket:

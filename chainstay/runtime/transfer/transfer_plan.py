@@ -39,8 +39,6 @@ from chainstay.runtime.transfer.computations import Computation, computations_of
 from chainstay.schedule import Op, OpKind, Schedule, update_stored
 from chainstay.units import format_bytes
 
-__all__ = ["plan_transfers"]
-
 
 def plan_transfers(
     schedule: Schedule,

@@ -33,8 +33,6 @@ from chainstay.runtime.transfer.transfer_plan import plan_transfers
 from chainstay.schedule import Schedule
 from chainstay.timetable import Transfers
 
-__all__ = ["Transport", "engine_for", "program_of", "transfers_of"]
-
 _SPARE: Final = 1000
 """The part of a budget that is left for small storages; statistics of norms take less."""
 

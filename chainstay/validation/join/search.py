@@ -23,8 +23,6 @@ from chainstay.validation.join.states import (
     SlotTransitions,
 )
 
-__all__ = ["LARGEST_JOIN", "join_optimum"]
-
 LARGEST_JOIN: Final = 24
 """Stages of the largest join accepted; more than 10 with saved data take minutes."""
 

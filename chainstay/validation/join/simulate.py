@@ -39,8 +39,6 @@ from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.validation.join.slot_memory import SlotMemory
 from chainstay.validation.simulate import InvalidOperationError, Replay, Snapshot
 
-__all__ = ["simulate_join"]
-
 _Value: TypeAlias = tuple[int | None, int]
 """Branch (None for the tail) and index of an activation, or of the stage that saved data."""
 

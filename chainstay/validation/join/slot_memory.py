@@ -31,8 +31,6 @@ from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Op, OpKind
 from chainstay.validation.simulate import InvalidOperationError, Snapshot
 
-__all__ = ["SlotMemory"]
-
 _Value: TypeAlias = tuple[int | None, int]
 
 

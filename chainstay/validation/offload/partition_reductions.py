@@ -36,16 +36,6 @@ from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.offload.simulate import simulate_offload
 
-__all__ = [
-    "OffloadGadget",
-    "halves_from_schedule",
-    "three_partition_gadget",
-    "three_partition_schedule",
-    "triples_from_schedule",
-    "two_partition_gadget",
-    "two_partition_schedule",
-]
-
 
 class OffloadGadget(NamedTuple):
     """A problem that some schedule finishes by `deadline` if and only if the numbers split.

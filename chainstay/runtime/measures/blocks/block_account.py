@@ -30,8 +30,6 @@ from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.lineage import NumberedState, shared_skips
 
-__all__ = ["BlockAccountant", "standing_bytes_of"]
-
 
 @dataclass(slots=True)
 class BlockAccountant:
