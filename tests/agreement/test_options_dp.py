@@ -170,6 +170,27 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     assert bound.root <= table.overhead(0, len(profile) - 1, memory) + 1e-6
 
 
+@pytest.mark.parametrize("method", [DP(), DP(persistence="weak")], ids=str)
+def test_as_many_options_fit_as_there_are_stages_but_not_one_of_each(method: DP) -> None:
+    """The bound once took them for one of each; `chainstay verify` found it (seed 23)."""
+    dear_at_first = Stage(forward_overhead_bytes=1, first=RunCost(time=0, overhead_bytes=2))
+    smaller = StageOption(
+        name="", saved_bytes=0, backward_overhead_bytes=0, first=RunCost(time=0, backward_time=1)
+    )
+    profile = ChainProfile(
+        input_bytes=0,
+        input_gradient_bytes=0,
+        stages=(dear_at_first, Stage(saved_bytes=1, options=(smaller,))),
+    )
+    by_kind = recursion_arrays(Recursion.from_profile(profile))
+    nothing = np.zeros((2, 2), dtype=np.int64)
+    for kind in (KnapsackBound, LagrangianBound):
+        assert kind(by_kind, 1, nothing).root <= 0
+    claim = method(profile, 1)
+    assert claim.makespan == 0
+    assert_replays(profile, 1, claim)
+
+
 def test_the_number_of_an_option_is_that_of_the_profile() -> None:
     run = RunCost(time=1)
     options = tuple(StageOption(saved_bytes=size, first=run) for size in (9, 3, 5))

@@ -123,7 +123,7 @@ class KeepPrices:
     def at(self, multipliers: _Floats) -> KeptCosts:
         """Return what keeping stages costs at multipliers in ns per byte."""
         time = self._extra + self._sizes * multipliers
-        if len(time) == self._stages and len(self._spans) == 1:  # one option of one stage each
+        if len(time) == len(self._first) == self._stages and len(self._spans) == 1:  # one each
             return KeptCosts(self._spans, time[None])
         kept = np.full((len(self._spans), self._stages, len(multipliers)), np.inf)
         if len(time):
