@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +65,15 @@ class Option:
             return None
         option = option_of(graph, self.selection)
         return replace(option, stages=self.stages, is_steady=self.is_steady)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Option:
+        """Make the option anew for a copy of its stage: copied nodes would copy their arguments.
+
+        Those of a span are more than Python's stack can hold.
+        """
+        option = self.for_stage(copy.deepcopy(self.code.graph.stage, memo))
+        assert option is not None, "a copy of a stage does the same"
+        return option
 
 
 def stage_options(
