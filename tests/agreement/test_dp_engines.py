@@ -63,6 +63,7 @@ def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
     assert compiled.root.overhead.tolist() == plain.root.overhead.tolist()
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(chains(max_stages=6))
 def test_engines_decide_for_a_sub_chain_where_it_fits(profile: ChainProfile) -> None:
@@ -110,6 +111,7 @@ def test_no_schedule_spends_less_around_a_sub_chain_than_its_price(
     assert bound.root <= optimum + 1e-6
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(chains(max_stages=40, families=("plain", "fat", "wild")), st.floats(0.0, 1.0))
 def test_compiled_optimum_of_longer_chains(profile: ChainProfile, share: float) -> None:

@@ -95,6 +95,7 @@ def test_never_above_the_program_it_contains(profile: ChainProfile, extra: int) 
     assert solve(profile, budget).makespan <= DP()(profile, budget).makespan
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(st.one_of(with_options_of_one_stage(6), SKIPPING), st.integers(0, 60))
 def test_it_equals_the_recursion_on_sets_of_tensors(profile: ChainProfile, extra: int) -> None:

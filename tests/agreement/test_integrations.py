@@ -93,7 +93,10 @@ def language_model() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("is_low", [False, True], ids=["float32", "bf16"])
+@pytest.mark.parametrize(
+    "is_low",
+    [pytest.param(False, id="float32"), pytest.param(True, id="bf16", marks=pytest.mark.long)],
+)
 def test_hugging_face_trainer(tmp_path: Path, *, is_low: bool) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

@@ -55,7 +55,9 @@ def drawn(seed: int, most_stages: int) -> tuple[random.Random, JoinProfile, tupl
     return draw, join, (draw.random() < 1 / 5, draw.random() < 1 / 5)
 
 
-@pytest.mark.parametrize("start", range(4))
+@pytest.mark.parametrize(
+    "start", [0, *(pytest.param(start, marks=pytest.mark.long) for start in (1, 2, 3))]
+)
 def test_program_is_the_optimum_of_its_family(start: int) -> None:
     for seed in range(start, 100, 4):
         draw, join, keep = drawn(seed, 2)

@@ -284,7 +284,7 @@ def random_model(seed: int) -> nn.Module:
     return Drawn()
 
 
-@pytest.mark.parametrize("seeds", [range(12), range(12, 60)])
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 60), marks=pytest.mark.long)])
 def test_random_graphs(seeds: range) -> None:
     trains = 0
     for seed in seeds:

@@ -234,7 +234,7 @@ def test_what_an_error_asks_for_is_enough(method: DP | CPSAT | str, seed: int) -
     assert solve_measured(measured, required, method).peak_bytes <= required
 
 
-@pytest.mark.parametrize("method", ["dp", "auto"])
+@pytest.mark.parametrize("method", ["dp", pytest.param("auto", marks=pytest.mark.long)])
 def test_what_an_error_asks_for_is_enough_whatever_the_times(method: str) -> None:
     """Times differ whenever they are measured, so the next call finds others."""
     for seed in (0, 6, 13):  # with their own times, least peaks would differ

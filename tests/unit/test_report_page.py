@@ -76,7 +76,9 @@ def _hostile_chain() -> ChainProfile:
     return replace(chain, stages=tuple(stages))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "hybrid fractional"])
+@pytest.mark.parametrize(
+    "kind", [*KINDS, pytest.param("hybrid fractional", marks=pytest.mark.long)]
+)
 def test_page_of_every_kind(kind: str) -> None:
     solution, profile = plan(kind).solution, plan(kind).profile
     reader = _read(page(solution, profile, title=f"A {kind}", frontier=_NO_FRONTIER))

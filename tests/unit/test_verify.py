@@ -151,6 +151,7 @@ def test_chains_with_options_depend_on_seed_and_number_and_simplify_to_plain_one
     assert weight(problem) == (1, 0, 1)
 
 
+@pytest.mark.long
 def test_methods_that_take_options_agree() -> None:
     checks = list(ChainSuite().checks(range(3, 163, 4), seed=5))
     assert not [check.reason for check in checks if check.reason]
