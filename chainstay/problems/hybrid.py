@@ -11,7 +11,7 @@ from chainstay.errors import InvalidProfileError, InvalidSolutionError
 from chainstay.problems.chain import ChainProblem
 from chainstay.problems.offload import OffloadClaim, OffloadSolution, TransferProblem
 from chainstay.profiles import ChainProfile
-from chainstay.profiles.chain import require_plain
+from chainstay.profiles.chain import require_single_stage_options
 from chainstay.schedule import Discards
 from chainstay.solution import Solution
 from chainstay.timetable import Time, Transfers, exact
@@ -25,8 +25,11 @@ _VERSION: Final = 1
 class HybridProblem(TransferProblem):
     """A chain without skips, all of which may be recomputed or moved.
 
+    Its stages may have options, each of one stage: the chosen one says what there is to move.
+
     Raises:
-        InvalidProfileError: Skips, other transfers, or fractional ones over a link with
+        InvalidProfileError: Skips, costs by kind of run, options of several stages or that need no
+            input, other transfers, or fractional ones over a link with
             latency or two directions, or to a memory with a limit.
     """
 
@@ -41,7 +44,7 @@ class HybridProblem(TransferProblem):
                 "stages may be recomputed"
             )
         object.__setattr__(self, "transfers", Transfers(self.transfers))
-        require_plain(self.profile, "recomputing with offloading")
+        require_single_stage_options(self.profile, "recomputing with offloading")
         if self.profile.skips:
             raise InvalidProfileError(
                 f"this chain has {len(self.profile.skips)} skips, which transfers do not support; "
@@ -57,29 +60,31 @@ class HybridProblem(TransferProblem):
     def required_bytes(self) -> int:
         """The least feasible budget in bytes, with everything on the host that can be spared.
 
-        It assumes no limit on host memory; with one, something more may be needed.
+        It assumes no limit on host memory; with one, something more may be needed. So it may
+        where the host would need what a stage saved under two options.
 
-        A stage's input is its predecessor's output, plain or in what that saved; both are made
-        once, with a larger gradient held the earlier, and read from the host ever after.
+        A stage's input is its predecessor's output, plain or in what that saved by some option;
+        each is made once, with a larger gradient held the earlier, and read from the host ever
+        after.
         """
-        profile, stages = self.profile, self.profile.stages
+        profile = self.profile
         count = len(profile)
-        first = profile.input_bytes + profile.gradient_bytes(count)
-        # by the gradient held: least memory to have made the stage's input, in either form
-        plain, saved = [first] * (count + 1), [_NEVER] * (count + 1)
-        required = first
-        for i, stage in enumerate(stages):
-            forms = [(plain, profile.activation_bytes(i))]
-            if i:
-                forms.append((saved, stages[i - 1].saved_bytes))
-            plain, saved = (
-                _made(profile, forms, made + stage.forward_overhead_bytes)
-                for made in (stage.output_bytes, stage.saved_bytes)
-            )
+        required = profile.input_bytes + profile.gradient_bytes(count)
+        # the forms of a stage's input, plain first: by the gradient held, the least memory to have
+        # made it; and its bytes
+        forms = [([required] * (count + 1), profile.input_bytes)]
+        for i, stage in enumerate(profile.stages):
             gradients = profile.gradient_bytes(i) + stage.gradient_bytes
-            own = stage.saved_bytes + gradients + stage.backward_overhead_bytes
-            backward = min(max(known[i + 1], size + own) for known, size in forms)
-            required = max(required, saved[i + 1], backward)
+            beside = stage.output_bytes + stage.forward_overhead_bytes
+            following = [(_made(profile, forms, beside), stage.output_bytes)]
+            needs = []
+            for option in stage.all_options:
+                made = _made(profile, forms, option.saved_bytes + option.first.overhead_bytes)
+                following.append((made, option.saved_bytes))
+                own = option.saved_bytes + gradients + option.backward_overhead_bytes
+                backward = min(max(known[i + 1], size + own) for known, size in forms)
+                needs.append(max(made[i + 1], backward))
+            required, forms = max(required, min(needs)), following
         return required
 
     @property
@@ -93,17 +98,13 @@ class HybridProblem(TransferProblem):
             yield replace(self, profile=simpler.profile, budget=simpler.budget)
 
 
-_NEVER: Final = 1 << 62
-
-
 def _made(profile: ChainProfile, forms: list[tuple[list[int], int]], beside: int) -> list[int]:
     """Return, by the gradient held, the least memory to have made something now or before."""
-    least = [_NEVER] * (len(profile) + 1)
+    least = [0] * (len(profile) + 1)
     for held in range(len(profile), 0, -1):
         need = beside + profile.gradient_bytes(held)
         now = min(max(known[held], size + need) for known, size in forms)
-        earlier = least[held + 1] if held < len(profile) else _NEVER
-        least[held] = min(now, earlier)
+        least[held] = now if held == len(profile) else min(now, least[held + 1])
     return least
 
 

@@ -32,7 +32,8 @@ class AutoHybrid:
 
     Attributes:
         combined: The method for recomputing and offloading together.
-        exact_stages: Longest chain on which a constraint program improves the best of them.
+        exact_stages: Longest chain on which a constraint program improves the best of them; it
+            knows no options.
         time_limit_s: Time limit of the constraint program, in seconds.
     """
 
@@ -75,7 +76,8 @@ class AutoHybrid:
         """Return the best of the claims found, or what the constraint program makes of it."""
         best = min(found, key=lambda claim: claim.makespan, default=None)
         least, stages = problem.profile.least_time, len(problem.profile)
-        if stages > self.exact_stages or (best is not None and best.makespan == least):
+        is_fast = best is not None and best.makespan == least
+        if stages > self.exact_stages or not problem.profile.is_plain or is_fast:
             if best is None:
                 raise nothing_found_error(problem)
             return best
@@ -90,8 +92,8 @@ class AutoHybrid:
 
     def _combined(self, problem: HybridProblem, keep_all: HybridClaim | None) -> HybridClaim | None:
         """Return the claim of recomputing and offloading together, unless nothing can be gained."""
-        if keep_all is not None:
-            least = problem.profile.least_time
+        least = problem.profile.least_time
+        if keep_all is not None and keep_all.makespan == least:
             return replace(keep_all, fractional_makespan=least, fractional_bound=least)
         try:
             return self.combined(problem)
@@ -111,8 +113,8 @@ def _makespan(problem: HybridProblem, schedule: Schedule) -> Time | None:
 
 def _offloading(problem: HybridProblem) -> Schedule | None:
     """Return the best schedule that offloads whole saved data, if one fits."""
-    profile = OffloadProfile.from_chain(problem.profile)
     try:
+        profile = OffloadProfile.from_chain(problem.profile)
         simpler = OffloadProblem(profile, problem.budget, problem.link)
         schedule = Heuristics()(simpler).schedule
     except ChainstayError as reason:

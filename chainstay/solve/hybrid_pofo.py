@@ -15,7 +15,7 @@ from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError, Solver
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.profiles import Link
-from chainstay.schedule import Item, Schedule
+from chainstay.schedule import Item, OpKind, Schedule
 from chainstay.solution import Family
 from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
 from chainstay.timetable import Time, Transfers, exact
@@ -189,8 +189,13 @@ def _room(link: Link) -> float:
 
 def _moved_bytes(problem: HybridProblem, plan: SlotPlan) -> int:
     profile = problem.profile
+    # What a plan moves is saved before the turn, so by the first of a stage's forwards that save.
+    forwards = (op for op in reversed(plan.ops) if op.kind is OpKind.FORWARD_KEEP_ALL)
+    chosen = {op.stage: op.option for op in forwards}
     return sum(
-        profile.activation_bytes(i) if kind == "a" else profile.stages[i].saved_bytes
+        profile.activation_bytes(i)
+        if kind == "a"
+        else profile.stages[i].all_options[chosen[i]].saved_bytes
         for kind, i in plan.moved
     )
 

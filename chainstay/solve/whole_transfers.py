@@ -181,7 +181,10 @@ class WholeTransferSearch:
         self, item: Item, made: int, last_forward: int, first_backward: int
     ) -> _ItemLifetime:
         profile, (kind, i) = self.problem.profile, item
-        size = profile.activation_bytes(i) if kind == "a" else profile.stages[i].saved_bytes
+        if kind == "a":
+            size = profile.activation_bytes(i)
+        else:
+            size = profile.stages[i].all_options[self.ops[made].option].saved_bytes
         ticks = self.problem.link.transfer_ticks(size)
         return _ItemLifetime(item, made, last_forward, first_backward, size, ticks)
 

@@ -89,14 +89,14 @@ HYBRID_METHODS: Final = (
     _integral(method=AutoHybrid(combined=Pofo(tries=60), exact_stages=0), most_stages=5),
     _integral(method=AutoHybrid(combined=Pofo(tries=60), time_limit_s=1.0), most_stages=3, every=3),
     _integral(method=_ExhaustiveHybridSearch(), most_stages=2),
-    _integral(method=_CPSAT, most_stages=3, every=3),
+    _integral(method=_CPSAT, most_stages=3, every=3, only=("no options",)),
 )
 """Quick methods on every instance, exhaustive search and exact ones on samples of the shortest."""
 
 
 @dataclass(frozen=True)
 class HybridSuite(Suite):
-    """Chains to recompute and offload, some of them with little room on the host."""
+    """Chains to recompute and offload, some with options, some with little room on the host."""
 
     methods: tuple[MethodUnderTest, ...] = HYBRID_METHODS
     noun: ClassVar[str] = "hybrid instances"
@@ -107,8 +107,9 @@ class HybridSuite(Suite):
         return random_hybrid(seed, number)
 
     def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # a HybridProblem
-        """Return whether the link is half-duplex, without latency and without a limit behind it."""
-        return bool(restriction == "simple link" and problem.link.is_plain)
+        """Return whether the link is plain, or stages have no options."""
+        part = problem.link if restriction == "simple link" else problem.profile
+        return bool(part.is_plain)
 
     def ask(self, tested: MethodUnderTest, problem: Any) -> HybridClaim:  # noqa: ANN401  # as above
         """Run a method."""

@@ -10,6 +10,7 @@ from typing import Final
 from chainstay.problems import HybridProblem, OffloadProblem
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.verify.chain_instances import random_chain
+from chainstay.verify.option_instances import WITH_LINKS, with_options
 
 OFFLOAD_FAMILIES: Final = (
     "plain",  # gradients like activations
@@ -23,6 +24,8 @@ _BANDWIDTHS: Final = tuple(map(Fraction, ("1/2", "1", "1", "2", "3", "5/3")))
 _HYBRID_BANDWIDTHS: Final = tuple(map(Fraction, ("1/3", "1", "2", "5/2", "9")))
 _LIMITED: Final = (5, 7)
 """Remainders by 8 of the numbers of hybrid instances whose host has a limit."""
+_WITH_OPTIONS: Final = 4
+"""Every so many hybrid instances have stage options."""
 _SHARES: Final = 8
 
 
@@ -85,6 +88,8 @@ def random_hybrid(seed: int, number: int) -> HybridProblem:
     """
     draw = random.Random(f"chainstay hybrid {seed} {number}")  # noqa: S311  # reproducible
     profile = replace(random_chain(seed, number).profile, skips=())
+    if number % _WITH_OPTIONS == 1:
+        profile = with_options(draw, profile, WITH_LINKS)
     is_measured = profile.stages[0].name == "measured"
     link = Link(bandwidth=draw.choice(_HYBRID_BANDWIDTHS) * (1000 if is_measured else 1))
     if number % _SHARES in _LIMITED:

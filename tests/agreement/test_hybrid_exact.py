@@ -94,6 +94,7 @@ def test_growing_extents_end_at_the_searched_optimum(seed: int) -> None:
         assert claim.makespan == found.makespan
 
 
+@pytest.mark.long
 def test_a_second_pass_is_found_where_one_is_not_enough() -> None:
     profile = ChainProfile(
         input_bytes=1,

@@ -18,9 +18,11 @@ from chainstay.dp.hybrid.slots import _in_slots
 from chainstay.dp.jit import interpreted
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile, Link, Stage
+from hybrid_support import with_options
 
 LINK = Link(bandwidth=Fraction(1))
 FINE = Effort(cells=1000, labels=20_000)
+MOST_OPTIONS = pytest.mark.parametrize("most_options", [1, 3])
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def _as_written() -> Iterator[None]:
         yield
 
 
-def _chain(draw: random.Random, stages: int) -> tuple[ChainProfile, int]:
+def _chain(draw: random.Random, stages: int, most_options: int = 1) -> tuple[ChainProfile, int]:
     """Sizes such that a slot is a byte, and times such that the link takes 1 for it."""
     slowest = draw.choice([1, 1, 4])  # with times of little, transfers decide
     largest = draw.choice([2, 2, 12])  # with overheads of much, forwards do
@@ -50,6 +52,7 @@ def _chain(draw: random.Random, stages: int) -> tuple[ChainProfile, int]:
             for size in sizes[1:]
         ),
     )
+    profile = with_options(draw, profile, most_options)
     required = HybridProblem(profile, 1, LINK).required_bytes
     return profile, required + draw.randint(0, sum(sizes))
 
@@ -58,10 +61,11 @@ def _rounding(chain: SlotChain, *, is_bound: bool) -> SlotChain:
     return chain._replace(rooms=chain.rooms._replace(is_bound=is_bound))
 
 
+@MOST_OPTIONS
 @pytest.mark.parametrize("seed", range(24))
-def test_fronts_are_the_recurrence(seed: int) -> None:
+def test_fronts_are_the_recurrence(seed: int, most_options: int) -> None:
     draw = random.Random(seed)
-    profile, budget = _chain(draw, draw.randint(2, 5))
+    profile, budget = _chain(draw, draw.randint(2, 5), most_options)
     exact = ExactHybrid(Amounts.from_chain(profile, budget, LINK))
     chain = _rounding(_in_slots(profile, budget, LINK, budget), is_bound=seed % 2 == 1)
     grid = DiscretisedChain(chain, 1.0, INFINITE)
@@ -101,10 +105,11 @@ def test_a_forward_passed_again_waits_for_its_own_need() -> None:
     assert exact[0] == found == (1 + 1 + 1) + 15
 
 
+@MOST_OPTIONS
 @pytest.mark.parametrize("seed", range(25))
-def test_what_a_limit_drops_is_not_needed(seed: int) -> None:
+def test_what_a_limit_drops_is_not_needed(seed: int, most_options: int) -> None:
     draw = random.Random(seed)
-    profile, budget = _chain(draw, draw.randint(2, 6))
+    profile, budget = _chain(draw, draw.randint(2, 6 if most_options == 1 else 5), most_options)
     plan = ExactHybrid.solve(Amounts.from_chain(profile, budget, LINK))
     if plan is None:
         return
@@ -124,14 +129,15 @@ def test_what_a_limit_drops_is_not_needed(seed: int) -> None:
     assert relaxed <= limit
 
 
+@MOST_OPTIONS
 @pytest.mark.parametrize("seed", range(1000, 1160))
-def test_caps_drop_nothing_of_the_best_plan(seed: int) -> None:
+def test_caps_drop_nothing_of_the_best_plan(seed: int, most_options: int) -> None:
     """Of sizes that are no whole slots: with a limit just above it, the optimum is the same.
 
     In little memory and with the best weights, so that caps are hardly above what they cap.
     """
     draw = random.Random(seed)
-    profile, _ = _chain(draw, draw.randint(4, 6))
+    profile, _ = _chain(draw, draw.randint(4, 6), most_options)
     budget = HybridProblem(profile, 1, LINK).required_bytes + draw.randint(0, 6)
     slots, is_bound, finer = draw.choice([7, 11, 16]), seed % 2 == 1, draw.choice([1.0, 3.0])
     chain = _rounding(_in_slots(profile, budget, LINK, slots), is_bound=is_bound)
@@ -189,11 +195,12 @@ def test_fronts_hold_what_their_caps_allow(seed: int) -> None:
             assert found == pytest.approx(min(expected, default=INFINITE), abs=1e-5)
 
 
+@MOST_OPTIONS
 @pytest.mark.parametrize("seed", range(60))
-def test_merged_labels_are_below_every_plan(seed: int) -> None:
+def test_merged_labels_are_below_every_plan(seed: int, most_options: int) -> None:
     """However few the cells: a merged label keeps less and is quicker than any that it is for."""
     draw = random.Random(seed)
-    profile, budget = _chain(draw, draw.randint(3, 6))
+    profile, budget = _chain(draw, draw.randint(3, 6 if most_options == 1 else 5), most_options)
     plan = ExactHybrid.solve(Amounts.from_chain(profile, budget, LINK))
     if plan is None:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from chainstay.dp.hybrid.exact import Amounts, ExactHybrid, ExactPlan, OuterState, _Step
+from chainstay.dp.hybrid.slot_chain import PLAIN
 from chainstay.profiles import ChainProfile, Link, Stage
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
@@ -37,7 +38,7 @@ class Printed(ExactHybrid):
 
     def _best_after(self, state: OuterState, step: _Step) -> ExactPlan | None:
         best, back = None, step.times[1]
-        if not step.following[1]:
+        if step.following[1] == PLAIN:
             alone = self.inner(state.i, step.following[0] - 1, state.kept, state.returning)
             assert alone is not None, "less is kept than where it fits"
             back = alone[0]
@@ -46,7 +47,7 @@ class Printed(ExactHybrid):
             rest = self.outer(
                 OuterState(
                     step.following[0],
-                    is_saved=step.following[1],
+                    form=step.following[1],
                     kept=state.kept + step.size - size,
                     leaving=max(0, state.leaving + size - step.times[0]),
                     returning=max(0, state.returning - back) + size,

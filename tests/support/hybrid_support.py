@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from chainstay.problems.hybrid import HybridProblem
-from chainstay.profiles import ChainProfile, Link, Stage
+from chainstay.profiles import ChainProfile, Link, RunCost, Stage, StageOption
 
 CHAIN = ChainProfile(
     input_bytes=10,
@@ -41,6 +41,35 @@ def tiny_chain(draw: random.Random, stages: int) -> tuple[ChainProfile, Link]:
     )
     bandwidths = [Fraction(1, 2), Fraction(1), Fraction(5, 3), Fraction(3)]
     return profile, Link(bandwidth=draw.choice(bandwidths))
+
+
+def with_options(
+    draw: random.Random, profile: ChainProfile, most: int, *, largest: int = 4
+) -> ChainProfile:
+    """Up to `most` options for each stage, its own included; some save less than its output."""
+
+    def option(size: int, saved: int) -> StageOption:
+        return StageOption(
+            saved_bytes=draw.randint(draw.choice([0, size]), max(size, saved)),
+            backward_overhead_bytes=draw.randint(0, largest),
+            first=RunCost(
+                time=draw.randint(0, 4),
+                overhead_bytes=draw.randint(0, largest),
+                backward_time=draw.randint(0, 6),
+            ),
+        )
+
+    stages = tuple(
+        replace(
+            stage,
+            options=tuple(
+                option(stage.output_bytes, stage.saved_bytes)
+                for _ in range(draw.randint(0, most - 1))
+            ),
+        )
+        for stage in profile.stages
+    )
+    return replace(profile, stages=stages)
 
 
 def some_budget(draw: random.Random, profile: ChainProfile, link: Link) -> int:

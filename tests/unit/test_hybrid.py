@@ -99,3 +99,11 @@ def test_bad_questions_are_refused() -> None:
         solve_hybrid(CHAIN, 100, link=slow, transfers="fractional")
     with pytest.raises(UnknownMethodError, match="'pofo'"):
         solve_hybrid(CHAIN, 100, link=LINK, method="pofo")
+
+
+def test_what_is_dropped_before_the_loss_does_not_move() -> None:
+    """Fn1 drops a1, and Fc0 makes another one: moving the first cannot make room for anything."""
+    chain = replace(CHAIN, stages=(CHAIN.stages[0], *CHAIN.stages))
+    schedule = Schedule.parse("Oa1 Fc0 Fn1 Fa2 B2 Fc0 Fa1 Fa0 B1 B0")
+    with pytest.raises(InvalidScheduleError, match="a1 moves, and no one copy"):
+        fractional_makespan(chain, schedule, budget=100, link=LINK)

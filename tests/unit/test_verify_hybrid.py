@@ -20,6 +20,8 @@ from chainstay.verify.hybrids import HYBRID_METHODS
 from chainstay.verify.transfer_instances import random_hybrid
 
 QUICK = AutoHybrid(combined=Pofo(tries=20), exact_stages=0)
+SEED = 9
+"""Of instances that tell each lie: few chains of two stages gain by offloading."""
 (SEARCH,) = [each for each in HYBRID_METHODS if str(each.method) == "search"]
 
 
@@ -65,7 +67,7 @@ def under_test(lie: str) -> MethodUnderTest:
 
 
 def first_contradiction(*methods: MethodUnderTest) -> Check:
-    found = HybridSuite(methods).checks(range(300), seed=6)
+    found = HybridSuite(methods).checks(range(300), seed=SEED)
     return next(check for check in found if check.reason)
 
 
@@ -90,8 +92,8 @@ def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
     assert len(after.profile) == 2
     assert after.link == before.link
     assert sizes(after.profile) <= sizes(before.profile)
-    document = json.loads(small.counter_example(seed=6))
-    assert (document["number"], document["seed"]) == (check.number, 6)
+    document = json.loads(small.counter_example(seed=SEED))
+    assert (document["number"], document["seed"]) == (check.number, SEED)
     assert (document["problem"], document["transfers"]) == ("hybrid", "integral")
     assert ChainProfile.from_json(document["profile"]) == after.profile
     assert Link.from_json(document["link"]) == after.link

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from chainstay.dp.hybrid.slot_chain import (
     FINITE,
     INFINITE,
+    PLAIN,
     TINY,
     SlotChain,
-    backing,
     column_of,
+    input_forms,
+    input_size,
     passing,
-    recording,
     rounded,
     row_of,
 )
@@ -74,12 +75,12 @@ class GridState(NamedTuple):
 
     Attributes:
         i: The stage whose input has been made.
-        is_saved: 1 if that input is part of saved data, else 0.
+        form: The form of that input, an `InputForm`.
         kept: Steps of the grid that stay on the device until after the turn.
     """
 
     i: int
-    is_saved: int
+    form: int
     kept: int
 
 
@@ -88,8 +89,8 @@ class BoundTables(NamedTuple):
 
     Attributes:
         weights: Shape (pairs, 2): w and v.
-        to_go: Shape (stages, 2, finer * slots + 1, pairs), as filled by `fill_costs_to_go`.
-        so_far: Shape (stages, 2, finer * slots + 1, pairs), as filled by `fill_costs_so_far`.
+        to_go: Shape (stages, forms, finer * slots + 1, pairs), as filled by `fill_costs_to_go`.
+        so_far: Shape (stages, forms, finer * slots + 1, pairs), as filled by `fill_costs_so_far`.
     """
 
     weights: _Floats
@@ -102,14 +103,14 @@ class Moves(NamedTuple):
 
     Attributes:
         stage: The stage that is got to.
-        is_saved: 1 if its input is part of saved data, else 0.
+        form: The form of its input.
         forward: Time on the way to the turn.
         backward: Time on the way back where nothing has to come back.
         stay: Steps of the grid that are kept if the input at hand stays; -1 if it cannot.
     """
 
     stage: NDArray[np.int64]
-    is_saved: NDArray[np.int64]
+    form: NDArray[np.int64]
     forward: _Floats
     backward: _Floats
     stay: NDArray[np.int64]
@@ -134,9 +135,9 @@ class Detour(NamedTuple):
 @kernel
 def _no_moves(chain: SlotChain) -> Moves:
     """Return columns with room for the moves from any state."""
-    n = len(chain.forward)
-    whole = np.empty((3, n), dtype=np.int64)
-    return Moves(whole[0], whole[1], np.empty(n), np.empty(n), whole[2])
+    most = len(chain.forward) + chain.saved.shape[1]
+    whole = np.empty((3, most), dtype=np.int64)
+    return Moves(whole[0], whole[1], np.empty(most), np.empty(most), whole[2])
 
 
 @kernel
@@ -145,19 +146,24 @@ def _write_moves(
 ) -> tuple[float, int]:
     """Write the ways from a state to the next ones; return its input's slots, and their number.
 
-    The first one may record stage i: at the loss it leads to the stage after the last.
+    Those to saved forms record stage i: at the loss they lead to the stage after the last.
     """
-    i, is_saved, kept = state
+    i, form, kept = state
     last = len(chain.forward) - 1
-    item = chain.saved[i - 1] if is_saved and i else chain.activation[i]
+    item = input_size(chain, i, form)
     room = chain.rooms.slots - kept / grid.finer - item
     if room < -TINY:
         return item, 0
     full, count = kept + math.floor(item * grid.finer + TINY), 0
-    if max(recording(chain, i, last), backing(chain, i)) <= room + TINY:
-        moves.stage[0], moves.is_saved[0], moves.stay[0] = i + 1, 1, full
-        moves.forward[0], moves.backward[0] = chain.forward[i], chain.backward[i]
-        count = 1
+    held = chain.gradient[last + 1]
+    for option in range(chain.counts[i]):
+        need = max(held + chain.forward_need[i, option], chain.backward_need[i, option])
+        if need > room + TINY:
+            continue
+        moves.stage[count], moves.form[count], moves.stay[count] = i + 1, option + 1, full
+        moves.forward[count] = chain.keep[i, option]
+        moves.backward[count] = chain.backward[i, option]
+        count += 1
     at = column_of(chain.rooms, room)
     run, can_stay = 0.0, True
     for j in range(i, last):
@@ -169,7 +175,7 @@ def _write_moves(
         back = grid.compute_costs[row_of(i, j), at]
         if back > FINITE:
             continue
-        moves.stage[count], moves.is_saved[count] = j + 1, 0
+        moves.stage[count], moves.form[count] = j + 1, PLAIN
         moves.stay[count] = full if can_stay else -1
         moves.forward[count], moves.backward[count] = run, back
         count += 1
@@ -197,16 +203,18 @@ def fill_compute_costs(chain: SlotChain, slack: float, table: _Floats) -> None:
 @kernel
 def _fill_row(chain: SlotChain, slack: float, i: int, j: int, table: _Floats) -> None:
     """Fill in the row of stages i..j."""
-    best, slots = table[row_of(i, j)], chain.rooms.slots
-    own = chain.forward[i] + chain.backward[i]
-    floor = math.ceil(max(0.0, recording(chain, i, j), backing(chain, i)) - TINY)
-    if i == j:
-        best[floor:] = own
-    else:
-        less = rounded(chain.rooms, chain.saved[i])
+    best, slots, held = table[row_of(i, j)], chain.rooms.slots, chain.gradient[j + 1]
+    for option in range(chain.counts[i]):
+        own = chain.keep[i, option] + chain.backward[i, option]
+        need = max(held + chain.forward_need[i, option], chain.backward_need[i, option])
+        floor = math.ceil(max(0.0, need) - TINY)
+        if i == j:
+            best[floor:] = np.minimum(best[floor:], own)
+            continue
+        less = rounded(chain.rooms, chain.saved[i, option])
         rest = table[row_of(i + 1, j)]
         for room in range(max(floor, less), slots + 1):
-            best[room] = own + rest[room - less]
+            best[room] = min(best[room], own + rest[room - less])
     run, most = 0.0, 0.0
     for k in range(i, j):
         run += chain.forward[k]
@@ -227,15 +235,15 @@ def fill_costs_to_go(chain: SlotChain, grid: BoundGrid, weights: _Floats, to_go:
         chain: The chain.
         grid: The grid of `to_go`.
         weights: Shape (pairs, 2): w and v.
-        to_go: Shape (stages, 2, finer * slots + 1, pairs): by stage, form of its input, what is
-            kept, and weights.
+        to_go: Shape (stages, forms, finer * slots + 1, pairs): by stage, form of its input, what
+            is kept, and weights.
     """
     moves = _no_moves(chain)
     for i in range(len(chain.forward) - 1, -1, -1):
-        for is_saved in range(2):
+        for form in range(input_forms(chain, i)):
             for kept in range(round(chain.rooms.slots * grid.finer) + 1):
-                item, count = _write_moves(chain, grid, GridState(i, is_saved, kept), moves)
-                best = to_go[i, is_saved, kept]
+                item, count = _write_moves(chain, grid, GridState(i, form, kept), moves)
+                best = to_go[i, form, kept]
                 best[:] = INFINITE
                 for at in range(count):
                     stage, stay = moves.stage[at], moves.stay[at]
@@ -244,7 +252,7 @@ def fill_costs_to_go(chain: SlotChain, grid: BoundGrid, weights: _Floats, to_go:
                         w, v = weights[pair, 0], weights[pair, 1]
                         cost = (1.0 - w) * forward + (1.0 - v) * backward
                         if stage < len(chain.forward):
-                            row = to_go[stage, moves.is_saved[at]]
+                            row = to_go[stage, moves.form[at]]
                             rest = (w + v) * item + row[kept, pair]
                             cost += min(rest, row[stay, pair]) if stay >= 0 else rest
                         best[pair] = min(best[pair], cost)
@@ -266,34 +274,34 @@ def fill_costs_so_far(
     so_far[0, 0, 0] = 0.0
     levels, moves = round(chain.rooms.slots * grid.finer) + 1, _no_moves(chain)
     for i in range(len(chain.forward) - 1):
-        for is_saved in range(2):
+        for form in range(input_forms(chain, i)):
             for kept in range(levels):
-                state = GridState(i, is_saved, kept)
+                state = GridState(i, form, kept)
                 if not _useful_pairs(grid.limit, so_far, to_go, state):
                     continue
                 item, count = _write_moves(chain, grid, state, moves)
                 for at in range(count):
-                    stage, form, stay = moves.stage[at], moves.is_saved[at], moves.stay[at]
+                    stage, stay = moves.stage[at], moves.stay[at]
                     for pair in range(len(weights)):
                         w, v = weights[pair, 0], weights[pair, 1]
-                        cost = so_far[i, is_saved, kept, pair]
-                        if cost + to_go[i, is_saved, kept, pair] > grid.limit:
+                        cost = so_far[i, form, kept, pair]
+                        if cost + to_go[i, form, kept, pair] > grid.limit:
                             continue
                         cost += (1.0 - w) * moves.forward[at] + (1.0 - v) * moves.backward[at]
-                        row = so_far[stage, form]
+                        row = so_far[stage, moves.form[at]]
                         if stay >= 0:
                             row[stay, pair] = min(row[stay, pair], cost)
                         row[kept, pair] = min(row[kept, pair], cost + (w + v) * item)
             for kept in range(1, levels):
-                least = np.minimum(so_far[i, is_saved, kept], so_far[i, is_saved, kept - 1])
-                so_far[i, is_saved, kept] = least
+                least = np.minimum(so_far[i, form, kept], so_far[i, form, kept - 1])
+                so_far[i, form, kept] = least
 
 
 @kernel
 def _useful_pairs(limit: float, so_far: _Floats, to_go: _Floats, state: GridState) -> int:
     """Return by how many weights a state can be part of a plan below a limit."""
-    i, is_saved, kept = state
-    spent, left, count = so_far[i, is_saved, kept], to_go[i, is_saved, kept], 0
+    i, form, kept = state
+    spent, left, count = so_far[i, form, kept], to_go[i, form, kept], 0
     for pair in range(len(spent)):
         count += spent[pair] + left[pair] <= limit
     return count
@@ -325,16 +333,18 @@ def _raise_outermost(chain: SlotChain, grid: BoundGrid, bounds: BoundTables, cap
     """Raise the caps of what is recomputed on the way back, not inside something else."""
     moves = _no_moves(chain)
     for i in range(len(chain.forward) - 1):
-        for is_saved in range(2 if i else 1):
+        for form in range(input_forms(chain, i)):
             for kept in range(round(chain.rooms.slots * grid.finer) + 1):
-                state = GridState(i, is_saved, kept)
+                state = GridState(i, form, kept)
                 useful = _useful_pairs(grid.limit, bounds.so_far, bounds.to_go, state)
                 if useful < len(bounds.weights):
                     continue
                 item, count = _write_moves(chain, grid, state, moves)
                 room = chain.rooms.slots - kept / grid.finer - item
                 low = column_of(chain.rooms, max(0.0, room - 1.0 / grid.finer))
-                for at in range(moves.is_saved[0], count):  # recording recomputes nothing
+                for at in range(count):
+                    if moves.form[at] != PLAIN:  # recording recomputes nothing
+                        continue
                     detour = Detour(moves.stage[at], moves.forward[at], item, moves.stay[at])
                     cap = _left_for(grid.limit, bounds, state, detour)
                     row = row_of(i, detour.stage - 1)
@@ -346,7 +356,7 @@ def _raise_outermost(chain: SlotChain, grid: BoundGrid, bounds: BoundTables, cap
 def _left_for(limit: float, bounds: BoundTables, state: GridState, detour: Detour) -> float:
     """Return what the limit leaves for the way back over a detour, by all weights."""
     cap, kept = INFINITE, state.kept
-    so_far, to_go = bounds.so_far[state.i, state.is_saved, kept], bounds.to_go[detour.stage, 0]
+    so_far, to_go = bounds.so_far[state.i, state.form, kept], bounds.to_go[detour.stage, PLAIN]
     for pair in range(len(bounds.weights)):
         w, v = bounds.weights[pair, 0], bounds.weights[pair, 1]
         cost = (w + v) * detour.item + to_go[kept, pair]
@@ -364,10 +374,10 @@ def _left_for(limit: float, bounds: BoundTables, state: GridState, detour: Detou
 def _raise_parts(chain: SlotChain, grid: BoundGrid, caps: _Floats, i: int, j: int) -> None:
     """Raise the caps of the parts that stages i..j can be made of."""
     cap, slots = caps[row_of(i, j)], chain.rooms.slots
-    if i < j:
-        less = rounded(chain.rooms, chain.saved[i])
+    for option in range(chain.counts[i] if i < j else 0):
+        less = rounded(chain.rooms, chain.saved[i, option])
         part = caps[row_of(i + 1, j)]
-        own = chain.forward[i] + chain.backward[i]
+        own = chain.keep[i, option] + chain.backward[i, option]
         for room in range(less, slots + 1):
             part[room - less] = max(part[room - less], cap[room] - own)
     run = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self, TypeAlias
@@ -19,7 +18,8 @@ from chainstay.dp.hybrid.completion_bounds import (
     fill_costs_so_far,
     fill_costs_to_go,
 )
-from chainstay.dp.hybrid.label_setting import CompletionBounds, Labels, SearchLimits, search
+from chainstay.dp.hybrid.label_setting import CompletionBounds, SearchLimits, search
+from chainstay.dp.hybrid.labels import Labels, no_labels
 from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, fill_column
 from chainstay.dp.hybrid.slot_chain import FINITE, INFINITE, SlotChain
 
@@ -36,7 +36,7 @@ class Effort(NamedTuple):
     Attributes:
         cells: Cells of the labels' grid along every dimension, all slots together.
         labels: The most labels.
-        width: The most labels of every stage and kind that go on, unless it is 0.
+        width: The most labels of every stage and form that go on, unless it is 0.
     """
 
     cells: int
@@ -45,8 +45,8 @@ class Effort(NamedTuple):
 
 
 def least_time(chain: SlotChain) -> float:
-    """Return the time of all forwards and backwards, once each."""
-    return float(chain.forward.sum() + chain.backward.sum())
+    """Return the time of all forwards and backwards, once each, under the quickest options."""
+    return float(chain.least.sum())
 
 
 @dataclass(slots=True)
@@ -88,7 +88,8 @@ class DiscretisedChain:
     def costs_to_go(self, weights: Sequence[Weights], finer: float) -> _Floats:
         """Return the table that `fill_costs_to_go` fills."""
         levels = round(self.chain.rooms.slots * finer)
-        to_go = np.empty((len(self.chain.forward), 2, levels + 1, len(weights)))
+        stages, options = self.chain.saved.shape
+        to_go = np.full((stages, options + 1, levels + 1, len(weights)), INFINITE)
         fill_costs_to_go(self.chain, self._grid(finer), np.array(weights), to_go)
         return to_go
 
@@ -149,7 +150,7 @@ class DiscretisedChain:
         self, fronts: RecomputeFronts, bounds: CompletionBounds, limit: float, effort: Effort
     ) -> tuple[float, int, Labels]:
         """Return the least cost of labels that get through, the last of them, and all labels."""
-        labels = _no_labels(len(self.chain.forward), effort.labels)
+        labels = no_labels(self.chain, effort.labels)
         limits = SearchLimits(effort.cells / self.chain.rooms.slots, limit, effort.width)
         cost, last = search(self.chain, fronts, bounds, limits, labels)
         return float(cost), int(last), labels
@@ -203,25 +204,4 @@ def _doubled(fronts: RecomputeFronts) -> RecomputeFronts:
         choice=np.concatenate([fronts.choice, fronts.choice]),
         later=np.concatenate([fronts.later, fronts.later]),
         sooner=np.concatenate([fronts.sooner, fronts.sooner]),
-    )
-
-
-def _no_labels(stages: int, most: int) -> Labels:
-    """Return room for so many labels; the system gives memory as they come."""
-    table = 2 << math.ceil(math.log2(most + 1))
-    return Labels(
-        cost=np.empty(most),
-        kept=np.empty(most),
-        leaving=np.empty(most),
-        returning=np.empty(most),
-        total=np.empty(most),
-        parent=np.empty(most, dtype=np.int32),
-        stage=np.empty(most, dtype=np.int16),
-        is_saved=np.empty(most, dtype=np.bool_),
-        moved=np.empty(most, dtype=np.bool_),
-        following=np.empty(most, dtype=np.int32),
-        first=np.full((stages, 2), -1, dtype=np.int32),
-        made=np.zeros(1, dtype=np.int64),
-        key=np.zeros(table, dtype=np.int64),
-        label=np.empty(table, dtype=np.int32),
     )

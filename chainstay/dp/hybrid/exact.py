@@ -10,7 +10,8 @@ symbol in [POFO]    name here (stages from 0: the paper's layer i is stage i-1)
 ``A``               `kept`: what stays on the device until the other side of the turn
 ``D_F``             `leaving`: bytes that still have to leave
 ``D_B``             `returning`: bytes that will have to come back after this point
-``Z``               the input of the stage at hand: plain, or in saved data
+``Z``               the input of the stage at hand: plain, or in what an option of the stage
+                    before saved (`InputForm`)
 ``C_A(i, j, A, D)`` `ExactHybrid.inner`: stages i..j, recomputed from a kept input
 ``OC_x(i, ...)``    `ExactHybrid.outer`: from stage i to the turn and back
 ==================  =========================================================
@@ -22,11 +23,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple, Self, TypeAlias
 
+from chainstay.dp.hybrid.slot_chain import PLAIN, InputForm
 from chainstay.dp.recursion import forwards_dropping_inputs
-from chainstay.profiles import ChainProfile, Link
+from chainstay.profiles import ChainProfile, Link, Stage
+from chainstay.profiles.stage import undominated
 from chainstay.schedule import Op, OpKind
 
-__all__ = ["Amounts", "ExactHybrid", "ExactPlan"]
+__all__ = ["Amounts", "ExactHybrid", "ExactPlan", "OptionAmounts"]
 
 _Recomputation: TypeAlias = tuple[int, tuple[Op, ...]]
 """The cost, in data units, and the operations of stages i..j."""
@@ -46,6 +49,26 @@ class ExactPlan(NamedTuple):
     moved: frozenset[tuple[str, int]]
 
 
+class OptionAmounts(NamedTuple):
+    """One way to keep a stage, in units of data.
+
+    Attributes:
+        number: The option's number in the stage.
+        saved: Units that it saves.
+        forward_overhead: Units in use only during its forward.
+        backward_overhead: Units in use only during its backward.
+        forward: Units that the link moves during its forward.
+        backward: Units that the link moves during its backward.
+    """
+
+    number: int
+    saved: int
+    forward_overhead: int
+    backward_overhead: int
+    forward: int
+    backward: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
     """A chain and a budget in units of data; shapes as in `ChainArrays`.
@@ -55,60 +78,74 @@ class Amounts:
         time_unit: Time per unit.
         budget: Units of memory.
         activation: Units of ``a^i``.
-        saved: Units of ``ā^i``.
         gradient: Units of ``δ^i``.
-        forward_overhead: Units in use only during a forward.
-        backward_overhead: Units in use only during a backward.
-        forward: Units that the link moves during a forward.
-        backward: Units that the link moves during a backward.
+        forward_overhead: Units in use only during a forward that is not kept.
+        forward: Units that the link moves during a forward that is not kept.
+        options: By stage, the options that no other replaces.
     """
 
     unit: Fraction
     time_unit: Fraction
     budget: int
     activation: tuple[int, ...]
-    saved: tuple[int, ...]
     gradient: tuple[int, ...]
     forward_overhead: tuple[int, ...]
-    backward_overhead: tuple[int, ...]
     forward: tuple[int, ...]
-    backward: tuple[int, ...]
+    options: tuple[tuple[OptionAmounts, ...], ...]
 
     @classmethod
     def from_chain(cls, profile: ChainProfile, budget: int, link: Link) -> Self:
         """Return amounts in the largest unit in which all is whole.
 
         Args:
-            profile: A chain without skips.
+            profile: A chain without skips, with options of single stages only.
             budget: Bytes.
             link: A link without latency.
         """
         bandwidth, stages = Fraction(link.bandwidth), profile.stages
         scale, speed = bandwidth.denominator, bandwidth.numerator
+
+        def options_of(stage: Stage) -> tuple[OptionAmounts, ...]:
+            options = stage.all_options
+            return tuple(
+                OptionAmounts(
+                    number,
+                    options[number].saved_bytes * scale,
+                    options[number].first.overhead_bytes * scale,
+                    options[number].backward_overhead_bytes * scale,
+                    options[number].first.time * speed,
+                    options[number].first.backward_time * speed,
+                )
+                for number in undominated(options)
+            )
+
         states = range(len(profile) + 1)
         return cls(
             unit=Fraction(1, scale),
             time_unit=Fraction(1, speed),
             budget=budget * scale,
             activation=tuple(profile.activation_bytes(i) * scale for i in states),
-            saved=tuple(stage.saved_bytes * scale for stage in stages),
             gradient=tuple(profile.gradient_bytes(i) * scale for i in states),
             forward_overhead=tuple(stage.forward_overhead_bytes * scale for stage in stages),
-            backward_overhead=tuple(stage.backward_overhead_bytes * scale for stage in stages),
             forward=tuple(stage.forward_time * speed for stage in stages),
-            backward=tuple(stage.backward_time * speed for stage in stages),
+            options=tuple(map(options_of, stages)),
         )
 
     def __len__(self) -> int:
         return len(self.forward)
 
-    def recording(self, i: int, last: int) -> int:
-        """Return what ``Fa`` of stage i needs besides its input, the gradient of `last` held."""
-        return self.gradient[last + 1] + self.saved[i] + self.forward_overhead[i]
+    def input_size(self, i: int, form: InputForm) -> int:
+        """Return the units of the input of stage i in one of its forms."""
+        return self.activation[i] if form == PLAIN else self.options[i - 1][form - 1].saved
 
-    def backing(self, i: int) -> int:
+    def recording(self, option: OptionAmounts, last: int) -> int:
+        """Return what ``Fa`` needs besides its input, the gradient of `last` held."""
+        return self.gradient[last + 1] + option.saved + option.forward_overhead
+
+    def backing(self, i: int, option: OptionAmounts) -> int:
         """Return what the backward of stage i needs besides its input."""
-        return self.saved[i] + self.gradient[i] + self.gradient[i + 1] + self.backward_overhead[i]
+        gradients = self.gradient[i] + self.gradient[i + 1]
+        return option.saved + gradients + option.backward_overhead
 
     def passing(self, k: int, first: int, last: int) -> int:
         """Return what a forward of stage k needs besides the input of `first`, which stays."""
@@ -131,14 +168,14 @@ class OuterState(NamedTuple):
 
     Attributes:
         i: The stage whose input has been made.
-        is_saved: Whether that input is part of saved data.
+        form: The form of that input.
         kept: Units that stay on the device until after the turn.
         leaving: Units that still have to leave.
         returning: Units that will have to come back.
     """
 
     i: int
-    is_saved: bool
+    form: InputForm
     kept: int
     leaving: int
     returning: int
@@ -150,14 +187,14 @@ class _Step(NamedTuple):
     Attributes:
         size: Units of the stage's input.
         must_leave: Whether the input cannot stay.
-        following: The next stage, and whether its input is part of saved data.
+        following: The next stage, and the form of its input.
         times: Units that the link moves meanwhile: on the way to the turn, and back.
         ops: Operations on the way to the turn, and back.
     """
 
     size: int
     must_leave: bool
-    following: tuple[int, bool]
+    following: tuple[int, InputForm]
     times: tuple[int, int]
     ops: tuple[tuple[Op, ...], tuple[Op, ...]]
 
@@ -181,33 +218,36 @@ class ExactHybrid:
         Complexity:
             As many states as there are ways to get to them: for chains of up to about 7 stages.
         """
-        return cls(amounts).outer(OuterState(0, is_saved=False, kept=0, leaving=0, returning=0))
+        return cls(amounts).outer(OuterState(0, form=PLAIN, kept=0, leaving=0, returning=0))
 
     def inner(self, i: int, j: int, kept: int, returning: int) -> _Recomputation | None:
         """Return ``C_A``: cost and operations of stages i..j, the input being among the kept."""
         state = InnerState(i, j, kept, returning)
         if state not in self._inner:
-            found = [self._recorded(state), *(self._restarted(state, k) for k in range(i, j))]
+            found = [self._recorded(state, option) for option in self.amounts.options[i]]
+            found += [self._restarted(state, k) for k in range(i, j)]
             self._inner[state] = min(filter(None, found), default=None, key=lambda pair: pair[0])
         return self._inner[state]
 
-    def _recorded(self, state: InnerState) -> _Recomputation | None:
-        """Return ``C_A``, case ``Fall``."""
+    def _recorded(self, state: InnerState, option: OptionAmounts) -> _Recomputation | None:
+        """Return ``C_A``, case ``Fall`` under an option."""
         (i, j, kept, returning), amounts = state, self.amounts
         room = amounts.budget - kept
-        if max(amounts.recording(i, j), amounts.backing(i)) > room:
+        recording, backing = amounts.recording(option, j), amounts.backing(i, option)
+        if max(recording, backing) > room:
             return None
-        wait_backward = max(0, amounts.backing(i) - room + returning)
-        returning = max(0, returning - amounts.backward[i] - wait_backward)
-        cost = amounts.forward[i] + amounts.backward[i] + wait_backward
+        wait_backward = max(0, backing - room + returning)
+        returning = max(0, returning - option.backward - wait_backward)
+        cost = option.forward + option.backward + wait_backward
         ops: tuple[Op, ...] = ()
         if i < j:
-            rest = self.inner(i + 1, j, kept + amounts.saved[i], returning)
+            rest = self.inner(i + 1, j, kept + option.saved, returning)
             if rest is None:
                 return None
             cost, ops, returning = cost + rest[0], rest[1], max(0, returning - rest[0])
-        cost += max(0, amounts.recording(i, j) - room + returning)
-        return cost, (Op(OpKind.FORWARD_KEEP_ALL, i), *ops, Op(OpKind.BACKWARD, i))
+        cost += max(0, recording - room + returning)
+        keep = Op(OpKind.FORWARD_KEEP_ALL, i, option=option.number)
+        return cost, (keep, *ops, Op(OpKind.BACKWARD, i))
 
     def _restarted(self, state: InnerState, k: int) -> _Recomputation | None:
         """Return ``C_A``, case ``Fck``: forwards i..k, then the stages after k, then up to k."""
@@ -232,40 +272,37 @@ class ExactHybrid:
         return run + later[0] + sooner[0] + wait, ops
 
     def outer(self, state: OuterState) -> ExactPlan | None:
-        """Return ``OC_1`` if the input is saved, else ``OC_0``."""
+        """Return ``OC_0`` if the input is plain, else ``OC_1`` of its option."""
         if state not in self._outer:
             last = len(self.amounts) - 1
-            found = [self._kept_all(state)]
+            forms = range(1, len(self.amounts.options[state.i]) + 1)
+            found = [self._kept_all(state, following) for following in forms]
             found += [self._checkpointed(state, j) for j in range(state.i, last)]
             self._outer[state] = min(filter(None, found), default=None, key=lambda plan: plan.cost)
         return self._outer[state]
 
-    def _size(self, state: OuterState) -> int:
-        """Return the units of the input at hand."""
-        amounts = self.amounts
-        return amounts.saved[state.i - 1] if state.is_saved else amounts.activation[state.i]
-
-    def _kept_all(self, state: OuterState) -> ExactPlan | None:
-        """Return case ``Fall``, the loss included."""
+    def _kept_all(self, state: OuterState, following: InputForm) -> ExactPlan | None:
+        """Return case ``Fall``, the loss included; its option is the form of what it makes."""
         amounts, last, i = self.amounts, len(self.amounts) - 1, state.i
-        size = self._size(state)
+        option, size = amounts.options[i][following - 1], amounts.input_size(i, state.form)
         room = amounts.budget - state.kept - size
-        recording, backing = amounts.recording(i, last), amounts.backing(i)
+        recording, backing = amounts.recording(option, last), amounts.backing(i, option)
         if max(recording, backing) > room:
             return None
-        forward = amounts.forward[i] + max(0, recording - room + state.leaving)
-        backward = amounts.backward[i] + max(0, backing - room + state.returning)
-        ops = (Op(OpKind.FORWARD_KEEP_ALL, i),), (Op(OpKind.BACKWARD, i),)
+        forward = option.forward + max(0, recording - room + state.leaving)
+        backward = option.backward + max(0, backing - room + state.returning)
+        keep = Op(OpKind.FORWARD_KEEP_ALL, i, option=option.number)
+        ops = (keep,), (Op(OpKind.BACKWARD, i),)
         if i == last:
             rest = max(0, state.leaving - forward) + max(0, state.returning - backward)
             return ExactPlan(forward + backward + rest, (*ops[0], *ops[1]), frozenset())
         times = forward, backward
-        return self._best_after(state, _Step(size, False, (i + 1, True), times, ops))  # noqa: FBT003  # a field
+        return self._best_after(state, _Step(size, False, (i + 1, following), times, ops))  # noqa: FBT003  # a field
 
     def _checkpointed(self, state: OuterState, j: int) -> ExactPlan | None:
         """Return case ``Fck``: forwards i..j, of which the input stays or leaves."""
         amounts, last, i = self.amounts, len(self.amounts) - 1, state.i
-        size = self._size(state)
+        size = amounts.input_size(i, state.form)
         room = amounts.budget - state.kept - size
         run = wait = 0
         must_leave = False
@@ -281,17 +318,17 @@ class ExactHybrid:
         if back is None:
             return None
         times, ops = (run + wait, back[0]), (tuple(forwards_dropping_inputs(i, j)), back[1])
-        return self._best_after(state, _Step(size, must_leave, (j + 1, False), times, ops))
+        return self._best_after(state, _Step(size, must_leave, (j + 1, PLAIN), times, ops))
 
     def _best_after(self, state: OuterState, step: _Step) -> ExactPlan | None:
         """Return the better of keeping the input and offloading it, and all that comes after."""
         (forward, backward), size, best = step.times, step.size, None
-        item = ("b", state.i - 1) if state.is_saved else ("a", state.i)
+        item = ("a", state.i) if state.form == PLAIN else ("b", state.i - 1)
         for moves in (True,) if step.must_leave else (False, True):
             rest = self.outer(
                 OuterState(
                     step.following[0],
-                    is_saved=step.following[1],
+                    form=step.following[1],
                     kept=state.kept + size * (not moves),
                     leaving=max(0, state.leaving + size * moves - forward),
                     returning=max(0, state.returning - backward) + size * moves,

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chainstay.dp.hybrid.labels import Labels, allocate, slot_of
 from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, recompute_cost
 from chainstay.dp.hybrid.slot_chain import (
     FINITE,
@@ -28,55 +29,19 @@ from chainstay.dp.hybrid.slot_chain import (
     TINY,
     Rooms,
     SlotChain,
-    backing,
+    input_forms,
+    input_size,
     passing,
-    recording,
     row_of,
 )
 from chainstay.dp.jit import kernel
 
-__all__ = ["CompletionBounds", "Labels", "SearchLimits", "search"]
+__all__ = ["CompletionBounds", "Expansion", "SearchLimits", "extend", "search"]
 
 _Floats = NDArray[np.float64]
 
 _COMPARED = 200
 """How many other labels each label is compared with."""
-
-
-class Labels(NamedTuple):
-    """Ways to get to stages, in columns.
-
-    Attributes:
-        cost: Time that it took so far.
-        kept: ``A``, slots that stay on the device until after the turn.
-        leaving: ``D_F``, slots that have to leave.
-        returning: ``D_B``, slots that have to come back.
-        total: Time that it takes at least in all.
-        parent: The label before, -1 for the first.
-        stage: The stage that it has got to.
-        is_saved: Whether the stage's input is part of saved data.
-        moved: Whether the input of the parent's stage was offloaded.
-        following: The next label of the same stage and kind, -1 after the last.
-        first: Shape (stages, 2): the first label of a stage and kind, or -1.
-        made: Shape (1,): how many labels there are.
-        key: The hash table's cells, 0 for none.
-        label: The hash table's labels of these cells.
-    """
-
-    cost: _Floats
-    kept: _Floats
-    leaving: _Floats
-    returning: _Floats
-    total: _Floats
-    parent: NDArray[np.int32]
-    stage: NDArray[np.int16]
-    is_saved: NDArray[np.bool_]
-    moved: NDArray[np.bool_]
-    following: NDArray[np.int32]
-    first: NDArray[np.int32]
-    made: NDArray[np.int64]
-    key: NDArray[np.int64]
-    label: NDArray[np.int32]
 
 
 class CompletionBounds(NamedTuple):
@@ -87,7 +52,7 @@ class CompletionBounds(NamedTuple):
             counts for the rest only, and costs are lower bounds.
         finer: Steps of `kept` per slot.
         weights: Shape (pairs, 2): weights of moving things away and back.
-        to_go: Shape (stages, 2, finer * K + 1, pairs), as filled by `fill_costs_to_go`.
+        to_go: Shape (stages, forms, finer * K + 1, pairs), as filled by `fill_costs_to_go`.
     """
 
     multiplier: float
@@ -102,7 +67,7 @@ class SearchLimits(NamedTuple):
     Attributes:
         cells: Cells of the labels' grid per slot, along every dimension.
         limit: Labels that lead to more time are of no use.
-        width: The most labels of every stage and kind that go on, for a plan, unless it is 0.
+        width: The most labels of every stage and form that go on, for a plan, unless it is 0.
     """
 
     cells: float
@@ -130,7 +95,7 @@ class NewLabel(NamedTuple):
     """A label to enter; the fields are the columns of `Labels`."""
 
     stage: int
-    is_saved: int
+    form: int
     moved: bool
     cost: float
     kept: float
@@ -141,7 +106,7 @@ class NewLabel(NamedTuple):
 @kernel
 def _least_to_go(bounds: CompletionBounds, label: NewLabel, enough: float) -> float:
     """Return what a label takes at least from here on, or something of at least `enough`."""
-    row = bounds.to_go[label.stage, label.is_saved, int(label.kept * bounds.finer + TINY)]
+    row = bounds.to_go[label.stage, label.form, int(label.kept * bounds.finer + TINY)]
     least = 0.0
     for pair in range(len(bounds.weights)):
         moving = bounds.weights[pair, 0] * label.leaving + bounds.weights[pair, 1] * label.returning
@@ -152,36 +117,11 @@ def _least_to_go(bounds: CompletionBounds, label: NewLabel, enough: float) -> fl
 
 
 @kernel
-def _slot_of(labels: Labels, key: int) -> int:
-    """Return where a cell is in the hash table, or should be."""
-    mask = len(labels.key) - 1
-    at = ((key * 0x9E3779B97F4A7C1) >> 20) & mask
-    while labels.key[at] != 0 and labels.key[at] != key:
-        at = (at + 1) & mask
-    return at
-
-
-@kernel
-def _allocate(labels: Labels, place: int, key: int, stage: int, is_saved: int) -> int:
-    """Return the number of a new label, or -1 if there is no room for it."""
-    at = labels.made[0]
-    if at >= len(labels.cost):
-        labels.made[0] = len(labels.cost) + 1
-        return -1
-    labels.made[0] = at + 1
-    labels.key[place], labels.label[place] = key, at
-    labels.stage[at], labels.is_saved[at] = stage, is_saved == 1
-    labels.following[at] = labels.first[stage, is_saved]
-    labels.first[stage, is_saved] = at
-    return int(at)
-
-
-@kernel
 def _add_label(  # noqa: C901  # one decision: enter, merge or reject
     bounds: CompletionBounds, labels: Labels, expansion: Expansion, new: NewLabel
 ) -> None:
     """Enter a label at its cell, or merge it with the label that is there."""
-    stage, is_saved, moved, cost, kept, leaving, returning = new
+    stage, form, moved, cost, kept, leaving, returning = new
     parent, rooms, cells, limit = expansion
     room = rooms.slots - kept
     if room < -TINY:
@@ -199,17 +139,18 @@ def _add_label(  # noqa: C901  # one decision: enter, merge or reject
     if cost >= limit:
         return
     kept = min(kept, float(rooms.slots))
-    entered = NewLabel(stage, is_saved, moved, cost, kept, leaving, returning)
+    entered = NewLabel(stage, form, moved, cost, kept, leaving, returning)
     total = cost + _least_to_go(bounds, entered, limit - cost)
     if parent >= 0:
         total = max(total, labels.total[parent])
     if total >= limit:
         return
-    key = ((2 * stage + is_saved) * 65536 + int(kept * cells)) * 65536 + int(leaving * cells)
+    cell = labels.first.shape[1] * stage + form
+    key = (cell * 65536 + int(kept * cells)) * 65536 + int(leaving * cells)
     key = key * 65536 + int(returning * cells) + 1
-    place = _slot_of(labels, key)
+    place = slot_of(labels, key)
     if labels.key[place] == 0:
-        at = _allocate(labels, place, key, stage, is_saved)
+        at = allocate(labels, place, key, stage, form)
         if at < 0:
             return
     else:
@@ -299,14 +240,14 @@ def search(
     origin = NewLabel(0, 0, False, 0.0, 0.0, 0.0, 0.0)
     _add_label(bounds, labels, Expansion(-1, chain.rooms, cells, best), origin)
     for i in range(len(chain.forward)):
-        for is_saved in range(2):
-            found = _promising(labels, labels.first[i, is_saved], best)
+        for form in range(input_forms(chain, i)):
+            found = _promising(labels, labels.first[i, form], best)
             found = _undominated(labels, found, chain.rooms.is_bound)
             if 0 < width < len(found):
                 found = found[np.argsort(labels.total[found])[:width]]
             for at in found:
                 expansion = Expansion(at, chain.rooms, cells, best)
-                total = _extend(chain, fronts, bounds, labels, expansion)
+                total, _ = extend(chain, fronts, bounds, labels, expansion)
                 if total < best:
                     best, last = total, at
             if labels.made[0] > len(labels.cost):
@@ -319,7 +260,7 @@ class LabelMove(NamedTuple):
 
     Attributes:
         stage: The stage that is got to.
-        is_saved: 1 if its input is part of saved data, else 0.
+        form: The form of its input.
         item: Slots of the input at hand.
         can_stay: Whether that input can stay.
         forward: Time on the way to the turn.
@@ -327,7 +268,7 @@ class LabelMove(NamedTuple):
     """
 
     stage: int
-    is_saved: int
+    form: int
     item: float
     can_stay: bool
     forward: float
@@ -344,40 +285,51 @@ def _add_labels(
     left = max(0.0, returning - move.backward)
     if move.can_stay:
         gone = max(0.0, leaving - move.forward)
-        stays = NewLabel(move.stage, move.is_saved, False, cost, kept + item, gone, left)
+        stays = NewLabel(move.stage, move.form, False, cost, kept + item, gone, left)
         _add_label(bounds, labels, expansion, stays)
     if item > 0:
         gone = max(0.0, leaving + item - move.forward)
-        moves = NewLabel(move.stage, move.is_saved, True, cost, kept, gone, left + item)
+        moves = NewLabel(move.stage, move.form, True, cost, kept, gone, left + item)
         _add_label(bounds, labels, expansion, moves)
 
 
 @kernel
-def _extend(
+def extend(
     chain: SlotChain,
     fronts: RecomputeFronts,
     bounds: CompletionBounds,
     labels: Labels,
     expansion: Expansion,
-) -> float:
-    """Add all labels that can follow a label; return what it takes in all if it is at the loss."""
+) -> tuple[float, int]:
+    """Add all labels that can follow a label; at the loss, return what it takes in all, and how.
+
+    Returns:
+        The time in all, infinite before the loss, and the option under which the loss is kept.
+    """
     at, limit = expansion.parent, expansion.limit
     i, last = int(labels.stage[at]), len(chain.forward) - 1
     cost, leaving, returning = labels.cost[at], labels.leaving[at], labels.returning[at]
-    item = chain.saved[i - 1] if labels.is_saved[at] else chain.activation[i]
+    item = input_size(chain, i, labels.form[at])
     room = chain.rooms.slots - labels.kept[at] - item
     share = 1.0 if bounds.multiplier < 0.0 else 1.0 - bounds.multiplier
-    forward_need, backward_need = recording(chain, i, last), backing(chain, i)
-    if max(forward_need, backward_need) <= room + TINY:
-        forward = chain.forward[i] + max(0.0, forward_need - room + leaving)
-        backward = chain.backward[i] + max(0.0, backward_need - room + returning)
+    best, chosen, held = INFINITE, -1, chain.gradient[last + 1]
+    for option in range(chain.counts[i]):
+        forward_need = held + chain.forward_need[i, option]
+        backward_need = chain.backward_need[i, option]
+        if max(forward_need, backward_need) > room + TINY:
+            continue
+        forward = chain.keep[i, option] + max(0.0, forward_need - room + leaving)
+        backward = chain.backward[i, option] + max(0.0, backward_need - room + returning)
         after = cost + forward + share * backward
-        if i == last:
-            after += max(0.0, leaving - forward) + max(0.0, returning - backward)
-            return float(max(after, labels.total[at]))
-        move = LabelMove(i + 1, 1, item, True, forward, backward)
-        _add_labels(bounds, labels, expansion, after, move)
-    run, wait = 0.0, 0.0
+        if i < last:
+            move = LabelMove(i + 1, option + 1, item, True, forward, backward)
+            _add_labels(bounds, labels, expansion, after, move)
+            continue
+        after += max(0.0, leaving - forward) + max(0.0, returning - backward)
+        after = max(after, labels.total[at])
+        if after < best:
+            best, chosen = after, option
+    run, again, wait = 0.0, 0.0, 0.0
     can_stay = True
     for j in range(i, last):
         need = passing(chain, j, i, last)
@@ -386,11 +338,12 @@ def _extend(
         can_stay = can_stay and need <= room + TINY
         wait = max(wait, need - run - room + leaving)
         run += chain.forward[j]
-        if cost + (1.0 + share) * run + wait >= limit:
+        again += chain.least[j]
+        if cost + run + share * again + wait >= limit:
             break
         back = recompute_cost(fronts, expansion.rooms, row_of(i, j), room, returning)
         if back > FINITE:
             continue
         move = LabelMove(j + 1, 0, item, can_stay, run + wait, back)
         _add_labels(bounds, labels, expansion, cost + run + wait + share * back, move)
-    return INFINITE
+    return best, chosen

@@ -19,10 +19,8 @@ from chainstay.dp.hybrid.slot_chain import (
     TINY,
     Rooms,
     SlotChain,
-    backing,
     column_of,
     passing,
-    recording,
     rounded,
     row_of,
 )
@@ -52,7 +50,8 @@ class RecomputeFronts(NamedTuple):
             descending.
         base: At [plan]: the time it takes where nothing has to come back.
         demand: At [plan]: slots, as above.
-        choice: At [plan]: -1 for ``Fall``, or the last stage that ``Fck`` passes.
+        choice: At [plan]: -1 - k for ``Fall`` under the k-th option that counts, or the last stage
+            that ``Fck`` passes.
         later: At [plan]: the plan of what runs later, if that is part of it.
         sooner: At [plan]: the plan of what runs sooner, if that is part of it.
     """
@@ -82,7 +81,7 @@ class DraftFront(NamedTuple):
     Attributes:
         base: At [plan]: the time it takes where nothing has to come back.
         demand: At [plan]: slots, as in `RecomputeFronts`.
-        choice: At [plan]: -1 for ``Fall``, or the last stage that ``Fck`` passes.
+        choice: At [plan]: as in `RecomputeFronts`.
         later: At [plan]: the plan of what runs later, if that is part of it.
         sooner: At [plan]: the plan of what runs sooner, if that is part of it.
         length: Shape (1,): the number of plans; -1 if there is no room for them.
@@ -182,7 +181,7 @@ def fill_column(chain: SlotChain, caps: _Floats, j: int, fronts: RecomputeFronts
     length = draft.length
     for i in range(j, -1, -1):
         row = row_of(i, j)
-        if caps[row].max() < chain.forward[i] + chain.backward[i]:
+        if caps[row].max() < chain.least[i]:
             continue
         length[0] = 0
         _fill_needs(chain, i, j, draft)
@@ -216,23 +215,28 @@ def _fill_needs(chain: SlotChain, i: int, j: int, draft: DraftFront) -> None:
 
 
 @kernel
-def _add_plans(
+def _add_plans(  # noqa: C901  # a call for each option takes half as long again
     chain: SlotChain, caps: _Floats, part: StageRange, fronts: RecomputeFronts, draft: DraftFront
 ) -> bool:
     """Add the plans that need this room to those that need less; return whether there are any."""
     i, j, room = part
-    forward_need, backward_need = recording(chain, i, j), backing(chain, i)
-    own = chain.forward[i] + chain.backward[i]
     cap = caps[row_of(i, j), room]
     before = cap if room == 0 else caps[row_of(i, j), room - 1]
-    if cap < own:
+    if cap < chain.least[i]:
         return False
-    is_new = False
-    if max(forward_need, backward_need) <= room + TINY:
+    is_new, held = False, chain.gradient[j + 1]
+    for option in range(chain.counts[i]):
+        forward_need = held + chain.forward_need[i, option]
+        backward_need = chain.backward_need[i, option]
+        if max(forward_need, backward_need) > room + TINY:
+            continue
+        saved, backward = chain.saved[i, option], chain.backward[i, option]
+        own, choice = chain.keep[i, option] + backward, _RECORDED - option
         if i == j:
-            demand = max(backward_need, forward_need - chain.backward[i])
-            is_new = _insert(draft, cap, FrontPlan(own, demand, _RECORDED, -1, -1))
-        left = room - rounded(chain.rooms, chain.saved[i])
+            demand = max(backward_need, forward_need - backward)
+            is_added = _insert(draft, cap, FrontPlan(own, demand, choice, -1, -1))
+            is_new = is_new or is_added
+        left = room - rounded(chain.rooms, saved)
         if i < j and left >= 0:
             row = row_of(i + 1, j)
             first = fronts.start[row, left]
@@ -240,10 +244,10 @@ def _add_plans(
                 base = fronts.base[plan]
                 demand = max(
                     backward_need,
-                    fronts.demand[plan] + chain.saved[i] - chain.backward[i],
-                    forward_need - chain.backward[i] - base,
+                    fronts.demand[plan] + saved - backward,
+                    forward_need - backward - base,
                 )
-                is_added = _insert(draft, cap, FrontPlan(own + base, demand, _RECORDED, -1, plan))
+                is_added = _insert(draft, cap, FrontPlan(own + base, demand, choice, -1, plan))
                 is_new = is_new or is_added
     run = 0.0
     for k in range(i, j):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,10 @@ from chainstay.dp.jit import kernel
 
 _Floats = NDArray[np.float64]
 
+InputForm: TypeAlias = int
+"""The form of a stage's input: `PLAIN`, or k + 1 if it is part of what the stage before saved under
+the k-th of its options that count (those that no other replaces)."""
+PLAIN: Final = 0
 INFINITE: Final = 1e30
 FINITE: Final = 1e29
 """Any cost above is infinite, with something finite subtracted."""
@@ -37,36 +41,43 @@ class SlotChain(NamedTuple):
 
     Attributes:
         activation: Shape (n + 1,), slots of ``a^0 .. a^n``.
-        saved: Shape (n,), slots of ``ā^0 .. ā^{n-1}``.
         gradient: Shape (n + 1,), slots of ``δ^0 .. δ^n``.
-        forward_overhead: Shape (n,), slots in use only during a forward.
-        backward_overhead: Shape (n,), slots in use only during a backward.
-        forward: Shape (n,), times of forwards.
-        backward: Shape (n,), times of backwards.
+        forward_overhead: Shape (n,), slots in use only during a forward that is not kept.
+        forward: Shape (n,), times of forwards that are not kept.
+        counts: Shape (n,): how many options of each stage count; columns below end there.
+        saved: Shape (n, options), slots that an option saves.
+        forward_need: Shape (n, options), what its forward needs besides input and gradient.
+        backward_need: Shape (n, options), what its backward needs besides the input.
+        keep: Shape (n, options), times of its forward.
+        backward: Shape (n, options), times of its backward.
+        least: Shape (n,), the least time of a stage's kept forward and backward, by any option.
         rooms: The budget in slots, and how rooms are rounded.
     """
 
     activation: _Floats
-    saved: _Floats
     gradient: _Floats
     forward_overhead: _Floats
-    backward_overhead: _Floats
     forward: _Floats
+    counts: NDArray[np.int64]
+    saved: _Floats
+    forward_need: _Floats
+    backward_need: _Floats
+    keep: _Floats
     backward: _Floats
+    least: _Floats
     rooms: Rooms
 
 
 @kernel
-def recording(chain: SlotChain, i: int, last: int) -> float:
-    """Return what ``Fa`` of stage i needs besides its input, the gradient of `last` held."""
-    return float(chain.gradient[last + 1] + chain.saved[i] + chain.forward_overhead[i])
+def input_forms(chain: SlotChain, i: int) -> int:
+    """Return how many forms the input of stage i can have."""
+    return 1 + int(chain.counts[i - 1]) if i else 1
 
 
 @kernel
-def backing(chain: SlotChain, i: int) -> float:
-    """Return what the backward of stage i needs besides its input."""
-    gradients = chain.gradient[i] + chain.gradient[i + 1]
-    return float(chain.saved[i] + gradients + chain.backward_overhead[i])
+def input_size(chain: SlotChain, i: int, form: int) -> float:
+    """Return the slots of the input of stage i in one of its forms."""
+    return float(chain.saved[i - 1, form - 1] if form else chain.activation[i])
 
 
 @kernel

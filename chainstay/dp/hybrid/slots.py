@@ -9,7 +9,8 @@ known, only what may lead below it is of use, to better plans and to the bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
@@ -19,12 +20,22 @@ from numpy.typing import NDArray
 
 from chainstay.dp.hybrid.completion_bounds import Weights
 from chainstay.dp.hybrid.discretisation import DiscretisedChain, Effort, least_time
-from chainstay.dp.hybrid.label_setting import Labels
+from chainstay.dp.hybrid.label_setting import Expansion, extend
+from chainstay.dp.hybrid.labels import Labels
 from chainstay.dp.hybrid.recompute_fronts import RecomputeFronts, best_plan
-from chainstay.dp.hybrid.slot_chain import FINITE, INFINITE, Rooms, SlotChain, row_of
+from chainstay.dp.hybrid.slot_chain import (
+    FINITE,
+    INFINITE,
+    PLAIN,
+    Rooms,
+    SlotChain,
+    input_size,
+    row_of,
+)
 from chainstay.dp.jit import is_available
 from chainstay.dp.recursion import forwards_dropping_inputs
 from chainstay.profiles import ChainProfile, Link
+from chainstay.profiles.stage import StageOption, undominated
 from chainstay.schedule import Op, OpKind
 
 _Floats: TypeAlias = NDArray[np.float64]
@@ -75,7 +86,7 @@ def bracket(
     """Return good plans, the best last, and a lower bound on the time of all plans.
 
     Args:
-        profile: A chain without skips.
+        profile: A chain without skips, with options of single stages only.
         budget: Bytes.
         link: A half-duplex link without latency.
         slots: How many slots of memory the budget is divided into.
@@ -137,13 +148,35 @@ def _searched(profile: ChainProfile, budget: int, link: Link, slots: int) -> _Pl
         grid = _discretised(chain, limit)
         weights = grid.best_weights(grid.finer / 4, weights, 1 / 16, 1 / 32)
         limit = _improve(grid.with_bounds(weights), limit, plans)
-    return _PlansFound(plans, limit, weights, chain)
+    numbers = _option_numbers(profile)
+    return _PlansFound([_renumbered(plan, numbers) for plan in plans], limit, weights, chain)
+
+
+def _option_numbers(profile: ChainProfile) -> list[list[int]]:
+    """Return, by stage, the numbers of the options that count: those that no other replaces."""
+    return [undominated(stage.all_options) for stage in profile.stages]
+
+
+def _renumbered(plan: SlotPlan, numbers: list[list[int]]) -> SlotPlan:
+    """Return a plan that calls options by their numbers in the profile."""
+    ops = (
+        replace(op, option=numbers[op.stage][op.option])
+        if op.kind is OpKind.FORWARD_KEEP_ALL
+        else op
+        for op in plan.ops
+    )
+    return plan._replace(ops=tuple(ops))
 
 
 def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> SlotChain:
     """Return the chain in slots, its times in what a slot takes on the link."""
     arrays, slot = profile.arrays(), Fraction(budget, slots)
     time_unit = slot / Fraction(link.bandwidth)
+    options = [
+        [stage.all_options[number] for number in numbers]
+        for stage, numbers in zip(profile.stages, _option_numbers(profile), strict=True)
+    ]
+    counts = np.array([len(row) for row in options], dtype=np.int64)
 
     def sizes(column: NDArray[np.int64]) -> _Floats:
         return np.asarray(column / float(slot), dtype=float)
@@ -151,14 +184,29 @@ def _in_slots(profile: ChainProfile, budget: int, link: Link, slots: int) -> Slo
     def times(column: NDArray[np.int64]) -> _Floats:
         return np.asarray(column / float(time_unit), dtype=float)
 
+    def by_option(quantity: Callable[[StageOption], int]) -> NDArray[np.int64]:
+        table = np.zeros((len(options), counts.max()), dtype=np.int64)
+        for i, row in enumerate(options):
+            table[i, : len(row)] = list(map(quantity, row))
+        return table
+
+    saved = by_option(lambda option: option.saved_bytes)
+    keep = times(by_option(lambda option: option.first.time))
+    backward = times(by_option(lambda option: option.first.backward_time))
+    least = [min((keep[i] + backward[i])[:count]) for i, count in enumerate(counts)]
     return SlotChain(
         activation=sizes(arrays.activation),
-        saved=sizes(arrays.saved),
         gradient=sizes(arrays.gradient),
         forward_overhead=sizes(arrays.forward_overhead),
-        backward_overhead=sizes(arrays.backward_overhead),
         forward=times(arrays.forward_time),
-        backward=times(arrays.backward_time),
+        counts=counts,
+        saved=sizes(saved),
+        forward_need=sizes(saved + by_option(lambda option: option.first.overhead_bytes)),
+        backward_need=sizes(saved + by_option(lambda option: option.backward_overhead_bytes))
+        + sizes(arrays.gradient[:-1] + arrays.gradient[1:])[:, np.newaxis],
+        keep=keep,
+        backward=backward,
+        least=np.array(least),
         rooms=Rooms(slots, is_bound=False),
     )
 
@@ -240,7 +288,10 @@ def _lower_bound(grid: DiscretisedChain, limit: float) -> float:
 
 
 def _plan(grid: DiscretisedChain, labels: Labels, last: int) -> SlotPlan:
-    """Return computations and moved items, from the last label back to the first."""
+    """Return computations and moved items, from the last label back to the first.
+
+    Options are counted among those that count, as in the chain in slots.
+    """
     chain, path = grid.chain, [last]
     while (parent := int(labels.parent[path[-1]])) >= 0:
         path.append(parent)
@@ -251,19 +302,22 @@ def _plan(grid: DiscretisedChain, labels: Labels, last: int) -> SlotPlan:
     for at, following in pairwise(path):
         i, after = int(labels.stage[at]), int(labels.stage[following])
         if labels.moved[following]:
-            moved.add(("b", i - 1) if labels.is_saved[at] else ("a", i))
-        if labels.is_saved[following]:
-            ops.append(Op(OpKind.FORWARD_KEEP_ALL, i))
+            moved.add(("a", i) if labels.form[at] == PLAIN else ("b", i - 1))
+        if labels.form[following] != PLAIN:
+            option = int(labels.form[following]) - 1
+            ops.append(Op(OpKind.FORWARD_KEEP_ALL, i, option=option))
             ends.append((Op(OpKind.BACKWARD, i),))
             continue
         ops += forwards_dropping_inputs(i, after - 1)
-        item = chain.saved[i - 1] if labels.is_saved[at] else chain.activation[i]
+        item = input_size(chain, i, int(labels.form[at]))
         room = float(chain.rooms.slots - labels.kept[at] - item)
         returning = float(labels.returning[at])
         found = best_plan(grid.fronts, chain.rooms, row_of(i, after - 1), room, returning)
         ends.append(tuple(_recomputation(grid.fronts, i, after - 1, int(found))))
     final = len(chain.forward) - 1
-    ops += (Op(OpKind.FORWARD_KEEP_ALL, final), Op(OpKind.BACKWARD, final))
+    at_loss = Expansion(last, chain.rooms, 0.0, INFINITE)
+    _, option = extend(chain, grid.fronts, grid.completion_bounds(), labels, at_loss)
+    ops += (Op(OpKind.FORWARD_KEEP_ALL, final, option=option), Op(OpKind.BACKWARD, final))
     for end in reversed(ends):
         ops += end
     return SlotPlan(tuple(ops), frozenset(moved))
@@ -275,7 +329,7 @@ def _recomputation(fronts: RecomputeFronts, i: int, j: int, plan: int) -> Iterat
         int(column[plan]) for column in (fronts.choice, fronts.later, fronts.sooner)
     )
     if k < 0:
-        yield Op(OpKind.FORWARD_KEEP_ALL, i)
+        yield Op(OpKind.FORWARD_KEEP_ALL, i, option=-1 - k)
         if i < j:
             yield from _recomputation(fronts, i + 1, j, sooner)
         yield Op(OpKind.BACKWARD, i)

@@ -29,6 +29,7 @@ from chainstay.formulations.cpsat.hybrid_variables import (
 from chainstay.formulations.cpsat.ortools_backend import Literal, new_model
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
+from chainstay.profiles.chain import require_plain
 from chainstay.schedule import Item
 from chainstay.timetable import Time
 
@@ -51,9 +52,10 @@ def build(
         least: A makespan that no answer is below.
 
     Raises:
-        InvalidProfileError: The sizes add up to more than 2**53.
+        InvalidProfileError: The sizes add up to more than 2**53, or stages have options.
         BackendError: OR-Tools is missing.
     """
+    require_plain(problem.profile, "the integer program of recomputing with offloading")
     _require_exact(problem)
     program = _empty_program(problem, model_size, known)
     model = program.model

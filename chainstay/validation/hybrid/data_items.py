@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from chainstay.schedule import Op, OpKind, Schedule
 
 Item: TypeAlias = tuple[str, int]
-"""``("a", i)``: activation ``a^i``; ``("b", i)``: what ``Fa`` of stage i saved."""
+"""``("a", i)``: activation ``a^i``; ``("b", i)``: what ``Fa`` of stage i saved, by any option."""
 
 
 _SAVED: Final = (OpKind.OFFLOAD_SAVED, OpKind.PREFETCH_SAVED, OpKind.DISCARD_SAVED)

@@ -57,7 +57,7 @@ def fractional_makespan(
     """Return the least makespan of these computations if offloaded items may move in any parts.
 
     Args:
-        profile: A chain without skips.
+        profile: A chain without skips, with options of single stages only.
         schedule: Computations in order, and transfers; of these only the set of items counts.
         budget: Bytes.
         link: A half-duplex link without latency.
@@ -114,25 +114,34 @@ def _uses(
                 use.last_forward = position
             elif use.first_backward < 0:
                 use.first_backward = position
-        stored.difference_update(freed_items(op))
+        freed = freed_items(op)
+        stored.difference_update(freed)
+        if position < turn:  # a later copy is another one
+            uses = {item: use for item, use in uses.items() if item not in freed}
         if op.kind is OpKind.BACKWARD:
             continue
         made = output_item(op)
         stored.add(made)
         if made in moved and position < turn:
-            uses[made] = _ItemUse(_size(profile, made), position, position)
+            uses[made] = _ItemUse(_made_bytes(profile, op), position, position)
+    _require_uses(uses, moved)
+    return list(uses.values())
+
+
+def _require_uses(uses: dict[Item, _ItemUse], moved: Collection[Item]) -> None:
+    """Refuse to move what is not there at the loss, or not read after it."""
     for item in moved:
         if item not in uses or uses[item].first_backward < 0:
             raise InvalidScheduleError(
                 f"{item[0]}{item[1]} moves, and no one copy of it is there before and read after "
                 "the loss"
             )
-    return list(uses.values())
 
 
-def _size(profile: ChainProfile, item: Item) -> int:
-    kind, index = item
-    return profile.activation_bytes(index) if kind == "a" else profile.stages[index].saved_bytes
+def _made_bytes(profile: ChainProfile, op: Op) -> int:
+    if op.kind is OpKind.FORWARD_KEEP_ALL:
+        return profile.stages[op.stage].all_options[op.option].saved_bytes
+    return profile.activation_bytes(op.stage + 1)
 
 
 def _half(

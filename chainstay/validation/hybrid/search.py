@@ -36,7 +36,8 @@ def hybrid_optimum(profile: ChainProfile, *, budget: int, link: Link) -> Optimum
     """Return a fastest schedule, or ``None`` if none fits in `budget` bytes.
 
     Raises:
-        InvalidProfileError: The chain has skips or is too long to search.
+        InvalidProfileError: The chain has skips, options other than those of single stages, or
+            is too long to search.
     """
     if len(profile) > LARGEST_HYBRID:
         raise InvalidProfileError(
@@ -81,12 +82,14 @@ def _ends(machine: HybridMachine) -> bool:
 
 def _bound(machine: HybridMachine) -> int:
     """Return ticks that no continuation is faster than: all backwards left, and their forwards."""
-    stages, ticks = machine.profile.stages, machine.link.ticks
-    waiting = 0
+    ticks, waiting = machine.link.ticks, 0
     for i in range(machine.gradient):
-        waiting += stages[i].backward_time
-        if ("b", i) not in machine.here and ("b", i) not in machine.sent:
-            waiting += stages[i].forward_time
+        rest = [run.first.time + run.first.backward_time for run in machine.options[i]]
+        if ("b", i) in machine.here:
+            rest.append(machine.saved[i].first.backward_time)
+        if ("b", i) in machine.sent:
+            rest.append(machine.away[i].first.backward_time)
+        waiting += min(rest)
     return max(machine.now, machine.ends) + ticks * waiting
 
 
@@ -114,7 +117,8 @@ def _computations(machine: HybridMachine) -> Iterator[Op]:
     for i in range(machine.gradient):
         if ("a", i) in here or ("b", i - 1) in here:
             if ("b", i) not in here:
-                yield Op(OpKind.FORWARD_KEEP_ALL, i)
+                for option in range(len(machine.options[i])):
+                    yield Op(OpKind.FORWARD_KEEP_ALL, i, option=option)
             if ("a", i + 1) not in here and i + 1 < machine.gradient:
                 yield Op(OpKind.FORWARD_KEEP_INPUT, i)
     if machine.gradient:
@@ -159,6 +163,8 @@ def _is_new(
         frozenset(machine.ready),
         frozenset(machine.released),
         frozenset(machine.sent),
+        tuple(machine.saved[i] for kind, i in sorted(machine.stored) if kind == "b"),
+        tuple(machine.away[i] for kind, i in sorted(machine.sent) if kind == "b"),
         frozenset(machine.host),
         frozenset(machine.forgotten),
         machine.queue,

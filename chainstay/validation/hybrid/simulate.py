@@ -16,6 +16,9 @@ dropped at any time:
 * What the host has it keeps until the last prefetch has ended: an item may be dropped and
   prefetched many times, from where it is.
 
+What ``Fa`` under an option saves is one item, of the option's bytes; ``B`` runs under the option
+of the data that it reads. The host has what a stage saved under one option at most.
+
 Memory of an item is taken when the computation that makes it, or its prefetch, starts.
 Sizes and times are whole numbers here: bytes, and ticks of the link. This module shares no
 code with any solver.
@@ -28,7 +31,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
-from chainstay.profiles import ChainProfile, Link
+from chainstay.profiles import ChainProfile, Link, StageOption
+from chainstay.profiles.chain import require_single_stage_options
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.validation.event_machine import EventMachine, TransferReplay
 from chainstay.validation.hybrid.data_items import (
@@ -66,7 +70,7 @@ def simulate_hybrid(
         schedule, in its order.
 
     Raises:
-        InvalidProfileError: The chain has skips.
+        InvalidProfileError: The chain has skips, or options other than those of single stages.
         InvalidScheduleError: An operation that cannot run, or that waits for memory or data
             which nothing issued before it will provide.
         ValueError: Not one of `overheads` per operation.
@@ -112,6 +116,8 @@ class HybridMachine(EventMachine):
 
     Attributes:
         profile: The chain.
+        saved: By stage, the option of the saved data that are, or were last, in device memory.
+        away: By stage, the option of the saved data that were sent to the host.
         gradient: Index of the gradient held, or held once the last backward issued has ended.
         overhead: Overhead bytes of the computation that is running.
         ends: End of the last computation issued, in ticks.
@@ -124,9 +130,12 @@ class HybridMachine(EventMachine):
         sent: Items whose offload has been issued.
         host: Items of which the host has a complete copy.
         forgotten: Items whose copy on the host goes when no running transfer needs it.
+        options: By stage, every way to keep it.
     """
 
     profile: ChainProfile
+    saved: dict[int, StageOption] = field(default_factory=dict)
+    away: dict[int, StageOption] = field(default_factory=dict)
     gradient: int = -1
     overhead: int = 0
     ends: int = 0
@@ -139,6 +148,7 @@ class HybridMachine(EventMachine):
     sent: set[Item] = field(default_factory=set)
     host: set[Item] = field(default_factory=set)
     forgotten: set[Item] = field(default_factory=set)
+    options: tuple[tuple[StageOption, ...], ...] = ()
 
     def __post_init__(self) -> None:
         profile = self.profile
@@ -147,6 +157,8 @@ class HybridMachine(EventMachine):
                 f"this chain has {len(profile.skips)} skips, which transfers do not support; "
                 "extract the model with granularity='blocks' or a smaller number of stages"
             )
+        require_single_stage_options(profile, "recomputing with offloading")
+        self.options = self.options or tuple(stage.all_options for stage in profile.stages)
         self.gradient = len(profile)
         self.memory = self.peak = profile.input_bytes + profile.gradient_bytes(len(profile))
         if self.memory > self.budget:
@@ -156,11 +168,12 @@ class HybridMachine(EventMachine):
             )
 
     def size(self, item: Item) -> int:
-        """Return the bytes of an item."""
+        """Return the bytes of an item in device memory."""
+        return self._bytes(item, self.saved)
+
+    def _bytes(self, item: Item, saved: dict[int, StageOption]) -> int:
         kind, index = item
-        if kind == "a":
-            return self.profile.activation_bytes(index)
-        return self.profile.stages[index].saved_bytes
+        return self.profile.activation_bytes(index) if kind == "a" else saved[index].saved_bytes
 
     @property
     def here(self) -> set[Item]:
@@ -201,7 +214,7 @@ class HybridMachine(EventMachine):
 
     def moved_bytes(self, op: Op) -> int:
         """Return the bytes that the transfer `op` moves."""
-        return self.size(item_of(op))
+        return self._bytes(item_of(op), self.away)
 
     def _missing_end(self) -> str:
         if self.gradient == 0:
@@ -212,7 +225,7 @@ class HybridMachine(EventMachine):
         return self.ends
 
     def _issue(self, op: Op, given_overhead: int | None) -> None:
-        here, stage = self.here, self.profile.stages[op.stage]
+        here, option = self.here, self._option(op)
         if op.kind is OpKind.FORWARD_DROP and ("a", op.stage) not in here:
             raise InvalidOperationError(
                 f"{op} needs a{op.stage} itself to drop it, and it is not stored"
@@ -229,13 +242,16 @@ class HybridMachine(EventMachine):
                 )
             makes: tuple[Item, ...] = ()
             kept = self.profile.gradient_bytes(op.stage)
-            stage_overhead = stage.backward_overhead_bytes
+            option = self.saved[op.stage]
+            time, own_overhead = option.first.backward_time, option.backward_overhead_bytes
         else:
             makes = (output_item(op),)
             if makes[0] in here:
                 raise InvalidOperationError(f"{op} makes what is stored")
-            kept, stage_overhead = self.size(makes[0]), stage.forward_overhead_bytes
-        overhead = stage_overhead if given_overhead is None else given_overhead
+            is_kept = op.kind is OpKind.FORWARD_KEEP_ALL
+            kept = option.saved_bytes if is_kept else self.size(makes[0])
+            time, own_overhead = option.first.time, option.first.overhead_bytes
+        overhead = own_overhead if given_overhead is None else given_overhead
         self._wait(
             op,
             kept + overhead,
@@ -247,13 +263,25 @@ class HybridMachine(EventMachine):
         )
         self._acquire(kept + overhead)
         self.overhead = overhead
+        if op.kind is OpKind.FORWARD_KEEP_ALL:
+            self.saved[op.stage] = option
         self.stored.update(makes)
         self.reading = set(reads)
         self.released.update(item for item in freed_items(op) if item in self.stored)
         if op.kind is OpKind.BACKWARD:
             self.gradient = op.stage
-        self.ends = self.now + self._duration(op)
-        self._compute(op, self._duration(op))
+        self.ends = self.now + time * self.link.ticks
+        self._compute(op, time * self.link.ticks)
+
+    def _option(self, op: Op) -> StageOption:
+        """Return the option of a forward; one that is not kept costs what option 0 does."""
+        options = self.options[op.stage]
+        if op.option >= len(options):
+            raise InvalidOperationError(
+                f"{op} names option {op.option}, and stage {op.stage} has {len(options)}, counted "
+                "from 0"
+            )
+        return options[op.option]
 
     def _missing(self, op: Op, item: Item) -> str:
         kind, index = item
@@ -276,6 +304,8 @@ class HybridMachine(EventMachine):
             )
         if item not in self.here:
             raise InvalidOperationError(f"{op} moves what is not stored")
+        if item[0] == "b":
+            self.away[op.stage] = self.saved[op.stage]
         self.sent.add(item)
         self.sending.add(item)
         self._queue(op)
@@ -297,13 +327,15 @@ class HybridMachine(EventMachine):
         assert item not in self.forgotten, "the last prefetch is known"
         if item in self.here:
             raise InvalidOperationError(f"{op} brings back what is stored")
-        size = self.size(item)
+        size = self._bytes(item, self.away)
         self._wait(
             op,
             size,
             lambda: item in self.host and item not in self.stored and self._is_link_free(op),
         )
         self._acquire(size)
+        if item[0] == "b":
+            self.saved[op.stage] = self.away[op.stage]
         self.stored.add(item)
         self.fetching.add(item)
         self._start_move(op)
@@ -319,15 +351,14 @@ class HybridMachine(EventMachine):
         self.stored -= gone
         self.ready -= gone
         for item in (self.forgotten & self.host) - self.fetching:
-            self.held -= self.size(item)
+            self.held -= self._bytes(item, self.away)
             self.host.discard(item)
 
     def _computed(self, op: Op) -> None:
-        stage = self.profile.stages[op.stage]
         self.computing, self.reading = None, set()
         self.memory -= self.overhead
         if op.kind is OpKind.BACKWARD:
-            self.memory -= stage.gradient_bytes
+            self.memory -= self.profile.gradient_bytes(op.stage + 1)
             return
         self.ready.add(output_item(op))
 
@@ -339,8 +370,3 @@ class HybridMachine(EventMachine):
             return
         self.sending.discard(item)
         self.host.add(item)
-
-    def _duration(self, op: Op) -> int:
-        stage = self.profile.stages[op.stage]
-        time = stage.backward_time if op.kind is OpKind.BACKWARD else stage.forward_time
-        return time * self.link.ticks
