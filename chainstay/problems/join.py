@@ -86,10 +86,17 @@ def _simpler_joins(profile: Join) -> Iterator[Join]:
         yield from with_smaller_numbers(profile)
         return
     branches, tail = profile.branches, profile.tail
+    for n in range(len(profile.shared)):
+        yield replace(profile, shared=profile.shared[:n] + profile.shared[n + 1 :])
     if tail is not None:
         yield joined(branches, None)
         for shorter in simpler_chains(tail):
-            yield joined(branches, shorter)
+            yield _sharing(joined(branches, shorter), profile)
     for j, branch in enumerate(branches):
         for simpler in simpler_chains(branch):
-            yield joined((*branches[:j], simpler, *branches[j + 1 :]), tail)
+            yield _sharing(joined((*branches[:j], simpler, *branches[j + 1 :]), tail), profile)
+
+
+def _sharing(join: JoinProfile, profile: JoinProfile) -> JoinProfile:
+    """Return a join with the shared gradients of another one of as many stages."""
+    return replace(join, shared=profile.shared) if join.stages == profile.stages else join

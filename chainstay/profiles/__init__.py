@@ -6,7 +6,13 @@ Read `stage` and `chain`, then `join`, `offload` and `link`.
 from typing import TypeAlias
 
 from chainstay.profiles.chain import ChainArrays, ChainProfile, Skip
-from chainstay.profiles.join import HomogeneousJoin, Join, JoinProfile, kept_gradients
+from chainstay.profiles.join import (
+    HomogeneousJoin,
+    Join,
+    JoinProfile,
+    SharedGradient,
+    kept_gradients,
+)
 from chainstay.profiles.link import Duplex, Link
 from chainstay.profiles.offload import OffloadProfile
 from chainstay.profiles.stage import RunCost, Stage, StageOption
@@ -22,6 +28,7 @@ __all__ = [
     "Link",
     "OffloadProfile",
     "RunCost",
+    "SharedGradient",
     "Skip",
     "Stage",
     "StageOption",

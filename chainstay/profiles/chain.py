@@ -20,7 +20,7 @@ symbol in [BEHJS24]     name here
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -265,6 +265,28 @@ def require_plain(profile: ChainProfile, what: str) -> None:
             raise InvalidProfileError(
                 f"stage {i} of this chain has {kind}, which {what} does not take; use DP(), or "
                 "leave them out of the profile"
+            )
+
+
+def require_single_stage_options(profile: ChainProfile, what: str) -> None:
+    """Refuse a chain with more than options of one stage that need its input, for `what`.
+
+    Raises:
+        InvalidProfileError: There are costs by kind of run, options of several stages, or ones
+            that need no input; the text names the first such stage.
+    """
+    for i, stage in enumerate(profile.stages):
+        refusal = ""
+        if any(option.stages > 1 for option in stage.options):
+            refusal = "an option that keeps several stages"
+        elif not all(option.needs_input for option in stage.all_options):
+            refusal = "an option that needs no input"
+        elif not replace(stage, options=()).is_plain or any(o.again for o in stage.options):
+            refusal = "costs by kind of run"
+        if refusal:
+            raise InvalidProfileError(
+                f"stage {i} of this chain has {refusal}, which {what} does not take; use DP(), or "
+                "leave it out of the profile"
             )
 
 

@@ -36,8 +36,37 @@ from chainstay.profiles.stage import Stage
 
 _KIND: Final = "join-profile"
 _HOMOGENEOUS_KIND: Final = "homogeneous-join"
-_VERSION: Final = 1
+_VERSION: Final = 2
+_VERSION_WITHOUT_SHARED: Final = 1
+_HOMOGENEOUS_VERSION: Final = 1
 _TIMES: Final = ("forward_time", "backward_time", "turn_time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGradient:
+    """A gradient with summands of several stages, such as that of a weight that towers share.
+
+    It is in memory from the first of these stages' backwards to the last, both included.
+
+    Attributes:
+        bytes: Its size.
+        users: The stages, ascending, by their numbers in `JoinProfile.all_stages`; at least two.
+
+    Raises:
+        InvalidProfileError: A number that is negative or not whole, or too few users.
+    """
+
+    bytes: int
+    users: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bytes", whole(self.bytes, "bytes of a shared gradient"))
+        users = tuple(whole(each, "a user of a shared gradient") for each in self.users)
+        object.__setattr__(self, "users", users)
+        if len(users) < 2 or users != tuple(sorted(set(users))):
+            raise InvalidProfileError(
+                f"users of a shared gradient are {users}, must be two or more stages, ascending"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +82,13 @@ class JoinProfile:
         tail: The chain from where the branches meet to the loss. Its input is all branch outputs
             together, so ``tail.input_bytes`` and ``tail.input_gradient_bytes`` are their sums.
             None: the loss is all there is, and free; a schedule writes it ``T``.
+        shared: Gradients that several stages sum. All others that stay until the end of the step
+            are no part of a profile.
 
     Raises:
         InvalidProfileError: No branch, something that is not a `ChainProfile`, a tail whose
-            input is not the branches' outputs, or what joins do not take: skips, and options
-            that keep several stages.
+            input is not the branches' outputs, a shared gradient of a stage that is not there, or
+            what joins do not take: skips, and options that keep several stages.
 
     Example:
         >>> tower = ChainProfile(input_bytes=8, input_gradient_bytes=0, stages=(
@@ -68,6 +99,7 @@ class JoinProfile:
 
     branches: tuple[ChainProfile, ...]
     tail: ChainProfile | None = None
+    shared: tuple[SharedGradient, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "branches", all_of(self.branches, ChainProfile, "branches"))
@@ -91,6 +123,12 @@ class JoinProfile:
                 )
         if self.tail is not None:
             self._require_match(self.tail)
+        object.__setattr__(self, "shared", all_of(self.shared, SharedGradient, "shared"))
+        for n, gradient in enumerate(self.shared):
+            if gradient.users[-1] >= self.stages:
+                raise InvalidProfileError(
+                    f"shared[{n}] has user {gradient.users[-1]}, and there are {self.stages} stages"
+                )
 
     def _require_match(self, tail: ChainProfile) -> None:
         for field, found, needed in (
@@ -163,6 +201,18 @@ class JoinProfile:
         return self.stages
 
     @property
+    def all_stages(self) -> tuple[Stage, ...]:
+        """All stages in the order of plain training: branch by branch, then the tail."""
+        return tuple(stage for chain in (*self.branches, self.closing) for stage in chain.stages)
+
+    @property
+    def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The users of each shared gradient by chain, the tail being the last, and stage."""
+        chains = (*self.branches, self.closing)
+        places = [(c, i) for c, chain in enumerate(chains) for i in range(len(chain))]
+        return tuple(tuple(places[user] for user in each.users) for each in self.shared)
+
+    @property
     def is_plain(self) -> bool:
         """Whether no stage has options, or costs that depend on the kind of its run."""
         return all(chain.is_plain for chain in (*self.branches, self.closing))
@@ -178,6 +228,7 @@ class JoinProfile:
         body = {
             "branches": [json.loads(branch.to_json()) for branch in self.branches],
             "tail": [json.loads(tail.to_json()) for tail in tails],
+            "shared": [{"bytes": each.bytes, "users": each.users} for each in self.shared],
         }
         return documents.dump(_KIND, _VERSION, body)
 
@@ -188,13 +239,20 @@ class JoinProfile:
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not a join.
         """
-        document = documents.parse(text, _KIND, _VERSION, InvalidProfileError)
+        document = documents.parse(
+            text, _KIND, _VERSION, InvalidProfileError, oldest=_VERSION_WITHOUT_SHARED
+        )
+        has_shared = document.integer("version") > _VERSION_WITHOUT_SHARED
         tails = document.children("tail")
         if len(tails) > 1:
             raise InvalidProfileError(f"{_KIND}: field 'tail' has {len(tails)} chains, at most 1")
         return cls(
             branches=tuple(map(_chain, document.children("branches"))),
             tail=_chain(tails[0]) if tails else None,
+            shared=tuple(
+                SharedGradient(bytes=each.integer("bytes"), users=each.integers("users"))
+                for each in (document.children("shared") if has_shared else ())
+            ),
         )
 
 
@@ -261,7 +319,7 @@ class HomogeneousJoin:
         """Return the join as a JSON document; `from_json` gives an equal one back."""
         tail = [] if self.tail_steps is None else [self.tail_steps]
         body = {"lengths": self.lengths, **{time: getattr(self, time) for time in _TIMES}}
-        return documents.dump(_HOMOGENEOUS_KIND, _VERSION, body | {"tail_steps": tail})
+        return documents.dump(_HOMOGENEOUS_KIND, _HOMOGENEOUS_VERSION, body | {"tail_steps": tail})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -270,7 +328,9 @@ class HomogeneousJoin:
         Raises:
             InvalidProfileError: Malformed, of another kind or version, or not such a join.
         """
-        document = documents.parse(text, _HOMOGENEOUS_KIND, _VERSION, InvalidProfileError)
+        document = documents.parse(
+            text, _HOMOGENEOUS_KIND, _HOMOGENEOUS_VERSION, InvalidProfileError
+        )
         tail = document.integers("tail_steps")
         if len(tail) > 1:
             raise InvalidProfileError(

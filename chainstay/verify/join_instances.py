@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
 from chainstay.problems import JoinProblem
 from chainstay.problems.join import joined
-from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile, Stage
+from chainstay.profiles import (
+    ChainProfile,
+    HomogeneousJoin,
+    Join,
+    JoinProfile,
+    SharedGradient,
+    Stage,
+)
 from chainstay.verify.option_instances import with_options
 
 JOIN_FAMILIES: Final = (
@@ -69,7 +77,21 @@ def _join(draw: random.Random, branches: int, family: str) -> JoinProfile:
     if options := draw.choice(_OPTION_FAMILIES):
         towers = [with_options(draw, tower, options) for tower in towers]
         tail = tail and with_options(draw, tail, options)
-    return joined(tuple(towers), tail)
+    join = joined(tuple(towers), tail)
+    if join.stages == 1 or draw.random() < 1 / 2:
+        return join
+    return replace(
+        join, shared=tuple(_shared(draw, join, largest, family) for _ in range(draw.randint(1, 4)))
+    )
+
+
+def _shared(draw: random.Random, join: JoinProfile, largest: int, family: str) -> SharedGradient:
+    """Return a gradient of any stages; of twins mostly one of stages that are alike."""
+    count, length = draw.randint(2, min(3, join.stages)), len(join.branches[0])
+    users = draw.sample(range(join.stages), count)
+    if family == "twins" and len(join.branches) > 1 and draw.random() < 3 / 4:
+        users = list(range(draw.randrange(length), length * len(join.branches), length))
+    return SharedGradient(bytes=draw.randint(0, 2 * largest), users=tuple(sorted(users)))
 
 
 def _chain(draw: random.Random, family: str, count: int, largest: int) -> ChainProfile:
@@ -101,7 +123,8 @@ def _chain(draw: random.Random, family: str, count: int, largest: int) -> ChainP
 def _bounds(profile: JoinProfile) -> tuple[int, int]:
     """Return about the least budget, and about what plain training needs."""
     chains = (*profile.branches, profile.closing)
-    inputs = sum(branch.input_bytes for branch in profile.branches)
+    held = sum(each.input_bytes for each in profile.branches)
+    held += sum(each.bytes for each in profile.shared)
     needs = [
         stage.gradient_bytes
         + min(each.saved_bytes + each.backward_overhead_bytes for each in stage.all_options)
@@ -109,5 +132,5 @@ def _bounds(profile: JoinProfile) -> tuple[int, int]:
         for stage in chain.stages
     ]
     saved = list(accumulate(stage.saved_bytes for chain in chains for stage in chain.stages))
-    least = inputs + max(*needs, profile.output_bytes + profile.output_gradient_bytes)
-    return least, max(least, inputs + saved[-1] + max(needs))
+    least = held + max(*needs, profile.output_bytes + profile.output_gradient_bytes)
+    return least, max(least, held + saved[-1] + max(needs))

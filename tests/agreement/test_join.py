@@ -175,7 +175,7 @@ def test_least_budget_is_where_the_table_begins(seed: int) -> None:
             continue
         least = LeastMemoryProgram(instance.profile, instance.keep)
         memory = least.root + least.inputs
-        table = OverheadProgram(instance.profile, instance.keep, memory)
+        table = OverheadProgram(instance.profile, instance.keep, least.sums, memory)
         assert table.overhead(least.root) is not None
         assert table.overhead(least.root - 1) is None
         replay = simulate_join(instance.profile, least.schedule(least.root), keep=instance.keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ from chainstay import (
 )
 from chainstay.dp.join.canonical import LeastMemoryProgram
 from chainstay.problems.join import joined
-from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
+from chainstay.profiles import ChainProfile, RunCost, SharedGradient, Stage, StageOption
 from chainstay.validation.join.search import join_optimum
 from chainstay.verify.option_instances import with_options
 
@@ -52,7 +53,14 @@ def drawn(seed: int, most_stages: int) -> tuple[random.Random, JoinProfile, tupl
         return with_options(draw, plain, family)
 
     join = joined((chain(), chain()), chain() if draw.random() < 5 / 6 else None)
+    if draw.random() < 3 / 4:
+        join = replace(join, shared=tuple(shared(draw, join) for _ in range(draw.randint(1, 3))))
     return draw, join, (draw.random() < 1 / 5, draw.random() < 1 / 5)
+
+
+def shared(draw: random.Random, join: JoinProfile) -> SharedGradient:
+    users = draw.sample(range(join.stages), draw.randint(2, min(3, join.stages)))
+    return SharedGradient(bytes=draw.randint(1, 40), users=tuple(sorted(users)))
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_schedules_that_this_join_cannot_run_bit_for_bit_are_refused() -> None:
     assert attempt is not None
     join, measured = attempt.measured()
     solution = solve_measured_join(measured, "100%")
-    profile = measured.account.profile_for(solution.schedule)
+    profile = measured.account.by_kind()
     planned_join(join, measured, solution, profile)
     end = 1 + max(i for i, op in enumerate(solution.schedule) if op.branch is None)
     ops = tuple(solution.schedule)
@@ -210,6 +210,7 @@ def test_schedules_that_this_join_cannot_run_bit_for_bit_are_refused() -> None:
         planned_join(join, measured, solution, JoinProfile(branches=profile.branches[:2]))
 
 
+@pytest.mark.long
 def test_what_was_measured_of_a_join_is_kept(
     tmp_path: Path, unmeasurable: Callable[..., None]
 ) -> None:

@@ -128,7 +128,7 @@ class JoinCase:
 
     @property
     def keep_all_peak(self) -> int:
-        return peak_of_join(self.measured, keep_all_join(self.measured.account.bare()))
+        return peak_of_join(self.measured, keep_all_join(self.measured.account.by_kind()))
 
     @property
     def least(self) -> int:
@@ -148,7 +148,7 @@ class JoinCase:
     def planned(self, plan: Solution | Schedule) -> Iterator[None]:
         """The model trains by `plan` inside, as if `fit` had found it."""
         solution = plan if isinstance(plan, Solution) else replace(self.solved(1.0), schedule=plan)
-        profile = self.measured.account.profile_for(solution.schedule)
+        profile = self.measured.account.by_kind()
         with self.captured.running(planned_join(self.join, self.measured, solution, profile)):
             yield
 

@@ -34,11 +34,12 @@ from chainstay import (
 )
 from chainstay.baselines.join import equivalent_chain, keep_all_join
 from chainstay.dp.join.canonical import OverheadProgram
+from chainstay.dp.join.half_sums import half_sums
 from chainstay.dp.join.kernels import relax_by_loop, relax_by_slices
 from chainstay.dp.join.sizes import in_units
 from chainstay.formulations.join.claims import build
 from chainstay.formulations.join.highs_backend import pyomo_model
-from chainstay.profiles import Join, kept_gradients
+from chainstay.profiles import Join, SharedGradient, kept_gradients
 from chainstay.schedule import Discards
 from chainstay.solution import Family, Scope
 from chainstay.verify import JoinSuite, MethodUnderTest
@@ -369,12 +370,31 @@ def _slower(chain: ChainProfile, factor: int) -> ChainProfile:
     return replace(chain, stages=tuple(stages))
 
 
+def test_shared_gradients_are_in_documents_and_wrong_ones_are_refused() -> None:
+    tied = replace(PAIR, shared=(SharedGradient(bytes=8, users=(0, 1)),))
+    assert JoinProfile.from_json(tied.to_json()) == tied
+    older = json.loads(PAIR.to_json()) | {"version": 1}
+    del older["shared"]
+    assert JoinProfile.from_json(json.dumps(older)) == PAIR
+    for users in ((0,), (1, 0), (0, 0)):
+        with pytest.raises(InvalidProfileError, match="must be two or more stages, ascending"):
+            SharedGradient(bytes=8, users=users)
+    with pytest.raises(
+        InvalidProfileError, match=r"shared\[0\] has user 9, and there are 3 stages"
+    ):
+        replace(PAIR, shared=(SharedGradient(bytes=8, users=(0, 9)),))
+
+
 def test_rounding_keeps_joins_joined() -> None:
     up, down = (in_units(PAIR, 7, up=is_up) for is_up in (True, False))
     assert up.tail is not None
     assert up.tail.input_bytes == 2 + 1429
     assert down.branches[0].stages[0].saved_bytes == 5
-    assert OverheadProgram(up, (False, False), 5).overhead(3) is None
+    sums = half_sums(replace(PAIR, shared=(SharedGradient(bytes=8, users=(0, 1)),)))
+    assert max(map(np.max, sums.backward)) == 8
+    sums = sums.scaled(lambda size: -(-size // 7))
+    assert max(map(np.max, sums.backward)) == 2
+    assert OverheadProgram(up, (False, False), sums, 5).overhead(3) is None
 
 
 def test_scopes_of_joins() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -11,13 +12,14 @@ import torch
 from torch import nn
 
 from chainstay import fit, unfit
-from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.errors import PlanMismatchError
 from chainstay.fitting.fitted import Fitted
 from chainstay.fitting.measured import MeasuredModel, measure_model
 from chainstay.fitting.planner import PlannerSettings
 from chainstay.fitting.strategies.joins import planned_join
 from chainstay.planning.join import solve_measured_join
 from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.schedule import Schedule
 
 WIDTH = 16
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -60,16 +62,19 @@ def loss_of(output: Pair) -> torch.Tensor:
 
 @cache
 def planned(kind: Callable[[], Apart]) -> tuple[MeasuredModel, PlannedJoin]:
-    """In the least memory that there is a plan for, in which stages run again."""
+    """Nothing of the branches is kept but their inputs."""
     torch.manual_seed(1)
     settings = PlannerSettings(loss=loss_of, repeats=1, progress=False)
     captured = measure_model(kind(), sample(), {}, settings)
     assert captured.attempt is not None
     join, measured = captured.attempt.measured()
-    with pytest.raises(InfeasibleBudgetError) as caught:
-        solve_measured_join(measured, 1)
-    plan = solve_measured_join(measured, caught.value.required)
-    profile = measured.account.profile_for(plan.schedule)
+    profile = measured.account.by_kind()
+    stages = [range(len(branch)) for branch in profile.branches]
+    words = [f"{j}:F{'n' if i else 'c'}{i}" for j, branch in enumerate(stages) for i in branch]
+    words += str(Schedule.keep_all(len(profile.closing))).split()
+    for j, branch in reversed(list(enumerate(stages))):
+        words += [f"{j}:Fa{i}" for i in branch] + [f"{j}:B{i}" for i in reversed(branch)]
+    plan = replace(solve_measured_join(measured, "100%"), schedule=Schedule.parse(" ".join(words)))
     found = planned_join(join, measured, plan, profile)
     assert any(found.executor.plan.before_backward), "some stage runs again"
     return captured, found
@@ -90,7 +95,7 @@ KINDS = pytest.mark.parametrize("kind", [Apart, Meeting])
 
 @KINDS
 def test_training_by_a_plan_is_plain_training_bit_for_bit(kind: Callable[[], Apart]) -> None:
-    model = planned(kind)[0].model
+    model = planned(kind)[0].call.model
 
     def trained(run: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]) -> list[torch.Tensor]:
         torch.manual_seed(2)
@@ -131,7 +136,7 @@ def test_what_runs_again_is_not_changed_in_between(
 
 def test_other_modes_than_the_measured_one_go_by_other_plans() -> None:
     captured, by_plan = planned(Meeting)
-    model, forward_by_plan = captured.model, captured.forward(by_plan)
+    model, forward_by_plan = captured.call.model, captured.forward(by_plan)
     plain = copy.deepcopy(model).eval()
     lower = torch.autocast("cpu", dtype=torch.bfloat16)
     model.eval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from chainstay.errors import (
     UnsupportedModelError,
 )
 from chainstay.planning.join import solve_measured_join
+from chainstay.profiles import JoinProfile, SharedGradient
 from chainstay.runtime.capture.extract import extract, extract_join
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
@@ -294,12 +297,11 @@ def _account(relief: int = 0) -> JoinAccount:
 @pytest.mark.parametrize(
     ("text", "overheads"),
     [
-        # What the caller has waits from the loss on; the weight's gradient is half summed from
-        # the first backward through the second.
-        ("0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0", [1, 1, 1001, 2003, 2103, 2103]),
+        # What the caller has waits from the loss on.
+        ("0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0", [1, 1, 1001, 2003, 2003, 2003]),
         # Branch 0 runs again: its environment (40, of which 20 random) stands from its first
         # run, and as much again while it runs again.
-        ("0:Fc0 1:Fa0 Fa0 B0 1:B0 0:Fa0 0:B0", [42, 41, 1041, 2043, 2143, 1181, 2123]),
+        ("0:Fc0 1:Fa0 Fa0 B0 1:B0 0:Fa0 0:B0", [42, 41, 1041, 2043, 2043, 1081, 2023]),
     ],
 )
 def test_overheads_by_hand(text: str, overheads: list[int]) -> None:
@@ -309,44 +311,71 @@ def test_overheads_by_hand(text: str, overheads: list[int]) -> None:
 def test_a_backward_that_frees_as_it_goes_needs_less() -> None:
     account, schedule = _account(relief=2010), Schedule.parse("0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0")
     overheads = account.overheads(schedule)
-    assert overheads == [1, 1, 1001, -7, 2103, 2103]
-    timeline = simulate_join(account.bare(), schedule, overheads=overheads).timeline
+    assert overheads == [1, 1, 1001, -7, 2003, 2003]
+    timeline = simulate_join(account.by_kind(), schedule, overheads=overheads).timeline
     stored = [each.activation_bytes + each.saved_bytes + each.gradient_bytes for each in timeline]
     inputs, saved, given, gave = 20, 10, 10, 20
     assert stored[2:4] == [inputs + saved + given, inputs + gave]
     assert timeline[3].during_bytes == inputs + saved + given + gave - 7
     hasty = [*overheads[:3], -9999, *overheads[4:]]
-    assert simulate_join(account.bare(), schedule, overheads=hasty).timeline[3].during_bytes == max(
-        stored[2:4]
-    )
+    assert simulate_join(account.by_kind(), schedule, overheads=hasty).timeline[
+        3
+    ].during_bytes == max(stored[2:4])
 
 
-@pytest.mark.parametrize("relief", [0, 2, 2010])
-def test_profiles_lie_around_that_of_any_schedule(relief: int) -> None:
-    account = _account(relief)
-    for text in ("0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0", "0:Fc0 1:Fa0 Fa0 B0 1:B0 0:Fa0 0:B0"):
-        own = account.profile_for(Schedule.parse(text))
-        for chain, low, high in (
-            (own.closing, account.optimistic().closing, account.pessimistic().closing),
-            *zip(
-                own.branches,
-                account.optimistic().branches,
-                account.pessimistic().branches,
-                strict=True,
-            ),
-        ):
-            for stage, less, more in zip(chain.stages, low.stages, high.stages, strict=True):
-                for field in ("forward_overhead_bytes", "backward_overhead_bytes"):
-                    assert getattr(less, field) <= getattr(stage, field) <= getattr(more, field)
+_PLAIN = "0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0"
+_AGAIN = "0:Fc0 1:Fa0 Fa0 B0 1:B0 0:Fa0 0:B0"
 
 
-def test_runs_again_count_in_the_profile_of_their_own_schedule() -> None:
-    account = _account()
-    times = [
-        account.profile_for(Schedule.parse(text)).least_time
-        for text in ("0:Fa0 1:Fa0 Fa0 B0 1:B0 0:B0", "0:Fc0 1:Fa0 Fa0 B0 1:B0 0:Fa0 0:B0")
-    ]
-    assert times == [account.bare().least_time, account.bare().least_time + 5 + 3]
+def _needs(profile: JoinProfile, text: str) -> list[int]:
+    replay = simulate_join(profile, Schedule.parse(text))
+    return [snapshot.overhead_bytes for snapshot in replay.timeline]
+
+
+@pytest.mark.parametrize("text", [_PLAIN, _AGAIN])
+def test_the_profile_by_kind_of_run_is_exact_for_its_own_schedule_and_bounds_all(text: str) -> None:
+    schedule = Schedule.parse(text)
+    for relief in (0, 2, 2010):
+        account = _account(relief)
+        own = account.overheads(schedule)
+        assert _needs(account.by_kind(schedule), text) == [max(size, 0) for size in own]
+        least = _needs(account.by_kind(), text)
+        assert all(low <= max(size, 0) for low, size in zip(least, own, strict=True))
+        assert account.relief == max(relief - 3, 0)
+
+
+def test_what_stands_in_every_schedule_is_in_the_profile_of_none() -> None:
+    """The output waits from the loss on."""
+    assert _needs(_account().by_kind(), _AGAIN) == [2, 1, 1001, 2003, 2003, 1001, 2003]
+
+
+def test_a_gradient_is_half_summed_from_its_first_backward_through_its_last() -> None:
+    weights = ((7, 100), (8, 30))
+    tied = replace(_account(), tail=replace(_account().tail, stages=(_stage(weights),)))
+    profile = tied.by_kind()
+    assert profile.shared == (SharedGradient(bytes=100, users=(0, 1, 2)),), "30 bytes are its own"
+    assert tied.by_kind(Schedule.parse(_AGAIN)).shared == profile.shared
+    for account, half in ((tied, [0, 0, 0, 100, 100, 100, 100]), (_account(), [0] * 4 + [100] * 3)):
+        profile = account.by_kind()
+        timelines = (
+            simulate_join(each, Schedule.parse(_AGAIN)).timeline
+            for each in (profile, replace(profile, shared=()))
+        )
+        during = ([each.during_bytes for each in timeline] for timeline in timelines)
+        assert [one - other for one, other in zip(*during, strict=True)] == half
+
+
+def test_runs_of_another_kind_have_what_would_stand_beside_them() -> None:
+    """Plain training runs nothing again: 40 bytes of an environment would be saved, and copied."""
+    profile = _account().by_kind(Schedule.parse(_PLAIN))
+    assert _needs(profile, _AGAIN) == [42, 1, 1001, 2003, 2003, 1081, 2003]
+
+
+def test_runs_again_count_in_the_time_by_kind_of_run() -> None:
+    profile = _account().by_kind()
+    plain, again = (simulate_join(profile, Schedule.parse(text)) for text in (_PLAIN, _AGAIN))
+    assert plain.makespan == profile.least_time == 6
+    assert again.makespan == 6 + 1 + 5 + 3, "forward, and what it takes beyond, and hooks"
 
 
 def test_a_budget_of_nothing_is_refused() -> None:
@@ -354,9 +383,9 @@ def test_a_budget_of_nothing_is_refused() -> None:
         solve_measured_join(case_of("tail").measured, 0)
 
 
-def test_a_schedule_under_options_is_refused_as_none_of_joins_are_measured() -> None:
+def test_a_schedule_under_an_option_that_a_stage_does_not_have_is_refused() -> None:
     measured = case_of("tail").measured
-    text = str(keep_all_join(measured.account.bare())).replace("1:Fa0 ", "1:Fa0.1 ")
+    text = str(keep_all_join(measured.account.by_kind())).replace("1:Fa0 ", "1:Fa0.1 ")
     with pytest.raises(PlanMismatchError, match=r"1:Fa0\.1 keeps stage 0 under option 1, and this"):
         JoinExecutor(measured, Schedule.parse(text))
 

@@ -26,7 +26,7 @@ def weight(instance: AnyProblem) -> tuple[int, int, int]:
         times = profile.forward_time + profile.backward_time + profile.turn_time
         return len(profile.lengths) + sum(profile.lengths) + tail + 1, kept, instance.budget + times
     chains = [*profile.branches, *([] if profile.tail is None else [profile.tail])]
-    numbers = sum(map(numbers_of, chains))
+    numbers = sum(map(numbers_of, chains)) + numbers_of(profile.shared)
     return len(chains) + sum(map(len, chains)), kept, instance.budget + numbers
 
 

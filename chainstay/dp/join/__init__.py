@@ -6,7 +6,7 @@ form of one branch, and `lower_bound` a bound for joins of any size.
 """
 
 from chainstay.dp.join.lower_bound import waterfilling_bound
-from chainstay.dp.join.method import claim_join
+from chainstay.dp.join.method import claim_join, least_join
 from chainstay.dp.join.slots import JoinCurve, join_curve
 
-__all__ = ["JoinCurve", "claim_join", "join_curve", "waterfilling_bound"]
+__all__ = ["JoinCurve", "claim_join", "join_curve", "least_join", "waterfilling_bound"]

@@ -26,21 +26,24 @@ a move is taken from m when it is made, and is there until its own ``B``.
 *Nor do kinds of runs.* While the tail is whole, nothing ahead of the positions has run; once it
 has been cut, everything has. So forwards of J are first runs iff the tail is whole; those of
 C_j(s, s'-1, ·) never are, as the move ran over all of s..s'-1; those of a part of the tail are iff
-it reaches the loss (``docs/derivations/options.md``).
+it reaches the loss (``docs/derivations/options.md``). *Nor do half-summed gradients*, which every
+state knows (`half_sums`): C_j is solved once for each case of what the other branches have done.
 
 It is exact among canonical persistent schedules, not among all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from chainstay.dp.chain.least_memory import LeastMemory
+from chainstay.dp.chain.recursion_arrays import recursion_arrays
 from chainstay.dp.jit import at_first_interpreted
+from chainstay.dp.join.half_sums import HalfSums, half_sums
 from chainstay.dp.join.kernels import (
     NEVER,
     BranchParts,
@@ -48,13 +51,16 @@ from chainstay.dp.join.kernels import (
     Overheads,
     fill_least_memory,
     fill_overheads,
+    fill_parts,
     need_up_to_the_join,
 )
 from chainstay.dp.join.sizes import (
     JoinCosts,
+    is_small,
     join_costs,
     join_sizes,
     positions_of,
+    recursions_by_case,
     recursions_of,
     states_of,
 )
@@ -68,8 +74,6 @@ __all__ = ["LeastMemoryProgram", "OverheadProgram"]
 _NARROW: Final = 2**29
 """The overhead that stands for infeasible in 32 bits: three of it still fit."""
 _WIDE: Final = 2**60
-_SMALL: Final = 50_000
-"""Moves of all states together with which numpy takes about half a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class _Part:
     s: int
     t: int
     m: int
+    case: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +117,24 @@ class _CanonicalProgram:
         costs: What its forwards cost by kind of run.
         base_time: What overheads are added to, in ns: no schedule of these takes less.
         rerun_time: The overhead, in ns, of running all stages once, whatever the options.
-        recursions: The recursions of all branches and of the tail. A part of a branch is solved
-            after a sweep over it: all its runs are later ones.
+        sums: Its half-summed gradients.
+        recursions: The recursions of the branches in each case, and of the tail.
         inputs: Bytes of the branches' inputs together.
+        is_sparing: Whether `schedule` prefers moves that store less, not those that run less again.
     """
 
-    def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
-        self.profile = profile
-        self.sizes = join_sizes(profile, keep)
+    is_sparing = False
+
+    def __init__(self, profile: JoinProfile, keep: tuple[bool, ...], sums: HalfSums) -> None:
+        self.profile, self.sums = profile, sums
+        self.sizes = join_sizes(profile, keep, sums)
         recursions = recursions_of(profile)
         self.base_time = sum(recursion.base_time for recursion in recursions)
         self.rerun_time = sum(
             max(int(kind.elapsed[-1] + kind.extra.sum()) for kind in (each.first, each.again))
             for each in recursions
         )
-        *branches, tail = recursions
-        self.recursions = (*(replace(each, first=each.again) for each in branches), tail)
+        self.recursions = recursions_by_case(profile, recursions, sums)
         first = again = join_costs(profile, recursions, is_first=False)
         if any(each.first is not each.again for each in recursions):
             first = join_costs(profile, recursions, is_first=True)
@@ -145,8 +152,8 @@ class _CanonicalProgram:
         """Return whether this move attains what the tables hold."""
         raise NotImplementedError
 
-    def decide(self, chain: int) -> Decide:
-        """Return the decisions within a chain; the last chain is the tail."""
+    def decide(self, case: int) -> Decide:
+        """Return the decisions within a chain in one of its cases."""
         raise NotImplementedError
 
     def _walk(self, start: _Rest) -> Iterator[Op]:
@@ -166,8 +173,8 @@ class _CanonicalProgram:
 
     def _solved(self, part: _Part) -> Iterator[Op]:
         """Yield the operations of a part of a chain."""
-        chain = len(self.profile.branches) if part.chain is None else part.chain
-        decided = assemble(self.recursions[chain], part.m, self.decide(chain), (part.s, part.t))
+        recursion, span = self.recursions[part.case], (part.s, part.t)
+        decided = assemble(recursion, part.m, self.decide(part.case), span)
         for op in decided:
             if part.chain is not None or self.profile.tail is not None:
                 yield Op(op.kind, op.stage, part.chain, op.option)
@@ -184,17 +191,19 @@ class _CanonicalProgram:
             yield _Move(0, 0, (_Part(None, 0, rest.tail - 1, rest.m),))
         for j in range(k):
             if positions[j] < 2 * sizes.lengths[j] - 1:
-                yield from self._moves_of(rest, j, positions[j], sum(freed) - freed[j])
+                own = list(self._moves_of(rest, j, positions[j], sum(freed) - freed[j]))
+                yield from reversed(own) if self.is_sparing else own
         yield from self._tail_cuts(rest, positions)
 
     def _moves_of(self, rest: _Rest, j: int, place: int, beside: int) -> Iterator[_Move]:
         """Yield the moves of branch j: record its next stage, or run on to a later checkpoint."""
         sizes, costs, m = self.sizes, self.costs_of(rest), rest.m
         gradient = int(sizes.tail_gradient[rest.tail])
-        s, stride = (place + 1) // 2, int(sizes.strides[j])
+        s, stride, case = (place + 1) // 2, int(sizes.strides[j]), int(sizes.case[j, rest.state])
         after = rest.state + (2 * s + 2 - place) * stride
         for o in range(costs.start[j, s], costs.start[j, s + 1]):
-            floor = max(gradient + costs.keep_forward[j, o], costs.keep_backward[j, o] - beside)
+            to_go_back = costs.keep_backward[j, o] + sizes.backward[case, s] - beside
+            floor = max(gradient + costs.keep_forward[j, o], to_go_back)
             recorded = _Rest(after, rest.tail, m - int(costs.saved[j, o]))
             forward = Op(OpKind.FORWARD_KEEP_ALL, s, j, int(costs.number[j, o]))
             items = (forward, recorded, Op(OpKind.BACKWARD, s, j))
@@ -208,7 +217,7 @@ class _CanonicalProgram:
             yield _Move(
                 gradient + int(costs.transit[j, s, e]),
                 int(costs.elapsed[j, e + 1] - costs.elapsed[j, s]),
-                (*forwards_dropping_inputs(s, e, j), cut, _Part(j, s, e, m + beside)),
+                (*forwards_dropping_inputs(s, e, j), cut, _Part(j, s, e, m + beside, case)),
             )
 
     def _tail_cuts(self, rest: _Rest, positions: list[int]) -> Iterator[_Move]:
@@ -266,13 +275,13 @@ class LeastMemoryProgram(_CanonicalProgram):
     """
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
-        super().__init__(profile, keep)
+        super().__init__(profile, keep, half_sums(profile))
         self._least_memories = [LeastMemory(recursion) for recursion in self.recursions]
         tails = len(profile.closing)
-        k, n = len(profile.branches), max(map(len, profile.branches))
-        parts = np.zeros((k, n, n), dtype=np.int64)
-        for j, branch in enumerate(profile.branches):
-            parts[j, : len(branch), : len(branch)] = self._least_memories[j].table
+        n = max(map(len, profile.branches))
+        parts = np.zeros((len(self.sizes.backward), n, n), dtype=np.int64)
+        for part, memory in zip(parts, self._least_memories, strict=False):
+            part[: len(memory.table), : len(memory.table)] = memory.table
         self._least = np.full((tails, states_of(profile)), NEVER, dtype=np.int64)
         with at_first_interpreted(when=is_small(profile)):
             tail_parts = self._least_memories[-1].table
@@ -283,16 +292,15 @@ class LeastMemoryProgram(_CanonicalProgram):
         """Return whether everything in the move fits."""
         return rest.m >= move.floor and all(map(self._fits, move.items))
 
-    def decide(self, chain: int) -> Decide:
+    def decide(self, case: int) -> Decide:
         """Return the decisions of `LeastMemory` within a chain."""
-        return self._least_memories[chain].decide
+        return self._least_memories[case].decide
 
     def _fits(self, item: _Item) -> bool:
         """Return whether an item fits in its memory."""
         match item:
             case _Part():
-                chain = -1 if item.chain is None else item.chain
-                return item.m >= int(self._least_memories[chain].table[item.s, item.t])
+                return item.m >= int(self._least_memories[item.case].table[item.s, item.t])
             case _Rest():
                 return item.m >= int(self._least[item.tail - 1, item.state])
             case Op():
@@ -305,23 +313,24 @@ class OverheadProgram(_CanonicalProgram):
     Args:
         profile: The join, its sizes in the unit of `memory`.
         keep: For each branch, whether the gradient of its input stays until the end.
+        sums: Its half-summed gradients in that unit.
         memory: Units, the inputs of the branches included.
         attained: An overhead that some schedule within `memory` is known to have, in ns.
             Where it is not too large, half of the table's memory is enough.
 
-    Complexity:
-        O(states Σ n memory t) time, O(states memory t) memory.
+    Complexity: O(states Σ n memory t) time, O(states memory t) memory.
     """
 
     def __init__(
         self,
         profile: JoinProfile,
         keep: tuple[bool, ...],
+        sums: HalfSums,
         memory: int,
         *,
         attained: int | None = None,
     ) -> None:
-        super().__init__(profile, keep)
+        super().__init__(profile, keep, sums)
         wide, tails = memory + 1, len(profile.closing)
         total = self.rerun_time
         # No forward runs more often than there are stages.
@@ -329,8 +338,9 @@ class OverheadProgram(_CanonicalProgram):
         is_narrow = largest < _NARROW
         self._never = _NARROW if is_narrow else _WIDE
         dtype: type[np.signedinteger] = np.int32 if is_narrow else np.int64
-        self._tables = [Table.fill(recursion, memory) for recursion in self.recursions]
+        self._tables: list[Table] = []
         parts = self._parts(dtype, wide)
+        self._tables.append(Table.fill(self.recursions[-1], memory))
         tail_parts = np.full((tails, tails, wide), self._never, dtype=dtype)
         for s, rows in enumerate(self._tables[-1].rows):
             tail_parts[s, s:] = np.minimum(rows, self._never)
@@ -352,8 +362,7 @@ class OverheadProgram(_CanonicalProgram):
         for item in move.items:
             match item:
                 case _Part():
-                    table = self._tables[-1 if item.chain is None else item.chain]
-                    total += table.overhead(item.s, item.t, item.m)
+                    total += self._tables[item.case].overhead(item.s, item.t, item.m)
                 case _Rest():
                     found = self._of_rest(item)
                     if found is None:
@@ -361,10 +370,9 @@ class OverheadProgram(_CanonicalProgram):
                     total += found
         return total == self._of_rest(rest)
 
-    def decide(self, chain: int) -> Decide:
+    def decide(self, case: int) -> Decide:
         """Return the decisions of `Table` within a chain."""
-        decide: Callable[[int, int, int], int] = self._tables[chain].decide
-        return decide
+        return self._tables[case].decide
 
     def _of_rest(self, rest: _Rest) -> int | None:
         """Return the overhead in the table, in ns; None if nothing fits."""
@@ -374,20 +382,19 @@ class OverheadProgram(_CanonicalProgram):
         return None if found >= self._never else found
 
     def _parts(self, dtype: type[np.signedinteger], wide: int) -> BranchParts:
-        """Return the parts of all branches."""
-        k, n = len(self.profile.branches), max(map(len, self.profile.branches))
-        part_of = np.zeros((k, n, n), dtype=np.int64)
-        blocks: list[Overheads] = [np.zeros((1, wide), dtype=dtype)]
-        count = 1
-        for j, table in enumerate(self._tables[:k]):
-            for s, rows in enumerate(table.rows):
-                part_of[j, s, s : s + len(rows)] = count + np.arange(len(rows))
-                blocks.append(np.minimum(rows, self._never).astype(dtype))
-                count += len(rows)
-        return BranchParts(np.concatenate(blocks), part_of)
-
-
-def is_small(profile: JoinProfile) -> bool:
-    """Return whether numpy has filled a table before a compiler would be loaded."""
-    steps = sum(map(len, profile.branches)) + len(profile.closing)
-    return states_of(profile) * len(profile.closing) * steps <= _SMALL
+        """Return the parts of all branches, which are tables, too."""
+        cases, n = self.sizes.backward.shape
+        part_of, count = np.zeros((cases, n, n), dtype=np.int64), 1
+        for case, recursion in enumerate(self.recursions[:-1]):
+            s, e = np.triu_indices(recursion.stages)
+            part_of[case, s, e] = count + np.arange(len(s))
+            count += len(s)
+        parts = BranchParts(np.full((count, wide), self._never, dtype=dtype), part_of)
+        parts.overheads[0] = 0
+        with at_first_interpreted(when=is_small(self.profile)):
+            for case, recursion in enumerate(self.recursions[:-1]):
+                fill_parts(parts, case, recursion_arrays(recursion).again)
+                spans = (part_of[case, s, s : recursion.stages] for s in range(recursion.stages))
+                table = tuple(parts.overheads[span[0] : span[-1] + 1] for span in spans)
+                self._tables.append(Table(recursion, table))
+        return parts

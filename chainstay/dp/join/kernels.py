@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chainstay.dp.chain.recursion_arrays import RecursionArrays
 from chainstay.dp.jit import kernel
 from chainstay.dp.join.sizes import JoinCosts, JoinSizes
 from chainstay.dp.recursion import Array
@@ -18,6 +19,7 @@ __all__ = [
     "Overheads",
     "fill_least_memory",
     "fill_overheads",
+    "fill_parts",
     "need_up_to_the_join",
 ]
 
@@ -33,7 +35,7 @@ class BranchParts(NamedTuple):
 
     Attributes:
         overheads: Shape (parts, W), ns at every memory; the first row is 0.
-        row: Shape (k, n, n), at [j, s, e]: the row of stages s..e of branch j.
+        row: Shape (cases, n, n), at [case, s, e]: the row of stages s..e of branch j.
     """
 
     overheads: Overheads
@@ -143,6 +145,27 @@ def locate(sizes: JoinSizes, state: int, positions: Array) -> tuple[int, int, bo
 
 
 @kernel
+def fill_parts(parts: BranchParts, case: int, chain: RecursionArrays) -> None:
+    """Fill the rows of a branch's parts in one of its cases, which are infeasible: `Table.fill`."""
+    overheads, row = parts.overheads, parts.row[case]
+    nothing, wide = overheads[0], overheads.shape[1]
+    for t in range(len(chain.start) - 1):
+        for s in range(t, -1, -1):
+            best = overheads[row[s, t]]
+            for o in range(chain.start[s], chain.start[s + 1]):
+                size = chain.saved[o]
+                low = max(size, chain.keep_floor[o, t])
+                behind = overheads[row[s + 1, t] if s < t else 0]
+                relax(best, behind[low - size :], nothing, chain.extra[o], (low, wide))
+            for k in range(s + 1, t + 1):
+                size = chain.activation[k]
+                low = max(size, chain.gradient[t + 1] + chain.transit[s, k - 1])
+                behind, aside = overheads[row[k, t]], overheads[row[s, k - 1]]
+                rerun = chain.elapsed[k] - chain.elapsed[s]
+                relax(best, behind[low - size :], aside[low:], rerun, (low, wide))
+
+
+@kernel
 def need_up_to_the_join(sizes: JoinSizes, costs: JoinCosts, positions: Array, order: Array) -> int:
     """Return the most bytes needed while all branches run to their ends, and the join stage.
 
@@ -179,11 +202,12 @@ def _relax_branch(  # noqa: PLR0913, PLR0917  # kernels take no keywords
 ) -> None:
     """Lower the overheads of a state to those of keeping or cutting a branch next."""
     state, j, place, beside, gradient, left = move
-    s, stride = (place + 1) // 2, sizes.strides[j]
+    s, stride, case = (place + 1) // 2, sizes.strides[j], sizes.case[j, state]
     wide = len(row)
     for o in range(costs.start[j, s], costs.start[j, s + 1]):
         size = costs.saved[j, o]
-        low = max(size, gradient + costs.keep_forward[j, o], costs.keep_backward[j, o] - beside)
+        to_go_back = costs.keep_backward[j, o] + sizes.backward[case, s] - beside
+        low = max(size, gradient + costs.keep_forward[j, o], to_go_back)
         if low < left:
             behind = table[state + (2 * s + 2 - place) * stride]
             relax(row, behind[low - size :], parts.overheads[0], costs.extra[j, o], (low, left))
@@ -193,7 +217,7 @@ def _relax_branch(  # noqa: PLR0913, PLR0917  # kernels take no keywords
         high = min(left, wide - beside)
         if low < high:
             behind = table[state + (2 * e + 1 - place) * stride]
-            aside = parts.overheads[parts.row[j, s, e]]
+            aside = parts.overheads[parts.row[case, s, e]]
             cost = costs.elapsed[j, e + 1] - costs.elapsed[j, s]
             relax(row, behind[low - size :], aside[low + beside :], cost, (low, high))
 
@@ -272,20 +296,20 @@ def _least_of_branch(
     `behind` has the least bytes of the states that each of these leads to.
     """
     j, place, beside, gradient = move.j, move.place, move.beside, move.gradient
-    s = (place + 1) // 2
+    s, case = (place + 1) // 2, sizes.case[j, move.state]
     best: int = NEVER
     for o in range(costs.start[j, s], costs.start[j, s + 1]):
         need = max(
             behind[2 * s + 2 - place] + costs.saved[j, o],
             gradient + costs.keep_forward[j, o],
-            costs.keep_backward[j, o] - beside,
+            costs.keep_backward[j, o] + sizes.backward[case, s] - beside,
         )
         best = min(best, need)
     for e in range(s, sizes.lengths[j]):
         need = max(
             behind[2 * e + 1 - place] + sizes.activation[j, e + 1],
             gradient + costs.transit[j, s, e],
-            parts[j, s, e] - beside,
+            parts[case, s, e] - beside,
         )
         best = min(best, need)
     return best
@@ -301,7 +325,7 @@ def fill_least_memory(
         least: Shape (t, states), bytes, for tails of 1 to t stages.
         sizes: The join.
         by_kind: Its costs.
-        parts: Shape (k, n, n), bytes: least memory of parts of branches.
+        parts: Shape (cases, n, n), bytes: least memory of parts of branches.
         tail_parts: Shape (t, t), bytes: least memory of parts of the tail.
     """
     k = len(sizes.lengths)

@@ -7,6 +7,7 @@ from math import gcd
 from typing import Final
 
 from chainstay.dp.join.canonical import LeastMemoryProgram, OverheadProgram
+from chainstay.dp.join.half_sums import HalfSums
 from chainstay.dp.join.sizes import in_units, states_of
 from chainstay.dp.join.slots import SlotProgram
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
@@ -54,6 +55,7 @@ def claim_join(
         )
     _require_room(profile, slots or _FEWEST_SLOTS)
     least = LeastMemoryProgram(profile, keep)
+    _require_room(profile, slots or _FEWEST_SLOTS, _rows(least.sums))
     required = max(1, least.root + least.inputs)
     if budget < required:
         raise InfeasibleBudgetError(
@@ -64,7 +66,7 @@ def claim_join(
             network="join",
         )
     budget = min(budget, _plenty(profile))
-    unit = _unit(profile, budget, slots)
+    unit = _unit(profile, budget, slots, _rows(least.sums))
     schedule, makespan, bound = _both_ways(profile, keep, least, budget, unit)
     return Claim(
         schedule=schedule,
@@ -73,6 +75,20 @@ def claim_join(
         family=Family.ALL if makespan == profile.least_time else Family.CANONICAL_PERSISTENT,
         discards=Discards.TAPE,
     )
+
+
+def least_join(profile: JoinProfile, keep: tuple[bool, ...], *, is_sparing: bool) -> Schedule:
+    """Return a canonical schedule of the least budget for a join, which depends on no times.
+
+    Args:
+        profile: The join.
+        keep: For each branch, whether the gradient of its input stays until the end.
+        is_sparing: Whether branches store as little as they can on their way, or run again as
+            little as they can.
+    """
+    least = LeastMemoryProgram(profile, keep)
+    least.is_sparing = is_sparing
+    return least.schedule(least.root)
 
 
 def _homogeneous(profile: HomogeneousJoin, budget: int, keep: tuple[bool, ...]) -> Claim:
@@ -96,13 +112,17 @@ def _both_ways(
 ) -> tuple[Schedule, int, int]:
     """Return schedule, makespan and lower bound in ns, with sizes rounded up and then down."""
     attained = None
-    if _entries_per_slot(profile) * (budget // unit) > _LARGE_TABLE:
+    if (_entries_per_slot(profile) + _rows(least.sums)) * (budget // unit) > _LARGE_TABLE:
         coarse = in_units(profile, _COARSER * unit, up=True)
-        first = OverheadProgram(coarse, keep, budget // unit // _COARSER)
+        sums = least.sums.scaled(lambda sizes: -(-sizes // (_COARSER * unit)))
+        first = OverheadProgram(coarse, keep, sums, budget // unit // _COARSER)
         attained = first.overhead(budget // unit // _COARSER - first.inputs)
         del first
-    rounded = in_units(profile, unit, up=True)
-    program = OverheadProgram(rounded, keep, budget // unit, attained=attained)
+    rounded, sums = (
+        in_units(profile, unit, up=True),
+        least.sums.scaled(lambda size: -(-size // unit)),
+    )
+    program = OverheadProgram(rounded, keep, sums, budget // unit, attained=attained)
     overhead = program.overhead(budget // unit - program.inputs)
     if overhead is not None:
         schedule = program.schedule(budget // unit - program.inputs)
@@ -114,17 +134,17 @@ def _both_ways(
         return schedule, makespan, makespan
     del program  # half of the memory in use
     room = -(-budget // unit)
-    rounded = in_units(profile, unit, up=False)
-    optimist = OverheadProgram(rounded, keep, room, attained=overhead)
+    rounded, sums = in_units(profile, unit, up=False), least.sums.scaled(lambda size: size // unit)
+    optimist = OverheadProgram(rounded, keep, sums, room, attained=overhead)
     bound = optimist.overhead(room - optimist.inputs)
     assert bound is not None, "what fits with sizes rounded up fits with sizes rounded down"
     return schedule, makespan, min(makespan, bound + optimist.base_time)
 
 
-def _unit(profile: JoinProfile, budget: int, slots: int | None) -> int:
+def _unit(profile: JoinProfile, budget: int, slots: int | None, rows: int) -> int:
     """Return the bytes per slot; every size is a whole number of them where nothing is lost."""
     divisor = gcd(*_sizes(profile)) or 1
-    entries = _entries_per_slot(profile)
+    entries = _entries_per_slot(profile) + rows
     exact = budget // divisor
     if slots is None:
         slots = min(_USUAL_SLOTS, _EXACT_ENTRIES // entries)
@@ -133,13 +153,13 @@ def _unit(profile: JoinProfile, budget: int, slots: int | None) -> int:
     return divisor if exact <= slots else max(1, -(-budget // max(slots, _FEWEST_SLOTS)))
 
 
-def _require_room(profile: JoinProfile, slots: int) -> None:
+def _require_room(profile: JoinProfile, slots: int, rows: int = 0) -> None:
     """Refuse a table that would not fit in memory.
 
     Raises:
         InvalidProfileError: It would not; the text names the entries and the limit.
     """
-    if (needed := _entries_per_slot(profile) * (slots + 1)) > _LARGEST_TABLE:
+    if (needed := (_entries_per_slot(profile) + rows) * (slots + 1)) > _LARGEST_TABLE:
         lengths = ", ".join(str(len(branch)) for branch in profile.branches)
         raise InvalidProfileError(
             f"branches of {lengths} stages and {slots} slots need a table of {needed:.2g} entries, "
@@ -153,15 +173,24 @@ def _entries_per_slot(profile: JoinProfile) -> int:
     return states_of(profile) * len(profile.closing)
 
 
+def _rows(sums: HalfSums) -> int:
+    """Return the rows of tables for parts of branches, beyond those of one case for each."""
+    rows = [len(backward) ** 2 // 2 for backward in sums.backward]
+    alone = dict(zip(sums.chain, rows, strict=True))
+    return sum(rows) - sum(alone.values())
+
+
 def _plenty(profile: JoinProfile) -> int:
     """Return bytes that are enough for anything: more are of no use."""
     inputs = sum(chain.input_bytes + chain.input_gradient_bytes for chain in _chains(profile))
     stages = (stage for chain in _chains(profile) for stage in chain.stages)
-    return inputs + sum(max(sizes) for stage in stages for sizes in _stage_sizes(stage))
+    shared = sum(each.bytes for each in profile.shared)
+    return inputs + shared + sum(max(sizes) for stage in stages for sizes in _stage_sizes(stage))
 
 
 def _sizes(profile: JoinProfile) -> Iterator[int]:
     """Yield every size there is, in bytes; the tail's input is the branches' outputs."""
+    yield from (each.bytes for each in profile.shared)
     for chain in _chains(profile):
         yield from (chain.input_bytes, chain.input_gradient_bytes)
         for stage in chain.stages:

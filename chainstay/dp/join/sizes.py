@@ -18,13 +18,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from chainstay.dp.forward_costs import Array, ForwardCosts
+from chainstay.dp.join.half_sums import HalfSums
 from chainstay.dp.recursion import Recursion
 from chainstay.profiles import ChainProfile, JoinProfile, RunCost, Stage
+
+_SMALL: Final = 50_000
+"""Moves of all states together with which numpy takes about half a second."""
 
 
 class JoinSizes(NamedTuple):
@@ -42,7 +46,9 @@ class JoinSizes(NamedTuple):
             Whatever the option, the gradient more than `stored`.
         activation: Shape (k, n + 1).
         tail_activation: Shape (t + 1,).
-        tail_gradient: Shape (t + 1,).
+        tail_gradient: Shape (t + 1,), with what is half summed then.
+        case: Shape (k, states): the case of each branch, see `HalfSums`.
+        backward: Shape (cases, n): what is half summed beside the backward of each stage.
     """
 
     lengths: Array
@@ -52,6 +58,8 @@ class JoinSizes(NamedTuple):
     activation: Array
     tail_activation: Array
     tail_gradient: Array
+    case: Array
+    backward: Array
 
 
 class JoinCosts(NamedTuple):
@@ -90,13 +98,21 @@ def states_of(profile: JoinProfile) -> int:
     return prod(2 * len(branch) + 1 for branch in profile.branches)
 
 
+def is_small(profile: JoinProfile) -> bool:
+    """Return whether numpy has filled a table before a compiler would be loaded."""
+    steps = sum(map(len, profile.branches)) + len(profile.closing)
+    return states_of(profile) * len(profile.closing) * steps <= _SMALL
+
+
 def positions_of(state: int, sizes: JoinSizes) -> list[int]:
     """Return the position of each branch in a state.
 
     Example:
+        >>> from chainstay.dp.join.half_sums import half_sums
         >>> from chainstay.profiles import Stage
         >>> branch = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(Stage(),))
-        >>> positions_of(5, join_sizes(JoinProfile(branches=(branch, branch)), (False, False)))
+        >>> join = JoinProfile(branches=(branch, branch))
+        >>> positions_of(5, join_sizes(join, (False, False), half_sums(join)))
         [1, 2]
     """
     spans = 2 * sizes.lengths + 1
@@ -110,7 +126,38 @@ def recursions_of(profile: JoinProfile) -> tuple[Recursion, ...]:
     return tuple(Recursion.from_profile(chain) for chain in (*profile.branches, profile.closing))
 
 
-def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
+def recursions_by_case(
+    profile: JoinProfile, alone: tuple[Recursion, ...], sums: HalfSums
+) -> tuple[Recursion, ...]:
+    """Return the recursions of parts of the branches in every case, and of the tail.
+
+    A part of a branch is solved after a sweep over it: all its runs are later ones.
+    """
+    chains = (*profile.branches, profile.closing)
+    kinds = [*(replace(each, first=each.again) for each in alone[:-1]), alone[-1]]
+    return tuple(
+        _beside(kinds[c], chains[c], held, backward)
+        for c, held, backward in zip(sums.chain, sums.held, sums.backward, strict=True)
+    )
+
+
+def _beside(alone: Recursion, chain: ChainProfile, held: Array, backward: Array) -> Recursion:
+    """Return the recursion of a chain beside half-summed gradients; see `HalfSums`."""
+    gradient = alone.gradient + held
+
+    def beside(costs: ForwardCosts, *, is_first: bool) -> ForwardCosts:
+        to_keep, to_go_back = _needs(chain, costs, is_first=is_first)
+        to_go_back += np.repeat(backward, np.diff(costs.start))
+        floor = np.maximum(gradient[None, 1:] + to_keep[:, None], to_go_back[:, None])
+        return replace(costs, keep_floor=floor)
+
+    again = first = beside(alone.again, is_first=False)
+    if alone.first is not alone.again:
+        first = beside(alone.first, is_first=True)
+    return replace(alone, gradient=gradient, first=first, again=again)
+
+
+def join_sizes(profile: JoinProfile, keep: tuple[bool, ...], sums: HalfSums) -> JoinSizes:
     """Return the sizes of a join, in its own units, that do not depend on the kind of a run."""
     k, n = len(profile.branches), max(map(len, profile.branches))
     stored, held = (np.zeros((k, 2 * n + 1), dtype=np.int64) for _ in range(2))
@@ -126,6 +173,9 @@ def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
     lengths = np.array([len(branch) for branch in profile.branches], dtype=np.int64)
     spans = 2 * lengths + 1
     tail = profile.closing.arrays()
+    backward = np.zeros((len(sums.chain) - 1, n), dtype=np.int64)
+    for case, beside in enumerate(sums.backward[:-1]):
+        backward[case, : len(beside)] = beside
     return JoinSizes(
         lengths=lengths,
         strides=np.array([prod(spans[j + 1 :].tolist()) for j in range(k)], dtype=np.int64),
@@ -133,7 +183,9 @@ def join_sizes(profile: JoinProfile, keep: tuple[bool, ...]) -> JoinSizes:
         held=held,
         activation=activation,
         tail_activation=tail.activation,
-        tail_gradient=tail.gradient,
+        tail_gradient=tail.gradient + sums.held[-1],
+        case=sums.case,
+        backward=backward,
     )
 
 
@@ -187,6 +239,7 @@ def _needs(branch: ChainProfile, costs: ForwardCosts, *, is_first: bool) -> Arra
 def in_units(profile: JoinProfile, unit: int, *, up: bool) -> JoinProfile:
     """Return the join with every size in units of `unit` bytes, rounded up or down.
 
+    Shared gradients are left out: their sums are rounded, see `HalfSums.scaled`.
     A schedule that fits in a budget rounded down fits in it with sizes rounded up, as
     every sum of sizes does; and what fits at all fits with sizes rounded the other way.
     """

@@ -14,6 +14,8 @@ keeps_input[t, u]   stage u runs as ``Fc``
 keeps_all[t, u, r]  stage u runs as ``Fa`` and makes its record r
 left[t, v]          activation v is in memory when the phase closes
 closes[t, u, r]     the backward of stage u closes the phase, from its record r
+half[t, g]          shared gradient g is half summed when the phase starts
+summing[t, g]       shared gradient g is half summed then or when the phase is closed
 ==================  ========================================================
 
 A *record* is what ``Fa`` saves under one option; a stage has at most one at a time. Phase 0 runs
@@ -40,7 +42,7 @@ _Index: TypeAlias = tuple[int, int]
 
 
 class _Record(NamedTuple):
-    """What ``Fa`` of a stage saves under an option, and the phases that can make it."""
+    """Data that ``Fa`` of a stage saves under an option, and the phases that can make it."""
 
     number: int
     option: StageOption
@@ -71,7 +73,8 @@ class ByteFormulation:
         output = (self.k, len(self.chains[-1]))
         self.values = [v for v in self.inputs + [(c, i + 1) for c, i in self.stages] if v != output]
         self.phases = range(len(self.stages))
-        self.size_unit = gcd(*_sizes(self.chains)) or 1
+        shared = (each.bytes for each in profile.shared)
+        self.size_unit = gcd(*_sizes(self.chains), *shared) or 1
         self.program = IntegerProgram(None if budget is None else budget // self.size_unit)
         self.records = {u: list(self._records(u)) for u in self.stages}
         self.backward_times = {
@@ -82,6 +85,7 @@ class ByteFormulation:
         for t in self.phases:
             self._sweep(t)
             self._closing(t)
+            self._sum(t)
             self._carry(t)
             self._memory(t)
         for u in self.stages:
@@ -227,6 +231,28 @@ class ByteFormulation:
             for v in self._read(u):
                 program.at_most("backward_has_its_input", reading, self._leaves(t, v))
 
+    def _sum(self, t: int) -> None:
+        """State what is half summed: one user has closed a phase, and another has not."""
+        for g, users in enumerate(self.profile.users):
+            half, summing = (self.program.binary(n, t, g) for n in ("half", "summing"))
+            for u in users:
+                for w in set(users) - {u}:
+                    left = 1 - self._done(t, w)
+                    self.program.at_most("half_summed_before", self._done(t, u) + left - 1, half)
+                    self.program.at_most(
+                        "half_summed_meanwhile", self._done(t + 1, u) + left - 1, summing
+                    )
+
+    def _standing(self, name: str, t: int) -> LinearExpression:
+        """Return the units of the shared gradients for which a variable is 1."""
+        return sum(
+            (
+                self._units(each.bytes) * self.program.value(name, t, g)
+                for g, each in enumerate(self.profile.shared)
+            ),
+            LinearExpression(),
+        )
+
     def _carry(self, t: int) -> None:
         """State that a phase starts with what the one before left, or less."""
         if t == 0:
@@ -250,7 +276,8 @@ class ByteFormulation:
         gradients = self._gradients(t)
         for position, u in enumerate(self.stages):
             dropped = self._stage(u).dropped(first=t == 0)
-            total = gradients + self._units(dropped.overhead_bytes) * self._is("keeps_input", t, u)
+            total = gradients + self._standing("half", t)
+            total += self._units(dropped.overhead_bytes) * self._is("keeps_input", t, u)
             for r, record in enumerate(self.records[u]):
                 run = record.option.run(first=t == 0)
                 total += self._units(run.overhead_bytes) * self._is("keeps_all", t, u, r)
@@ -261,7 +288,7 @@ class ByteFormulation:
                 for r, record in enumerate(self.records[w]):
                     total += self._units(record.option.saved_bytes) * stored(t, w, r)
             self.program.fits("memory_of_forwards", total)
-        total = gradients
+        total = gradients + self._standing("summing", t)
         for v in self.values:
             total += self._size(v) * self._is("left", t, v)
         for u in self.stages:

@@ -3,38 +3,29 @@
 As `chainstay.runtime.measures.account` for chains. Some bytes depend on when an operation runs:
 
 * buffers and random states that are saved for stages that run again;
-* the model's output, in the caller's hands from its making on;
-* half-summed gradients of what several stages use. Towers that share their weights have
-  many: from the first tower's backward to that of the last one. (What the summing itself
-  takes is in the backward's own cost.)
+* the model's output, in the caller's hands from its making on.
+
+Half-summed gradients of what several stages use are `JoinProfile.shared`. Towers that share their
+weights have many: from the first tower's backward to that of the last one. (What the summing itself
+takes is in the backward's own cost.)
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from chainstay.profiles import ChainProfile, JoinProfile
-from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.profiles import ChainProfile, JoinProfile, SharedGradient, Stage
+from chainstay.runtime.measures.account import BesideRuns, stage_by_kind
+from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = ["JoinAccount", "JoinedChain", "JoinedStage"]
 
-
-class Beside(NamedTuple):
-    """The costs of a stage besides what is stored and what it takes in every schedule.
-
-    Attributes:
-        forward: The bytes in its forward.
-        backward: The bytes in its backward.
-        surplus_time: Time in ns, see `StageCost.surplus_time`.
-    """
-
-    forward: int
-    backward: int
-    surplus_time: int = 0
+_StageKey: TypeAlias = tuple[int | None, int]
+"""A stage by its branch (``None`` for the tail) and index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,124 +66,184 @@ class JoinAccount:
         tail: Behind them.
         passed_bytes: The bytes that branches give and the tail hands out as it is. The caller holds
             it still when a branch has made it anew.
+        has_options: Whether options were looked for; a stage may have none.
     """
 
     branches: tuple[JoinedChain, ...]
     tail: JoinedChain
     passed_bytes: int
+    has_options: bool = False
 
     @property
     def keep(self) -> tuple[bool, ...]:
         """Whether a branch has an input with a gradient, which stays."""
         return tuple(branch.input_gradient_bytes > 0 for branch in self.branches)
 
-    def bare(self) -> JoinProfile:
-        """Without overheads, which `overheads` tells operation by operation."""
-        return self._profile(lambda _: Beside(0, 0))
+    @property
+    def costs(self) -> tuple[StageCost, ...]:
+        """Costs of all stages in the order of plain training."""
+        return tuple(stage.cost for _, stage in self._stages())
 
-    def optimistic(self) -> JoinProfile:
-        """The profile for bounds: overheads that every operation of any schedule has at least.
+    def with_options(
+        self, choose: Callable[[tuple[OptionCost, ...]], tuple[OptionCost, ...]]
+    ) -> JoinAccount:
+        """Return the account with other options of every stage.
 
-        Peaks may be lower still, by `relief`.
+        Args:
+            choose: From the options that a stage has to those that it is to have.
         """
-        return self._profile(
-            lambda stage: Beside(
-                min(stage.cost.recording_bytes, stage.cost.dropping_bytes),
-                max(stage.cost.backward_bytes - stage.relief, 0),
+
+        def chosen(chain: JoinedChain) -> JoinedChain:
+            stages = (
+                replace(each, cost=replace(each.cost, options=choose(each.cost.options)))
+                for each in chain.stages
             )
+            return replace(chain, stages=tuple(stages))
+
+        return replace(self, branches=tuple(map(chosen, self.branches)), tail=chosen(self.tail))
+
+    def without_options(self) -> JoinAccount:
+        """Return the account as if options had not been looked for."""
+        return replace(self.with_options(lambda _: ()), has_options=False)
+
+    def by_kind(self, schedule: Schedule | None = None) -> JoinProfile:
+        """Return the profile with what each kind of run costs.
+
+        Args:
+            schedule: Beside each run is what stands while this schedule runs, or where it has no
+                such run, what would stand. By default, what stands in every canonical schedule
+                (`chainstay.dp.join.canonical`): these run nothing again before the loss has run,
+                so later runs and backwards have the model's output beside them.
+        """
+        beside = self._least_beside() if schedule is None else self._beside_in(schedule)
+        *branches, tail = (
+            ChainProfile(
+                input_bytes=chain.input_bytes,
+                input_gradient_bytes=chain.input_gradient_bytes,
+                stages=tuple(
+                    _stage(stage, beside[branch, index]) for index, stage in enumerate(chain.stages)
+                ),
+            )
+            for branch, chain in self._parts()
         )
+        met = JoinProfile(branches=tuple(branches))
+        tail = replace(
+            tail, input_bytes=met.output_bytes, input_gradient_bytes=met.output_gradient_bytes
+        )
+        return JoinProfile(branches=met.branches, tail=tail, shared=self._shared())
+
+    def _least_beside(self) -> dict[_StageKey, BesideRuns]:
+        """Return the bytes that stand beside every stage's runs in all canonical schedules."""
+        loss = (None, len(self.tail.stages) - 1)
+        beside = {}
+        for key, stage in self._stages():
+            first = stage.forward_waiting * (key == loss)
+            backward = stage.backward_waiting - stage.relief
+            beside[key] = BesideRuns(first, first, stage.forward_waiting, backward)
+        return beside
+
+    def _beside_in(self, schedule: Schedule) -> dict[_StageKey, BesideRuns]:
+        """Return the bytes that stand beside every stage's runs in a schedule."""
+        most: dict[tuple[_StageKey, str], int] = {}
+        for op, kind, size in self._walked(schedule):
+            if kind:
+                place = ((op.branch, op.stage), kind)
+                most[place] = max(most.get(place, size), size)
+        beside = {}
+        for key, stage in self._stages():
+            saved = stage.cost.environment_bytes
+            backward = most[key, "backward"]
+            first = most.get((key, "first"), most.get((key, "dropped"), 0) - saved)
+            if_again = backward + stage.relief - stage.backward_waiting + stage.forward_waiting
+            beside[key] = BesideRuns(
+                first=first,
+                dropped=most.get((key, "dropped"), first + saved),
+                again=most.get((key, "again"), if_again + 2 * saved),
+                backward=backward,
+            )
+        return beside
 
     @property
     def relief(self) -> int:
-        """The most that a schedule's own peak is below that by `optimistic`, in bytes."""
-        return max(stage.relief for stage in self._stages())
-
-    def pessimistic(self) -> JoinProfile:
-        """Sound for every schedule."""
-        environments = sum(stage.cost.environment_bytes for stage in self._stages())
-        sums = self._all_sums() + self.passed_bytes
-
-        def overheads(stage: JoinedStage) -> Beside:
-            beside = environments + sums
-            forward = max(stage.cost.recording_bytes, stage.cost.dropping_bytes)
-            return Beside(
-                forward + stage.cost.environment_bytes + stage.forward_waiting + beside,
-                stage.cost.backward_bytes + stage.backward_waiting + beside,
-            )
-
-        return self._profile(overheads)
-
-    def profile_for(self, schedule: Schedule) -> JoinProfile:
-        """Sound for `schedule` alone: of each stage, the largest overheads there; its own times."""
-        forward: dict[tuple[int | None, int], int] = {}
-        backward: dict[tuple[int | None, int], int] = {}
-        runs = Counter((op.branch, op.stage) for op in schedule if op.kind.is_forward)
-        for op, size in zip(schedule, self.overheads(schedule), strict=True):
-            key = (op.branch, op.stage)
-            if op.kind.is_forward:
-                forward[key] = max(forward.get(key, 0), size)
-            elif op.kind is OpKind.BACKWARD:
-                backward[key] = max(size, 0)
-        by_stage = {}
-        for key, size in forward.items():
-            stage = self.stage(key)
-            surplus = stage.cost.surplus_time(runs[key], is_released=False)
-            by_stage[id(stage)] = Beside(size, backward[key], surplus)
-        return self._profile(lambda stage: by_stage[id(stage)])
+        """The most that a peak is below that by `by_kind` for a backward that frees, in bytes."""
+        return max(
+            max(stage.relief - stage.cost.kept_under(option).backward_bytes, 0)
+            for _, stage in self._stages()
+            for option in range(1 + len(stage.cost.options))
+        )
 
     def overheads(self, schedule: Schedule) -> list[int]:
-        """Return the bytes that each operation needs beside what the schedule stores.
+        """Return the bytes that each operation needs beside what the schedule and `shared` store.
 
         Less than zero where a backward frees more than it makes, see `simulate_join`.
 
         Args:
             schedule: Valid for this join.
         """
-        walk = _OverheadWalk(self, schedule)
-        return [walk.take(position, op) for position, op in enumerate(schedule)]
+        kept: dict[_StageKey, int] = {}
+        overheads = []
+        for op, _, beside in self._walked(schedule):
+            key = (op.branch, op.stage)
+            own = 0
+            if op.kind is OpKind.FORWARD_KEEP_ALL:
+                kept[key] = op.option
+                own = self.stage(key).cost.kept_under(op.option).recording_bytes
+            elif op.kind.is_forward:
+                own = self.stage(key).cost.dropping_bytes
+            elif op.kind is OpKind.BACKWARD:
+                own = self.stage(key).cost.kept_under(kept[key]).backward_bytes
+            overheads.append(own + beside)
+        return overheads
 
-    def stage(self, key: tuple[int | None, int]) -> JoinedStage:
-        """A stage by branch (``None`` for the tail) and index."""
+    def _walked(self, schedule: Schedule) -> Iterator[tuple[Op, str, int]]:
+        """Yield each operation, the kind of run that it is, and the bytes that stand beside it."""
+        walk = _Walk(self, schedule)
+        for position, op in enumerate(schedule):
+            kind = ""
+            if op.kind is OpKind.BACKWARD:
+                kind = "backward"
+            elif op.kind.is_forward:
+                is_kept = op.kind is OpKind.FORWARD_KEEP_ALL
+                is_first = position == walk.first[op.branch, op.stage]
+                kind = ("first" if is_kept else "dropped") if is_first else "again"
+            yield op, kind, walk.take(position, op)
+
+    def stage(self, key: _StageKey) -> JoinedStage:
+        """Return a stage."""
         branch, index = key
         return (self.tail if branch is None else self.branches[branch]).stages[index]
 
-    def _stages(self) -> Iterator[JoinedStage]:
-        for chain in (*self.branches, self.tail):
-            yield from chain.stages
+    def _parts(self) -> tuple[tuple[int | None, JoinedChain], ...]:
+        return (*enumerate(self.branches), (None, self.tail))
 
-    def _all_sums(self) -> int:
-        """Return the bytes of all gradients that are summed over several stages."""
-        uses = Counter(leaf for stage in self._stages() for leaf in stage.leaves)
-        return sum(size for (_, size), count in uses.items() if count > 1)
+    def _stages(self) -> Iterator[tuple[_StageKey, JoinedStage]]:
+        """Yield all stages in the order of plain training."""
+        for branch, chain in self._parts():
+            for index, stage in enumerate(chain.stages):
+                yield (branch, index), stage
 
-    def _profile(self, overheads: Callable[[JoinedStage], Beside]) -> JoinProfile:
-        branches = tuple(_chain(branch, overheads) for branch in self.branches)
-        outputs = [branch.activation_bytes(len(branch)) for branch in branches]
-        gradients = [branch.gradient_bytes(len(branch)) for branch in branches]
-        return JoinProfile(
-            branches=branches,
-            tail=ChainProfile(
-                input_bytes=sum(outputs),
-                input_gradient_bytes=sum(gradients),
-                stages=_chain(self.tail, overheads).stages,
-            ),
+    def _shared(self) -> tuple[SharedGradient, ...]:
+        """Return the gradients that several stages sum; those of the same stages are one."""
+        users: dict[tuple[int, int], list[int]] = {}
+        for number, (_, stage) in enumerate(self._stages()):
+            for leaf in stage.leaves:
+                users.setdefault(leaf, []).append(number)
+        sizes = Counter[tuple[int, ...]]()
+        for (_, size), stages in users.items():
+            sizes[tuple(stages)] += size
+        return tuple(
+            SharedGradient(bytes=size, users=stages)
+            for stages, size in sizes.items()
+            if len(stages) > 1
         )
 
 
-def _chain(chain: JoinedChain, overheads: Callable[[JoinedStage], Beside]) -> ChainProfile:
-    stages = []
-    for stage in chain.stages:
-        beside = overheads(stage)
-        stages.append(stage.cost.stage(**beside._asdict()))
-    return ChainProfile(
-        input_bytes=chain.input_bytes,
-        input_gradient_bytes=chain.input_gradient_bytes,
-        stages=tuple(stages),
-    )
+def _stage(stage: JoinedStage, beside: BesideRuns) -> Stage:
+    return stage_by_kind((stage.cost,), lambda _: beside)
 
 
 @dataclass(slots=True)
-class _OverheadWalk:
+class _Walk:
     """A schedule, operation by operation.
 
     Attributes:
@@ -200,8 +251,6 @@ class _OverheadWalk:
         schedule: What runs.
         first: Where each stage runs first.
         last: Where it runs last.
-        backwards: Per leaf, how many backwards of stages that use it are to come.
-        sums: Gradients that are half summed, and their bytes.
         environments: Bytes of saved buffers and random states.
         has_output: Whether the caller has the model's output.
         is_remade: Whether a branch has run to its end again.
@@ -209,10 +258,8 @@ class _OverheadWalk:
 
     account: JoinAccount
     schedule: Schedule
-    first: dict[tuple[int | None, int], int] = field(default_factory=dict)
-    last: dict[tuple[int | None, int], int] = field(default_factory=dict)
-    backwards: Counter[int] = field(default_factory=Counter)
-    sums: dict[int, int] = field(default_factory=dict)
+    first: dict[_StageKey, int] = field(default_factory=dict)
+    last: dict[_StageKey, int] = field(default_factory=dict)
     environments: int = 0
     has_output: bool = False
     is_remade: bool = False
@@ -222,12 +269,9 @@ class _OverheadWalk:
             if op.kind.is_forward:
                 self.first.setdefault((op.branch, op.stage), position)
                 self.last[op.branch, op.stage] = position
-            if op.kind is OpKind.BACKWARD:
-                stage = self.account.stage((op.branch, op.stage))
-                self.backwards.update(number for number, _ in stage.leaves)
 
     def take(self, position: int, op: Op) -> int:
-        """Return the bytes that `op` needs, and note what it leaves behind."""
+        """Return the bytes that stand beside `op`, and note what it leaves behind."""
         if op.kind is OpKind.BACKWARD:
             return self._backward(op)
         return self._forward(position, op) if op.kind.is_forward else 0
@@ -243,31 +287,20 @@ class _OverheadWalk:
         runs_again = self.first[key] < self.last[key]
         size = cost.environment_bytes * runs_again
         is_first = position == self.first[key]
-        is_recording = op.kind is OpKind.FORWARD_KEEP_ALL
-        needed = cost.recording_bytes if is_recording else cost.dropping_bytes
-        needed += self.environments + size + sum(self.sums.values())
-        needed += stage.forward_waiting * self.has_output + self._passed(op)
+        beside = self.environments + size
+        beside += stage.forward_waiting * self.has_output + self._passed(op)
         self.environments += size * is_first
         self.environments -= cost.random_bytes * (runs_again and position == self.last[key])
-        return needed
+        return beside
 
     def _backward(self, op: Op) -> int:
         key = (op.branch, op.stage)
         stage = self.account.stage(key)
         cost = stage.cost
-        self.backwards.subtract(number for number, _ in stage.leaves)
-        before = dict(self.sums)
-        for number, size in stage.leaves:
-            if self.backwards[number]:
-                self.sums[number] = size
-            else:
-                self.sums.pop(number, None)
-        held = sum((before | self.sums).values())
-        needed = cost.backward_bytes + stage.backward_waiting + self.environments + held
-        needed += self._passed(op) - stage.relief
+        beside = stage.backward_waiting + self.environments + self._passed(op) - stage.relief
         runs_again = self.first[key] < self.last[key]
         self.environments -= runs_again * (cost.environment_bytes - cost.random_bytes)
-        return needed
+        return beside
 
     def _passed(self, op: Op) -> int:
         """Return the caller's bytes, without the branches' outputs, in a stage of the tail."""

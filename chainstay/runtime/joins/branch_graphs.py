@@ -10,14 +10,16 @@ from torch import fx
 
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.capture.cuts.branches import find_towers, title_of
-from chainstay.runtime.capture.cuts.chain import CutGraph
-from chainstay.runtime.capture.cuts.crossings import Crossings, find_crossings
-from chainstay.runtime.capture.cuts.cut import ObservedGraph
+from chainstay.runtime.capture.cuts.crossings import (
+    Crossings,
+    crossings_among,
+    find_crossings,
+    movable_nodes,
+)
+from chainstay.runtime.capture.cuts.cut import CutGraph
 from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
-from chainstay.runtime.capture.cuts.movable_nodes import movable_nodes
 from chainstay.runtime.capture.cuts.programs import GraphStage
-from chainstay.runtime.capture.graph import CapturedGraph
-from chainstay.runtime.capture.operators import Observations
+from chainstay.runtime.capture.operators import Observations, ObservedGraph
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.part_order import sort_by_part, uses_of_leaves
 
@@ -42,8 +44,7 @@ def cut_into_join(
     captured, seen = observed.captured, observed.seen
     towers = find_towers(captured, seen, movable_nodes(captured, seen))
     sort_by_part(captured, seen, towers)
-    movable = movable_nodes(captured, seen)
-    crossings = find_crossings(captured, observed.state_inputs, movable)
+    crossings = find_crossings(observed)
     pieces = _pieces(observed, crossings, towers.part_of, towers.count)
     if isinstance(granularity, int):
         granularity = max(1, granularity // len(pieces))
@@ -132,31 +133,10 @@ def _pieces(
                     if node.op == "placeholder" and any(part_of.get(u) == part for u in node.users)
                 ]
             result = [n for n in crossings.at(end) if part == towers or part_of.get(n) == part]
-            own = _own_crossings(captured, members, given, crossings.movable)
+            own = crossings_among(captured, members, given, crossings.movable)
             pieces.append(_JoinPart(start, given, result, own))
             start = end
     return pieces
-
-
-def _own_crossings(
-    captured: CapturedGraph,
-    members: list[fx.Node],
-    given: list[fx.Node],
-    movable: frozenset[fx.Node],
-) -> Crossings:
-    """Return the values that cross places between `members`; what others need crosses the last."""
-    index = {node: position for position, node in enumerate(members)}
-    outputs = {leaf for leaf in captured.output if isinstance(leaf, fx.Node)}
-
-    def last_place(node: fx.Node) -> int:
-        users = [user for user in node.users if user.op != "output"]
-        is_needed = node in index and any(user not in index for user in users)
-        if node in outputs or is_needed:
-            return len(members) - 1
-        return max((index[user] - 1 for user in users if user in index), default=-2)
-
-    first = dict.fromkeys(given, -1) | index
-    return Crossings(members, first, {node: last_place(node) for node in first}, movable)
 
 
 def _refuse_strange(seen: Observations, met: Sequence[fx.Node]) -> None:
@@ -184,14 +164,8 @@ class _Joined:
 def _assemble(joined: _Joined) -> GraphJoin:
     observed, pieces, towers = joined.observed, joined.pieces, joined.towers
     inner = [p.start + 1 + cut for p, cuts in zip(pieces, joined.cuts, strict=True) for cut in cuts]
-    cut = CutGraph(
-        name=observed.name,
-        captured=observed.captured,
-        seen=observed.seen,
-        crossings=joined.crossings,
-        cuts=tuple(sorted([*inner, *(piece.start for piece in pieces[1:])])),
-        state_inputs=observed.state_inputs,
-    )
+    cuts = tuple(sorted([*inner, *(piece.start for piece in pieces[1:])]))
+    cut = CutGraph(observed, joined.crossings, cuts)
     early = cut.made_early()
     ranges = [_ranges(piece, cuts, early) for piece, cuts in zip(pieces, joined.cuts, strict=True)]
     nodes = cut.shared_nodes([nodes for piece in ranges for nodes in piece], early)
@@ -201,11 +175,13 @@ def _assemble(joined: _Joined) -> GraphJoin:
         for piece, cuts, own in zip(pieces, joined.cuts, ranges, strict=True)
     ]
     last_state = joined.crossings.at(len(joined.crossings.operators) - 1)
+    given = tuple(tuple(shared[node] for node in piece.given) for piece in pieces[:towers])
     return GraphJoin(
         name=observed.name,
-        branches=tuple(stages[:towers]),
-        tail=tuple(stage for piece in stages[towers:] for stage in piece),
-        given=tuple(tuple(shared[node] for node in piece.given) for piece in pieces[:towers]),
+        stages=tuple(stage for piece in stages for stage in piece),
+        lengths=tuple(map(len, stages[:towers])),
+        given=given,
+        state_inputs=tuple(position for branch in given for position in branch),
         widths=tuple(len(piece.result) for piece in pieces[:towers]),
         sums=_sums(joined, ranges, stages),
         inputs=observed.captured.inputs,

@@ -14,7 +14,7 @@ from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStag
 from chainstay.runtime.measures.cost_files import cost_from, path_in, read_sealed, write_sealed
 
 _KIND: Final = "join-account"
-_VERSION: Final = 5
+_VERSION: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class JoinAccountFile:
             "branches": list(map(_written, account.branches)),
             "tail": _written(account.tail),
             "passed_bytes": account.passed_bytes,
+            "has_options": account.has_options,
         }
         write_sealed(self.path, _KIND, _VERSION, body)
 
@@ -83,13 +84,14 @@ def _account(found: Fields, lengths: Sequence[int]) -> JoinAccount:
         branches=tuple(map(_chain, found.children("branches"))),
         tail=_chain(found.child("tail")),
         passed_bytes=found.integer("passed_bytes"),
+        has_options=found.boolean("has_options"),
     )
     parts = [len(chain.stages) for chain in (*account.branches, account.tail)]
     behind = parts[len(account.branches)]
     measured = list(lengths[len(account.branches) :]) or [0]
     if parts[:-1] != list(lengths[: len(account.branches)]) or not 0 <= behind - measured[0] <= 1:
         raise InvalidProfileError(f"{_KIND} document: it is of other stages")
-    account.pessimistic()  # refuses numbers that no join has
+    account.by_kind()  # refuses numbers that no join has
     return account
 
 

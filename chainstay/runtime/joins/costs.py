@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
 from chainstay.runtime.measures.costs import ObservedStage, free_loss
+from chainstay.runtime.measures.option_costs import ObservedOption, option_cost
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.stage_cost import StageCost
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A branch or the tail, stage by stage."""
+    """A branch or the tail, stage by stage; options by the number of their stage."""
 
     observed: Sequence[ObservedStage]
     memories: Sequence[StageMemory]
+    options: Mapping[int, Sequence[ObservedOption]] = field(default_factory=dict)
 
     @property
     def has_loss(self) -> bool:
@@ -38,20 +40,23 @@ class Seen:
 
 
 class _Besides(NamedTuple):
-    """The bytes of one stage besides its states; compare `JoinedStage`."""
+    """Bytes of the model's output that the caller holds beside a stage; compare `JoinedStage`."""
 
-    backward: int
+    held: int  # beside its backward, whatever the caller holds: the graph may lack it
     forward_waiting: int
     backward_waiting: int
 
 
-def account_for_join(seen: Sequence[Seen], branches: int, common_bytes: int) -> JoinAccount:
+def account_for_join(
+    seen: Sequence[Seen], branches: int, common_bytes: int, *, has_options: bool
+) -> JoinAccount:
     """The costs of all stages.
 
     Args:
         seen: The branches, and the tail with the loss if there is one of these.
         branches: How many branches there are.
         common_bytes: The bytes that stand through the whole step, whatever the stages.
+        has_options: Whether options of stages were looked for.
     """
     standing = common_bytes + sum(part.standing_bytes for part in seen)
     tails = seen[branches:]
@@ -74,7 +79,9 @@ def account_for_join(seen: Sequence[Seen], branches: int, common_bytes: int) -> 
         passed = 0 if is_met_by_loss else handed - _own_bytes(part)
         if not part.has_loss:
             tail = replace(tail, stages=(*tail.stages, free))
-    return JoinAccount(branches=tuple(chains), tail=tail, passed_bytes=passed)
+    return JoinAccount(
+        branches=tuple(chains), tail=tail, passed_bytes=passed, has_options=has_options
+    )
 
 
 def _own_bytes(tail: Seen) -> int:
@@ -93,13 +100,7 @@ def _branch(
 ) -> JoinedChain:
     """`handed` bytes are the model's output, `own` of them this branch's output."""
     last = len(part.observed) - 1
-    besides = []
-    for index in range(len(part.observed)):
-        backward = _backward_bytes(part, index)
-        waiting = handed
-        if index == last:  # the caller may hold what the graph does not
-            backward, waiting = backward + own, handed - own
-        besides.append(_Besides(backward, handed, waiting))
+    besides = [_Besides(0, handed, handed)] * last + [_Besides(own, handed, handed - own)]
     return _chain(part, besides, standing, numbers)
 
 
@@ -109,40 +110,60 @@ def _tail(part: Seen, standing: int, numbers: dict[int, int]) -> JoinedChain:
     besides = []
     for index, each in enumerate(part.observed):
         waiting = handed.bytes_outside(each.given)
-        backward = _backward_bytes(part, index)
-        later = waiting
-        if index == last:
-            backward, later = backward + waiting, 0
-        besides.append(_Besides(backward, waiting, later))
+        is_last = index == last
+        besides.append(_Besides(waiting * is_last, waiting, waiting * (not is_last)))
     return _chain(part, besides, standing, numbers)
 
 
-def _backward_bytes(part: Seen, index: int) -> int:
-    """Return the bytes of a backward beside its input and output, negative if it frees more."""
-    each, memory = part.observed[index], part.memories[index]
-    known = each.given.bytes + memory.kept_bytes
-    known += memory.input_gradients.allocated_bytes + memory.output_gradients.allocated_bytes
-    return memory.backward_peak - known
+def _kept(part: Seen, index: int, memory: StageMemory) -> tuple[int, int, int]:
+    """Return what keeping a stage saves, and both overheads, the backward's below 0 if it frees.
+
+    Args:
+        part: The stage's part.
+        index: The stage.
+        memory: Of the stage, run alone, under one of its options.
+    """
+    held, saved = part.observed[index].given.bytes, memory.kept_bytes
+    gradients = memory.input_gradients.allocated_bytes + memory.output_gradients.allocated_bytes
+    backward = memory.backward_peak - held - saved - gradients
+    return saved, max(memory.kept_peak - held - saved, 0), backward
 
 
-def _cost(part: Seen, index: int, standing: int, backward: int) -> StageCost:
+def _joined_stage(
+    part: Seen, index: int, beside: _Besides, standing: int, numbers: dict[int, int]
+) -> JoinedStage:
     each, memory = part.observed[index], part.memories[index]
-    held = each.given.bytes
-    recording = memory.kept_peak - held - memory.kept_bytes
-    dropping = memory.dropped_peak - held - each.result.bytes_outside(each.given)
+    saved, recording, backward = _kept(part, index, memory)
+    dropping = memory.dropped_peak - each.given.bytes - each.result.bytes_outside(each.given)
+    relief = max(-backward - beside.held, 0)
     is_loss = each.stage.is_loss
-    return StageCost(
+    cost = StageCost(
         name=each.stage.name,
         forward_time=each.time.forward,
         backward_time=each.time.backward,
+        rerun_time=each.time.rerun,
+        hooks_time=each.time.hooks,
         output_bytes=each.result.bytes,
-        saved_bytes=memory.kept_bytes,
+        saved_bytes=saved,
         gradient_bytes=memory.output_gradients.allocated_bytes,
-        recording_bytes=max(recording, 0) + standing,
+        recording_bytes=recording + standing,
         dropping_bytes=max(dropping, 0) + standing,
-        backward_bytes=backward + standing,
+        backward_bytes=backward + beside.held + relief + standing,
         environment_bytes=0 if is_loss else each.environment_bytes,
         random_bytes=0 if is_loss else each.random_bytes,
+    )
+    options = []
+    for found in part.options.get(index, ()):
+        saved, recording, backward = _kept(part, index, found.memory)
+        backward = max(backward + beside.held + relief, 0)  # as if it freed as much
+        sizes = (saved, recording + standing, backward + standing)
+        options.append(option_cost(found.option, sizes))
+    return JoinedStage(
+        cost=replace(cost, options=tuple(options)),
+        forward_waiting=beside.forward_waiting,
+        backward_waiting=beside.backward_waiting,
+        relief=relief,
+        leaves=_leaves(each, numbers),
     )
 
 
@@ -155,14 +176,8 @@ def _chain(
     part: Seen, besides: Sequence[_Besides], standing: int, numbers: dict[int, int]
 ) -> JoinedChain:
     stages = tuple(
-        JoinedStage(
-            cost=_cost(part, index, standing, max(beside.backward, 0)),
-            forward_waiting=beside.forward_waiting,
-            backward_waiting=beside.backward_waiting,
-            relief=max(-beside.backward, 0),
-            leaves=_leaves(each, numbers),
-        )
-        for index, (each, beside) in enumerate(zip(part.observed, besides, strict=True))
+        _joined_stage(part, index, beside, standing, numbers)
+        for index, beside in enumerate(besides)
     )
     return JoinedChain(
         input_bytes=part.observed[0].given.bytes,

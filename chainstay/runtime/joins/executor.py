@@ -17,7 +17,12 @@ from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
-from chainstay.runtime.options.table import used_options
+from chainstay.runtime.options.table import (
+    OptionTable,
+    options_of_alike,
+    require_current_copies,
+    used_options,
+)
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
@@ -95,13 +100,15 @@ class JoinExecutor:
 
     Raises:
         InvalidScheduleError: This runtime cannot run the schedule.
-        PlanMismatchError: It keeps stages under options, and those of joins are not measured.
+        PlanMismatchError: It keeps a stage under an option that the stage does not have.
     """
 
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
-        used_options({}, schedule)
         self._join = join
-        self.plan: ExecutionPlan = plan_execution(schedule, shape_of(join))
+        shape = shape_of(join)
+        used = used_options(join.options, schedule, shape.position)
+        self.options: OptionTable = options_of_alike(used, join.chain.stages)
+        self.plan: ExecutionPlan = plan_execution(schedule, shape)
 
     @property
     def stages(self) -> tuple[ChainStage, ...]:
@@ -126,6 +133,7 @@ class JoinExecutor:
             shared: What all stages may read.
         """
         require_repeatable_call(self.device)
+        require_current_copies(self.options, shared, self.device)
         chain = self._join.chain
         run = JoinRun(
             stages=chain.stages,
@@ -136,6 +144,7 @@ class JoinExecutor:
             names=chain.names,
             pending=len(chain.stages) - 1,
             widths=self._join.widths,
+            options=self.options,
             inputs=self._join.inputs,
         )
         return run.forward(given)
@@ -146,19 +155,24 @@ class PlannedJoin(Planned):
     """A model's forward by a plan for its branches and their tail.
 
     Attributes:
-        join: The model.
+        graph: The graph, cut.
         executor: Runs it.
         profile: What the join costs.
     """
 
-    join: GraphJoin
+    graph: GraphJoin
     executor: JoinExecutor
     profile: JoinProfile
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
         """Return the outputs of the graph."""
-        given, shared = self.join.begin(inputs)
-        return self.join.finish(self.executor(given, shared), shared)
+        given, shared = self.graph.begin(inputs)
+        return self.graph.finish(self.executor(given, shared), shared)
+
+    @property
+    def options(self) -> OptionTable:
+        """See `Planned`."""
+        return self.executor.options
 
     @property
     def keep(self) -> tuple[bool, ...]:

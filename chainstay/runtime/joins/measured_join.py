@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from itertools import chain
 
+from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.joins.account import JoinAccount
 from chainstay.runtime.joins.cost_files import JoinAccountFile
@@ -17,7 +19,14 @@ from chainstay.runtime.joins.staged_join import StagedJoin, staged, traits_of_al
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.cost_files import signature_of
 from chainstay.runtime.measures.costs import ObservedStage, Subject, observe_chain, trace_chain
+from chainstay.runtime.measures.option_costs import (
+    ObservedOption,
+    chosen_options,
+    observe_options,
+    restored_options,
+)
 from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes
+from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.states import state_bytes
 
 
@@ -32,19 +41,20 @@ class MeasuredJoin(StagedJoin):
     account: JoinAccount
 
     @classmethod
-    def of(cls, stages: StagedJoin, account: JoinAccount) -> MeasuredJoin:
-        """`stages`, and what they cost."""
+    def of(cls, stages: StagedJoin, account: JoinAccount, options: OptionTable) -> MeasuredJoin:
+        """`stages`, what they cost, and their options."""
         known = {field.name: getattr(stages, field.name) for field in fields(stages)}
-        return cls(account=account, **known)
+        return cls(account=account, **(known | {"options": options}))
 
 
-def measure_join(
+def measure_join(  # noqa: PLR0913  # what to measure, and how
     join: GraphJoin,
     parts: Sequence[Subject],
     names: tuple[str, ...],
     *,
     repeats: int,
     cache: str | os.PathLike[str] | None,
+    wants_options: bool = False,
 ) -> MeasuredJoin:
     """Measure time and memory of every stage of a join; call it inside `measuring`.
 
@@ -54,6 +64,7 @@ def measure_join(
         names: What messages call the values that all stages may read.
         repeats: The least number of timed runs of each stage; see `chainstay.measure`.
         cache: A directory for what was measured, as for `chainstay.fit`.
+        wants_options: Whether to look for options of stages.
 
     Raises:
         UnsupportedModelError: A stage or the loss fails; the text names it.
@@ -61,34 +72,72 @@ def measure_join(
     file = None if cache is None else _file_of(join, parts, cache)
     account = None if file is None else file.read([len(part.stages) for part in parts])
     if account is not None:
-        traits = tuple(traits_of_all(parts))
-    else:
-        seen = _observed(join, parts, repeats)
-        account = _account_of(seen, parts, len(join.branches))
-        traits = tuple(
-            each.traits for own in seen for each in own.observed if not each.stage.is_loss
-        )
-        if file is not None:
-            file.write(account)
-    return MeasuredJoin.of(staged(join, parts, traits, names), account)
+        known = _found_on_file(account, parts, wants_options=wants_options)
+        if known is not None:
+            own = staged(join, parts, tuple(traits_of_all(parts)), names)
+            return MeasuredJoin.of(own, *known)
+    seen, found = _observed(join, parts, repeats, wants_options=wants_options)
+    account = _account_of(seen, parts, len(join.branches), has_options=wants_options)
+    observed = (each for own in seen for each in own.observed if not each.stage.is_loss)
+    if file is not None:
+        file.write(account)
+    own = staged(join, parts, tuple(each.traits for each in observed), names)
+    return MeasuredJoin.of(own, account, found)
 
 
-def _observed(join: GraphJoin, parts: Sequence[Subject], repeats: int) -> list[Seen]:
-    """Time and memory of all stages, part by part."""
+def _found_on_file(
+    account: JoinAccount, parts: Sequence[Subject], *, wants_options: bool
+) -> tuple[JoinAccount, OptionTable] | None:
+    """Return what a file knows, with options if they are wanted; ``None`` if it lacks these."""
+    if not wants_options:
+        return account.without_options(), {}
+    if account.has_options:
+        with suppress(PlanMismatchError):  # otherwise all is measured anew
+            return account, restored_options(parts, chosen_options(account.costs))
+    return None
+
+
+def _observed(
+    join: GraphJoin, parts: Sequence[Subject], repeats: int, *, wants_options: bool
+) -> tuple[list[Seen], OptionTable]:
+    """Time and memory of all stages, part by part, and their options."""
     branches = len(join.branches)
     observed = [observe_chain(part, repeats) for part in parts]
     met: Sequence[Gradients | None] = (None,) * branches
     memories = []
+    found: list[ObservedOption] = []
     with _summing(observed):
         for own, part in reversed(list(zip(observed[branches:], parts[branches:], strict=True))):
             memories.append(trace_chain(own, part))
             met = _slices(memories[0][0].input_gradients, join.widths)
         behind = zip(observed[:branches], parts[:branches], met, strict=True)
         memories = [*(trace_chain(own, part, below) for own, part, below in behind), *memories]
-    return [Seen(*each) for each in zip(observed, memories, strict=True)]
+        if wants_options:
+            found = observe_options(
+                list(chain.from_iterable(observed)),
+                list(chain.from_iterable(memories)),
+                parts,
+                has_spans=False,
+            )
+    of_stage: dict[int, list[ObservedOption]] = {}
+    for option in found:
+        of_stage.setdefault(option.first, []).append(option)
+    seen, start = [], 0
+    for own, some in zip(observed, memories, strict=True):
+        options = {index: of_stage.get(start + index, []) for index in range(len(own))}
+        seen.append(Seen(own, some, options))
+        start += len(own)
+    table = {
+        (first, number): each.option
+        for first, options in of_stage.items()
+        for number, each in enumerate(options, 1)
+    }
+    return seen, table
 
 
-def _account_of(seen: Sequence[Seen], parts: Sequence[Subject], branches: int) -> JoinAccount:
+def _account_of(
+    seen: Sequence[Seen], parts: Sequence[Subject], branches: int, *, has_options: bool
+) -> JoinAccount:
     device, counted = parts[0].device, parts[0].counted
     leaves = [each.leaves for own in seen for each in own.observed]
     autocast = Autocast.now(device)
@@ -97,6 +146,7 @@ def _account_of(seen: Sequence[Seen], parts: Sequence[Subject], branches: int) -
         branches,
         state_bytes(each for each in counted if each.device == device)
         + autocast_copies_bytes(leaves, autocast),
+        has_options=has_options,
     )
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from chainstay.runtime.capture.cuts.programs import GraphStage
-from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import traits_of
 from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
@@ -35,6 +35,7 @@ class StagedJoin:
         sums: For each parameter or input that is used three times or more, the stages that use
             it (positions in the chain), once per use, in the order in which plain training
             runs them backward.
+        options: Options of its stages, by position in the chain and number.
     """
 
     chain: Chain
@@ -43,12 +44,12 @@ class StagedJoin:
     inputs: tuple[int, ...]
     traits: tuple[Traits, ...]
     sums: tuple[tuple[int, ...], ...]
+    options: OptionTable = field(default_factory=dict)
 
 
-def parts_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
+def parts_of(  # a call of the graph, and whom to tell
     join: GraphJoin,
     inputs: Sequence[Any],
-    written: frozenset[int],
     loss: ChainStage | None,
     device: torch.device,
     *,
@@ -59,12 +60,11 @@ def parts_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
     Args:
         join: What to cut.
         inputs: What the graph gets in a call.
-        written: Identities of those that it changes in place.
         loss: Behind the tail, if there is one.
         device: Where it runs.
         progress: Told of every run of a stage.
     """
-    stand_ins = StandIns(written)
+    stand_ins = join.stand_ins(inputs)
     given, shared = join.begin(stand_ins.of_all(inputs))
     counted = join.counted(shared)
 

@@ -11,6 +11,8 @@ loss.
 - Its backward gives the gradients of all those outputs, and from then on each branch has a
   gradient of its own. That of a branch's input is gone at once unless it is kept.
 - Without a tail, ``T`` is all of this at once, for nothing.
+- A shared gradient is in memory once one of its users has run backward, and until all have; also
+  while the first and the last of them do.
 - Options and costs by kind of run are those of `chainstay.validation.simulate`: ``0:Fa3.1`` keeps
   stage 3 of branch 0 under its option 1, a stage's first forward is its first run, and only what
   reads its input in the backward must have it.
@@ -163,6 +165,8 @@ class _ByteMemory:
         has_run: Stages of which a forward has run.
         gradients: By branch (None for the tail), the index of the activation whose gradient
             is held; -1 for none.
+        back: Stages whose backward has run.
+        shared: Bytes and users of the shared gradients.
     """
 
     profile: JoinProfile
@@ -171,8 +175,13 @@ class _ByteMemory:
     saved: dict[_Value, tuple[StageOption, RunCost]] = field(default_factory=dict)
     has_run: set[_Value] = field(default_factory=set)
     gradients: dict[int | None, int] = field(default_factory=dict)
+    back: set[_Value] = field(default_factory=set)
+    shared: list[tuple[int, set[_Value]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        tail = len(self.profile.branches)
+        for each, users in zip(self.profile.shared, self.profile.users, strict=True):
+            self.shared.append((each.bytes, {(None if j == tail else j, i) for j, i in users}))
         self.activations = {(j, 0) for j in range(len(self.profile.branches))}
         self.gradients = dict.fromkeys(range(len(self.profile.branches)), -1)
         self.gradients[None] = len(self.profile.closing)
@@ -194,8 +203,17 @@ class _ByteMemory:
         return (
             sum(self._chain_of(j).activation_bytes(i) for j, i in self.activations),
             sum(option.saved_bytes for option, _ in self.saved.values()),
-            sum(self._chain_of(j).gradient_bytes(i) for j, i in self.gradients.items() if i >= 0),
+            sum(self._chain_of(j).gradient_bytes(i) for j, i in self.gradients.items() if i >= 0)
+            + sum(self._half_summed().values()),
         )
+
+    def _half_summed(self) -> dict[int, int]:
+        """Return the bytes of shared gradients that some of their users have given a summand."""
+        return {
+            number: size
+            for number, (size, users) in enumerate(self.shared)
+            if not users.isdisjoint(self.back) and not users <= self.back
+        }
 
     def missing(self) -> str:
         if self.gradients[None] > 0:
@@ -277,8 +295,9 @@ class _ByteMemory:
         option, run = self.saved[j, stage]
         if option.needs_input:
             self._require_inputs(op, j, stage)
-        before = sum(self.stored())
+        before, half = sum(self.stored()), self._half_summed()
         del self.saved[j, stage]
+        self.back.add((j, stage))
         if j is None and stage == 0:
             added = self._turn_around()
         else:
@@ -287,6 +306,7 @@ class _ByteMemory:
             is_gone = stage == 0 and j is not None and not self.keep[j]
             self.gradients[j] = -1 if is_gone else stage
         self._require_tape(op)
+        added += sum(size for n, size in self._half_summed().items() if n not in half)
         return before + added, run.backward_time, option.backward_overhead_bytes
 
     def _discard(self, op: Op) -> int:

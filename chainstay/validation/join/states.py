@@ -21,7 +21,7 @@ _NOT_YET: Final = 10**9
 
 
 class JoinRecord(NamedTuple):
-    """What an ``Fa`` saved: of which stage of which chain, under which option, in a first run?"""
+    """Data that an ``Fa`` saved, with its chain, stage and option, and if it was a first run."""
 
     chain: int
     stage: int
@@ -212,6 +212,9 @@ class ByteTransitions(_SharedTransitions):
             )
             for pair, options in self._options.items()
         }
+        self._shared = [
+            (each.bytes, users) for each, users in zip(profile.shared, profile.users, strict=True)
+        ]
         inputs = frozenset((j, 0) for j in range(self.tail_index))
         self.start = JoinState(
             inputs, frozenset(), (*(_NOT_YET for _ in inputs), len(profile.closing))
@@ -229,6 +232,16 @@ class ByteTransitions(_SharedTransitions):
                 for c, g in enumerate(state.gradients)
                 if self.is_held(c, g)
             )
+            + self._half_summed(state, state)
+        )
+
+    def _half_summed(self, begun: JoinState, ended: JoinState) -> int:
+        """Return the bytes of shared gradients begun in one state, and not ended in another."""
+        return sum(
+            size
+            for size, users in self._shared
+            if any(i >= begun.gradients[c] for c, i in users)
+            and any(i < ended.gradients[c] for c, i in users)
         )
 
     def steps(self, state: JoinState, budget: int | None) -> Iterator[JoinTransition]:
@@ -308,6 +321,7 @@ class ByteTransitions(_SharedTransitions):
                 gradients=self.gradients_after(state, chain),
             )
             added = self._chains[chain].gradient_bytes(i) + option.backward_overhead_bytes
+            added += self._half_summed(after, state) - self._half_summed(state, state)
             ops = self._ops(OpKind.BACKWARD, chain, i)
             yield JoinTransition(ops, after, self._run(record).backward_time, base + added)
 
