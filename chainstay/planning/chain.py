@@ -1,42 +1,59 @@
-"""Plans for measured chains: the fastest schedule found whose own peak is within the budget.
+"""Plans for measured chains: a profile by kind of run is solved, its schedule judged as it runs.
 
-See `chainstay.planning.search` for how it is looked for.
+`Account.by_kind` says what each kind of run takes, and what it needs at least. A method solves
+that. What its schedule needs and takes in truth is told by the simulator with an overhead for each
+operation (`Account.overheads`): random states and buffers are saved for runs again only, it takes
+time to drop the input of what is kept, and a schedule that is not persistent may make again what
+it still holds. Where these exceed the budget, the method is asked again, twice with what the
+operations of its latest schedule need, and at last with what no schedule's exceed.
+
+=====================================  =======================================================
+method                                 profile
+=====================================  =======================================================
+`DP`, `MIP`, `CPSAT`, ``"auto"``       by kind of run, with all options of stages
+these with free discards               by kind of run; without options, since the runtime
+                                       cannot give a new input to what is kept in part
+a user's own                           without either: one overhead for each forward and
+                                       backward, of plain training, then of its latest
+                                       schedule, and at last of any schedule
+=====================================  =======================================================
+
+The optimum under what every schedule needs at least bounds all. Where options were left out, or a
+method knows no kinds of runs, the bound is that on all schedules, which has both.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
-from chainstay.dp import DP, least_budget, unrestricted_bound
+from chainstay.dp import DP, unrestricted_bound
 from chainstay.errors import (
     ChainstayError,
     InfeasibleBudgetError,
     InvalidBudgetError,
+    SolverLimitError,
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
-from chainstay.planning.search import Candidate, Search, evenly_timed, overhead_margin
 from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.execute.remade import remade_bytes
+from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.schedule import Discards, Op, Schedule
+from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
 from chainstay.solve import AutoChain, budget_bytes, resolve_method, solve_chain
-from chainstay.timetable import Time
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import Replay, simulate
 
 __all__ = ["solve_measured"]
 
-_ROUNDS: Final = 6
-"""Solves of each kind; see `Search.rounds`."""
-_CLOSE: Final = 1.002
-"""A persistent schedule that is so close to the bound on all of them is not improved any more."""
+_SOLVES: Final = 4
+"""Questions to a method, at most."""
 
 
 def solve_measured(
@@ -48,37 +65,36 @@ def solve_measured(
 ) -> Solution:
     """The fastest schedule found of a measured chain whose own peak is within the budget.
 
-    Plain training, if that fits, whatever the method. Otherwise, by ``"auto"`` and ``"dp"``, the
-    optimum among persistent schedules by what each kind of run costs, options of stages included;
-    by ``"auto"`` a schedule with free discards, if that is faster and no options are of use.
+    Plain training, if that fits, whatever the method. Otherwise the method's schedule, by what each
+    kind of run costs, options of stages included. ``"auto"`` is the persistent optimum, or where
+    no options are of use, a schedule with free discards if that is faster.
 
     Args:
         measured: What the chain costs, see `chainstay.measure`.
         budget: Bytes as for `chainstay.solve_chain`; a percentage is of what plain training
             of this chain needs.
         method: The method, as for `chainstay.solve_chain`; ``"auto"`` with free discards, which the
-            runtime can do. All but ``"auto"`` and ``"dp"`` know no options; exact solvers are asked
-            about few problems, found by the DP.
+            runtime can do. With free discards no options are used, which the runtime cannot do
+            together. A user's own method is given neither options nor costs by kind of run.
         can_run: Whether the runtime can run a schedule at all.
 
     Returns:
         The schedule; its `peak_bytes` are by what each of its own operations needs, what it makes
         again included. Of all schedules of `family` whose own peak is within the budget, none
-        is faster than `lower_bound`. A persistent schedule attains it, and `is_optimal` is true,
-        unless the environments (random states, buffers) that its runs again save do not fit
-        beside the optimum. Other bounds are by a profile that is at most that of any schedule,
-        and need not be attained: there, `is_optimal` may be false of an optimum.
+        is faster than `lower_bound`. If the method proves its optimum, `is_optimal` is true unless
+        options were left out, or what its runs again save (random states, buffers) does not fit.
 
     Raises:
         InvalidBudgetError: `budget` is not a positive number of bytes.
         UnknownMethodError: There is no such method, or none of its schedules can be run.
         InfeasibleBudgetError: Nothing was found that fits; with ``error.required``, the least
-            peak found, something is. (No proof that nothing fits below it.)
+            that is known to be enough, something is. (No proof that nothing fits below it.)
         SolverLimitError: As for `chainstay.solve_chain`, and `CertificateError` likewise.
 
     Complexity:
-        One solve by the DP where options are of use, three if saved environments do not fit.
-        Elsewhere one more, and about 20 where free discards may be faster.
+        One solve; up to four where saved environments do not fit, with free discards, and for
+        methods that round sizes or are a user's own. ``"auto"`` asks up to three methods, exact
+        solvers come after a dynamic program, and are asked twice at most if that has a plan.
 
     Example:
         >>> import torch, chainstay
@@ -91,72 +107,49 @@ def solve_measured(
     plain = Schedule.keep_all(len(measured.profile))
     budget = budget_bytes(measured.profile_for(plain), budget)
     asked = AutoChain(discards=Discards.FREE) if method == "auto" else resolve_method(method)
-    search = ChainSearch.of(measured, budget, can_run)
-    solution = search.plain(asked) or _fastest(search, asked)
+    planner = _ChainPlanner(measured=measured, budget=budget, can_run=can_run)
+    solution = planner.plain(asked) or planner.fastest(asked)
     return replace(solution, solve_seconds=time.perf_counter() - start)
 
 
-def _fastest(search: ChainSearch, asked: Method) -> Solution:
-    """Return the persistent optimum, or what the search finds where that is faster."""
-    is_auto = isinstance(asked, AutoChain)
-    exact = search.persistent() if is_auto or asked == DP() else None
-    if exact is not None and exact.makespan <= exact.lower_bound * _CLOSE:
-        # What free discards drop between stages, options drop as well.
-        is_in_parts = any(op.option for op in exact.schedule)
-        if not is_auto or is_in_parts or not search.may_beat(exact.makespan, asked):
-            return exact
-    # Persistent plans under Table 1 make nothing twice and lose no input.
-    methods = (asked, DP()) if is_auto else (asked,)
-    try:
-        found = search.fastest(methods)
-    except ChainstayError:
-        if exact is None:
-            raise
-        return exact
-    if exact is not None and exact.makespan <= found.makespan:
-        return exact
-    if not any(cost.options for cost in search.measured.account.stages):
-        return found
-    profile = search.measured.account.by_kind(is_sound=False)
-    bound = unrestricted_bound(profile, search.budget)  # other bounds know no options
-    return replace(found, family=Family.ALL, lower_bound=bound, unrestricted_bound=bound)
+class _Judged(NamedTuple):
+    """A schedule as it runs.
+
+    Attributes:
+        replay: The simulation with an overhead for each operation.
+        excess: Bytes that the runtime needs beyond it, for what it makes again while it is held.
+    """
+
+    replay: Replay
+    excess: int
+
+    @property
+    def needs(self) -> int:
+        """All bytes that it needs."""
+        return self.replay.peak_bytes + self.excess
 
 
 @dataclass(slots=True, kw_only=True)
-class ChainSearch(Search[ChainProfile]):
-    """The state of a search for a plan of a chain.
+class _ChainPlanner:
+    """The methods that are asked about one measured chain and budget.
 
     Attributes:
         measured: The chain.
+        budget: Bytes.
         can_run: The predicate, as for `solve_measured`.
-        refused: Why a schedule whose peak fits cannot be run, if there was one.
-        makes_again: Whether a plan makes again what it holds, so that others may need less.
-        neediest: The operation at the peak of the schedule that needs least, and its overhead.
+        refused: Why a schedule that was found cannot be run, if there was one.
+        limit: The error of a solver that ran out of time, if one did.
     """
 
     measured: Measurement
+    budget: int
     can_run: Callable[[Schedule], bool]
     refused: str = ""
-    makes_again: bool = False
-    neediest: tuple[Op, int] | None = None
-
-    @classmethod
-    def of(
-        cls, measured: Measurement, budget: int, can_run: Callable[[Schedule], bool]
-    ) -> ChainSearch:
-        """Return a search of which nothing is done."""
-        return cls(
-            budget=budget,
-            optimistic=measured.account.optimistic(),
-            pessimistic=measured.profile,
-            rounds=_ROUNDS,
-            measured=measured,
-            can_run=can_run,
-        )
+    limit: SolverLimitError | None = None
 
     def plain(self, method: Method) -> Solution | None:
         """Plain training, if it fits; nothing is faster."""
-        schedule = Schedule.keep_all(len(self.pessimistic))
+        schedule = Schedule.keep_all(len(self.measured.profile))
         profile = self.measured.profile_for(schedule)
         peak = simulate(profile, schedule).peak_bytes
         if peak > self.budget or not self.can_run(schedule):
@@ -166,218 +159,241 @@ class ChainSearch(Search[ChainProfile]):
         solution = certify(ChainProblem(profile, self.budget), claim, method=str(method))
         return replace(solution, unrestricted_bound=makespan)
 
-    def persistent(self) -> Solution | None:
-        """The best persistent schedule by what each kind of run costs, if one fits and can run.
+    def fastest(self, asked: Method) -> Solution:
+        """Return the fastest solution of the methods that `asked` stands for.
 
-        Environments that are saved for later runs depend on the schedule. The optimum without
-        any bounds all schedules, and is the optimum if it fits with those that it has. Otherwise
-        it is solved for again, for a budget less by what it lacked, and if that does not fit
-        either, with the environments of all stages.
+        Raises:
+            ChainstayError: There is none; as `solve_measured`.
+        """
+        best: Solution | None = None
+        methods = tuple(self._methods(asked))
+        for method in methods:
+            found = self._solved(method, best)
+            if found is not None and (
+                best is None
+                or found.makespan < best.makespan
+                or (found.makespan == best.makespan and found.is_optimal and method is asked)
+            ):
+                best = found
+            elif best is not None:
+                break
+            # What free discards drop between stages, options drop as well.
+            if isinstance(asked, AutoChain) and best and any(op.option for op in best.schedule):
+                break
+        if best is None:
+            raise self._nothing(methods)
+        return best
+
+    def _methods(self, asked: Method) -> Iterator[Method]:
+        """Yield the methods to ask in turn while each is faster than the one before."""
+        match asked:
+            case AutoChain():
+                yield from dict.fromkeys((DP(), DP(discards=asked.discards)))
+                if len(self.measured.profile) > asked.exact_stages:
+                    return
+            case MIP() | CPSAT() | DP(persistence="weak"):
+                yield DP(discards=asked.discards)  # its plan is known to fit, others may not
+        yield asked
+
+    def _solved(self, method: Method, known: Solution | None) -> Solution | None:
+        """Return the method's fastest solution that fits as it runs, if one does and can be run.
+
+        Where a plan is `known`, one that takes its time limit is not asked for another that fits.
         """
         account = self.measured.account
+        best: Solution | None = None
         bound: Solution | None = None
-        nominal = self.budget
-        for is_sound in (False, False, True):
-            profile = account.by_kind(is_sound=is_sound)
+        latest: Schedule | None = None
+        left = excess = 0
+        takes_time = isinstance(method, MIP | CPSAT | AutoChain)
+        for question in range(2 if takes_time and known is not None else _SOLVES):
+            is_sound = best is None and question == _SOLVES - 1
+            profile = _profile_for(method, account, latest, is_sound=is_sound)
+            nominal = self.budget - excess if is_sound else self.budget + left
             try:
-                solution = solve_chain(profile, self.budget if is_sound else nominal, DP())
+                solution = solve_chain(profile, nominal, method)
             except (InvalidBudgetError, InfeasibleBudgetError):
                 continue
-            bound = bound or solution
-            own, overheads = self.measured.costs_of(solution.schedule)
-            peak = simulate(own, solution.schedule, overheads=overheads).peak_bytes
-            if peak <= self.budget and self.can_run(solution.schedule):
-                return replace(
-                    solution,
-                    budget=self.budget,
-                    peak_bytes=peak,
-                    lower_bound=bound.lower_bound,
-                    family=bound.family,
-                    unrestricted_bound=bound.unrestricted_bound,
-                )
-            nominal = 2 * self.budget - peak
-        self._note_least()
-        return None
-
-    def _note_least(self) -> None:
-        """Note what persistent schedules need at least, where stages may be kept in part.
-
-        Only options that do not depend on times count: another measurement finds them again.
-        """
-        measured = replace(self.measured, account=self.measured.account.with_steady_options())
-        profile = measured.account.by_kind()
-        if any(stage.options for stage in profile.stages):
-            self.least = least_budget(profile)  # what is solved for it fits
-            schedule = solve_chain(profile, self.least, DP()).schedule
-            self.neediest = _at_peak(measured, schedule, simulate(profile, schedule))
-
-    def may_beat(self, makespan: Time, method: Method) -> bool:
-        """Whether a schedule without options may be faster, by the bound of the quick method."""
-        solution, _ = self.ask(self.optimistic, self.budget, _scout_of(method))
-        return solution is not None and solution.lower_bound < makespan
-
-    def fastest(self, methods: tuple[Method, ...]) -> Solution:
-        """Return the best plan by the first of `methods`, or by a later one if the first fails."""
-        for method in methods:
-            self._by(method)
-            if not self.refused:
-                break
-        if self.best is None:
-            for method in methods:
-                self.smallest(method)
-                if not (self.refused or self.makes_again):
-                    break
-            self.repeat(_scout_of(methods[0]))
-        if self.best is None:
-            raise self._nothing(methods)
-        return self._bounded(self.best.solution)
-
-    def _by(self, method: Method) -> None:
-        """Try all that `chainstay.planning.search` says."""
-        scout = _scout_of(method)
-        solution, _ = self.ask(self.optimistic, self.budget, scout)
-        self.bound = self.bound or solution
-        if solution is None and _is_exact(scout):
-            return  # then nothing fits under any profile
-        self.correct(scout, 2 * _ROUNDS)
-        margin = overhead_margin(self.optimistic.stages, self.pessimistic.stages)
-        self.bisect(self.pessimistic, self.budget, self.budget + margin, scout)
-        self.bisect(self.optimistic, self.budget - margin, self.budget, scout)
-        self.repeat(scout)
-        if scout is not method:
-            self.bound = self.ask(self.optimistic, self.budget, method)[0] or self.bound
-            if self.best is not None:
-                self.ask(self.best.profile, self.best.nominal, method)
-
-    def solve(self, profile: ChainProfile, nominal: int, method: Method) -> Solution:
-        """See `Search` and `chainstay.solve_chain`."""
-        return solve_chain(profile, nominal, method)
-
-    def own_profile(self, schedule: Schedule) -> ChainProfile:
-        """See `Search`."""
-        return self.measured.profile_for(schedule)
-
-    def without_times(self, profile: ChainProfile) -> ChainProfile:
-        """See `Search`."""
-        return evenly_timed(profile)
-
-    def offer(self, solution: Solution, profile: ChainProfile, nominal: int) -> bool:
-        """See `Search`."""
-        schedule = solution.schedule
-        replay = self._replay(solution)
-        peak, makespan = replay.peak_bytes, replay.makespan
-        excess = remade_bytes(self.pessimistic, schedule)
-        self.makes_again = self.makes_again or excess > 0
-        if not self.can_run(schedule):
-            self.refused = (
-                f"the plan of {solution.method} makes again what lies between the model's blocks, "
-                "which this runtime cannot do; use method='dp'"
-            )
-            return False
-        if self.least is None or peak + excess < self.least:
-            self.least = peak + excess
-            self.neediest = _at_peak(self.measured, solution.schedule, replay)
-        if peak + excess > self.budget:
-            if peak <= self.budget:
-                self.refused = (
-                    f"the plan of {solution.method} makes {format_bytes(excess)} of tensors again "
-                    "while it holds them, which this runtime cannot do within the budget; use "
-                    "method='dp'"
-                )
-            return False
-        if self.best is None or makespan < self.best.solution.makespan:
-            real = replace(
-                solution,
-                makespan=makespan,
-                budget=self.budget,
-                peak_bytes=peak + excess,
-                lower_bound=0,
-                unrestricted_bound=0,
-            )
-            self.best = Candidate(real, profile, nominal)
-        return True
-
-    def _replay(self, solution: Solution) -> Replay:
-        """Simulate `solution` with each operation's own overhead and each stage's times."""
-        return simulate(
-            self.measured.profile_for(solution.schedule),
-            solution.schedule,
-            discards=solution.discards,
-            overheads=self.measured.overheads_for(solution.schedule),
-        )
-
-    def dearer(self, profile: ChainProfile, solution: Solution, limit: int) -> ChainProfile:
-        """See `Search`."""
-        stages = list(profile.stages)
-        overheads = self.measured.overheads_for(solution.schedule)
-        for snapshot, overhead in zip(self._replay(solution).timeline, overheads, strict=True):
-            index, kind = snapshot.op.stage, snapshot.op.kind
-            if snapshot.during_bytes <= limit:
+            except SolverLimitError as limit:
+                self.limit = limit
                 continue
-            name = "forward" if kind.is_forward else "backward"
-            name = f"{name}_overhead_bytes"
-            stages[index] = replace(
-                stages[index], **{name: max(overhead, getattr(stages[index], name))}
-            )
-        return replace(profile, stages=tuple(stages))
+            bound = solution if question == 0 else bound
+            latest = solution.schedule
+            judged = _judged(self.measured, solution)
+            makespan = judged.replay.makespan
+            excess = judged.excess
+            fits = self._fits(solution, judged)
+            if fits and (best is None or makespan < best.makespan):
+                best = replace(
+                    solution,
+                    makespan=makespan,
+                    budget=self.budget,
+                    peak_bytes=judged.needs,
+                    lower_bound=0,
+                    unrestricted_bound=0,
+                )
+            if _is_rounded(method):
+                left += self.budget - judged.needs
+            elif fits and (takes_time or makespan == solution.makespan):
+                break
+            else:
+                left = -excess
+        return best and self._bounded(best, bound, method)
 
-    def _bounded(self, solution: Solution) -> Solution:
-        """Return `solution` with the bound that is proved for all schedules' own peaks."""
-        unrestricted = unrestricted_bound(self.optimistic, self.budget)
-        solution = replace(solution, unrestricted_bound=unrestricted)
-        bound = self.bound
-        if bound is None or bound.lower_bound > solution.makespan:
-            return replace(solution, family=Family.ALL, lower_bound=unrestricted)
+    def _fits(self, solution: Solution, judged: _Judged) -> bool:
+        """Whether the runtime can run a schedule within the budget."""
+        if not self._is_runnable(solution):
+            return False
+        if judged.replay.peak_bytes <= self.budget < judged.needs:
+            self.refused = (
+                f"the plan of {solution.method} makes {format_bytes(judged.excess)} of tensors "
+                "again while it holds them, which this runtime cannot do within the budget; "
+                "use method='dp'"
+            )
+        return judged.needs <= self.budget
+
+    def _is_runnable(self, solution: Solution) -> bool:
+        """Whether the runtime can run a schedule; if not, `refused` says why."""
+        schedule = solution.schedule
+        if not self.can_run(schedule):
+            what = "what lies between the model's blocks"
+        elif _renews_inputs_of_parts(schedule):
+            what = "the input of what is kept in part"
+        else:
+            return True
+        self.refused = (
+            f"the plan of {solution.method} makes again {what}, which this runtime cannot do; use "
+            "method='dp'"
+        )
+        return False
+
+    def _bounded(self, solution: Solution, bound: Solution | None, method: Method) -> Solution:
+        """Return `solution` with what is proved of all schedules within the budget.
+
+        Args:
+            solution: The solution.
+            bound: The method's under what every schedule needs at least, if that was found.
+            method: The method.
+        """
+        account = self.measured.account
+        least = account.by_kind(is_sound=False)
+        knows_all = _profile_for(method, account, is_sound=False) == least
+        if bound is None or not knows_all or bound.lower_bound > solution.makespan:
+            unrestricted = unrestricted_bound(least, self.budget)
+            return replace(
+                solution,
+                family=Family.ALL,
+                lower_bound=unrestricted,
+                unrestricted_bound=unrestricted,
+            )
         return replace(
-            solution, family=bound.family, discards=bound.discards, lower_bound=bound.lower_bound
+            solution,
+            family=bound.family,
+            discards=bound.discards,
+            lower_bound=bound.lower_bound,
+            unrestricted_bound=bound.unrestricted_bound,
         )
 
-    def _nothing(self, methods: tuple[Method, ...]) -> Exception:
+    def _nothing(self, methods: tuple[Method, ...]) -> ChainstayError:
         """Return the error to raise if nothing fits."""
         if self.limit is not None:
             return self.limit
-        if self.least is None or (self.refused and DP() not in methods):
+        try:
+            enough = [least for method in methods if (least := self._least(method)) is not None]
+        except SolverLimitError as limit:
+            return limit
+        if not enough or (self.refused and DP() not in methods):
             return UnknownMethodError(self.refused)
+        required, reason = min(enough)
         return InfeasibleBudgetError(
             budget=self.budget,
-            required=self.least,
-            stages=len(self.pessimistic),
+            required=required,
+            stages=len(self.measured.profile),
             family="known",
-            reason=self._reason(),
+            reason=reason,
         )
 
-    def _reason(self) -> str:
+    def _least(self, method: Method) -> tuple[int, str] | None:
+        """Return a budget that is enough for the method's plans, and why it takes so much.
+
+        It depends neither on the budget nor on times, which differ whenever they are measured:
+        only options that do not depend on these count. ``None`` if such a plan cannot be run.
+        """
+        account = self.measured.account.with_steady_options()
+        measured = replace(self.measured, account=account)
+        profile = _profile_for(method, account, is_sound=True)
+        required = 1
+        try:
+            solution = solve_chain(profile, required, method)
+        except InfeasibleBudgetError as error:
+            required = error.required
+            solution = solve_chain(profile, required, method)
+        if not self._is_runnable(solution):
+            return None
+        judged = _judged(measured, solution)
+        return max(required, judged.needs), self._reason(measured, solution, judged)
+
+    def _reason(self, measured: Measurement, solution: Solution, judged: _Judged) -> str:
         """Return a sentence on what needs most in the schedule that needs least."""
-        if self.neediest is None or self.least is None:
-            return ""
-        op, overhead = self.neediest
-        cost = self.measured.account.stages[op.stage]
+        pairs = zip(judged.replay.timeline, measured.overheads_for(solution.schedule), strict=True)
+        highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
+        op = highest.op
+        cost = measured.account.stages[op.stage]
         step = "forward" if op.kind.is_forward else "backward"
         operator = cost.forward_operator if op.kind.is_forward else cost.backward_operator
         at = f" at {operator}" if operator else ""
-        schedule = Schedule.keep_all(len(self.pessimistic))
-        plain = simulate(self.measured.profile_for(schedule), schedule).peak_bytes
+        schedule = Schedule.keep_all(len(measured.profile))
+        plain = simulate(measured.profile_for(schedule), schedule).peak_bytes
         return (
-            f"That is {self.least / max(plain, 1):.0%} of plain training; the {step} of stage "
+            f"That is {judged.needs / max(plain, 1):.0%} of plain training; the {step} of stage "
             f"{op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself alone{at}."
         )
 
 
-def _at_peak(measured: Measurement, schedule: Schedule, replay: Replay) -> tuple[Op, int]:
-    """Return the operation that needs most, and its overhead in bytes."""
-    pairs = zip(replay.timeline, measured.overheads_for(schedule), strict=True)
-    highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
-    return highest.op, overhead
+def _profile_for(
+    method: Method, account: Account, latest: Schedule | None = None, *, is_sound: bool = False
+) -> ChainProfile:
+    """Return what a method is asked about: the costs that it knows and the runtime can do.
+
+    Args:
+        method: The method.
+        account: The chain's costs.
+        latest: A schedule whose operations need no more than that; by default, every schedule's
+            need that at least, or for a user's own method, those of plain training do.
+        is_sound: Whether no schedule's operations need more, instead.
+    """
+    if not isinstance(method, DP | MIP | CPSAT | AutoChain):
+        own = latest or Schedule.keep_all(len(account.stages))
+        return account.profile() if is_sound else account.profile_for(own)
+    if method.discards == Discards.FREE:
+        account = account.without_options()
+    if latest is not None and not is_sound:
+        return account.by_kind_in(latest)
+    return account.by_kind(is_sound=is_sound)
 
 
-def _scout_of(method: Method) -> Method:
-    """Return a quick method that looks for promising problems as `method` would."""
-    match method:
-        case AutoChain() | CPSAT() | MIP() | DP(persistence="weak"):
-            return DP(discards=method.discards)
-    return method
+def _is_rounded(method: Method) -> bool:
+    """Whether a method may leave some of the budget for what it knows too little about."""
+    return not isinstance(method, DP | MIP | CPSAT | AutoChain) or (
+        isinstance(method, DP) and method.slots is not None
+    )
 
 
-def _is_exact(method: Method) -> bool:
-    """Whether what it finds infeasible is so under lower budgets and larger overheads, too."""
-    return isinstance(method, DP) and method.slots is None
+def _judged(measured: Measurement, solution: Solution) -> _Judged:
+    """Simulate a schedule with each operation's own overhead and each stage's own times."""
+    profile, overheads = measured.costs_of(solution.schedule)
+    replay = simulate(profile, solution.schedule, discards=solution.discards, overheads=overheads)
+    return _Judged(replay, remade_bytes(profile, solution.schedule))
+
+
+def _renews_inputs_of_parts(schedule: Schedule) -> bool:
+    """Whether a stage that is kept in part gets another input before its backward."""
+    in_part: set[int] = set()
+    for op in schedule:
+        if op.kind.is_forward and op.stage + 1 in in_part:
+            return True
+        if op.kind is OpKind.FORWARD_KEEP_ALL and op.option:
+            in_part.add(op.stage)
+        elif op.kind is OpKind.BACKWARD:
+            in_part.discard(op.stage)
+    return False

@@ -1,7 +1,8 @@
 """Plans for measured joins: the fastest schedule found whose own peak is within the budget.
 
-See `chainstay.planning.search` for how it is looked for. Two things are arranged before a
-schedule is judged, which the solver leaves open and which change no time:
+The dynamic program solves for what each kind of run costs, half-summed gradients included. Two
+things depend on the whole schedule, and no profile can tell them before there is one: environments
+saved for runs again, and the turns that branches take. The solver leaves these open:
 
 - *The way to the join.* Stages run first in the order of plain training, so that random
   numbers and buffers are as there. The solver may send branches forward in turns.
@@ -9,7 +10,10 @@ schedule is judged, which the solver leaves open and which change no time:
   as the solver says, or go back one after another as in plain training. The first is taken
   only where no gradient is summed in another order, and where autograd can be told.
 
-Either may need more memory than what the solver had in mind, so it is simulated again.
+None of these changes the time. So the optimum under what every schedule needs bounds all canonical
+ones, and is the plan if it fits as it runs. Otherwise the budget is lowered by what it lacks, and
+then the question is asked again with what stands beside the runs of a schedule that is known. Where
+sizes are rounded, as in large joins, what a schedule leaves of the budget is added to it.
 """
 
 from __future__ import annotations
@@ -17,33 +21,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final
 
 from chainstay.baselines.join import keep_all_join
 from chainstay.dp import DP
+from chainstay.dp.join import least_join
 from chainstay.errors import InfeasibleBudgetError, InvalidScheduleError
-from chainstay.planning.search import (
-    Candidate,
-    Search,
-    evenly_timed,
-    overhead_margin,
-    with_larger_overheads,
-)
-from chainstay.profiles import JoinProfile, Stage
+from chainstay.profiles import JoinProfile
 from chainstay.runtime.execute.liveness import plan_execution
+from chainstay.runtime.joins.account import JoinAccount
 from chainstay.runtime.joins.backward_order import can_change_order
 from chainstay.runtime.joins.executor import shape_of
 from chainstay.runtime.joins.measured_join import MeasuredJoin
 from chainstay.runtime.joins.part_order import same_sum
 from chainstay.runtime.joins.staged_join import StagedJoin
-from chainstay.schedule import Op, Schedule
-from chainstay.solution import Family, Method, Solution
+from chainstay.runtime.measures.stage_cost import OptionCost
+from chainstay.schedule import Discards, Op, Schedule
+from chainstay.solution import Family, Solution
 from chainstay.solve.budgets import parse_budget
 from chainstay.solve.join import solve_join
 from chainstay.validation.join.simulate import simulate_join
 
 _ROUNDS: Final = 4
-"""Solves of each kind; see `Search.rounds`."""
+"""Solves with other budgets under one profile, and profiles of known schedules."""
+_CLOSE: Final = 1.002
+"""A schedule that is so close to the bound on all of them is not improved any more."""
+_TOO_LARGE: Final = 2**47
+"""More bytes than any machine has; half of what a profile may have."""
 
 
 def solve_measured_join(
@@ -61,7 +66,7 @@ def solve_measured_join(
 
     Returns:
         The schedule, which the runtime can run; `peak_bytes` is its own, and `lower_bound` that
-        of a problem at most as hard as that of any schedule.
+        of a problem at most as hard as that of any canonical schedule.
 
     Raises:
         InvalidBudgetError: `budget` is not a positive number of bytes.
@@ -70,134 +75,168 @@ def solve_measured_join(
         InvalidProfileError: Too many branches or stages for the dynamic program.
 
     Complexity:
-        About ten solves of the join at most.
+        One solve of the join where its optimum fits as it runs and sizes are exact; else mostly
+        eight, up to 40.
     """
     start = time.perf_counter()
-    plain_peak = peak_of_join(measured, keep_all_join(measured.account.bare()))
+    plain = keep_all_join(measured.account.by_kind())
+    plain_peak = peak_of_join(measured, plain)
     search = _JoinSearch(
-        budget=parse_budget(budget, lambda: plain_peak),
-        optimistic=measured.account.optimistic(),
-        pessimistic=measured.account.pessimistic(),
-        rounds=_ROUNDS,
-        least=plain_peak,
-        measured=measured,
-        method=method or DP(),
-        plain_peak=plain_peak,
+        measured, parse_budget(budget, lambda: plain_peak), method or DP(), plain, plain_peak
     )
-    solution = search.plain() or search.fastest()
-    return replace(solution, solve_seconds=time.perf_counter() - start)
+    if search.offer(plain) < 0:
+        search.run()
+    return replace(search.solution(), solve_seconds=time.perf_counter() - start)
 
 
 def peak_of_join(measured: MeasuredJoin, schedule: Schedule) -> int:
     """The most memory that a schedule of a measured join needs, in bytes."""
     account = measured.account
     overheads = account.overheads(schedule)
-    replay = simulate_join(account.bare(), schedule, keep=account.keep, overheads=overheads)
+    replay = simulate_join(account.by_kind(), schedule, keep=account.keep, overheads=overheads)
     return replay.peak_bytes
 
 
-@dataclass(slots=True, kw_only=True)
-class _JoinSearch(Search[JoinProfile]):
+@dataclass(slots=True)
+class _JoinSearch:
     """The state of a search for a plan of a join.
 
     Attributes:
         measured: The join.
+        budget: The real one, in bytes.
         method: The method of solving.
-        plain_peak: The peak of plain training in bytes; that can always be run.
+        latest: The schedule that was offered last, as it runs; at first plain training.
+        least: The smallest peak of plain training and of schedules that depend on no times.
+        bound: Time in ns that no canonical schedule within the budget goes below; 0 if none fits.
+        best: The fastest schedule that fits, as it runs, if there is one.
+        makespan: Its time in ns.
+        peak: Its peak in bytes.
     """
 
     measured: MeasuredJoin
+    budget: int
     method: DP
-    plain_peak: int
+    latest: Schedule
+    least: int
+    bound: int | None = None
+    best: Schedule | None = None
+    makespan: int = 0
+    peak: int = 0
 
-    def plain(self) -> Solution | None:
-        """Plain training, if it fits; nothing is faster."""
-        if self.plain_peak > self.budget:
-            return None
+    def run(self) -> None:
+        """Look for the fastest schedule."""
+        account, plain = self.measured.account, self.latest
+        self._approach(account.by_kind(), self.budget + account.relief)
+        if self.best is None:
+            self._approach(account.by_kind(plain), self.budget)
+        self._refine()
+        if self.best is None:
+            self._offer_small(account.with_options(_steady))
+            self._refine()
+
+    def _refine(self) -> None:
+        """Ask with what stands beside the runs of the best schedule, or the latest."""
+        account = self.measured.account
+        for _ in range(_ROUNDS):
+            before = self.best
+            if not self._is_close:
+                self._approach(account.by_kind(self.best or self.latest), self.budget)
+            if self.best is before:
+                break
+
+    def _offer_small(self, account: JoinAccount) -> None:
+        """Offer schedules of small peaks, which depend on no measured times.
+
+        So what an error names is enough when all is measured anew.
+        """
+        for is_sparing in (False, True):
+            profile = account.by_kind()
+            for _ in range(_ROUNDS):
+                small = least_join(profile, account.keep, is_sparing=is_sparing)
+                self.least = min(self.least, self.budget - self.offer(small))
+                profile = account.by_kind(self.latest)
+
+    @property
+    def _is_close(self) -> bool:
+        """Whether there is hardly anything to gain."""
+        return self.best is not None and self.makespan <= (self.bound or 0) * _CLOSE
+
+    def _approach(self, profile: JoinProfile, nominal: int) -> None:
+        """Solve for a nominal budget, then for others by what the schedule lacks or leaves."""
+        low, high = 0, 2 * nominal
+        for _ in range(_ROUNDS):
+            try:
+                found = solve_join(profile, nominal, self.method, keep=self.measured.account.keep)
+            except InfeasibleBudgetError:
+                bound, left = 0, high - nominal
+            else:
+                bound, left = int(found.lower_bound), self.offer(found.schedule)
+                # What needs no more than the next budget would be found again.
+                left = min(left, found.peak_bytes - 1 - nominal) if left < 0 else left
+            if self.bound is None:  # of the first question of all
+                self.bound = bound
+            if left == 0 or self._is_close:
+                return
+            low, high = (low, nominal) if left < 0 else (nominal, high)
+            nominal += left
+            if not low < nominal < high:
+                nominal = (low + high) // 2
+
+    def offer(self, schedule: Schedule) -> int:
+        """Keep a schedule if it fits in an order in which it can be run, and is the fastest.
+
+        Returns:
+            What it leaves of the budget, in bytes; less than 0 if it does not fit.
+        """
+        measured, account = self.measured, self.measured.account
+        orders = runnable_orders(measured, schedule)
+        peak, schedule = min(
+            ((peak_of_join(measured, each), each) for each in orders),
+            key=itemgetter(0),
+            default=(2 * self.budget, self.latest),
+        )
+        self.latest = schedule
+        makespan = int(simulate_join(account.by_kind(), schedule, keep=account.keep).makespan)
+        if peak <= self.budget and (self.best is None or makespan < self.makespan):
+            self.best, self.makespan, self.peak = schedule, makespan, peak
+        return self.budget - peak
+
+    def solution(self) -> Solution:
+        """Return the best that was found.
+
+        Raises:
+            InfeasibleBudgetError: Nothing fits.
+        """
+        profile = self.measured.account.by_kind()
+        if self.best is None:
+            raise InfeasibleBudgetError(
+                budget=self.budget,
+                required=self.least,
+                stages=profile.stages,
+                family="known",
+                network="join",
+            )
+        least, bound = int(profile.least_time), self.bound or 0
+        is_known = least < bound <= self.makespan  # the runtime's turns may be no canonical ones
         return Solution(
-            schedule=keep_all_join(self.optimistic),
-            makespan=self.optimistic.least_time,
-            peak_bytes=self.plain_peak,
+            schedule=self.best,
+            makespan=self.makespan,
+            peak_bytes=self.peak,
             budget=self.budget,
-            lower_bound=self.optimistic.least_time,
-            unrestricted_bound=self.optimistic.least_time,
-            family=Family.ALL,
+            lower_bound=bound if is_known else least,
+            unrestricted_bound=least,
+            family=Family.CANONICAL_PERSISTENT if is_known else Family.ALL,
+            discards=Discards.TAPE,
             method=str(self.method),
             solve_seconds=0.0,
         )
 
-    def fastest(self) -> Solution:
-        """Return the fastest plan that fits, found as `chainstay.planning.search` says."""
-        relief, method = self.measured.account.relief, self.method
-        self.bound = self.ask(self.optimistic, self.budget + relief, method)[0]
-        self.correct(method, _ROUNDS)
-        margin = overhead_margin(_stages(self.optimistic), _stages(self.pessimistic))
-        self.bisect(self.pessimistic, self.budget, self.budget + margin + relief, method)
-        self.bisect(self.optimistic, self.budget - margin, self.budget, method)
-        self.repeat(method)
-        if self.best is None:
-            self.least = self.plain_peak
-            self.smallest(method)
-        if self.best is None:
-            raise InfeasibleBudgetError(
-                budget=self.budget,
-                required=self.least or self.plain_peak,
-                stages=self.optimistic.stages,
-                family="known",
-                network="join",
-            )
-        bound = 0 if self.bound is None else self.bound.lower_bound
-        least = self.optimistic.least_time
-        best = self.best.solution
-        if bound > best.makespan:
-            return replace(best, lower_bound=least, unrestricted_bound=least)
-        return replace(best, lower_bound=max(bound, least), unrestricted_bound=least)
 
-    def solve(self, profile: JoinProfile, nominal: int, method: Method) -> Solution:
-        """See `Search` and `chainstay.solve_join`."""
-        assert isinstance(method, DP), "joins are solved by the dynamic program"
-        return solve_join(profile, nominal, method, keep=self.measured.account.keep)
-
-    def own_profile(self, schedule: Schedule) -> JoinProfile:
-        """See `Search`."""
-        return self.measured.account.profile_for(schedule)
-
-    def without_times(self, profile: JoinProfile) -> JoinProfile:
-        """See `Search`."""
-        branches = tuple(map(evenly_timed, profile.branches))
-        return replace(profile, branches=branches, tail=evenly_timed(profile.closing))
-
-    def dearer(self, profile: JoinProfile, solution: Solution, limit: int) -> JoinProfile:  # noqa: ARG002  # as for chains
-        """Return `profile` with the overheads that the schedule has, where these are larger."""
-        own = self.own_profile(solution.schedule)
-        branches = tuple(map(with_larger_overheads, profile.branches, own.branches))
-        tail = with_larger_overheads(profile.closing, own.closing)
-        return replace(profile, branches=branches, tail=tail)
-
-    def offer(self, solution: Solution, profile: JoinProfile, nominal: int) -> bool:
-        """Whether `solution` really fits in some order; it is kept if it is the fastest."""
-        fits = False
-        account = self.measured.account
-        for schedule in runnable_orders(self.measured, solution.schedule):
-            peak = peak_of_join(self.measured, schedule)
-            self.least = peak if self.least is None else min(self.least, peak)
-            if peak > self.budget:
-                continue
-            fits = True
-            own = account.profile_for(schedule)
-            makespan = simulate_join(own, schedule, keep=account.keep).makespan
-            if self.best is None or makespan < self.best.solution.makespan:
-                real = replace(
-                    solution,
-                    schedule=schedule,
-                    makespan=makespan,
-                    peak_bytes=peak,
-                    budget=self.budget,
-                    lower_bound=0,
-                    unrestricted_bound=0,
-                )
-                self.best = Candidate(real, profile, nominal)
-        return fits
+def _steady(options: tuple[OptionCost, ...]) -> tuple[OptionCost, ...]:
+    """Return options of the same numbers, of which only those are of use that no times decide."""
+    return tuple(
+        each if each.is_steady else replace(each, saved_bytes=_TOO_LARGE) for each in options
+    )
 
 
 def runnable_orders(measured: MeasuredJoin, schedule: Schedule) -> Iterator[Schedule]:
@@ -244,8 +283,3 @@ def _backward_one_by_one(schedule: Schedule) -> Schedule:
 def _branch(op: Op) -> int:
     assert op.branch is not None, "an operation on a branch"
     return op.branch
-
-
-def _stages(profile: JoinProfile) -> Iterator[Stage]:
-    for chain in (*profile.branches, profile.closing):
-        yield from chain.stages

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chainstay.profiles import ChainProfile, Stage
+from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.schedule import OpKind, Schedule
 from chainstay.units import format_bytes
 
@@ -19,13 +19,14 @@ class KeptInPart:
     """A stage, or several that are kept by one record, of which a plan drops a part.
 
     Attributes:
-        stage: Number of the first stage, from 0.
+        stage: Number of the first stage, from 0; in a join, of its branch or of the tail.
         stages: Number of stages that are kept together.
         name: Name of the first stage.
         option: Number of the option, as the schedule says it: 1 in ``Fa3.1``.
         dropped: The option's name, which says what its backward makes again: ``"drops gelu"``.
         less_bytes: Bytes that are saved less than if these stages were kept whole.
         extra_time: Time in ns that the step takes longer for it.
+        branch: Its branch in a join; ``None`` for a stage of the tail, or of a chain.
     """
 
     stage: int
@@ -35,37 +36,45 @@ class KeptInPart:
     dropped: str
     less_bytes: int
     extra_time: int
+    branch: int | None = None
 
 
 def kept_in_part(profile: object, schedule: Schedule) -> tuple[KeptInPart, ...]:
-    """Return what `schedule` keeps in part, by rising stage.
+    """Return what `schedule` keeps in part, by rising stage, branches before the tail.
 
     Stages that are kept as one at no cost in time are kept whole.
     """
-    if not isinstance(profile, ChainProfile):
-        return ()
-    option: dict[int, int] = {}
-    found: dict[int, KeptInPart] = {}
+    chains: dict[int | None, ChainProfile] = {}
+    if isinstance(profile, JoinProfile):
+        chains = {**dict(enumerate(profile.branches)), None: profile.closing}
+    elif isinstance(profile, ChainProfile):
+        chains = {None: profile}
+    option: dict[tuple[int | None, int], int] = {}
     for op in schedule:
         if op.kind is OpKind.FORWARD_KEEP_ALL:
-            option[op.stage] = op.option  # of several records of a stage the backward has the last
-        elif op.kind is OpKind.BACKWARD and option.get(op.stage):
-            found[op.stage] = _part(profile.stages, op.stage, option[op.stage])
-    return tuple(part for _, part in sorted(found.items()) if part.extra_time)
+            option[op.branch, op.stage] = op.option  # of several records the backward has the last
+    parts = (
+        _part(chain, branch, stage, option[branch, stage])
+        for branch, chain in chains.items()
+        for stage in range(len(chain))
+        if option.get((branch, stage))
+    )
+    return tuple(part for part in parts if part.extra_time)
 
 
-def _part(stages: Sequence[Stage], first: int, number: int) -> KeptInPart:
-    option = stages[first].all_options[number]
-    whole = [stage.all_options[0] for stage in stages[first : first + option.stages]]
+def _part(chain: ChainProfile, branch: int | None, first: int, number: int) -> KeptInPart:
+    option = chain.stages[first].all_options[number]
+    whole = [stage.all_options[0] for stage in chain.stages[first : first + option.stages]]
     whole_time = sum(each.first.time + each.first.backward_time for each in whole)
     return KeptInPart(
         stage=first,
         stages=option.stages,
-        name=stages[first].name,
+        name=chain.stages[first].name,
         option=number,
         dropped=option.name,
         less_bytes=sum(each.saved_bytes for each in whole) - option.saved_bytes,
         extra_time=option.first.time + option.first.backward_time - whole_time,
+        branch=branch,
     )
 
 

@@ -13,7 +13,8 @@ class OptionChoice:
     """An option of a stage, by the operators that its backward runs again.
 
     Attributes:
-        stage: The stage, or the first of those that it keeps together.
+        stage: The stage, or the first of those that it keeps together. Stages of a join count
+            branch by branch, and then the tail.
         option: Its number in the profile, from 1.
         replayed: Positions among the stage's operators of those that are run again.
         redrawn: Positions of those of which only the noise is made again.

@@ -17,7 +17,7 @@ from typing import Final
 from chainstay import documents
 from chainstay.documents import Fields
 from chainstay.errors import ChainstayError, InvalidPlanError
-from chainstay.files import read_text
+from chainstay.files import read_document
 from chainstay.plans.fingerprint import Fingerprint
 from chainstay.plans.option_choice import OptionChoice
 from chainstay.plans.plan import CUTS, KIND, VERSION, Cut, Plan
@@ -69,7 +69,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         ChainstayError: A part of it is malformed: `InvalidProfileError`,
             `InvalidSolutionError` or `InvalidScheduleError`.
     """
-    return parse_plan(read_text(path, most=_LARGEST_FILE, error=InvalidPlanError))
+    return read_document(path, parse_plan, most=_LARGEST_FILE, error=InvalidPlanError)
 
 
 def parse_plan(text: str) -> Plan:
@@ -91,6 +91,8 @@ def parse_plan(text: str) -> Plan:
         cut=_cut(document.child("cut")),
         fingerprint=Fingerprint.from_fields(fingerprint) if fingerprint.values else None,
         choices=_choices(document),
+        plain_time=_measured(document, "plain_time"),
+        plain_peak=_measured(document, "plain_peak"),
     )
 
 
@@ -191,6 +193,15 @@ def _choices(document: Fields) -> tuple[OptionChoice, ...]:
     if not document.has("choices"):
         return ()
     return tuple(map(OptionChoice.from_fields, document.children("choices")))
+
+
+def _measured(document: Fields, name: str) -> int | None:
+    """Return a number that a plan may leave out."""
+    if not document.has(name):
+        return None
+    if not 0 < (number := document.integer(name)) <= _LARGEST_NUMBER:
+        raise InvalidPlanError(f"{KIND}: field {name!r} is {number}, must be from 1 to 2**60")
+    return number
 
 
 def _cut(fields: Fields) -> Cut | None:

@@ -13,7 +13,7 @@ from chainstay.files import write_text
 from chainstay.plans.fingerprint import Fingerprint
 from chainstay.plans.option_choice import OptionChoice
 from chainstay.problems import AnyProblem, problem_of
-from chainstay.profiles import AnyProfile, ChainProfile
+from chainstay.profiles import AnyProfile, ChainProfile, JoinProfile
 from chainstay.solution import Solution
 from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.replay import replay
@@ -59,6 +59,9 @@ class Plan:
         cut: The cut of the model into stages; ``None`` where there is no model.
         fingerprint: Description of what the plan may be applied to; ``None`` for nothing.
         choices: The options of a model's stages that the schedule uses.
+        plain_time: Time of a step of plain training, in ns; ``None`` where it was not measured:
+            that of the profile comes close, in which stages that run again take longer.
+        plain_peak: Its peak in bytes; ``None`` where it was not measured.
 
     Raises:
         InvalidPlanError: The schedule takes another time than the solution says, needs more
@@ -75,6 +78,8 @@ class Plan:
     cut: Cut | None = None
     fingerprint: Fingerprint | None = None
     choices: tuple[OptionChoice, ...] = ()
+    plain_time: int | None = None
+    plain_peak: int | None = None
 
     def __post_init__(self) -> None:
         count = len(self.solution.schedule)
@@ -88,7 +93,8 @@ class Plan:
                 "be one for each"
             )
         for choice in self.choices:
-            stages = self.stages.stages
+            known = self.profile
+            stages = known.all_stages if isinstance(known, JoinProfile) else self.stages.stages
             if not 0 <= choice.stage < len(stages) or not (
                 1 <= choice.option <= len(stages[choice.stage].options)
             ):
@@ -154,6 +160,8 @@ class Plan:
             "cut": {} if cut is None else {"by": cut.by, "granularity": str(cut.granularity)},
             "fingerprint": {} if self.fingerprint is None else self.fingerprint.to_fields(),
             "choices": [choice.to_fields() for choice in self.choices],
+            "plain_time": self.plain_time,
+            "plain_peak": self.plain_peak,
         }
         return documents.dump(KIND, VERSION, body)
 

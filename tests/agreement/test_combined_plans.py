@@ -82,6 +82,7 @@ def least_budget(measured: Measurement) -> int:
     return info.value.required
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_offloading_alone_takes_what_hooks_take_the_computing_thread(model: str) -> None:
     """The program list for the stages' own times, less what is never away, by the schedule's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from chainstay.fitting.front import settings_of
 from chainstay.fitting.measured import MeasuredModel, measure_model
 from chainstay.runtime.capture.cuts.cut_points import Granularity
-from chainstay.runtime.capture.extract import device_of
+from chainstay.runtime.capture.trials.call import Call
 from zoo import Sample, loss_of
 
 __all__ = ["measured_sample"]
@@ -13,7 +13,7 @@ __all__ = ["measured_sample"]
 
 def measured_sample(sample: Sample, granularity: Granularity = "fine") -> MeasuredModel:
     """The model of `sample`, with `loss_of` behind it."""
-    device = device_of(sample.model, sample.args, dict(sample.kwargs))
+    device = Call.of(sample.model, sample.args, sample.kwargs).device
     settings = settings_of(
         device, budget="100%", loss=loss_of, granularity=granularity, repeats=1, progress=False
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -16,7 +18,9 @@ from torch import nn
 from chainstay import (
     CPSAT,
     DP,
+    MIP,
     Claim,
+    Discards,
     Family,
     InfeasibleBudgetError,
     InvalidBudgetError,
@@ -32,11 +36,11 @@ from chainstay import (
     solve_chain,
     solve_measured,
 )
-from chainstay.planning.chain import ChainSearch
+from chainstay.planning import chain
 from chainstay.profiles import ChainProfile, Skip
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.validation.simulate import Replay
 
 _MEASURED = measure(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2), repeats=1)
@@ -123,7 +127,7 @@ def own_overheads(account: Account, schedule: Schedule) -> list[int]:
 
 def own_replay(account: Account, schedule: Schedule, discards: str = "table1") -> Replay:
     overheads = own_overheads(account, schedule)
-    return simulate(account.optimistic(), schedule, discards=discards, overheads=overheads)
+    return simulate(account.profile(), schedule, discards=discards, overheads=overheads)
 
 
 def own_peak(account: Account, schedule: Schedule, discards: str = "table1") -> int:
@@ -179,6 +183,7 @@ def test_what_dropping_takes_besides_counts_in_plans_and_in_no_bound(method: DP)
             assert solution.unrestricted_bound <= solution.makespan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 def test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it(stages: int) -> None:
     attained = total = 0
@@ -201,6 +206,7 @@ def test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it(stages:
     assert attained >= 0.9 * total
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [DP(), DP(discards="free"), "auto"])
 def test_no_plan_is_slower_or_larger_than_with_one_profile_for_all(method: DP | str) -> None:
     faster = 0
@@ -219,16 +225,25 @@ def test_no_plan_is_slower_or_larger_than_with_one_profile_for_all(method: DP | 
     assert faster > 0
 
 
-@pytest.mark.parametrize("method", [DP(), DP(discards="free"), "dp", CPSAT(time_limit_s=5)])
+def of_ones_own(profile: ChainProfile, budget: int, *, hint: Schedule | None = None) -> Claim:
+    """A user's method, which knows neither options nor kinds of runs."""
+    assert profile.is_plain
+    return DP()(profile, budget, hint=hint)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [DP(), DP(discards="free"), "dp", CPSAT(time_limit_s=5), DP(slots=40), of_ones_own],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_what_an_error_asks_for_is_enough(method: DP | CPSAT | str, seed: int) -> None:
+def test_what_an_error_asks_for_is_enough(method: Method | str, seed: int) -> None:
     account = some_account(seed, 3 if isinstance(method, CPSAT) else 8)
     measured = measured_as(account)
     with pytest.raises(InfeasibleBudgetError, match="no known schedule of this") as error:
         solve_measured(measured, 1, method)
     required = error.value.required
     assert required <= least_budget(account.profile())
-    assert required >= least_budget(account.optimistic(), discards="free") or isinstance(
+    assert required >= least_budget(account.by_kind(is_sound=False), discards="free") or isinstance(
         method, CPSAT
     )
     assert solve_measured(measured, required, method).peak_bytes <= required
@@ -236,7 +251,7 @@ def test_what_an_error_asks_for_is_enough(method: DP | CPSAT | str, seed: int) -
 
 @pytest.mark.parametrize("method", ["dp", pytest.param("auto", marks=pytest.mark.long)])
 def test_what_an_error_asks_for_is_enough_whatever_the_times(method: str) -> None:
-    """Times differ whenever they are measured, so the next call finds others."""
+    """Times differ whenever they are measured, and options by them; the next call finds others."""
     for seed in (0, 6, 13):  # with their own times, least peaks would differ
         account, draw = some_account(seed, 10, largest=200), random.Random(seed)
         again = replace(
@@ -246,7 +261,7 @@ def test_what_an_error_asks_for_is_enough_whatever_the_times(method: str) -> Non
             ),
         )
         required = set()
-        for each in (account, again):
+        for each in (with_options(account, is_steady=False), again):
             with pytest.raises(InfeasibleBudgetError) as error:
                 solve_measured(measured_as(each), 1, method)
             required.add(error.value.required)
@@ -254,19 +269,62 @@ def test_what_an_error_asks_for_is_enough_whatever_the_times(method: str) -> Non
         assert solve_measured(measured_as(again), enough, method).peak_bytes <= enough
 
 
+class Told:
+    """A user's method that gives known schedules, one after the other, whatever it is asked."""
+
+    def __init__(self, *schedules: Schedule) -> None:
+        self.schedules = schedules
+        self.asked: list[tuple[ChainProfile, int]] = []
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        del hint
+        schedule = self.schedules[len(self.asked) % len(self.schedules)]
+        self.asked.append((profile, budget))
+        replay = simulate(profile, schedule, discards="free")
+        if replay.peak_bytes > budget:
+            required = replay.peak_bytes
+            raise InfeasibleBudgetError(
+                budget=budget, required=required, stages=len(profile), family="known"
+            )
+        return Claim(
+            schedule=schedule,
+            makespan=replay.makespan,
+            lower_bound=0,
+            family=Family.ALL,
+            discards=Discards.FREE,
+        )
+
+
 def test_of_plans_that_fit_the_fastest_is_kept_in_whatever_order_they_come() -> None:
     account = some_account(1, 6)
     profile, plain = account.profile(), own_peak(account, Schedule.keep_all(6))
     least = least_budget(profile)
-    plans = [solve_chain(profile, least + step * (plain - least) // 2, DP()) for step in range(3)]
-    makespans = [plan.makespan for plan in plans]
+    budgets = (least + step * (plain - least) // 4 for step in range(3))
+    plans = [solve_chain(profile, budget, DP()).schedule for budget in budgets]
+    makespans = [own_replay(account, plan).makespan for plan in plans]
     assert len(set(makespans)) == 3
     for order in permutations(plans):
-        search = ChainSearch.of(measured_as(account), plain, lambda _: True)
-        assert all(search.offer(plan, profile, plan.budget) for plan in order)
-        assert search.best is not None
-        assert search.best.solution.makespan == min(makespans)
-        assert search.least == min(own_peak(account, plan.schedule) for plan in plans)
+        method = Told(*order)
+        solution = solve_measured(measured_as(account), plain - 1, method)
+        assert len(method.asked) == 4
+        assert solution.makespan == min(makespans)
+        assert solution.lower_bound <= solution.makespan
+
+
+def test_a_method_of_ones_own_is_asked_again_for_what_it_left() -> None:
+    account = some_account(1, 6)
+    budget = own_peak(account, Schedule.keep_all(6)) - 1
+    small = solve_chain(account.profile(), least_budget(account.profile()), DP()).schedule
+    method = Told(small)
+    solution = solve_measured(measured_as(account), budget, method)
+    left = budget - own_peak(account, small)
+    assert left > 0
+    assert [nominal for _, nominal in method.asked] == [budget + left * n for n in range(4)]
+    assert all(profile.is_plain for profile, _ in method.asked)
+    assert solution.peak_bytes == budget - left
+    assert solution.family is Family.ALL
 
 
 def test_what_is_made_again_while_it_is_held_counts_twice() -> None:
@@ -276,7 +334,7 @@ def test_what_is_made_again_while_it_is_held_counts_twice() -> None:
         forward_time=1,
         backward_time=1,
         output_bytes=9,
-        saved_bytes=9,
+        saved_bytes=30,
         gradient_bytes=9,
         recording_bytes=0,
         dropping_bytes=0,
@@ -287,24 +345,15 @@ def test_what_is_made_again_while_it_is_held_counts_twice() -> None:
     skips = (Skip(first=1, last=2, bytes=5),)
     account = Account(input_bytes=9, input_gradient_bytes=0, stages=(cost,) * 3, skips=skips)
     schedule = Schedule.parse("Fc0 Fn1 Fc0 Fa2 B2 Fa1 B1 Fa0 B0")
-    simulated = own_replay(account, schedule)
-    peak = simulated.peak_bytes
-    plan = Solution(
-        schedule=schedule,
-        makespan=simulated.makespan,
-        peak_bytes=peak,
-        budget=peak,
-        lower_bound=0,
-        family=Family.ALL,
-        method="by hand",
-        solve_seconds=0.0,
-    )
+    peak = own_peak(account, schedule)
+    assert peak + 8 < own_peak(account, Schedule.keep_all(3))
     for more in range(8):
-        search = ChainSearch.of(measured_as(account), peak + more, lambda _: True)
-        assert search.offer(plan, account.profile(), peak) is (more >= 5)
-        assert search.least == peak + 5
-        assert more >= 5 or "makes 5 bytes of tensors again" in search.refused
-        assert more < 5 or (search.best and search.best.solution.peak_bytes == peak + 5)
+        question = partial(solve_measured, measured_as(account), peak + more, Told(schedule))
+        if more < 5:
+            with pytest.raises(UnknownMethodError, match="makes 5 bytes of tensors again"):
+                question()
+        else:
+            assert question().peak_bytes == peak + 5
 
 
 def test_plain_training_that_fits_is_the_plan_of_every_method() -> None:
@@ -328,18 +377,142 @@ def test_plain_training_that_fits_is_the_plan_of_every_method() -> None:
         )
 
 
-def test_the_optimistic_profile_is_at_most_that_of_any_schedule() -> None:
-    for seed in range(10):
-        account = some_account(seed, 4)
-        for text in persistent_schedules(0, 4):
-            own = account.profile_for(Schedule.parse(text))
-            for low, each, high in zip(
-                account.optimistic().stages, own.stages, account.profile().stages, strict=True
-            ):
-                assert low.forward_overhead_bytes <= each.forward_overhead_bytes
-                assert each.forward_overhead_bytes <= high.forward_overhead_bytes
-                assert low.backward_overhead_bytes <= each.backward_overhead_bytes
-                assert each.backward_overhead_bytes <= high.backward_overhead_bytes
+def with_options(account: Account, *, is_steady: bool = True) -> Account:
+    """The same chain, of which each stage but the loss may save a third for some time."""
+    choices = (
+        OptionCost(
+            name="less",
+            saved_bytes=cost.output_bytes + (cost.saved_bytes - cost.output_bytes) // 3,
+            recording_bytes=cost.recording_bytes,
+            backward_bytes=cost.backward_bytes,
+            replay_time=5,
+            stages=1,
+            choice="0;",
+            is_steady=is_steady,
+        )
+        for cost in account.stages
+    )
+    *stages, loss = (
+        replace(cost, options=(choice,))
+        for cost, choice in zip(account.stages, choices, strict=True)
+    )
+    return replace(account, stages=(*stages, replace(loss, options=())), has_options=True)
+
+
+def kept_in_part(solution: Solution) -> bool:
+    return any(op.option for op in solution.schedule)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "auto",
+        DP(slots=400),
+        DP(persistence="weak"),
+        CPSAT(time_limit_s=20),
+        pytest.param(MIP(time_limit_s=60), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_methods_that_know_options_keep_stages_in_part(method: Method | str) -> None:
+    account = with_options(replace(some_account(5, 5), skips=()))
+    measured = measured_as(account)
+    budget = own_peak(account, Schedule.keep_all(5)) * 3 // 4
+    solution = solve_measured(measured, budget, method)
+    assert kept_in_part(solution)
+    assert (
+        solution.makespan < solve_measured(measured_as(account.without_options()), budget).makespan
+    )
+    profile, overheads = measured.costs_of(solution.schedule)
+    replay = simulate(profile, solution.schedule, overheads=overheads)
+    assert replay.makespan == solution.makespan
+    assert replay.peak_bytes == solution.peak_bytes <= budget
+    best = solve_measured(measured, budget, DP())
+    assert best.is_optimal
+    assert solution.lower_bound <= best.makespan
+    if not isinstance(method, DP) or method.slots is None:
+        assert solution.makespan <= best.makespan
+
+
+@pytest.mark.parametrize(
+    "method", [DP(discards="free"), CPSAT(time_limit_s=5, discards="free")], ids=str
+)
+def test_free_discards_use_no_options_and_claim_nothing_about_them(method: Method) -> None:
+    account = with_options(some_account(5, 5))
+    measured = measured_as(account)
+    budget = own_peak(account, Schedule.keep_all(5)) * 3 // 4
+    solution = solve_measured(measured, budget, method)
+    best = solve_measured(measured, budget, DP())
+    assert not kept_in_part(solution)
+    assert best.makespan < solution.makespan, "options would help"
+    assert solution.family is Family.ALL
+    assert solution.lower_bound <= best.makespan
+    assert not solution.is_optimal
+
+
+@dataclass(frozen=True)
+class Renewing(DP):
+    """Makes the input of stage 1, which is kept in part, once more before its backward."""
+
+    def __call__(
+        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
+    ) -> Claim:
+        del hint
+        schedule = Schedule.parse("Fc0 Fa1.1 Fa2 B2 Fc0 B1 Fa0 B0")
+        replay = simulate(profile, schedule)
+        if replay.peak_bytes > budget:
+            required = replay.peak_bytes
+            raise InfeasibleBudgetError(
+                budget=budget, required=required, stages=len(profile), family="known"
+            )
+        makespan = replay.makespan
+        return Claim(schedule=schedule, makespan=makespan, lower_bound=0, family=Family.ALL)
+
+
+def test_what_is_kept_in_part_gets_no_other_input() -> None:
+    account = with_options(some_account(5, 3))
+    budget = own_peak(account, Schedule.keep_all(3)) - 1
+    with pytest.raises(UnknownMethodError, match="again the input of what is kept in part"):
+        solve_measured(measured_as(account), budget, Renewing())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_every_schedule_needs_at_least_and_what_one_needs(seed: int) -> None:
+    """By kind of run: the operations of a schedule lie between both profiles."""
+    account = with_options(some_account(seed, 4))
+    for text in persistent_schedules(0, 4):
+        for words in (text, text.replace("Fa1 ", "Fa1.1 ")):
+            schedule = Schedule.parse(words)
+            profile, overheads = measured_as(account).costs_of(schedule)
+            own = simulate(profile, schedule, overheads=overheads)
+            least, most = (
+                simulate(profile, schedule)
+                for profile in (account.by_kind(is_sound=False), account.by_kind_in(schedule))
+            )
+            assert least.makespan <= own.makespan == most.makespan
+            for low, here, high in zip(least.timeline, own.timeline, most.timeline, strict=True):
+                assert low.during_bytes <= here.during_bytes <= high.during_bytes
+
+
+@pytest.mark.parametrize("method", [DP(), DP(discards="free"), DP(slots=100)], ids=str)
+def test_no_method_is_asked_more_than_four_times(
+    method: DP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def counted(profile: ChainProfile, budget: int, method: Method) -> Solution:
+        asked[-1] += 1
+        return solve_chain(profile, budget, method)
+
+    monkeypatch.setattr(chain, "solve_chain", counted)
+    for seed in range(6):
+        account = some_account(seed, 6)
+        for budget in (each for each in budgets_of(account)[2::2]):
+            asked.append(0)
+            with suppress(InfeasibleBudgetError):
+                solve_measured(measured_as(account), budget, method)
+                assert asked[-1] <= 4
+    assert max(asked) > 1, "some environments do not fit beside the first plan"
 
 
 def keeps_inputs(schedule: Schedule) -> bool:
@@ -376,7 +549,7 @@ def test_a_solver_that_runs_out_of_time_is_told() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m: solve_measured(m, 0), InvalidBudgetError, "budget is 0; it must be more"),
+        (lambda m: solve_measured(m, 0), InvalidBudgetError, "budget is 0; it must be at least"),
         (lambda m: solve_measured(m, "much"), InvalidBudgetError, "'much'; write bytes"),
         (lambda m: solve_measured(m, 9, "magic"), UnknownMethodError, "method is 'magic'; choose"),
     ],

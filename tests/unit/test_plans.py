@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,25 @@ def test_what_is_written_is_read(kind: str, tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
 
 
+def test_plain_training_is_written_where_it_was_measured(tmp_path: Path) -> None:
+    plan = replace(PLANS["chain"], plain_time=7, plain_peak=9)
+    plan.save(tmp_path / "plan.json")
+    found = load_plan(tmp_path / "plan.json")
+    assert (found.plain_time, found.plain_peak) == (7, 9)
+
+
+def test_files_of_others_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    for text, message in (
+        ("", "plan document: not JSON"),
+        ('{"a": 1}', "field 'chainstay' is missing; chainstay did not write it"),
+        (changed("chain", put([1], "overheads")), "1 overheads for"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(InvalidPlanError, match=f"mine.json: .*{message}"):
+            load_plan(path)
+
+
 def changed(kind: str, change: Callable[[Any], None]) -> str:
     document = json.loads(PLANS[kind].to_json())
     change(document)
@@ -159,6 +179,8 @@ SPAN, PEAK = SOLUTION["makespan"], SOLUTION["peak_bytes"]
         (put("T " * 200, "solution", "schedule"), InvalidPlanError, "197 operations or more"),
         (put([1], "overheads"), InvalidPlanError, "1 overheads for"),
         (put([-1] * 10, "overheads"), InvalidPlanError, "'overheads' must hold numbers from 0"),
+        (put(0, "plain_time"), InvalidPlanError, "'plain_time' is 0, must be from 1"),
+        (put("x", "plain_peak"), InvalidPlanError, "'plain_peak' is 'x', must be a whole number"),
         (put([2], "keep"), InvalidPlanError, "'keep' must hold a 0 or a 1"),
         (put("pickle", "cut", "by"), InvalidPlanError, "'pickle', must be one of graph, blocks"),
         (put("0", "cut", "granularity"), InvalidPlanError, "'granularity' is '0', must be 'fine'"),

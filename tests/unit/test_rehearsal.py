@@ -44,9 +44,9 @@ def test_a_rehearsal_finds_what_was_predicted_and_leaves_no_trace(
 def test_an_operator_beyond_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Rehearsal] = []
 
-    def tight(planned: Any, inputs: Any, written: Any, loss: Any, limit: int) -> Rehearsal:  # noqa: ANN401
-        found.append(rehearse_graph(planned, inputs, written, loss, limit // 2))
-        return rehearse_graph(planned, inputs, written, loss, limit)
+    def tight(planned: Any, inputs: Any, loss: Any, limit: int) -> Rehearsal:  # noqa: ANN401
+        found.append(rehearse_graph(planned, inputs, loss, limit // 2))
+        return rehearse_graph(planned, inputs, loss, limit)
 
     monkeypatch.setattr(solved_plans, "rehearse_graph", tight)
     fitted()

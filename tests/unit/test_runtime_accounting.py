@@ -20,7 +20,7 @@ from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.clock import StageTime, StageTimes, stage_times
 from chainstay.runtime.measures.cost_files import AccountFile
 from chainstay.runtime.measures.progress import progress_bar, unseen
-from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import simulate
@@ -63,6 +63,19 @@ def test_any_schedule_may_run_every_stage_again() -> None:
         (200 + 50_000 + 51_000, 300 + 1000),
         (200 + 51_000, 300 + 51_000),
     ]
+
+
+def test_the_account_of_several_processes_has_the_options_of_none() -> None:
+    option = OptionCost(
+        name="drops b", saved_bytes=1, recording_bytes=1, backward_bytes=1, replay_time=1,
+        stages=1, choice="",
+    )  # fmt: skip
+    first, *others = ACCOUNT.stages
+    stages = (replace(first, options=(option,)), *others)
+    own = replace(ACCOUNT, stages=stages, has_options=True)
+    assert Account.largest([own]) == own
+    several = Account.largest([own, replace(own, input_bytes=11)])
+    assert several == replace(ACCOUNT, input_bytes=11)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -234,6 +247,17 @@ def test_a_damaged_file_is_ignored_with_a_warning_and_replaced(tmp_path: Path, d
     assert again.account == measured.account
 
 
+def test_a_cache_that_cannot_be_written_is_told_and_the_model_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    model, cache = nn.Sequential(nn.Linear(4, 4)), tmp_path / "file"
+    with (
+        pytest.warns(UserWarning, match="is ignored: "),
+        pytest.warns(UserWarning, match="is not written: "),
+    ):
+        measured = measure(model, torch.zeros(2, 4), cache=cache)
+    assert len(measured.profile) == 2
+
+
 def test_accounts_with_skips_come_back_whole(tmp_path: Path) -> None:
     stages = tuple(cost(name, 7, 3) for name in "abc")
     account = Account(
@@ -324,11 +348,12 @@ def test_no_schedule_takes_longer_by_the_profiles_for_all_than_by_its_own() -> N
     for text in ("Fa0 Fa1 Fa2 B2 B1 B0", "Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0"):
         schedule = Schedule.parse(text)
         reruns = 0 if "n" not in text else 3
-        own, one, other = (
+        own, one, by_kind = (
             simulate(profile, schedule, discards="free").makespan
-            for profile in (account.profile_for(schedule), account.profile(), account.optimistic())
+            for profile in (account.profile_for(schedule), account.profile(), account.by_kind())
         )
-        assert one == other == own - reruns * 5 - bool(reruns) * 2 * 3
+        assert one == own - reruns * 5 - bool(reruns) * 2 * 3
+        assert by_kind == own
 
 
 class Terminal(io.StringIO):

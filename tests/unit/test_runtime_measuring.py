@@ -115,7 +115,8 @@ def test_saved_buffers_and_random_states_are_in_the_profile() -> None:
 
 def test_a_stage_that_runs_again_sets_the_present_random_state_aside() -> None:
     model = nn.Sequential(nn.Dropout(), nn.ReLU())
-    profile = measure(model, torch.ones(2, 4), loss=torch.Tensor.mean, repeats=1).profile
+    x = torch.ones(2, 4, requires_grad=True)
+    profile = measure(model, x, loss=torch.Tensor.mean, repeats=1).profile
     state, scalars = torch.get_rng_state().nbytes, 4 + 4
     overheads = [stage.forward_overhead_bytes for stage in profile.stages]
     assert overheads[0] >= 2 * state + scalars

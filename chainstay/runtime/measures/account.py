@@ -15,18 +15,19 @@ With these the simulator finds the peak of that schedule. What is made of them f
   once if it is dropped, nor for runs again that take longer than forward and backward together:
   under them no schedule takes longer than by its own profile.
 * `Account.by_kind` has options and what each kind of run costs, and is sound for every schedule
-  of theirs: saved environments count as if every stage that can have one had it.
-* `Account.optimistic` is at most what any schedule's operations need: what is too slow or too
-  large under it is so for every schedule.
+  of theirs: saved environments count as if every stage that can have one had it. Without these
+  it is what every schedule needs at least, and bounds them all.
+* `Account.by_kind_in` is closer where a schedule is known, and sound for that one alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, RunCost, Skip, Stage, StageOption
@@ -52,9 +53,13 @@ class Account:
     def largest(cls, accounts: Sequence[Account]) -> Account:
         """Return one account of a chain that several processes see: in every number the largest.
 
+        Options of one process need not be those of another: the account of several has none.
+
         Raises:
             PlanMismatchError: They see different chains.
         """
+        if len(accounts) == 1:
+            return accounts[0]
         shapes = {
             (tuple(c.name for c in a.stages), *((s.first, s.last) for s in a.skips))
             for a in accounts
@@ -70,7 +75,7 @@ class Account:
             input_gradient_bytes=max(each.input_gradient_bytes for each in accounts),
             stages=tuple(map(_largest, zip(*(each.stages for each in accounts), strict=True))),
             skips=tuple(map(_largest, zip(*(each.skips for each in accounts), strict=True))),
-        )
+        ).without_options()
 
     def profile(self) -> ChainProfile:
         """Sound for every schedule.
@@ -113,23 +118,56 @@ class Account:
         costs = self.stages
         if not is_sound:
             costs = tuple(replace(cost, environment_bytes=0, random_bytes=0) for cost in costs)
-        twice = (
+        held = [0, *accumulate(each.environment_bytes for each in costs)]  # before stage i
+        twice = [
             sum(skip.bytes for skip in self._handed_out(index)) * is_sound
             for index in range(len(costs))
+        ]
+
+        def beside(index: int, count: int) -> BesideRuns:
+            own = held[index + count] - held[index]
+            return BesideRuns(
+                first=held[index],
+                dropped=held[index + 1],
+                again=own + held[-1] + twice[index],
+                backward=held[index + count] + twice[index],
+            )
+
+        own = (
+            replace(each, backward_bytes=each.backward_bytes - each.random_bytes) for each in costs
         )
         return self._assembled(
-            _stage_by_kind(costs, index, again) for index, again in enumerate(twice)
+            stage_by_kind((first, *costs[index + 1 :]), partial(beside, index))
+            for index, first in enumerate(own)
         )
 
-    def optimistic(self) -> ChainProfile:
-        """The profile for bounds: no stage runs again, every forward is in its cheaper form."""
-        return self._assembled(
-            cost.stage(
-                forward=min(cost.recording_bytes, cost.dropping_bytes),
-                backward=cost.backward_bytes,
-            )
-            for cost in self.stages
-        )
+    def by_kind_in(self, schedule: Schedule) -> ChainProfile:
+        """Return the profile by kind of run whose runs need and take what they do in `schedule`.
+
+        Kinds of runs that it does not have need what any schedule's do at least. A kept first run
+        whose input is dropped takes the time that this takes, too.
+        """
+        stages = list(self.by_kind(is_sound=False).stages)
+        kept: dict[int, int] = {}
+        begun: set[int] = set()
+        overheads, records = self.overheads(schedule), self._records(schedule)
+        for op, overhead, (span, _) in zip(schedule, overheads, records, strict=True):
+            stage = stages[op.stage]
+            if op.kind is OpKind.DISCARD_ACTIVATION and stage.first is not None:
+                time = stage.first.backward_time + self.stages[op.stage].hooks_time
+                stages[op.stage] = replace(stage, first=replace(stage.first, backward_time=time))
+            elif op.kind is OpKind.BACKWARD:
+                number = kept.pop(op.stage)
+                stages[op.stage] = _with_overhead(stage, "backward", number, overhead)
+            elif op.kind.is_forward:
+                kind = "again" if begun.issuperset(span) else "first"
+                begun.update(span)
+                if op.kind is OpKind.FORWARD_KEEP_ALL:
+                    kept[op.stage] = op.option
+                else:
+                    kind = f"dropped_{kind}"
+                stages[op.stage] = _with_overhead(stage, kind, op.option, overhead)
+        return self._assembled(stages)
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
         """Sound for `schedule` alone: of each stage's overheads there, the largest; its own times.
@@ -258,57 +296,59 @@ class Account:
                 yield 0  # removing something takes nothing
 
 
-def _stage_by_kind(costs: Sequence[StageCost], index: int, twice: int) -> Stage:
-    """Return a stage by what each kind of run costs, the environments of all stages being saved.
+class BesideRuns(NamedTuple):
+    """Bytes beside the runs of a stage that are not its own, by the kind of run.
+
+    Attributes:
+        first: Beside its first run, if that is kept.
+        dropped: Beside its first run, if that is not kept.
+        again: Beside a later run.
+        backward: Beside its backward.
+    """
+
+    first: int
+    dropped: int
+    again: int
+    backward: int
+
+
+def stage_by_kind(stages: Sequence[StageCost], beside: Callable[[int], BesideRuns]) -> Stage:
+    """Return a stage by its options, and by what each kind of run costs.
 
     Args:
-        costs: Of all stages.
-        index: Which one.
-        twice: Bytes of earlier outputs that the caller may still have when it runs again.
+        stages: The stage, and those behind it that an option may keep with it.
+        beside: Told how many of them are kept together.
     """
-    cost = costs[index]
-    held = [0, *accumulate(each.environment_bytes for each in costs)]  # before stage i
+    cost = stages[0]
 
     def option(own: OptionCost) -> StageOption:
-        stages = costs[index : index + own.stages]
-        forward = sum(each.forward_time for each in stages)
-        backward = sum(each.backward_time for each in stages) + own.replay_time
-        again = sum(each.environment_bytes for each in stages) + held[-1] + twice
+        kept, more = stages[: own.stages], beside(own.stages)
+        forward = sum(each.forward_time for each in kept)
+        backward = sum(each.backward_time for each in kept) + own.replay_time
         return StageOption(
             name=own.name,
             saved_bytes=own.saved_bytes,
-            backward_overhead_bytes=own.backward_bytes + held[index + own.stages] + twice,
+            backward_overhead_bytes=max(own.backward_bytes + more.backward, 0),
             first=RunCost(
                 time=forward,
-                overhead_bytes=own.recording_bytes + held[index],
+                overhead_bytes=own.recording_bytes + more.first,
                 backward_time=backward,
             ),
             again=RunCost(
-                time=forward + sum(each.rerun_time for each in stages),
-                overhead_bytes=own.recording_bytes + again,
+                time=forward + sum(each.rerun_time for each in kept),
+                overhead_bytes=own.recording_bytes + more.again,
                 backward_time=backward,
             ),
             stages=own.stages,
         )
 
-    everything = option(
-        OptionCost(
-            name="",
-            saved_bytes=cost.saved_bytes,
-            recording_bytes=cost.recording_bytes,
-            backward_bytes=cost.backward_bytes - cost.random_bytes,
-            replay_time=0,
-            stages=1,
-            choice="",
-        )
-    )
+    everything = option(cost.kept_under(0))
+    more = beside(1)
     dropped = RunCost(
-        time=cost.forward_time + cost.hooks_time,
-        overhead_bytes=cost.dropping_bytes + held[index + 1],
+        time=cost.forward_time + cost.hooks_time, overhead_bytes=cost.dropping_bytes + more.dropped
     )
     dropped_again = RunCost(
-        time=cost.forward_time + cost.rerun_time,
-        overhead_bytes=cost.dropping_bytes + cost.environment_bytes + held[-1] + twice,
+        time=cost.forward_time + cost.rerun_time, overhead_bytes=cost.dropping_bytes + more.again
     )
     plain = cost.stage(
         forward=max(everything.run(first=False).overhead_bytes, dropped_again.overhead_bytes),
@@ -324,9 +364,28 @@ def _stage_by_kind(costs: Sequence[StageCost], index: int, twice: int) -> Stage:
     )
 
 
+def _with_overhead(stage: Stage, kind: str, number: int, size: int) -> Stage:
+    """Return a stage one kind of whose runs, under an option, needs `size` bytes at least."""
+    if not number:
+        return _needing(stage, kind, size)
+    options = list(stage.options)
+    options[number - 1] = _needing(options[number - 1], kind, size)
+    return replace(stage, options=tuple(options))
+
+
+def _needing(record: _Kept, kind: str, size: int) -> _Kept:
+    if kind == "backward":
+        size = max(size, record.backward_overhead_bytes)
+        return replace(record, backward_overhead_bytes=size)
+    run: RunCost = getattr(record, kind)
+    changes: dict[str, Any] = {kind: replace(run, overhead_bytes=max(size, run.overhead_bytes))}
+    return replace(record, **changes)
+
+
 _Records: TypeAlias = Sequence[tuple[range, OptionCost | None]]
 """By operation: the stages that it is about, and the option, as `Account._records` gives them."""
 _Record = TypeVar("_Record", StageCost, Skip)
+_Kept = TypeVar("_Kept", Stage, StageOption)
 
 
 def _largest(records: tuple[_Record, ...]) -> _Record:

@@ -1,4 +1,4 @@
-"""What a chain was made from and measured with, and how another call of it differs."""
+"""The model, sample and mode a chain was measured with, and how another call of it differs."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ class AccountFile:
     def write(self, account: Account) -> None:
         """Replace what is there, at once.
 
-        Raises:
-            OSError: The directory cannot be written to.
+        Warns:
+            UserWarning: The directory cannot be written to.
         """
         body = {
             "input_bytes": account.input_bytes,
@@ -123,11 +123,14 @@ def path_in(directory: str | os.PathLike[str], signature: str) -> Path:
 def write_sealed(path: Path, kind: str, version: int, body: Mapping[str, object]) -> None:
     """Write a document with a digest of its own fields, at once.
 
-    Raises:
-        OSError: The directory cannot be written to.
+    Warns:
+        UserWarning: The directory cannot be made, or written to.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, documents.dump(kind, version, {**body, "digest": _digest(body)}))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, documents.dump(kind, version, {**body, "digest": _digest(body)}))
+    except OSError as failure:
+        warnings.warn(f"{path} is not written: {failure}; choose another cache", stacklevel=3)
 
 
 def read_sealed(path: Path, kind: str, version: int, parsed: Callable[[Fields], T]) -> T | None:
@@ -248,7 +251,7 @@ def _lines_around(model: nn.Module, call: object) -> Iterator[str]:
 
 
 def _code_of(function: object) -> str:
-    """What a function does, as far as its code and the plain values in its closure tell."""
+    """Return what a function does, as far as its code and plain values in its closure tell."""
     function = inspect.unwrap(function) if callable(function) else function
     code = getattr(function, "__code__", None)
     if code is None:

@@ -370,7 +370,7 @@ def require_differentiable(output: State) -> None:
 
 
 def require_number(loss: torch.Tensor) -> None:
-    """Refuse a loss that is not one real number.
+    """Refuse a loss that is not one real number, or has no gradient.
 
     Raises:
         UnsupportedModelError: It is something else.
@@ -379,4 +379,9 @@ def require_number(loss: torch.Tensor) -> None:
         raise UnsupportedModelError(
             f"the loss returns a tensor of shape {tuple(loss.shape)} and type {loss.dtype}, must "
             "return one real number; reduce it with .mean() or .sum()"
+        )
+    if not loss.requires_grad:
+        raise UnsupportedModelError(
+            "the loss has no gradient, so there is nothing to train by; look for detach(), "
+            "torch.no_grad(), argmax() or .item() between the model's output and the loss"
         )

@@ -119,7 +119,7 @@ def measure_subject(
     repeats: int,
     cache: str | os.PathLike[str] | None = None,
     *,
-    wants_options: Callable[[Measurement], bool] = lambda _: False,
+    wants_options: Callable[[Measurement], bool],
 ) -> Measurement:
     """Time and memory of every stage; call it inside `measuring`.
 
@@ -177,7 +177,9 @@ def found_on_file(
         return plain
     if account.has_options:
         with suppress(PlanMismatchError):  # otherwise all is measured anew
-            return replace(known, options=restored_options(subjects, chosen_options(account)))
+            return replace(
+                known, options=restored_options(subjects, chosen_options(account.stages))
+            )
     return None
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from chainstay.errors import PlanMismatchError
 from chainstay.problems.offload import OffloadSolution
-from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
+from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again
 from chainstay.runtime.capture.cuts.stage_borders import (
     cut_between_stages,
@@ -33,7 +33,7 @@ from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.capture.tracing import NoFullGraphError, UnknownCallError
 from chainstay.runtime.capture.trials.dispatch_modes import without_modes
 from chainstay.runtime.capture.trials.equivalence import OutputSample
-from chainstay.runtime.capture.trials.isolation import StandIns, require_initialised
+from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.executor import Executor, matching
 from chainstay.runtime.execute.handles import dropping
@@ -89,7 +89,7 @@ class PlannedChain(StageLoop):
 
     _measured: MeasuredChain
     _executor: Executor
-    _capture: _Capture
+    _capture: _ChainGraphs
 
     def __init__(
         self, measured: MeasuredChain, schedule: Schedule, transport: Transport | None = None
@@ -100,7 +100,7 @@ class PlannedChain(StageLoop):
             _executor=Executor(
                 measured.chain, measured.traits, schedule, transport, measured.options
             ),
-            _capture=_Capture(),
+            _capture=_ChainGraphs(),
         )
         self.training = measured.source.is_training
 
@@ -139,12 +139,14 @@ class PlannedChain(StageLoop):
         self._executor.close()
 
     def _first_run(self, capture: GraphCapture, activation: torch.Tensor) -> torch.Tensor:
-        try:
-            output: torch.Tensor = capture.capture(self, activation)
-        except UnplannedGraphError as found:
+        def plan(found: UnplannedGraphError) -> CapturedForward:
             with without_modes():
-                self._plan(found, activation)
-            output = capture.run(self, activation)
+                planned = self._planned(found, activation)
+            self._capture.note(found.forward)
+            return planned
+
+        try:
+            output: torch.Tensor = capture.capture(plan, (self, activation), {})
         except NoFullGraphError as reason:
             raise naming_the_stage(reason, self._stages_now(), activation) from reason.__cause__
         return output
@@ -159,12 +161,11 @@ class PlannedChain(StageLoop):
                 "and plan again"
             )
 
-    def _plan(self, found: UnplannedGraphError, activation: torch.Tensor) -> None:
-        """Let a graph go by the plan, if it is the one that was measured but for its numbers."""
-        forward, measured = found.forward, self._measured
+    def _planned(self, found: UnplannedGraphError, activation: torch.Tensor) -> CapturedForward:
+        """Return a graph by the plan, if it is the one that was measured but for its numbers."""
+        measured = self._measured
         if not wants_gradients(found.inputs):
-            self._capture.plan(forward, found.inputs, forward.graph)
-            return
+            return found.forward.graph
         observed = observed_stages(found, measured.source.titles)
         key = graph_key(observed, found.inputs, Autocast.now(measured.chain.device))
         graph = cut_again(observed, measured.staged.graph.cuts)
@@ -180,7 +181,7 @@ class PlannedChain(StageLoop):
             state, shared = graph.begin(inputs)
             return graph.finish(executor(state, shared), shared)
 
-        self._capture.plan(forward, found.inputs, planned)
+        return planned
 
     def _stages_now(self) -> list[tuple[str, Any]]:
         return [
@@ -301,7 +302,9 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     with progress_bar(wanted=progress) as bar, measuring(sample.device):
         behind = _loss_of(loss, graph, output_index(observed.captured), inputs)
         subject = subject_of(graph, inputs, behind, sample.device, progress=bar, merges=False)
-        staged, measured = measured_graph(graph, subject, repeats=repeats, cache=cache)
+        staged, measured = measured_graph(
+            graph, subject, repeats=repeats, cache=cache, wants_options=lambda _: True
+        )
     return MeasuredChain(
         chain=measured.chain,
         account=measured.account,
@@ -320,16 +323,14 @@ def _loss_of(
     if loss is None:
         return None
     with torch.enable_grad(), dropping():
-        state, shared = graph.begin(
-            StandIns(written_inputs(graph.stages, graph.state_inputs, inputs)).of_all(inputs)
-        )
+        state, shared = graph.begin(graph.stand_ins(inputs).of_all(inputs))
         for stage in graph.stages:
             state = stage(state, shared)
         output = graph.finish(state, shared)[index]
     return loss_stage(loss, OutputSample(output, {id(output): index}), graph.output, shared)
 
 
-class _Capture:
+class _ChainGraphs:
     """Graphs of a planned chain; a copy of the chain finds its own."""
 
     def __init__(self) -> None:
@@ -344,16 +345,15 @@ class _Capture:
             self._found = GraphCapture(StageLoop.run_plainly, GraphForward.from_graph, "the chain")
         return self._found
 
-    def plan(self, forward: GraphForward, inputs: Sequence[Any], planned: CapturedForward) -> None:
-        """Let a graph go by a plan for as long as these graphs are there."""
-        forward.plans[forward.sizes(inputs)] = planned
+    def note(self, forward: GraphForward) -> None:
+        """Let a graph have its plans for as long as these graphs are there."""
         self._forwards.append(forward)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Capture:
-        return _Capture()
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ChainGraphs:
+        return _ChainGraphs()
 
-    def __reduce__(self) -> tuple[type[_Capture], tuple[()]]:
-        return _Capture, ()
+    def __reduce__(self) -> tuple[type[_ChainGraphs], tuple[()]]:
+        return _ChainGraphs, ()
 
 
 def _forget_plans(forwards: Sequence[GraphForward]) -> None:

@@ -6,6 +6,7 @@ have the same options with the same costs: one of them is looked at.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -18,7 +19,7 @@ from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.costs import ObservedStage, Subject
 from chainstay.runtime.measures.probe import StageMemory, StageProbe
-from chainstay.runtime.measures.stage_cost import OptionCost
+from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.runtime.options.front import Selection
 from chainstay.runtime.options.graph import StageGraph, trace_stage
 from chainstay.runtime.options.option import (
@@ -58,7 +59,7 @@ Kept: TypeAlias = Callable[[StageMemory, int, int], tuple[int, int, int]]
 
 
 class ChosenOption(NamedTuple):
-    """What an option keeps, and how many stages it keeps together."""
+    """An option's choice of operators, and how many stages it keeps together."""
 
     selection: Selection
     stages: int
@@ -68,6 +69,8 @@ def observe_options(
     observed: Sequence[ObservedStage],
     memories: Sequence[StageMemory],
     subjects: Iterable[Subject],
+    *,
+    has_spans: bool = True,
 ) -> list[ObservedOption]:
     """Return the options of every stage and span of a chain; call it inside `measuring`.
 
@@ -75,9 +78,12 @@ def observe_options(
         observed: The stages.
         memories: Their memory.
         subjects: The chain that they are of, or its segments.
+        has_spans: Whether several stages may be kept together.
     """
     everything = sum(memory.kept_bytes for memory in memories)
-    subjects = (_with_spans(subject, everything // _LEAST_PART) for subject in subjects)
+    if has_spans:
+        subjects = (_with_spans(subject, everything // _LEAST_PART) for subject in subjects)
+    uses = Counter(id(leaf) for each in observed for leaf in each.leaves)
     known: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
     for first, (subject, stages, state) in enumerate(_places(subjects)):
@@ -93,7 +99,10 @@ def observe_options(
             stage, output_stays = fused(stages[:count]), _output_stays(subject, stages, count)
             gradients = memories[last].output_gradients
             leaves = {id(leaf): leaf for each in observed[first : last + 1] for leaf in each.leaves}
-            key = _key(stage, state, subject.shared, gradients, output_stays=output_stays)
+            key = (
+                _key(stage, state, subject.shared, gradients, output_stays=output_stays),
+                tuple(uses[leaf] > 1 for leaf in leaves),  # a sum of gradients takes memory
+            )
             if key not in known:
                 options = stage_options(
                     stage,
@@ -131,20 +140,26 @@ def with_options(
     stages = list(account.stages)
     for each in found:
         option, first = each.option, each.first
-        saved, recording, backward = kept(each.memory, first, first + option.stages - 1)
-        cost = OptionCost(
-            name=option.name,
-            saved_bytes=saved,
-            recording_bytes=recording,
-            backward_bytes=backward,
-            replay_time=option.replay_time,
-            stages=option.stages,
-            choice=_choice(option.selection),
-            is_steady=option.is_steady,
-        )
+        sizes = kept(each.memory, first, first + option.stages - 1)
+        cost = option_cost(option, sizes)
         stages[first] = replace(stages[first], options=(*stages[first].options, cost))
         table[first, len(stages[first].options)] = option
     return replace(account, stages=tuple(stages), has_options=True), table
+
+
+def option_cost(option: Option, sizes: tuple[int, int, int]) -> OptionCost:
+    """Return the costs of an option; `sizes` are what it saves, and both overheads."""
+    saved, recording, backward = sizes
+    return OptionCost(
+        name=option.name,
+        saved_bytes=saved,
+        recording_bytes=recording,
+        backward_bytes=backward,
+        replay_time=option.replay_time,
+        stages=option.stages,
+        choice=_choice(option.selection),
+        is_steady=option.is_steady,
+    )
 
 
 def restored_options(
@@ -214,7 +229,7 @@ def options_again(
     return again
 
 
-def _traced_once(place: _Place, length: int) -> StageGraph | None:
+def _traced_once(place: _StagePosition, length: int) -> StageGraph | None:
     """Look at stages as one, without taking their times."""
     subject, stages, state = place
     return trace_stage(
@@ -226,11 +241,11 @@ def _traced_once(place: _Place, length: int) -> StageGraph | None:
     )
 
 
-def chosen_options(account: Account) -> dict[tuple[int, int], ChosenOption]:
-    """Return what all options of an account keep, by stage and number."""
+def chosen_options(costs: Iterable[StageCost]) -> dict[tuple[int, int], ChosenOption]:
+    """Return what all options of these stages keep, by stage and number."""
     return {
         (first, number): ChosenOption(_selection(cost), cost.stages)
-        for first, stage in enumerate(account.stages)
+        for first, stage in enumerate(costs)
         for number, cost in enumerate(stage.options, 1)
     }
 
@@ -260,21 +275,21 @@ def _selection(cost: OptionCost) -> Selection:
     )
 
 
-class _Place(NamedTuple):
-    """Of what a stage is part, it and those behind it, and its input."""
+class _StagePosition(NamedTuple):
+    """A stage with those behind it, its input, and the subject that they are part of."""
 
     subject: Subject
     stages: Sequence[ChainStage]
     state: State
 
 
-def _places(subjects: Iterable[Subject]) -> Iterator[_Place]:
+def _places(subjects: Iterable[Subject]) -> Iterator[_StagePosition]:
     """Yield the place in front of every stage but the loss."""
     for subject in subjects:
         stages = [stage for stage in subject.stages if not stage.is_loss]
         state = subject.source
         for index, stage in enumerate(stages):
-            yield _Place(subject, stages[index:], state)
+            yield _StagePosition(subject, stages[index:], state)
             state = detached(run_stage(stage, index, state, subject.shared))
 
 

@@ -6,26 +6,23 @@ at all while stages are measured one by one, shows here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from chainstay.runtime.capture.blocks.entrances import handed_to
-from chainstay.runtime.capture.blocks.sample import entered
+from chainstay.runtime.capture.blocks.sample import blocks_run_by
 from chainstay.runtime.capture.cuts.chain import counted_among
-from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.devices.memory import operator_beyond, trace_memory
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
-from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.boundary import Gradients, seeded
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import on_stand_ins
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.runtime.stage.states import state_bytes
 
 
@@ -45,7 +42,6 @@ class Rehearsal:
 def rehearse_graph(
     planned: PlannedGraph | PlannedJoin,
     inputs: Sequence[Any],
-    written: frozenset[int],
     loss: ChainStage | None,
     limit: int,
 ) -> Rehearsal:
@@ -54,13 +50,12 @@ def rehearse_graph(
     Args:
         planned: The graph by its plan.
         inputs: What it gets in a call; stand-ins take their place.
-        written: Identities of those that it changes in place.
         loss: Behind its last stage, if there is one.
         limit: Bytes beyond which the operator is looked for.
     """
-    graph = planned.chain if isinstance(planned, PlannedGraph) else planned.join
+    graph = planned.graph
     device = planned.executor.device
-    stand_ins = StandIns(written)
+    stand_ins = graph.stand_ins(inputs)
     given = stand_ins.of_all(inputs)
     loss = None if loss is None else on_stand_ins(loss, stand_ins)
     leaves = [
@@ -97,24 +92,18 @@ def rehearse_blocks(around: Around, planned: PlannedBlocks, limit: int) -> Rehea
     device = around.device
     with around.host.fresh() as (model, run):
         leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
-        blocks = [model.get_submodule(stage.name) for stage in around.chain.stages]
+        names = [stage.name for stage in around.chain.stages]
 
         def step() -> None:
             block_run = BlockRun(planned.schedule, device)
-
-            def handler(
-                block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-            ) -> object:
-                return around.graphs.call(block, (args, kwargs), block_run.block)
-
-            with handed_to(handler):
+            with blocks_run_by(model, names, around.graphs, block_run.block):
                 output = run()
             block_run.end()
             root = around.root(output)
             torch.autograd.backward(root)
             del output
 
-        with entered(blocks), zeroed_gradients(leaves):
+        with zeroed_gradients(leaves):
             return _rehearsed(step, device, around.input_bytes, limit)
 
 

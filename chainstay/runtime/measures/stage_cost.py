@@ -80,6 +80,20 @@ class StageCost:
         """The bytes of buffers that it saves, in ``environment_bytes``."""
         return self.environment_bytes - self.random_bytes
 
+    def kept_under(self, option: int) -> OptionCost:
+        """Return the costs of keeping the stage under an option, 0 for all of it."""
+        if option:
+            return self.options[option - 1]
+        return OptionCost(
+            name="",
+            saved_bytes=self.saved_bytes,
+            recording_bytes=self.recording_bytes,
+            backward_bytes=self.backward_bytes,
+            replay_time=0,
+            stages=1,
+            choice="",
+        )
+
     def surplus_time(self, runs: int, *, is_released: bool) -> int:
         """Return the time of the stage beyond its forward and backward times, in ns.
 

@@ -113,8 +113,7 @@ class Around:
     @property
     def input_bytes(self) -> int:
         """The bytes of the call's tensors."""
-        call = (self.host.args, dict(self.host.kwargs))
-        inputs = [leaf for leaf in tree_leaves(call) if isinstance(leaf, torch.Tensor)]
+        inputs = self.host.call.tensors
         return state_bytes(each for each in inputs if each.device == self.device)
 
     def held(self) -> frozenset[int]:
@@ -266,7 +265,7 @@ class _Trip:
             self._state = given
             self._starts[index] = detached(given)  # as a plan does, until the block's backward
         stage = chain.stages[index]
-        self._shared[index] = stage.retained(shared)
+        self._shared[index] = graph.retained(shared)
         self._inputs[index] = [weakref.ref(tensor) for tensor in self._state]
         made = self._bridged(index, self._state)
         self._state = (*made, *(self._state[position] for position in stage.carried))

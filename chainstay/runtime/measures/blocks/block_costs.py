@@ -237,9 +237,9 @@ def _file_of(
     cache: str | os.PathLike[str],
 ) -> AccountFile:
     """Return the file for the account, whether or not it exists."""
-    host, loss = around.host, "no loss" if around.loss is None else around.loss.text
+    call, loss = around.host.call, "no loss" if around.loss is None else around.loss.text
     signatures = [
-        signature_around(host.model, (host.args, dict(host.kwargs)), loss),
+        signature_around(call.model, (call.args, call.kwargs), loss),
         *(signature_of(subject, autocast) for subject in subjects),
     ]
     names = [stage.name for stage in around.chain.stages]
