@@ -3,15 +3,13 @@
 =====================  =======================================================
 `front`                `fit` and `unfit`, and what they refuse
 `fitted`               a model's forward while it is fitted
-`planner`              what plans there are, and when one is made
-`noted_plan`           a plan that was made, and what people are told of it
+`planner`              what plans there are, when one is made, and what people are told of it
 `solved_plans`         plans by measuring and solving
 `measured`             a model measured, before a plan is chosen
 `blocks`               a model's own forward, its blocks run by a plan
 `strategies/`          the strategies that save memory, and the fastest of them
 `fingerprints`         what a plan is for
 `option_choices`       options of stages on their way into plan files and out of them
-`transforms`           transforms under which a fitted model is not called
 `transformers_models`  what models of ``transformers`` need besides a plan
 `budgets`              what a budget is, and how many bytes it means
 `backend`              ``torch.compile(model, backend="chainstay")``

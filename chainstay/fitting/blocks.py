@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
-from chainstay.fitting.planner import Call, Planner, StageSource, at_shapes, listed_shapes
+from chainstay.fitting.planner import Planner, StageSource, listed_shapes
 from chainstay.runtime.capture.blocks.calls import listed_modules
 from chainstay.runtime.capture.blocks.entrances import (
     close_entrance,
     compiler_of,
     handed_to,
     open_entrance,
-    traced_forward,
-    traced_module,
+    run_plainly,
 )
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
-from chainstay.runtime.capture.extract import device_of
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
@@ -72,7 +70,7 @@ class BlockForward:
     def __call__(self, call: Call, planned: PlannedBlocks | None) -> Any:  # noqa: ANN401  # the model's own
         """The model's output, its blocks run as `planned` by `plan_for`."""
         if planned is None:
-            return call.function(call.model, *call.args, **call.kwargs)
+            return call()
         run = BlockRun(planned.schedule, self.device)
         checked = not is_sharded(call.model)
 
@@ -81,10 +79,10 @@ class BlockForward:
                 return self.graphs.call(block, (args, kwargs), run.block, checked=checked)
             except UnsupportedModelError:
                 run.others += 1
-                return traced_forward(block)(traced_module(block), *args, **kwargs)
+                return run_plainly(block, args, kwargs)
 
         with handed_to(handler):
-            output = call.function(call.model, *call.args, **call.kwargs)
+            output = call()
         run.end()
         if run.others or run.changed:
             self._outgrown(call, run)
@@ -99,10 +97,11 @@ class BlockForward:
                 kind.planned = planned
 
     def open_entrances(self, model: nn.Module) -> None:
-        """Let calls of the blocks that there are plans for be run by these."""
+        """Let calls of the blocks that there are plans for be run by these, and others be seen."""
         for planned in self.known.values():
-            for stage in planned.schedule.chain.stages:
-                open_entrance(model.get_submodule(stage.name))
+            chain = planned.schedule.chain
+            for name in (*[stage.name for stage in chain.stages], *chain.uncalled):
+                open_entrance(model.get_submodule(name))
 
     def known_kind(self, call: Call) -> _Kind | None:
         """Return the kind of `call`, if it is known how such a call runs."""
@@ -110,11 +109,7 @@ class BlockForward:
         return None if kind is None or kind.is_outgrown else kind
 
     def plan_for(self, call: Call) -> PlannedBlocks | None:
-        """The plan that `call` goes by; ``None`` if it goes by none.
-
-        Raises:
-            ChainstayError: Whatever `chainstay.fit` raises.
-        """
+        """The plan that `call` goes by; ``None`` if it goes by none."""
         look = self._look_of(call)
         kind = self.kinds.get(look)
         if kind is None:
@@ -131,10 +126,13 @@ class BlockForward:
 
     def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
         """A plan for the blocks of `call`: a known one, or else a new one."""
-        planner, shapes = self.planner, _shapes_of(call)
+        planner, shapes = (
+            self.planner,
+            listed_shapes([str(tuple(tensor.shape)) for tensor in call.tensors]),
+        )
         if is_new and not planner.admits(shapes):
             return None
-        host = Host(call.model, call.args, call.kwargs, call.function, self.device)
+        host = Host(call, self.device)
         around = find_blocks(host, self.graphs)
         key, stages = around.chain.key, around.chain.stages
         known = self.known.get(key)
@@ -145,7 +143,7 @@ class BlockForward:
             try:
                 planned = planner.maker.of_blocks(around, is_first=not planner.plans)
             except InfeasibleBudgetError as refusal:
-                raise at_shapes(refusal, shapes) from None
+                raise planner.at_shapes(refusal, shapes) from None
             origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}\n"
             self.known.pop(key, None)  # the plan made last is at the end
             self.known[key] = replace(planned, origin=origin)
@@ -171,7 +169,7 @@ class BlockForward:
         return (
             call.model.training,
             Autocast.now(self.device),
-            tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in _tensors_of(call)),
+            tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
         )
 
 
@@ -195,19 +193,14 @@ def blocks_needed(call: Call, by: StageSource) -> str:
 
 
 def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:
-    """Return a forward by blocks, without a plan yet.
-
-    Raises:
-        UnsupportedModelError: What is asked for cannot be done by blocks.
-    """
+    """Return a forward by blocks, without a plan yet."""
     if planner.settings.memory.is_offload_asked:
         raise UnsupportedModelError(
             f"this {planner.name} cannot be offloaded stage by stage: it goes by blocks "
             f"({reason}); leave offload=True out"
         )
     require_initialised(call.model)
-    device = device_of(call.model, call.args, call.kwargs)
-    return BlockForward(planner, device, f": {reason}")
+    return BlockForward(planner, call.device, f": {reason}")
 
 
 def release_blocks(model: nn.Module) -> None:
@@ -215,13 +208,3 @@ def release_blocks(model: nn.Module) -> None:
     for block in listed_modules(model):
         if is_stand_in(vars(block).get("forward")):
             close_entrance(block)
-
-
-def _tensors_of(call: Call) -> Iterator[torch.Tensor]:
-    for leaf in tree_leaves((call.args, dict(call.kwargs))):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-
-
-def _shapes_of(call: Call) -> str:
-    return listed_shapes([str(tuple(tensor.shape)) for tensor in _tensors_of(call)])

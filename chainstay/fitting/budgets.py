@@ -13,6 +13,7 @@ from chainstay.runtime.devices.device_memory import free_bytes
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.schedule import Schedule
 from chainstay.solve import budget_bytes
+from chainstay.units import parse_percentage
 from chainstay.validation.simulate import simulate
 
 Budget = int | str | float | Fraction | None
@@ -41,6 +42,13 @@ def bytes_of(budget: Budget, model: nn.Module | None, reserve: int, measured: Me
     return budget_bytes(measured.profile_for(schedule), budget)
 
 
+def is_share(budget: Budget) -> bool:
+    """Whether a budget is a share of plain training."""
+    if isinstance(budget, str):
+        return parse_percentage(budget) is not None
+    return isinstance(budget, float | Fraction)
+
+
 def plain_peak(measured: Measurement) -> int:
     """Bytes that plain training needs."""
     plain = Schedule.keep_all(len(measured.profile))
@@ -49,11 +57,7 @@ def plain_peak(measured: Measurement) -> int:
 
 
 def require_budget(model: nn.Module, budget: object, reserve: int) -> None:
-    """Refuse what is no budget for any profile, before anything is measured.
-
-    Raises:
-        InvalidBudgetError: It is none.
-    """
+    """Refuse what is no budget for any profile, before anything is measured."""
     if budget is None:
         free_bytes(model, reserve)
     elif isinstance(budget, float | Fraction):

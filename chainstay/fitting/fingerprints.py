@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from chainstay.plans import Fingerprint
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.measures.cost_files import digest_of
@@ -23,13 +24,10 @@ _LONGEST: Final = 400
 
 
 def fingerprint_of(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    device: torch.device,
-    stages: Sequence[ChainStage] = (),
+    call: Call, device: torch.device, stages: Sequence[ChainStage] = ()
 ) -> Fingerprint:
-    """Return the fingerprint of a plan for this call of `model`; `stages` exclude the loss."""
+    """Return the fingerprint of a plan for this call; `stages` exclude the loss."""
+    model = call.model
     named = dict(model.named_modules())
     autocast = Autocast.now(device)
     return Fingerprint(
@@ -37,7 +35,7 @@ def fingerprint_of(
         parameters=dict(_tensors(model.named_parameters(remove_duplicate=False))),
         buffers=dict(_tensors(model.named_buffers(remove_duplicate=False))),
         training=_training(named),
-        call=_call(args, kwargs),
+        call=_call(call),
         stages={f"{index} ({stage.name})": digest_of(stage) for index, stage in enumerate(stages)},
         setting={
             "torch": torch.__version__,
@@ -82,8 +80,8 @@ def _training(named: Mapping[str, nn.Module]) -> dict[str, str]:
     return found
 
 
-def _call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, str]:
-    leaves, _ = tree_flatten_with_path((args, dict(sorted(kwargs.items()))))
+def _call(call: Call) -> dict[str, str]:
+    leaves, _ = tree_flatten_with_path((call.args, dict(sorted(call.kwargs.items()))))
     found = {}
     for (which, *inner), leaf in leaves:
         name = f"{'args' if getattr(which, 'idx', 0) == 0 else 'kwargs'}{keystr(tuple(inner))}"

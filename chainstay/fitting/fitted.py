@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import update_wrapper
 from threading import RLock
@@ -13,14 +12,13 @@ from types import FrameType
 from typing import Any, Final, cast
 
 import torch
-from torch import fx, nn
+from torch import nn
 
-from chainstay.errors import PlanMismatchError, UnsupportedModelError
+from chainstay.errors import ChainstayError, PlanMismatchError, UnsupportedModelError
 from chainstay.fitting.blocks import BlockForward, blocks_for, blocks_needed, release_blocks
-from chainstay.fitting.noted_plan import NotedPlan
 from chainstay.fitting.planner import (
     AnyPlanned,
-    Call,
+    NotedPlan,
     PlanMaker,
     Planner,
     PlannerSettings,
@@ -30,22 +28,20 @@ from chainstay.fitting.transformers_models import (
     caching_configs,
     output_hooks_installed,
 )
-from chainstay.fitting.transforms import require_no_transform
 from chainstay.plans.kept_in_part import KeptInPart
 from chainstay.runtime.capture.blocks.host import SampleFailsError
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
     GraphCapture,
     GraphForward,
+    NothingToPlanError,
     Sizes,
     UnplannedGraphError,
-    wants_gradients,
 )
-from chainstay.runtime.capture.extract import device_of
 from chainstay.runtime.capture.graph import NoStagesError
-from chainstay.runtime.capture.tracing import NoFullGraphError, NotRunError
-from chainstay.runtime.capture.trials.dispatch_modes import without_modes
-from chainstay.runtime.capture.trials.equivalence import NotTheModelError
+from chainstay.runtime.capture.tracing import NoFullGraphError, NotRunError, NotTheModelError
+from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.dispatch_modes import require_no_transform, without_modes
 from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
     restore_forward,
@@ -85,13 +81,7 @@ class Fitted:
         self.planner = Planner(self._name, settings, maker)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401  # the model's own
-        """The model's output.
-
-        Raises:
-            PlanMismatchError: Gradients are wanted, there is no plan for such a call, and
-                none is to be made.
-            ChainstayError: Whatever `chainstay.fit` raises, if a plan has to be made.
-        """
+        """The model's output."""
         for kind, known in self._forwards:
             if kind.forward is not known:
                 self._forget_graphs(model)
@@ -123,14 +113,16 @@ class Fitted:
             raise
 
     def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make a plan for calls like this one, without making the call.
-
-        Raises:
-            ChainstayError: Whatever `chainstay.fit` raises.
-        """
+        """Make a plan for calls like this one, without making the call."""
         caching = self._caching if model.training else ()
         with caches_off(caching), torch.enable_grad():
-            self._run_new(Call(model, args, kwargs, self._plain), is_real=False)
+            try:
+                self._run_new(Call(model, args, kwargs, self._plain), is_real=False)
+            except ChainstayError:
+                raise
+            except Exception as failure:
+                failure.add_note(f"raised while {self._name} was planned for the sample of fit")
+                raise
 
     def use(self, planned: AnyPlanned) -> None:
         """Go by another plan of the same stages wherever the plan made last was gone by."""
@@ -151,22 +143,14 @@ class Fitted:
             self._blocks.open_entrances(model)
 
     def uninstall(self, model: nn.Module) -> None:
-        """Leave the model as it was; it can be installed again.
-
-        Raises:
-            UnsupportedModelError: See `require_in_place`.
-        """
+        """Leave the model as it was; it can be installed again."""
         self.require_in_place(model)
         restore_forward(model)
         del vars(model)["chainstay"]
         release_blocks(model)
 
     def require_in_place(self, model: nn.Module) -> None:
-        """Refuse a model whose forward was replaced since it was fitted.
-
-        Raises:
-            UnsupportedModelError: Whatever is done now would take the replacement along.
-        """
+        """Refuse a model whose forward was replaced since it was fitted."""
         if not is_stand_in(vars(model).get("forward")):
             raise UnsupportedModelError(
                 f"the forward of this {self._name} was replaced or wrapped after fitting; undo "
@@ -221,50 +205,29 @@ class Fitted:
         try:
             return self._run_traced(call, is_real=is_real)
         except NoFullGraphError:
-            device = device_of(call.model, call.args, call.kwargs)
-            with output_hooks_installed(call, device) as has_changed:
+            with output_hooks_installed(call) as has_changed:
                 if not has_changed:
                     raise
                 return self._run_traced(call, is_real=is_real)
 
     def _run_traced(self, call: Call, *, is_real: bool) -> Any:  # noqa: ANN401  # the model's own
         if self._capture is None:
-            self._capture = GraphCapture(self._plain, self._receive, self._name)
-        while True:
-            try:
-                with _sample(wanted=not is_real):
-                    return self._capture.capture(call.model, *call.args, **call.kwargs)
-            except UnplannedGraphError as found:
-                try:
-                    with _unnoticed(call.model):
-                        planned = self.planner.plan_graph(found.forward, found.inputs, call)
-                except NotTheModelError:
-                    denying = self._capture.denying()
-                    if denying is None:
-                        raise
-                    self._capture = denying
-                    continue
-                self._latest = found.forward, found.forward.sizes(found.inputs)
-                found.forward.plans[self._latest[1]] = planned
-            except _SampledError:
-                raise UnsupportedModelError(
-                    f"nothing that {self._name} returns for this sample requires a gradient, so "
-                    "there is nothing to plan; let parameters or the input require one"
-                ) from None
-            if not is_real:
-                return None
+            self._capture = GraphCapture(self._plain, GraphForward.if_trained, self._name)
 
-    def _receive(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
-        """Return the forward that TorchDynamo gets for a new graph."""
-        if torch.is_grad_enabled() and wants_gradients(inputs):
-            return GraphForward.from_graph(graph, inputs)
+        def plan(found: UnplannedGraphError) -> CapturedForward:
+            with _unnoticed(call.model):
+                planned = self.planner.plan_graph(found.forward, found.inputs, call)
+            self._latest = found.forward, found.forward.sizes(found.inputs)
+            return planned
 
-        def run_plainly(*inputs: Any) -> Any:  # noqa: ANN401  # tensors and numbers
-            if getattr(_sampling, "active", False):
-                raise _SampledError
-            return graph.forward(*inputs)
-
-        return run_plainly
+        args = (call.model, *call.args)
+        try:
+            return self._capture.capture(plan, args, call.kwargs, is_run=is_real)
+        except NothingToPlanError:
+            raise UnsupportedModelError(
+                f"nothing that {self._name} returns for this sample requires a gradient, so "
+                "there is nothing to plan; let parameters or the input require one"
+            ) from None
 
     @property
     def plans(self) -> tuple[Planned, ...]:
@@ -288,11 +251,7 @@ class Fitted:
 
     @property
     def latest(self) -> NotedPlan:
-        """The plan made last.
-
-        Raises:
-            PlanMismatchError: There is none yet.
-        """
+        """The plan made last."""
         if not self.planner.plans:
             raise PlanMismatchError(
                 f"this {self._name} has no plan yet; it is planned by its first training call"
@@ -327,23 +286,6 @@ def _unnoticed(model: nn.Module) -> Iterator[None]:
     """Inside, what runs is seen by no mode or hook of the user's, its gradients by no optimizer."""
     with without_modes(), hooks_set_aside(), gradients_kept(model.parameters()):
         yield
-
-
-class _SampledError(Exception):
-    """Ends a call that was made in order to be planned, where there is nothing to plan."""
-
-
-_sampling = threading.local()
-
-
-@contextmanager
-def _sample(*, wanted: bool) -> Iterator[None]:
-    """Inside, captured graphs do not run, if that is `wanted`."""
-    _sampling.active = wanted
-    try:
-        yield
-    finally:
-        _sampling.active = False
 
 
 def fitted_of(model: nn.Module) -> Fitted | None:

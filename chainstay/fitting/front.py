@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import nn
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import InvalidBudgetError, UnsupportedModelError
 from chainstay.fitting.budgets import Budget, require_budget
 from chainstay.fitting.fitted import Fitted, fitted_of
 from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
@@ -20,6 +20,7 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple
 from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.measures.measured import require_repeats
+from chainstay.runtime.measures.progress import say
 from chainstay.runtime.stage.loss_stage import require_loss
 from chainstay.solution import Method
 from chainstay.solve import resolve_method
@@ -171,6 +172,12 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     before = fitted_of(model)
     fitted = Fitted(model, settings, SolvedPlans(settings, measured=_measured_by(before, settings)))
     if sample_args or sample_kwargs:
+        if not model.training:
+            say(
+                f"this {type(model).__name__} is in eval mode, and planned as it is; if it trains "
+                "in training mode, call model.train() before fit",
+                wanted=progress,
+            )
         fitted.plan_for(model, sample_args, dict(sample_kwargs or {}))
     if before is not None:
         before.close()
@@ -196,6 +203,11 @@ def settings_of(  # noqa: PLR0913  # those of `fit`
         reserve=plain_bytes("reserve", reserve),
         **others,
     )
+    if settings.reserve and settings.budget is not None:
+        raise InvalidBudgetError(
+            f"reserve is {reserve!r}, but it is left of what is free, with budget=None; the budget "
+            f"is {settings.budget!r}: leave reserve out"
+        )
     _require_choice("by", settings.by, get_args(StageSource))
     _require_choice("on_new_shape", settings.on_new_shape, get_args(OnNewShape))
     require_granularity(settings.granularity)
@@ -226,11 +238,7 @@ def unfit(model: Module) -> Module:
 
 
 def require_model(model: object) -> None:
-    """Refuse what cannot be fitted.
-
-    Raises:
-        UnsupportedModelError: It is no module, or it is fitted and was wrapped since.
-    """
+    """Refuse what cannot be fitted."""
     if not isinstance(model, nn.Module):
         remedy = (
             "put the stages into a torch.nn.Sequential"
@@ -239,6 +247,11 @@ def require_model(model: object) -> None:
         )
         raise UnsupportedModelError(
             f"the model is a {type(model).__name__}, must be a torch.nn.Module; {remedy}"
+        )
+    if _device_of(model).type == "meta":
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} is on the meta device, where nothing can run; build it "
+            "on the device that it trains on, or plan for one that is not here: chainstay.estimate"
         )
     fitted = fitted_of(model)
     if fitted is not None:

@@ -12,19 +12,18 @@ from torch import nn
 from chainstay.fitting.blocks import release_blocks
 from chainstay.fitting.fingerprints import fingerprint_of
 from chainstay.fitting.fitted import Fitted
-from chainstay.fitting.planner import AnyPlanned, GraphCall, MadePlan, PlannerSettings, stages_of
+from chainstay.fitting.planner import AnyPlanned, GraphCall, PlannerSettings, stages_of
 from chainstay.fitting.solved_plans import SolvedPlans
-from chainstay.fitting.strategies.by_blocks import planned_blocks, solve_blocks
-from chainstay.fitting.strategies.fastest import planned_graph
+from chainstay.fitting.strategies.fastest import planned_blocks, planned_graph, solve_blocks
 from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.planning import solve_measured
 from chainstay.plans import Fingerprint
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.execute.block_executor import PlannedBlocks
-from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.runtime.stage.staged_graph import StagedGraph
+from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedGraph
 from chainstay.runtime.transfer import Engine
 from chainstay.solution import Method, Solution
 
@@ -34,18 +33,14 @@ class MeasuredModel:
     """A model as stages, and what they cost on one call.
 
     Attributes:
-        model: The user's, left as it was.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments.
+        call: The call; its model is left as it was.
         costs: The costs of its stages.
         staged: Its graph as stages; ``None`` where it goes by blocks.
         attempt: An attempt to plan the branches of its graph apart, if it has any.
         fitted: Runs it.
     """
 
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    call: Call
     costs: Measurement
     staged: StagedGraph | None
     attempt: JoinAttempt | None
@@ -57,11 +52,7 @@ class MeasuredModel:
         return self.fitted.latest.planned.origin
 
     def solve(self, budget: int | str, method: Method | str = "auto") -> Solution:
-        """The fastest schedule without transfers that was found.
-
-        Raises:
-            ChainstayError: Any that `chainstay.solve_measured` raises.
-        """
+        """The fastest schedule without transfers that was found."""
         if isinstance(self.costs, MeasuredBlocks):
             return solve_blocks(self.costs, budget, method)
         return solve_measured(self.costs, budget, method)
@@ -69,11 +60,7 @@ class MeasuredModel:
     def planned(
         self, solution: Solution, engine: Engine | None = None
     ) -> PlannedGraph | PlannedBlocks:
-        """The stages by the schedule of `solution`.
-
-        Raises:
-            ChainstayError: The schedule is for other stages, or cannot be run.
-        """
+        """The stages by the schedule of `solution`."""
         if isinstance(self.costs, MeasuredBlocks):
             return replace(planned_blocks(self.costs, solution), origin=self.origin)
         assert self.staged is not None, "what has no blocks has a graph"
@@ -82,24 +69,24 @@ class MeasuredModel:
     def fingerprint(self, planned: AnyPlanned) -> Fingerprint:
         """Return the fingerprint that a plan for this model gets."""
         device = self.costs.chain.device
-        return fingerprint_of(self.model, self.args, self.kwargs, device, stages_of(planned))
+        return fingerprint_of(self.call, device, stages_of(planned))
 
     @contextmanager
     def running(self, planned: AnyPlanned) -> Iterator[None]:
         """Inside, calls of the model like the measured one go by a plan of these stages."""
         self.fitted.use(planned)
-        self.fitted.install(self.model)
+        self.fitted.install(self.call.model)
         try:
             yield
         finally:
-            self.fitted.uninstall(self.model)
+            self.fitted.uninstall(self.call.model)
 
     def forward(self, planned: AnyPlanned) -> Callable[..., Any]:
         """The model as a function that goes by a plan of these stages; plans may take turns."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
             with self.running(planned):
-                return self.model(*args, **kwargs)
+                return self.call.model(*args, **kwargs)
 
         return forward
 
@@ -129,9 +116,7 @@ def measure_model(
     release_blocks(model)
     assert maker.costs is not None, "it was measured just now"
     return MeasuredModel(
-        model=model,
-        args=args,
-        kwargs=kwargs,
+        call=Call.of(model, args, kwargs),
         costs=maker.costs,
         staged=maker.staged,
         attempt=maker.attempt,
@@ -150,13 +135,12 @@ class _PlainPlans:
     attempt: JoinAttempt | None = None
     budget_bytes: None = None
 
-    def of_graph(self, call: GraphCall, *, is_first: bool) -> MadePlan:
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph:
         """Measure a graph and run it plainly; see `PlanMaker`."""
         self.once_traced()
         known = self.solver.measure_graph(call, is_first=is_first)
         self.costs, self.staged, self.attempt = known.costs, known.staged, known.attempt
-        plain = solve_measured(known.costs, "100%")
-        return MadePlan(known.staged, planned_graph(known.staged, known.costs, plain))
+        return planned_graph(known.staged, known.costs, solve_measured(known.costs, "100%"))
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
         """Measure the blocks and run them plainly; see `PlanMaker`."""

@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from chainstay.plans import OptionChoice, Plan
-from chainstay.profiles import ChainProfile
+from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.option_costs import ChosenOption
 from chainstay.runtime.options.front import Selection
 
 
-def chosen_options(plan: Plan, profile: ChainProfile) -> dict[tuple[int, int], ChosenOption]:
+def chosen_options(
+    plan: Plan, profile: ChainProfile | JoinProfile
+) -> dict[tuple[int, int], ChosenOption]:
     """Return the options that the plan's schedule uses, by stage and number."""
     found: dict[tuple[int, int], ChosenOption] = {}
+    stages = profile.all_stages if isinstance(profile, JoinProfile) else profile.stages
     for choice in plan.choices:
-        option = profile.stages[choice.stage].options[choice.option - 1]
+        option = stages[choice.stage].options[choice.option - 1]
         selection = Selection(
             kept_bytes=option.saved_bytes,
             replay_time=0,

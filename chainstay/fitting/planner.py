@@ -7,7 +7,8 @@ other a `PlanMaker` makes one, if the settings allow it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import sys
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -15,27 +16,30 @@ import torch
 from torch import nn
 
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
-from chainstay.fitting.budgets import Budget
+from chainstay.fitting.budgets import Budget, is_share
 from chainstay.fitting.fingerprints import fingerprint_of
-from chainstay.fitting.noted_plan import NotedPlan
 from chainstay.fitting.strategies.memory_options import RECOMPUTING, MemoryOptions
+from chainstay.plans import Fingerprint
+from chainstay.plans.kept_in_part import KeptInPart, kept_in_part, table_of_parts
 from chainstay.runtime.capture.cuts.chain import GraphChain
-from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
+from chainstay.runtime.capture.cuts.cut import cut_again
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.dynamo import CapturedForward, GraphForward
-from chainstay.runtime.capture.graph import as_captured_graph
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.graph_key import graph_key
+from chainstay.runtime.capture.operators import ObservedGraph, observe_graph
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.device import device_at
+from chainstay.runtime.execute.alternatives import table_of
 from chainstay.runtime.execute.block_executor import PlannedBlocks
-from chainstay.runtime.execute.executor import PlannedGraph
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.progress import say
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import Loss
-from chainstay.runtime.stage.staged_graph import StagedGraph, with_graph
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from chainstay.solution import Method
 from chainstay.units import format_bytes
 
@@ -72,30 +76,12 @@ class PlannerSettings:
     cache: str | os.PathLike[str] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """A call of a model.
-
-    Attributes:
-        model: The user's.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        function: The model's own forward, which takes the model first.
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    function: Callable[..., Any]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphCall:
     """A call of a captured graph, for which there is no plan.
 
     Attributes:
         key: Equal for graphs that differ in numbers only.
-        name: The model's name, for messages.
         forward: The graph.
         observed: The graph with the effects of its operators.
         inputs: The inputs of the call.
@@ -105,12 +91,16 @@ class GraphCall:
     """
 
     key: Hashable
-    name: str
     forward: GraphForward
     observed: ObservedGraph
     inputs: Sequence[Any]
     device: torch.device
     call: Call | None
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The user's model, if it is known."""
+        return None if self.call is None else self.call.model
 
     @property
     def shapes(self) -> str:
@@ -124,21 +114,44 @@ class GraphCall:
 
     def observed_again(self) -> ObservedGraph:
         """The same, to be cut in another way, which changes it."""
-        captured = as_captured_graph(self.forward.graph, self.forward.inputs)
-        return observe_graph(self.name, captured, self.inputs)
+        return observe_graph(self.observed.name, self.forward, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
-class MadePlan:
-    """A plan, and the graph that it was made for.
+class NotedPlan:
+    """A plan that was made.
 
     Attributes:
-        staged: The graph as stages.
-        planned: The plan.
+        planned: The model's forward by the plan.
+        fingerprint: The call that it is for; ``None`` where only a graph was known.
     """
 
-    staged: StagedGraph
-    planned: PlannedGraph | PlannedJoin
+    planned: Planned
+    fingerprint: Fingerprint | None
+
+    @property
+    def kept_in_part(self) -> tuple[KeptInPart, ...]:
+        """The stages that the plan keeps in part, in order."""
+        return kept_in_part(self.planned.profile, self.planned.solution.schedule)
+
+    def describe(self, name: str, others: str) -> str:
+        """Return the plan in words and as a table."""
+        planned = self.planned
+        solution, profile = planned.solution, planned.profile
+        least = planned.plain_time or profile.least_time
+        slower = float(solution.makespan) / least - 1 if least else 0.0
+        tables = (
+            table_of_parts(self.kept_in_part, len(profile), least),
+            table_of(planned.alternatives) if planned.alternatives else "",
+        )
+        return (
+            f"{name} in {len(profile)} stages, the loss included: "
+            f"{solution.describe()}\n{planned.origin}"
+            f"predicted {slower:.1%} slower than plain training at a peak of "
+            f"{format_bytes(solution.peak_bytes)}{others}\n"
+            f"{''.join(table + chr(10) for table in tables if table)}"
+            f"{solution.schedule}"
+        )
 
 
 class PlanMaker(Protocol):
@@ -149,7 +162,7 @@ class PlanMaker(Protocol):
         """The budget, once it is known."""
         ...
 
-    def of_graph(self, call: GraphCall, *, is_first: bool) -> MadePlan:
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
         """A plan for a captured graph; `is_first` if there is none for the model yet."""
         ...
 
@@ -175,7 +188,7 @@ class Planner:
     settings: PlannerSettings
     maker: PlanMaker
     plans: list[NotedPlan] = field(default_factory=list)
-    known: dict[Hashable, MadePlan] = field(default_factory=dict)
+    known: dict[Hashable, PlannedGraph | PlannedJoin] = field(default_factory=dict)
     shapes: set[str] = field(default_factory=set)
 
     def plan_graph(
@@ -193,21 +206,19 @@ class Planner:
         """
         device = _device_of(inputs)
         device_at(device)  # refuses what counts no bytes
-        captured = as_captured_graph(forward.graph, forward.inputs)
-        observed = observe_graph(self.name, captured, inputs)
+        observed = observe_graph(self.name, forward, inputs)
         key = graph_key(observed, inputs, Autocast.now(device))
         known = self.known.get(key)
-        if known is not None and isinstance(known.planned, PlannedGraph):
-            graph = cut_again(observed, known.staged.graph.cuts)
-            if graph is not None and is_alike(graph, known.staged.graph):
-                again = _planned_again(graph, known.staged, known.planned, inputs)
+        if isinstance(known, PlannedGraph):
+            graph = cut_again(observed, known.graph.cuts)
+            if graph is not None and is_alike(graph, known.graph):
+                again = known.for_graph(graph, inputs)
                 if again is not None and not self.plans:  # of a copied model
                     self.plans.append(_noted(again, call, device))
                 if again is not None:
                     return again
         graph_call = GraphCall(
             key=key,
-            name=self.name,
             forward=forward,
             observed=observed,
             inputs=inputs,
@@ -219,18 +230,16 @@ class Planner:
         try:
             made = self.maker.of_graph(graph_call, is_first=not self.plans)
         except InfeasibleBudgetError as refusal:
-            raise at_shapes(refusal, graph_call.shapes) from None
+            raise self.at_shapes(refusal, graph_call.shapes) from None
         self.known[key] = made
-        self.add(made.planned, graph_call.shapes, call, device)
-        return made.planned
+        self.add(made, graph_call.shapes, call, device)
+        return made
 
     def admits(self, shapes: str) -> bool:
-        """Whether a call that no plan is for gets one; otherwise it runs plainly.
-
-        Raises:
-            PlanMismatchError: It is refused.
-        """
+        """Whether a call that no plan is for gets one; otherwise it runs plainly."""
         if not self.plans:
+            if not sys.stderr.isatty():  # no bar shows why nothing happens
+                say(f"planning for {shapes} ...", wanted=self.settings.progress)
             return True
         if self.settings.on_new_shape == "run plainly":
             return False
@@ -262,36 +271,43 @@ class Planner:
         peak = format_bytes(solution.peak_bytes)
         say(f"planned for {shapes}: {peak}{limit}, {told}", wanted=self.settings.progress)
 
+    def at_shapes(self, refusal: InfeasibleBudgetError, shapes: str) -> InfeasibleBudgetError:
+        """The same refusal, of a call with these shapes."""
+        told, budget = f"for a call with {shapes}: {refusal}", self.settings.budget
+        if self.plans and is_share(budget):
+            told += (
+                f" The budget {budget!r} is a share of what the first call planned needed, and the "
+                "same bytes hold for all: fit with a sample of the largest call, or give bytes."
+            )
+        refusal.args = (told, *refusal.args[1:])
+        return refusal
+
     def use(self, planned: AnyPlanned) -> None:
         """Take another plan of the same stages in place of the one made last."""
         before = self.plans[-1]
         self.plans[-1] = replace(before, planned=planned)
         if isinstance(planned, PlannedBlocks):
             return
-        for key, made in self.known.items():
-            if made.planned is before.planned:
-                self.known[key] = replace(made, planned=planned)
+        for key, known in self.known.items():
+            if known is before.planned:
+                self.known[key] = planned
 
     def for_copy(self) -> Planner:
         """Return a planner for a copy of the model, without plans that move data by an engine."""
         known = {
-            key: made for key, made in self.known.items() if made.planned.executor.transport is None
+            key: planned
+            for key, planned in self.known.items()
+            if planned.executor.transport is None
         }
-        again = {
-            id(made.planned) for made in known.values() if isinstance(made.planned, PlannedGraph)
-        }
+        again = {id(each) for each in known.values() if isinstance(each, PlannedGraph)}
         plans = [noted for noted in self.plans if id(noted.planned) in again]
         return replace(self, known=known, plans=plans, shapes=set(self.shapes))
 
 
 def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> NotedPlan:
     """A plan, and what it is for."""
-    if call is None:
-        return NotedPlan(planned, None)
-    return NotedPlan(
-        planned,
-        fingerprint_of(call.model, call.args, call.kwargs, device, stages_of(planned)),
-    )
+    fingerprint = None if call is None else fingerprint_of(call, device, stages_of(planned))
+    return NotedPlan(planned, fingerprint)
 
 
 def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
@@ -306,23 +322,6 @@ def listed_shapes(shapes: Sequence[str]) -> str:
     return ", ".join([*shapes[:3], "..."] if len(shapes) > 3 else shapes) or "no tensors"
 
 
-def at_shapes(refusal: InfeasibleBudgetError, shapes: str) -> InfeasibleBudgetError:
-    """The same refusal, of a call with these shapes."""
-    refusal.args = (f"for a call with {shapes}: {refusal}", *refusal.args[1:])
-    return refusal
-
-
-def _planned_again(
-    graph: GraphChain, staged: StagedGraph, planned: PlannedGraph, inputs: Sequence[Any]
-) -> PlannedGraph | None:
-    """A known plan, for a graph with other numbers; ``None`` if its options do not fit these."""
-    again = with_graph(replace(staged, options=planned.executor.options), graph, inputs)
-    if again is None:
-        return None
-    executor = planned.executor.with_chain(again.chain, again.traits, again.options)
-    return replace(planned, chain=graph, executor=executor)
-
-
 def is_alike(one: GraphChain, other: GraphChain) -> bool:
     """Whether two graphs were cut into stages that pass on the same."""
     return [
@@ -335,11 +334,7 @@ def is_alike(one: GraphChain, other: GraphChain) -> bool:
 
 
 def _device_of(inputs: Sequence[Any]) -> torch.device:
-    """Return the device of the model.
-
-    Raises:
-        UnsupportedModelError: It is on several devices.
-    """
+    """Return the device of the model."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.dim() > 0)
     if len(devices) > 1:

@@ -12,19 +12,23 @@ from torch import nn
 
 from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.budgets import bytes_of, plain_peak
-from chainstay.fitting.planner import GraphCall, MadePlan, PlannerSettings, is_alike
-from chainstay.fitting.strategies.by_blocks import planned_blocks, solve_blocks
-from chainstay.fitting.strategies.fastest import Strategies, fastest_plan
+from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
+from chainstay.fitting.strategies.fastest import (
+    Strategies,
+    fastest_plan,
+    planned_blocks,
+    solve_blocks,
+)
 from chainstay.fitting.strategies.joins import JoinAttempt
-from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
+from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.devices.device_memory import MARGIN
 from chainstay.runtime.devices.sharding import gathered, is_sharded
 from chainstay.runtime.execute.block_executor import PlannedBlocks
-from chainstay.runtime.execute.executor import PlannedGraph
 from chainstay.runtime.joins.executor import PlannedJoin
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.account import Account
@@ -35,7 +39,13 @@ from chainstay.runtime.measures.progress import progress_bar, say
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import loss_stage
-from chainstay.runtime.stage.staged_graph import StagedGraph, measured_graph, subject_of, with_graph
+from chainstay.runtime.stage.staged_graph import (
+    PlannedGraph,
+    StagedGraph,
+    measured_graph,
+    subject_of,
+    with_graph,
+)
 from chainstay.schedule import OpKind
 from chainstay.solution import Solution
 from chainstay.units import format_bytes
@@ -88,16 +98,9 @@ class SolvedPlans:
     measured: dict[Hashable, MeasuredGraph] = field(default_factory=dict)
     loss_costs: tuple[Account, int] | None = None
 
-    def of_graph(self, call: GraphCall, *, is_first: bool) -> MadePlan:
-        """Measure a captured graph and plan it; see `PlanMaker`.
-
-        Raises:
-            NotTheModelError: The graph is not the model.
-            ChainstayError: Whatever `chainstay.fit` raises.
-        """
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
+        """Measure a captured graph and plan it; see `PlanMaker`."""
         known, settings = self.measure_graph(call, is_first=is_first), self.settings
-        graph = known.staged.graph
-        written = written_inputs(graph.stages, graph.state_inputs, call.inputs)
 
         def solved(limit: int) -> PlannedGraph | PlannedJoin:
             method, memory = settings.method, settings.memory
@@ -105,14 +108,16 @@ class SolvedPlans:
             return fastest_plan(known.staged, strategies)
 
         def rehearsed(planned: PlannedGraph | PlannedJoin, limit: int) -> Rehearsal:
-            own = planned.chain if isinstance(planned, PlannedGraph) else planned.join
             with measuring(call.device):
-                loss = None if known.is_scaled else self._loss_stage(known.output, own, call.inputs)
-                return rehearse_graph(planned, call.inputs, written, loss, limit)
+                loss = (
+                    None
+                    if known.is_scaled
+                    else self._loss_stage(known.output, planned.graph, call.inputs)
+                )
+                return rehearse_graph(planned, call.inputs, loss, limit)
 
-        budget = self._budget(_model_of(call), known.costs)
-        plan = self._made(budget, call.device, lambda b: self._rehearsed(b, solved, rehearsed))
-        return MadePlan(known.staged, plan)
+        budget = self._budget(call.model, known.costs)
+        return self._made(budget, call.device, lambda b: self._rehearsed(b, solved, rehearsed))
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
         """Plan blocks; all processes that share parameters get the same plan or refusal."""
@@ -152,10 +157,10 @@ class SolvedPlans:
             NotTheModelError: The graph is not the model.
             UnsupportedModelError: It cannot be run in stages.
         """
-        model = _model_of(call)
+        model = call.model
         blocks = frozenset[str]() if model is None else repeated_blocks(model)
         graph = cut_into_chain(call.observed, self.settings.granularity, blocks)
-        output = None if call.call is None else _trial(call, graph).require_same()
+        output = None if call.call is None else _output(call.call, call, graph)
         known = self.measured.get(call.key)
         if known is not None and not known.costs.account.has_options:
             known = None if self._wants_options(model, known.costs) else known
@@ -167,7 +172,7 @@ class SolvedPlans:
         else:
             repeats = self.settings.repeats
             known = self._measured(call, graph, output, 1 if not is_first else repeats)
-            if not is_first and not self._fits_plainly(model, known) and repeats > 1:
+            if not is_first and not self._fits_plainly(model, known.costs) and repeats > 1:
                 known = self._measured(call, graph, output, repeats)
             self.measured[call.key] = known
         if graph.not_a_join:
@@ -186,9 +191,6 @@ class SolvedPlans:
 
         Returns:
             The model around its blocks, with the loss, and what they cost.
-
-        Raises:
-            UnsupportedModelError: They cannot be run as stages.
         """
         is_scaled = False
         try:
@@ -232,11 +234,7 @@ class SolvedPlans:
         solved: Callable[[int], AnyPlan],
         rehearsed: Callable[[AnyPlan, int], Rehearsal],
     ) -> AnyPlan:
-        """The plan within a budget, tried out; a tighter one where it needs more than predicted.
-
-        Raises:
-            InfeasibleBudgetError: Nothing fits, or what was planned last still needs more.
-        """
+        """The plan within a budget, tried out; a tighter one where it needs more than predicted."""
         limit, planned = budget, solved(budget)
         first = planned.solution
 
@@ -287,14 +285,14 @@ class SolvedPlans:
             self.budget_bytes = bytes_of(settings.budget, model, settings.reserve, measured)
         return self.budget_bytes
 
-    def _fits_plainly(self, model: nn.Module | None, known: MeasuredGraph) -> bool:
-        return plain_peak(known.costs) <= self._budget(model, known.costs)
+    def _fits_plainly(self, model: nn.Module | None, costs: Measurement) -> bool:
+        return plain_peak(costs) <= self._budget(model, costs)
 
     def _wants_options(self, model: nn.Module | None, costs: Measurement) -> bool:
         """Whether options of stages may be of use: what fits plainly runs plainly."""
         settings = self.settings
         may_recompute = settings.stage_options and settings.memory.recompute
-        return may_recompute and not plain_peak(costs) <= self._budget(model, costs)
+        return may_recompute and not self._fits_plainly(model, costs)
 
     def _measured(
         self, call: GraphCall, graph: GraphChain, output: OutputSample | None, repeats: int
@@ -313,7 +311,7 @@ class SolvedPlans:
                 subject,
                 repeats=repeats,
                 cache=settings.cache,
-                wants_options=partial(self._wants_options, _model_of(call)),
+                wants_options=partial(self._wants_options, call.model),
             )
         given = graph.boundary_bytes(len(graph.stages))
         costs = self._with_loss_costs(costs, given, is_scaled=is_scaled)
@@ -359,20 +357,7 @@ def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:
     return is_whole and kinds == {OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD}
 
 
-def _model_of(call: GraphCall) -> nn.Module | None:
-    return None if call.call is None else call.call.model
-
-
-def _trial(call: GraphCall, graph: GraphChain) -> Trial:
-    model_call = call.call
-    assert model_call is not None, "only a model can be compared with its graph"
-    return Trial(
-        model_call.model,
-        model_call.args,
-        model_call.kwargs,
-        call.inputs,
-        graph,
-        written_inputs(graph.stages, graph.state_inputs, call.inputs),
-        call.device,
-        model_call.function,
-    )
+def _output(call: Call, found: GraphCall, graph: GraphChain) -> OutputSample:
+    """The model's output, which the graph gives, too."""
+    written = graph.written_by(found.inputs)
+    return Trial(call, found.inputs, graph, written, found.device).require_same()

@@ -15,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import torch
 from torch import nn
 
-from chainstay.fitting.planner import Call
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.trials.call import Call
 
 _MODULE: Final = "transformers.utils.output_capturing"
 _MARK: Final = "_output_capturing_hooks_installed"
@@ -45,7 +44,7 @@ def caches_off(configs: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def output_hooks_installed(call: Call, device: torch.device) -> Iterator[bool]:
+def output_hooks_installed(call: Call) -> Iterator[bool]:
     """Install the hooks that `call` would; take them away again if the body raises.
 
     Yields:
@@ -53,7 +52,7 @@ def output_hooks_installed(call: Call, device: torch.device) -> Iterator[bool]:
     """
     transformers: Any = sys.modules.get(_MODULE)
     has_any = any(getattr(module, "_can_record_outputs", None) for module in call.model.modules())
-    owners = _owners(call, device) if has_any and transformers is not None else []
+    owners = _owners(call) if has_any and transformers is not None else []
     before = [(module, _hooks_of(module)) for owner in owners for module in owner.modules()]
     try:
         for owner in owners:
@@ -68,9 +67,9 @@ def output_hooks_installed(call: Call, device: torch.device) -> Iterator[bool]:
         raise
 
 
-def _owners(call: Call, device: torch.device) -> Sequence[nn.Module]:
+def _owners(call: Call) -> Sequence[nn.Module]:
     """The outermost parts of the model for which the call would install hooks."""
-    with Host(call.model, call.args, call.kwargs, call.function, device).fresh() as (shadow, run):
+    with Host(call, call.device).fresh() as (shadow, run):
         run()
         marked = [name for name, module in shadow.named_modules() if _MARK in vars(module)]
     new = [name for name in marked if _MARK not in vars(call.model.get_submodule(name))]

@@ -120,6 +120,7 @@ def test_twelve_models_of_one_class() -> None:
         require_equal_steps(Stack(), model, backward_step(SAMPLE), 1)
 
 
+@pytest.mark.long
 def test_two_fitted_models_in_one() -> None:
     def make() -> nn.Module:
         return nn.Sequential(Counting(), nn.Linear(16, 16), Counting())

@@ -18,6 +18,7 @@ import chainstay
 from chainstay.errors import ChainstayError, PlanMismatchError, UnsupportedModelError
 from twins import (
     SAMPLE,
+    TELLS_HOOKS,
     Stack,
     Step,
     backward_step,
@@ -111,10 +112,11 @@ def test_around_the_forward_only(name: str, by: str) -> None:
 @pytest.mark.parametrize(
     ("context", "error", "reason"),
     [
-        (
+        pytest.param(
             lambda: saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t.float()),
             PlanMismatchError,
             "saved_tensors_hooks of .*test_wrappers are on around a call that goes by a plan",
+            marks=TELLS_HOOKS,
         ),
         (
             Halving,
@@ -135,6 +137,7 @@ def test_refused_around_the_forward(
     require_equal_steps(plain, fitted, backward_step(SAMPLE))
 
 
+@pytest.mark.long
 def test_inside_of_another_model_that_is_fitted() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -208,6 +211,7 @@ PREPARED: dict[str, Callable[[nn.Module], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 @pytest.mark.parametrize("name", PREPARED)
 def test_parametrizations(name: str, by: str) -> None:
@@ -220,6 +224,7 @@ def test_parametrizations(name: str, by: str) -> None:
     require_trains_equally(prepared, SAMPLE, by=by)
 
 
+@pytest.mark.long
 def test_a_wrapper_that_replaces_the_forward_after_fit() -> None:
     model = fit_to_least(make(), SAMPLE)
     inner = model.forward

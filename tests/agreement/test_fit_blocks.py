@@ -20,7 +20,7 @@ from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
-from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.blocks.block_costs import find_blocks, measure_blocks, with_loss
 from chainstay.runtime.measures.measured import Measurement
@@ -140,6 +140,7 @@ class Narrowing(nn.Module):
         return hidden
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", ["all", "60 %", "least"])
 def test_what_blocks_return_counts_only_while_the_model_keeps_it(share: str) -> None:
     torch.manual_seed(0)
@@ -147,6 +148,7 @@ def test_what_blocks_return_counts_only_while_the_model_keeps_it(share: str) -> 
     require_by_blocks(Narrowing(), sample, share, "as asked for", by="blocks")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", ["60 %", "least"])
 @pytest.mark.parametrize(
     ("name", "path"),
@@ -200,6 +202,7 @@ def test_compiled_blocks(share: str, is_wrapped: bool) -> None:  # noqa: FBT001
     assert "compiled by torch.compile" in str(planned.chainstay)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("share", "has_cache"), [pytest.param("60 %", True, marks=pytest.mark.long), ("least", False)]
 )
@@ -323,6 +326,55 @@ def test_models_that_decide_by_values(
     assert len(shown(planned).plans) == 1, "the other way at run time is the same plan"
 
 
+class Cache:
+    """Keys of each layer, as language models keep them for generating."""
+
+    def __init__(self) -> None:
+        self.layers: list[list[torch.Tensor]] = []
+
+    def with_new(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
+        while len(self.layers) <= layer:
+            self.layers.append([])
+        self.layers[layer].append(keys)
+        return torch.cat(self.layers[layer], dim=1)
+
+
+class Attention(nn.Module):
+    """Adds to the cache that it gets, and fails where it has added there before."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.key, self.layer = nn.Linear(16, 16), layer
+
+    def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:
+        keys = cache.with_new(self.key(x), self.layer)
+        weights = (x @ keys.transpose(1, 2)).expand(4, 6, 6).softmax(-1)
+        return x + weights @ keys
+
+
+class Caching(nn.Module):
+    """Makes a cache for its attentions in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.attentions = nn.ModuleList(map(Attention, range(4)))
+        self.blocks = nn.ModuleList(Odd("plain") for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden, cache = self.first(x) if x.sum() > 0 else self.first(-x), Cache()
+        for attention, block in zip(self.attentions, self.blocks, strict=True):
+            hidden = block(attention(hidden, cache))
+        result: torch.Tensor = self.last(hidden)
+        return result
+
+
+def test_blocks_that_add_to_a_cache_run_by_themselves() -> None:
+    torch.manual_seed(3)
+    sample = SampleUnder((torch.randn(4, 6, 8),))
+    require_by_blocks(Caching().train(), sample, IN_PART, "Data-dependent branching")
+
+
 def test_unfit_deepcopy_and_steps_that_fail() -> None:
     torch.manual_seed(3)
     model, sample = Wayward("plain").train(), SampleUnder((torch.randn(4, 6, 8),))
@@ -419,7 +471,7 @@ def measured_by_blocks(
     loss: Callable[[Any], torch.Tensor] = loss_of,
 ) -> Measurement:
     device = torch.device("cpu")
-    host = Host(model, sample.args, sample.kwargs, unbound_forward(model), device)
+    host = Host(Call.of(model, sample.args, sample.kwargs), device)
     around = with_loss(find_blocks(host, BlockGraphs(type(model).__name__, device)), loss)
     return measure_blocks(around, repeats=1, progress=False, cache=cache)
 

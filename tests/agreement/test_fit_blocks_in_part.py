@@ -17,7 +17,7 @@ from chainstay import Schedule
 from chainstay.errors import InfeasibleBudgetError
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
-from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
 from chainstay.runtime.measures.blocks.block_costs import (
     MeasuredBlocks,
@@ -120,13 +120,14 @@ def test_compiled_blocks_have_no_options() -> None:
 
 
 def measured(model: nn.Module, cache: Path | None = None) -> MeasuredBlocks:
-    host = Host(model, SAMPLE.args, {}, unbound_forward(model), CPU)
+    host = Host(Call.of(model, SAMPLE.args), CPU)
     around = find_blocks(host, BlockGraphs("Watched", CPU))
     return measure_blocks(
         around, repeats=1, progress=False, cache=cache, wants_options=lambda _: True
     )
 
 
+@pytest.mark.long
 def test_a_block_is_kept_under_any_option_whenever_it_runs() -> None:
     """By schedules of its own; the second run has the random numbers of the first one."""
     planned = fitted(watched(), "60%")
@@ -152,6 +153,7 @@ def test_a_block_is_kept_under_any_option_whenever_it_runs() -> None:
             assert differences(trained(planned, SAMPLE), expected) == [], str(schedule)
 
 
+@pytest.mark.long
 def test_blocks_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     looks: list[object] = []
 

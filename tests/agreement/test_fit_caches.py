@@ -12,6 +12,7 @@ from chainstay import fit, unfit
 from zoo import build
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["GPT-2", "Llama", "T5"])
 def test_training_goes_without_caches(family: str) -> None:
     sample = build(family)

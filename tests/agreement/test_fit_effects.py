@@ -16,7 +16,7 @@ import chainstay
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime import trace_memory
 from chainstay.runtime.execute.block_executor import PlannedBlocks
-from chainstay.runtime.execute.executor import PlannedGraph
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from sgd_steps import differences, three_steps
 from training_conditions import (
     RECOMPUTING,
@@ -271,6 +271,7 @@ def test_layers_left_out_at_random(draw: Callable[[], float | torch.Tensor], see
     assert isinstance(shown(model).plans[-1], PlannedBlocks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage_options", [False, True])
 def test_fit_leaves_no_tensor_alive(stage_options: bool) -> None:  # noqa: FBT001  # a parameter of the test
     """A saved tensor that hooks keep as it is holds its own node, and nobody collects the two."""

@@ -197,6 +197,7 @@ KINDS: dict[str, Register] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("subject", ["transformer", "convolutional"])
 def test_hooks_inside_a_model_count_whenever_they_come_and_go(subject: str, kind: str) -> None:

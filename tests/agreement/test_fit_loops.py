@@ -205,12 +205,14 @@ def test_any_loop_trains_as_it_did(
     require_equal(subject, share, step)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_gradients_in_evaluation_mode_get_a_plan_of_their_own(subject: str) -> None:
     planned = require_equal(subject, "least", evaluating_with_gradients, plans_there=True)
     assert len(planned.chainstay.plans) == 2  # type: ignore[union-attr, arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make_optimizer",
     [

@@ -68,6 +68,7 @@ def test_autocast(subject: str, share: str, *, has_cache: bool) -> None:
     require_equal(subject, share, partial(under_autocast, has_cache=has_cache), plans_there=True)
 
 
+@pytest.mark.long
 @each_subject
 def test_autocast_over_several_forwards_and_backwards(subject: str) -> None:
     require_equal(subject, "least", backward_under_autocast, plans_there=True)
@@ -116,6 +117,7 @@ def test_an_input_that_wants_a_gradient(subject: str, share: str) -> None:
     require_plan(planned, share)
 
 
+@pytest.mark.long
 @each_share
 def test_nothing_but_the_input_wants_a_gradient(share: str) -> None:
     plain, planned, sample = pair("convolutional", share)
@@ -166,6 +168,7 @@ def test_a_sequential_with_a_forward_of_its_own() -> None:
     assert differences(trained(planned, sample), trained(plain, sample)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_forward_wrapped_after_fitting(subject: str) -> None:
     """What is around the fitted forward is not planned, only what is in it."""
@@ -199,6 +202,7 @@ def test_parts_in_evaluation_mode(subject: str) -> None:
     require_equal(subject, "least", prepare=freeze_statistics, plans_there=True)
 
 
+@pytest.mark.long
 @each_subject
 def test_a_part_unfrozen_on_the_way(subject: str) -> None:
     calls = {"count": 0}

@@ -141,6 +141,7 @@ def test_compiled_stages(share: str) -> None:
     assert recomputes(planned)
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_stage_compiled_to_machine_code() -> None:
     torch.manual_seed(0)

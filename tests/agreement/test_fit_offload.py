@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -137,6 +139,20 @@ def test_taking_the_plan_away_between_forward_and_backward() -> None:
     case.loss(model(case.batch)).backward()
 
 
+def test_a_model_that_is_dropped_takes_its_plan_along() -> None:
+    case = perceptron_case()
+    model: Any = copy.deepcopy(case.model)
+    threads = set(threading.enumerate())
+    fitted(model, case.batch, loss=case.loss, budget="20KiB")
+    case.loss(model(case.batch)).backward()
+    pool = weakref.ref(model.chainstay.plans[0].executor.transport.engine.pool)
+    assert set(threading.enumerate()) > threads
+    del model
+    gc.collect()
+    assert pool() is None
+    assert set(threading.enumerate()) <= threads
+
+
 def test_host_budget_by_name() -> None:
     case = perceptron_case()
     model = copy.deepcopy(case.model)
@@ -223,11 +239,14 @@ def test_without_a_link_nothing_moves_on_a_cpu() -> None:
     assert found["recompute"].is_chosen
     assert found["offload"].remark == found["combined"].remark
     assert "no link to the host but one passed as link=" in found["offload"].remark
+    assert "offload" not in str(model.chainstay), "what is not tried is not shown"
     unfit(model)
     fitted(model, case.batch, loss=case.loss, recompute=False, budget=0.7)
     assert ways(model)["recompute"].remark == "recompute is False"
+    unfit(model)
 
 
+@pytest.mark.long
 def test_the_host_budget_holds_for_all_ways() -> None:
     case = perceptron_case()
     model: Any = copy.deepcopy(case.model)

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import chainstay
 from chainstay import InfeasibleBudgetError, Schedule
 from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from option_families import FAMILIES, TOKENS, Language
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from twins import peak_of
@@ -49,13 +50,38 @@ def test_families(family: str, share: int, by: Any) -> None:  # noqa: ANN401  # 
     assert peak_of(planned, x) + x.nbytes <= promised <= budget
 
 
+class Attending(nn.Module):
+    """A block with torch's own attention, which gives its weights, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True)
+        self.padding: torch.Tensor
+        self.register_buffer("padding", torch.arange(48).expand(4, 48) >= 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made, _ = self.attention(x, x, x, key_padding_mask=self.padding)
+        return x + torch.tanh(made)
+
+
+def test_torch_s_attention_is_kept_operator_by_operator() -> None:
+    x = torch.randn(4, 48, 32)
+    plain, planned = in_part(lambda: nn.Sequential(*[Attending() for _ in range(3)]).train(), x)
+    assert isinstance(shown(planned).plans[-1], PlannedGraph)
+    dropped = " ".join(part.dropped for part in shown(planned).kept_in_part)
+    assert "softmax" in dropped
+    assert "multi_head_attention_forward" not in dropped
+    assert differences(trained(planned, Sample((x,))), trained(plain, Sample((x,)))) == []
+
+
 @pytest.mark.parametrize("family", ["GPT", "ResNet", "tied"])
 def test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again(family: str) -> None:
     """By schedules of its own: dropout and statistics of several stages come from one first run."""
     make, x = FAMILIES[family]
     plain, planned = in_part(lambda: make().train(), x)
     (made,) = shown(planned).planner.known.values()
-    staged, executor = made.staged, made.planned.executor
+    assert isinstance(made, PlannedGraph)
+    staged, executor = made.staged, made.executor
     spans = {key[0]: (key, each.stages) for key, each in staged.options.items() if each.stages > 1}
     assert len(spans) > 1
     state = copy.deepcopy(plain.state_dict())
@@ -148,6 +174,7 @@ def test_numbers_that_change(
         assert peak_of(models[1], x) + x.nbytes <= shown(models[1]).solution.budget
 
 
+@pytest.mark.long
 def test_what_was_seen_holds_for_some_numbers() -> None:
     graphs = []
     for name, value in (("scale", 1.0), ("scale", 2.0), ("rate", 0.0)):
@@ -156,6 +183,7 @@ def test_what_was_seen_holds_for_some_numbers() -> None:
             setattr(layer, name, value)
         _, planned = in_part(partial(copy.deepcopy, model), torch.randn(256, 64))
         (made,) = shown(planned).planner.known.values()
+        assert isinstance(made, PlannedGraph)
         options = [each for key, each in made.staged.options.items() if key[0] == 0]
         graphs.append(max(options, key=lambda each: each.stages).code.graph)
     first, scaled, without_dropout = graphs
@@ -182,6 +210,7 @@ def test_a_number_between_forward_and_backward(by: str) -> None:
     assert differences(found[1], found[0]) == []
 
 
+@pytest.mark.long
 @each_way
 def test_parameters_frozen_after_fit(by: str) -> None:
     x = torch.randn(256, 64)
@@ -242,6 +271,7 @@ def test_a_loss_that_is_the_output() -> None:
     model(torch.randn(1, 8)).sum().backward()
 
 
+@pytest.mark.long
 @each_way
 def test_costs_of_options_on_file_are_for_those_who_want_options(tmp_path: Path, by: Any) -> None:  # noqa: ANN401  # a `StageSource`
     """A fit without options, or one that needs none, has no use for those on file."""

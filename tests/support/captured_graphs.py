@@ -9,10 +9,10 @@ import pytest
 from torch import nn
 
 from chainstay.runtime.capture.cuts.chain import GraphChain
-from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_into_chain, observe_graph
+from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
-from chainstay.runtime.capture.graph import as_captured_graph
+from chainstay.runtime.capture.operators import ObservedGraph, observe_graph
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
 
 __all__ = ["captured", "chain_of", "observed"]
@@ -26,15 +26,14 @@ def captured(
     """The graph of a call, which is not run, and the inputs that the graph gets."""
     capture = GraphCapture(function, GraphForward.from_graph, "the function")
     with pytest.raises(UnplannedGraphError) as caught:
-        capture.capture(*args, **kwargs)
+        capture.trace(*args, **kwargs)
     return caught.value.forward, caught.value.inputs
 
 
 def observed(function: Callable[..., Any], *args: Any) -> tuple[ObservedGraph, Sequence[Any]]:  # noqa: ANN401
     """What the operators of a call do, and the inputs that the graph gets."""
     forward, inputs = captured(function, *args)
-    graph = as_captured_graph(forward.graph, forward.inputs)
-    return observe_graph("the function", graph, inputs), inputs
+    return observe_graph("the function", forward, inputs), inputs
 
 
 def chain_of(

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.torch_version import TorchVersion
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
@@ -28,6 +29,7 @@ from zoo import loss_of
 
 __all__ = [
     "SAMPLE",
+    "TELLS_HOOKS",
     "Call",
     "Stack",
     "Step",
@@ -47,6 +49,11 @@ __all__ = [
 ]
 
 torch.set_num_threads(1)
+
+TELLS_HOOKS: Final = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < "2.7",
+    reason="torch before 2.7 does not tell which hooks on saved tensors are on",
+)
 
 Picture = dict[str, object]
 Step = Callable[[nn.Module, int], "torch.Tensor | None"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -134,6 +135,21 @@ class TestItIsTheModel:
         chain = extract(model, (x,))
         assert len(chain.stages) > 2
         require_equal(model, chain, x)
+
+    def test_autocast_inside_and_outside_of_a_choice_of_kernels(self) -> None:
+        """Operators between other switches are one, which enters its modes itself."""
+
+        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+            with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+                hidden = self.second(self.first(x).relu())
+            with sdpa_kernel(SDPBackend.MATH):
+                hidden = self.first(hidden.float())
+                with torch.autocast("cpu", torch.bfloat16):
+                    hidden = self.second(hidden)
+            return self.first(hidden.float())
+
+        model, x = Written(forward), torch.randn(3, 4)
+        require_equal(model, extract(model, (x,)), x)
 
     @pytest.mark.parametrize("has_cache", [True, False])
     def test_autocast_around_the_call(self, *, has_cache: bool) -> None:

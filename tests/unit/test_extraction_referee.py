@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from captured_graphs import chain_of
-from chainstay.runtime.capture.cuts.chain import written_inputs
-from chainstay.runtime.capture.trials.equivalence import NotTheModelError, Trial
-from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.capture.tracing import NotTheModelError
+from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.equivalence import Trial
 
 Graph = Callable[..., Sequence[Any]]
 
@@ -37,11 +37,10 @@ def refereed(change: Callable[[Graph], Graph]) -> None:
     torch.manual_seed(0)
     model, args = Counting(), (torch.randn(3, 4),)
     graph, inputs = chain_of(model, *args)
-    written = written_inputs(graph.stages, graph.state_inputs, inputs)
+    written = graph.written_by(inputs)
     before = torch.get_rng_state()
-    function = unbound_forward(model)
     device = torch.device("cpu")
-    trial = Trial(model, args, {}, inputs, change(graph), written, device, function)
+    trial = Trial(Call.of(model, args), inputs, change(graph), written, device)
     try:
         trial.require_same()
     finally:

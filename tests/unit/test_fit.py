@@ -269,6 +269,14 @@ def test_known_shapes_are_not_planned_again() -> None:
     assert sizes == [rows * 16 for rows in (128, 2, 3, 4, 5)]
 
 
+@pytest.mark.parametrize("source", ["graph", "blocks"])
+def test_a_share_of_a_small_call_that_no_larger_one_fits_in_is_explained(source: str) -> None:
+    model = make_model()
+    fit(model, (batch(),), budget="70%", by=source)
+    with pytest.raises(InfeasibleBudgetError, match=r"'70%' is a share .* sample of the largest"):
+        model(batch(4096))
+
+
 def test_a_new_shape_is_refused_or_runs_plainly_on_request() -> None:
     model = fitted(on_new_shape="refuse")
     with pytest.raises(PlanMismatchError, match=r"for a call with \(100, 16\); call it like the"):
@@ -381,12 +389,17 @@ def _perceptron() -> nn.Module:
             UnsupportedModelError,
             "on meta, but the model is on cpu; move both",
         ),
-        (lambda: fitted(budget=0), InvalidBudgetError, "budget is 0; it must be more than 0"),
-        (lambda: fitted(budget=-5), InvalidBudgetError, "budget is -5; it must be more"),
+        (lambda: fitted(budget=0), InvalidBudgetError, "budget is 0; it must be at least 1"),
+        (lambda: fitted(budget=-5), InvalidBudgetError, "budget is -5; it must be at least"),
         (lambda: fitted(budget=1.5), InvalidBudgetError, "budget is 1.5; .* up to 1"),
         (lambda: fitted(budget="8 apples"), InvalidBudgetError, "'8 apples'; write bytes, '8GiB'"),
         (lambda: fitted(budget=None), InvalidBudgetError, "the model is on cpu, where nobody"),
         (lambda: fitted(reserve="much"), InvalidBudgetError, "reserve is 'much'; write whole"),
+        (
+            lambda: fitted(budget="50%", reserve="1GiB"),
+            InvalidBudgetError,
+            "reserve is '1GiB', but .* the budget is '50%'",
+        ),
         (lambda: fitted(budget=100), InfeasibleBudgetError, "the least feasible budget known is"),
         (lambda: fitted(method="magic"), UnknownMethodError, "method is 'magic'; choose"),
         (lambda: fitted(on_new_shape="ask"), ValueError, "on_new_shape is 'ask', must be 'plan'"),
@@ -399,6 +412,26 @@ def _perceptron() -> nn.Module:
             UnsupportedModelError,
             r"the loss .* \(it returned a float\)",
         ),
+        (
+            lambda: fitted(loss=nn.MSELoss()),
+            UnsupportedModelError,
+            r"the loss MSELoss\(\) is called with the model's output alone \(missing .* 'target'",
+        ),
+        (
+            lambda: fitted(loss=lambda x: x.detach().sum()),
+            UnsupportedModelError,
+            "the loss has no gradient, .* look for detach",
+        ),
+        (
+            lambda: fitted(loss=lambda x: x.sum().item()),
+            UnsupportedModelError,
+            r"the loss cannot be traced .* the values of a tensor \(item\)",
+        ),
+        (
+            lambda: fit(make_model().to("meta"), (batch(),), budget="50%"),
+            UnsupportedModelError,
+            "is on the meta device, .* chainstay.estimate",
+        ),
         (lambda: chainstay.unfit(make_model()), UnsupportedModelError, "is not fitted; call"),
         (lambda: unfit(3), UnsupportedModelError, "this int is not fitted"),
     ],
@@ -408,6 +441,19 @@ def test_wrong_calls_get_named_errors(
 ) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_sample_in_eval_mode_is_remarked_on(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(make_model().eval(), (batch(),), budget="100%", loss=square)
+    assert "is in eval mode, and planned as it is" in capsys.readouterr().err
+    fit(make_model(), (batch(),), budget="100%", loss=square)
+    assert "eval mode" not in capsys.readouterr().err
+
+
+def test_what_a_sample_raises_says_that_it_is_the_sample() -> None:
+    with pytest.raises(RuntimeError, match="must have the same dtype") as caught:
+        fit(make_model(), (batch().to(torch.bfloat16),), budget="50%")
+    assert "was planned for the sample of fit" in "".join(caught.value.__notes__)
 
 
 class Deciding(nn.Module):
@@ -461,6 +507,7 @@ def test_a_new_shape_that_does_not_fit_leaves_everything_as_it_was() -> None:
     assert same(step(model), step(make_model()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [KeyError, torch.OutOfMemoryError])
 def test_an_exception_in_the_backward_leaves_nothing(error: type[Exception]) -> None:
     model = fitted()

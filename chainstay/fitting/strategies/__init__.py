@@ -6,6 +6,5 @@
 `offloaded`       plans that offload
 `combined`        plans that recompute and offload
 `joins`           plans of models whose branches meet
-`by_blocks`       plans of models that go by blocks
 ================  ==============================================
 """

@@ -5,10 +5,10 @@ says. The solver wants one profile for all, and only its computations and what i
 taken from its plans. Whole transfers are made of them under the overheads of each operation,
 as this schedule has them, and the real budget: where a plan does not fit, more is moved.
 
-Each question takes longer here, so there are few: under the pessimistic profile, whose plans
-fit; under the optimistic one, and again with what that was too optimistic about; and under
-the own profile of the best plan, as long as that helps. Plans that only recompute or only
-offload are plans, too: what is known of them is where the search begins.
+The solver knows no kinds of runs, and takes longer here, so it is asked three times: with overheads
+that no schedule exceeds, with those of plain training, and with those of the best plan by then.
+Plans that only recompute or only offload are plans, too: what is known of them is where the search
+begins. The bound is by overheads that every schedule has at least.
 
 A plan is judged twice, by code that shares nothing: the simulator tells its time, and the
 runtime's own count of bytes that it can run.
@@ -28,7 +28,6 @@ from chainstay.errors import (
     InvalidScheduleError,
     SolverLimitError,
 )
-from chainstay.planning.search import with_larger_overheads
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, Link
@@ -46,10 +45,6 @@ from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
 
-_CORRECTIONS: Final = 3
-"""Questions under the optimistic profile."""
-_REPEATS: Final = 3
-"""Questions under the profile of the best plan, at most."""
 _SLOTS: Final = 2400
 """Slots times stages: what a solve takes grows with both."""
 _TRIES: Final = 6000
@@ -68,9 +63,9 @@ def solve_combined(
         known: Plans that recompute only or offload only, of this chain for this budget.
 
     Returns:
-        The program list, no slower than any of `known`. Its makespan and times are its own,
-        with the overheads of its operations, the bound is on all program lists of this chain
-        within the budget.
+        The program list, no slower than any of `known` that keeps stages whole or not at all. Its
+        makespan and times are its own, with the overheads of its operations, the bound is on all
+        program lists of this chain within the budget.
 
     Raises:
         HostBudgetError: Nothing found fits in the host's memory; with ``error.required``,
@@ -78,7 +73,7 @@ def solve_combined(
         SolverLimitError: Nothing was found that fits.
 
     Complexity:
-        Up to seven searches for plans, see `chainstay.solve_hybrid`, with fewer slots for
+        Three searches for plans, see `chainstay.solve_hybrid`, with fewer slots for
         longer chains.
     """
     start = time.perf_counter()
@@ -99,32 +94,15 @@ class _HybridSearch:
     best: TimedSchedule | None = None
     method: str = ""
     offered: set[SlotPlan] = field(default_factory=set)
-    optimistic: ChainProfile = field(init=False)  # what every schedule needs at least
-
-    def __post_init__(self) -> None:
-        self.optimistic = bounding_chain(self.measured.account.optimistic())
 
     def run(self, known: Iterable[Solution]) -> None:
-        """All questions."""
+        """Ask all questions."""
         for solution in known:
             self._take_over(solution)
         self._ask(self.measured.movable_profile)
-        profile = self.optimistic
-        for _ in range(_CORRECTIONS):
-            asked = profile
-            ops = self._ask(asked)
-            profile = (
-                asked if ops is None else with_larger_overheads(asked, self._own(Schedule(ops)))
-            )
-            if profile == asked:
-                break
-        for _ in range(_REPEATS):
-            before = self.best
-            if before is None or before.makespan == self._movable(before.schedule).least_time:
-                break  # it waits for nothing, and runs nothing again
-            self._ask(self._own(before.schedule))
-            if self.best is before:
-                break
+        self._ask(self._own(Schedule.keep_all(len(self.measured.profile))))
+        if self.best is not None:
+            self._ask(self._own(self.best.schedule))
 
     def solution(self) -> HybridSolution:
         """Return the solution of the best plan."""
@@ -135,7 +113,7 @@ class _HybridSearch:
             schedule, self.measured.profile, self.budget, self.measured.overheads_for(schedule)
         )
         excess = remade_bytes(self.measured.profile, _computations(schedule))
-        bound = hybrid_bound(self.optimistic, self.budget, self.link)
+        bound = hybrid_bound(self.least, self.budget, self.link)
         return HybridSolution(
             schedule=schedule,
             makespan=replay.makespan,
@@ -153,11 +131,26 @@ class _HybridSearch:
             host_bytes=replay.host_bytes,
         )
 
+    @property
+    def least(self) -> ChainProfile:
+        """What every schedule needs at least: each forward in its cheaper form."""
+        account = self.measured.account
+        stages = (
+            cost.stage(
+                forward=min(cost.recording_bytes, cost.dropping_bytes),
+                backward=cost.backward_bytes,
+            )
+            for cost in account.stages
+        )
+        return bounding_chain(replace(account.profile(), stages=tuple(stages)))
+
     def _take_over(self, solution: Solution) -> None:
         """Let `solution` be a plan, if it is one."""
         schedule = solution.schedule
         if isinstance(solution, OffloadSolution):
             schedule = program_of(solution)
+        if any(op.option for op in schedule):
+            return  # nothing is moved beside what is kept in part
         try:
             makespan = self._replayed(schedule).makespan
         except InvalidScheduleError:
@@ -165,8 +158,8 @@ class _HybridSearch:
         if self._can_run(schedule):
             self._keep(TimedSchedule(makespan, schedule), solution.method)
 
-    def _ask(self, profile: ChainProfile) -> tuple[Op, ...] | None:
-        """Plans for `profile`, as they really are; the computations of the best, if any."""
+    def _ask(self, profile: ChainProfile) -> None:
+        """Look at the solver's plans for `profile`, as they really are."""
         stages = len(profile)
         tries = max(60, min(300, _TRIES // stages))
         pofo = Pofo(slots=max(30, min(100, _SLOTS // stages)), finds_bound=False)
@@ -175,7 +168,6 @@ class _HybridSearch:
             if plan not in self.offered:
                 self.offered.add(plan)
                 self._offer(plan, tries, str(pofo))
-        return plans[0].ops if plans else None
 
     def _offer(self, plan: SlotPlan, tries: int, method: str) -> None:
         """The best program list of these computations, if it is the best of all."""
@@ -256,7 +248,7 @@ def _computations(schedule: Schedule) -> Schedule:
 
 def _refusal(search: _HybridSearch) -> ChainstayError:
     """Return the error that says why nothing was found."""
-    required = HybridProblem(search.optimistic, search.budget, search.link).required_bytes
+    required = HybridProblem(search.least, search.budget, search.link).required_bytes
     if search.budget < required:
         return SolverLimitError(
             f"no plan that recomputes and offloads fits; every one needs {format_bytes(required)} "

@@ -1,4 +1,4 @@
-"""The strategies to train a measured chain within a budget, and the fastest of them.
+"""The strategies to train a measured chain within a budget, the fastest of them, and its plan.
 
 Which is faster is told by how much longer than plain training each takes. A join is measured
 anew, and compared with its own plain training; it is taken where it is clearly faster, so that the
@@ -31,10 +31,11 @@ from chainstay.planning import solve_measured
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime.execute.alternatives import Alternative
-from chainstay.runtime.execute.executor import PlannedGraph
+from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks, crosses_segment
 from chainstay.runtime.joins.executor import PlannedJoin
+from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks
 from chainstay.runtime.measures.measured import Measurement
-from chainstay.runtime.stage.staged_graph import StagedGraph
+from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedGraph
 from chainstay.runtime.transfer import Engine, Transport, program_of
 from chainstay.solution import Method, Solution
 from chainstay.timetable import Time
@@ -177,6 +178,7 @@ class Strategies:
                 host_bytes=host,
                 remark=self._remark(name, chosen),
                 is_chosen=name == chosen,
+                is_tried=name == "keep all" or name in self.found or name in self.refused,
             )
 
     def _comparable_time(self, name: str, chosen: str) -> Time:
@@ -247,4 +249,30 @@ def planned_graph(
         overheads=overheads,
         plain_time=costs.profile.least_time,
         plain_peak=plain_peak(costs),
+    )
+
+
+def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | str) -> Solution:
+    """The fastest schedule of blocks that was found; arguments and errors as `solve_measured`."""
+    return solve_measured(
+        measured,
+        budget,
+        method,
+        can_run=lambda schedule: not crosses_segment(measured.blocks, schedule),
+    )
+
+
+def planned_blocks(measured: MeasuredBlocks, solution: Solution) -> PlannedBlocks:
+    """The blocks of a model by the schedule of `solution`."""
+    blocks, schedule = measured.blocks, solution.schedule
+    device = measured.chain.device
+    return PlannedBlocks(
+        schedule=BlockSchedule.from_schedule(
+            blocks, measured.traits, schedule, device, measured.options
+        ),
+        solution=solution,
+        profile=measured.profile_for(schedule),
+        overheads=measured.overheads_for(schedule),
+        plain_time=measured.profile.least_time,
+        plain_peak=plain_peak(measured),
     )

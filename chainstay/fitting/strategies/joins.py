@@ -9,7 +9,6 @@ from chainstay.errors import PlanMismatchError
 from chainstay.fitting.planner import GraphCall, PlannerSettings
 from chainstay.planning.join import can_run, solve_measured_join
 from chainstay.profiles import JoinProfile
-from chainstay.runtime.capture.cuts.chain import written_inputs
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import JoinExecutor, PlannedJoin, shape_of
 from chainstay.runtime.joins.graph_join import GraphJoin
@@ -47,10 +46,14 @@ class JoinAttempt:
         call, settings = self.call, self.settings
         join = cut_into_join(call.observed_again(), settings.granularity, self.blocks)
         with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
-            written = written_inputs(join.stages, join.state_inputs, call.inputs)
-            parts = parts_of(join, call.inputs, written, self.loss(join), call.device, progress=bar)
+            parts = parts_of(join, call.inputs, self.loss(join), call.device, progress=bar)
             measured = measure_join(
-                join, parts, names_of(join), repeats=settings.repeats, cache=settings.cache
+                join,
+                parts,
+                names_of(join),
+                repeats=settings.repeats,
+                cache=settings.cache,
+                wants_options=settings.stage_options,
             )
         return join, measured
 
@@ -68,10 +71,10 @@ class JoinAttempt:
             join,
             measured,
             solution,
-            measured.account.profile_for(solution.schedule),
+            measured.account.by_kind(),
             overheads=tuple(measured.account.overheads(solution.schedule)),
         )
-        return replace(planned, plain_time=measured.account.bare().least_time)
+        return replace(planned, plain_time=measured.account.by_kind().least_time)
 
 
 def planned_join(
@@ -112,7 +115,7 @@ def planned_join(
         )
     lengths = " and ".join(map(str, shape.lengths))
     return PlannedJoin(
-        join=join,
+        graph=join,
         executor=executor,
         solution=solution,
         profile=profile,

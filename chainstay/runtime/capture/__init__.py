@@ -1,7 +1,7 @@
 """A model as a graph, and the graph as a chain of stages.
 
 TorchDynamo traces the forward and guards what it has read (`dynamo`, `tracing`); the trace becomes
-a plain list of operators (`graph`, `graph_inputs`, `regions`, `custom_functions`), whose effects
+a plain list of operators (`graph`, `graph_inputs`, `subgraphs`, `custom_functions`), whose effects
 are seen on fake tensors (`operators`). `cuts` makes stages of it, `trials` asks whether they are
 the model, and `graph_key` tells which plan a new graph can use. `blocks` is the other way, where
 there is no full graph. `extract` is the front for people who want to look at stages.

@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from types import FunctionType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, Final
 
 import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch.nn.modules import module
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
@@ -35,6 +37,7 @@ from chainstay.runtime.capture.graph_inputs import GraphInput, inputs_of
 from chainstay.runtime.capture.tracing import (
     NoFullGraphError,
     NotRunError,
+    NotTheModelError,
     UnknownCallError,
     failures_named,
     seeming_eager,
@@ -61,7 +64,20 @@ Sizes = tuple[torch.Size, ...]
 """The sizes of the tensors in a call."""
 
 _numbers = count(1)
-_tracing = threading.local()
+
+
+class _Tracing(threading.local):
+    """The state of tracing in one thread."""
+
+    active: bool = False
+    is_sample: bool = False  # to plan a call that is not made
+
+
+_tracing: Final = _Tracing()
+
+
+class NothingToPlanError(NotRunError):
+    """A call that was made only to be planned wants no gradients; nothing has run."""
 
 
 class UnplannedGraphError(NotRunError):
@@ -99,6 +115,13 @@ class GraphForward:
         """Return a forward without a plan; for use inside a backend of TorchDynamo."""
         is_dynamic = any(map(_has_symbols, graph.graph.nodes))
         return cls(graph, inputs_of(graph, inputs), is_dynamic)
+
+    @classmethod
+    def if_trained(cls, graph: fx.GraphModule, inputs: Sequence[object]) -> CapturedForward:
+        """Return a forward without a plan where gradients are wanted; elsewhere none is needed."""
+        if torch.is_grad_enabled() and wants_gradients(inputs):
+            return cls.from_graph(graph, inputs)
+        return graph.forward
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
         """Run the plan of the graph for such inputs.
@@ -140,37 +163,42 @@ class GraphCapture:
         function: Takes whatever `run` is called with.
         receive: Called with each new graph and the inputs it was traced on.
         name: The name of the function, for messages.
-        admits_tracing: The answer to the function when it asks whether it is traced, attempt by
-            attempt.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        receive: Receiver,
-        name: str,
-        *,
-        admits_tracing: tuple[bool, ...] = (True, False),
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], receive: Receiver, name: str) -> None:
+        self._function = function
+        self._receive = receive
+        self._name = name
+        self._draws_numbers = False  # Python's, which traced code draws in front of its graph
+        self._start(admits_tracing=(True, False))
+
+    def _start(self, *, admits_tracing: tuple[bool, ...]) -> None:
+        """Begin without graphs; `admits_tracing` is what the function is told, try by try."""
         import torch._dynamo  # noqa: PLC0415  # takes more than a second: not before it is needed
 
+        known = weakref.ref(self)  # torch holds backends until the process ends
+
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
-            forward = receive(graph, inputs)
+            capture = known()
+            assert capture is not None, "it traces"
+            forward = capture._receive(graph, inputs)  # noqa: SLF001  # its own
 
             def run(*given: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+                if _tracing.is_sample and not isinstance(forward, GraphForward):
+                    raise NothingToPlanError
                 return in_modes(forward, given) if set_aside.modes else forward(*given)
 
             return run
 
         code = _guarded.__code__.replace(co_name=f"chainstay_{next(_numbers)}")
         own = FunctionType(code, _guarded.__globals__, code.co_name)
-        self._function = function
-        self._receive = receive
-        self._name = name
+        # Compiled code, and plans with it, would stay as well.
+        reset: Callable[[CodeType], None] = torch._dynamo.reset_code  # type: ignore[attr-defined]  # noqa: SLF001  # no public way
+        end = weakref.finalize(self, reset, code)
+        end.atexit = False
         self._known = torch._dynamo.run(own)  # noqa: SLF001  # no public way to run known code only
         self._traced = torch.compile(own, backend=backend, fullgraph=True, dynamic=None)
         self._admits_tracing = admits_tracing
-        self._draws_numbers = False  # Python's, which traced code draws in front of its graph
         torch.compiler.allow_in_graph(stage_border)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # whatever the function returns
@@ -187,13 +215,45 @@ class GraphCapture:
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # likewise
         random_state = random.getstate() if self._draws_numbers else None
         try:
-            return self._known(self._function, args, kwargs, _global_hooks())
+            return self._known(self._function, args, kwargs, _unguarded(args))
         except NotRunError:
             if random_state is not None:
                 random.setstate(random_state)
             raise
 
-    def capture(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # likewise
+    def capture(
+        self,
+        plan: Callable[[UnplannedGraphError], CapturedForward],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        is_run: bool = True,
+    ) -> Any:  # noqa: ANN401  # likewise
+        """Trace such a call, let its graph be planned, then run it, if it `is_run`.
+
+        A function whose graph is another one, traced in the usual way, is never told again that
+        it is traced.
+
+        Raises:
+            NothingToPlanError: The call was to be planned only, and nothing in it is trained.
+            ChainstayError: Whatever `trace` or `plan` raises.
+        """
+        while True:
+            try:
+                with _sampling(wanted=not is_run):
+                    return self.trace(*args, **kwargs)
+            except UnplannedGraphError as found:
+                try:
+                    planned = plan(found)
+                except NotTheModelError:
+                    if not self.deny():
+                        raise
+                    continue
+                found.forward.plans[found.forward.sizes(found.inputs)] = planned
+            if not is_run:
+                return None
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # likewise
         """Trace such a call, then run it.
 
         A model may ask whether it is being traced, and take another way then. It is told the
@@ -213,14 +273,12 @@ class GraphCapture:
                     return self._capture(args, kwargs, admits_tracing=other)
             raise reason from reason.__cause__
 
-    def denying(self) -> GraphCapture | None:
-        """Another capture, whose function is never told that it is traced; ``None`` if it is not.
-
-        For a model whose graph, traced in the usual way, is not the model.
-        """
+    def deny(self) -> bool:
+        """Never tell the function from now on that it is traced; ``False`` if it never was."""
         if self._admits_tracing == (False,):
-            return None
-        return GraphCapture(self._function, self._receive, self._name, admits_tracing=(False,))
+            return False
+        self._start(admits_tracing=(False,))
+        return True
 
     def _capture(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, admits_tracing: bool
@@ -236,7 +294,7 @@ class GraphCapture:
         _tracing.active = True
         try:
             with modes_set_aside():
-                return self._traced(self._function, args, kwargs, _global_hooks())
+                return self._traced(self._function, args, kwargs, _unguarded(args))
         except NotRunError:
             if random.getstate() != random_state:
                 self._draws_numbers = True
@@ -246,34 +304,55 @@ class GraphCapture:
             _tracing.active = False
 
 
+@contextmanager
+def _sampling(*, wanted: bool) -> Iterator[None]:
+    """Inside, graphs that need no plan are not run, if that is `wanted`."""
+    _tracing.is_sample = wanted
+    try:
+        yield
+    finally:
+        _tracing.is_sample = False
+
+
 def _guarded(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], hooks: str
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], state: str
 ) -> Any:  # noqa: ANN401  # the model's own
     """`function`, as traced code; run as it is, it refuses before it has done anything.
 
-    What the traced code asks `hooks` for becomes a guard: TorchDynamo has none for hooks of all
-    modules.
+    What the traced code asks `state` for becomes a guard.
     """
-    if not _is_traced() or hooks == "unknown":
+    if not _is_traced() or state == "unknown":
         raise UnknownCallError
     return function(*args, **kwargs)
 
 
-def _global_hooks() -> str:
-    """Return the numbers of all global module hooks, each of which torch gives out once."""
+def _unguarded(args: tuple[Any, ...]) -> str:
+    """Return what TorchDynamo has no guards for, as a text.
+
+    That is the numbers of all global module hooks, each of which torch gives out once; and types
+    of parameters, which torch 2.6 looks at again only if a module got another parameter.
+    """
     tables = (
         module._global_forward_pre_hooks,  # noqa: SLF001  # no public way to see them
         module._global_forward_hooks,  # noqa: SLF001  # likewise
         module._global_backward_pre_hooks,  # noqa: SLF001  # likewise
         module._global_backward_hooks,  # noqa: SLF001  # likewise
     )
-    return str([list(table) for table in tables]) if any(tables) else ""
+    hooks = str([list(table) for table in tables]) if any(tables) else ""
+    if not _IS_BLIND or not args or not isinstance(args[0], module.Module):
+        return hooks
+    held = (*args[0].parameters(), *args[0].buffers())
+    return f"{hooks} {hash(tuple((tensor.dtype, tensor.requires_grad) for tensor in held))}"
+
+
+_IS_BLIND: Final = TorchVersion(torch.__version__) < "2.7"
 
 
 def _is_traced() -> bool:
     """True in traced code, where it was asked once; TorchDynamo keeps the answer."""
-    is_wanted = getattr(_tracing, "active", False)
-    return is_wanted and TracingContext.try_get() is not None  # else TorchDynamo is switched off
+    return (
+        _tracing.active and TracingContext.try_get() is not None
+    )  # else TorchDynamo is switched off
 
 
 _is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001  # as assume_constant_result does, without importing torch._dynamo

@@ -9,19 +9,18 @@ from typing import Any, TypeVar
 import torch
 from rich.table import Table
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
-from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_into_chain, observe_graph
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
-from chainstay.runtime.capture.graph import as_captured_graph
+from chainstay.runtime.capture.operators import ObservedGraph, observe_graph
 from chainstay.runtime.capture.tracing import NoFullGraphError, UnknownCallError
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import Trial
 from chainstay.runtime.capture.trials.isolation import require_initialised
-from chainstay.runtime.capture.trials.model_forward import unbound_forward
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.graph_join import GraphJoin
 
@@ -83,14 +82,6 @@ class ExtractedChain(_Extracted):
     def not_a_join(self) -> str:
         """The reason why the model has no branches to be planned apart; empty if it has."""
         return self.graph.not_a_join
-
-    def boundary_bytes(self, cut: int) -> int:
-        """Return the bytes of state `cut` kept alone; what model and caller hold is left out."""
-        return self.graph.boundary_bytes(cut)
-
-    def added_bytes(self, cut: int, *, kept: int) -> int:
-        """Return the bytes that keeping state `cut` adds where state `kept` is kept already."""
-        return self.graph.added_bytes(cut, kept=kept)
 
     def table(self) -> Table:
         """The stages for people, to be printed by rich."""
@@ -157,12 +148,7 @@ def extract(
         >>> [stage.name for stage in chain.stages]
         ['0+1', '2']
     """
-    require_granularity(granularity)
-
-    def cut(observed: ObservedGraph) -> GraphChain:
-        return cut_into_chain(observed, granularity, repeated_blocks(model))
-
-    capture, graph = _extracted(model, sample_args, dict(sample_kwargs or {}), cut)
+    capture, graph = _extracted(model, sample_args, sample_kwargs, granularity, cut_into_chain)
     return ExtractedChain(model=model, capture=capture, graph=graph)
 
 
@@ -202,12 +188,7 @@ def extract_join(
         >>> len(join.branches), [len(branch) for branch in join.branches], len(join.tail)
         (2, [2, 2], 1)
     """
-    require_granularity(granularity)
-
-    def cut(observed: ObservedGraph) -> GraphJoin:
-        return cut_into_join(observed, granularity, repeated_blocks(model))
-
-    capture, graph = _extracted(model, sample_args, dict(sample_kwargs or {}), cut)
+    capture, graph = _extracted(model, sample_args, sample_kwargs, granularity, cut_into_join)
     return ExtractedJoin(model=model, capture=capture, graph=graph)
 
 
@@ -217,39 +198,40 @@ Cut = TypeVar("Cut", GraphChain, GraphJoin)
 def _extracted(
     model: nn.Module,
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    cut: Callable[[ObservedGraph], Cut],
+    kwargs: Mapping[str, Any] | None,
+    granularity: Granularity,
+    cut: Callable[[ObservedGraph, Granularity, frozenset[str]], Cut],
 ) -> tuple[GraphCapture, Cut]:
+    require_granularity(granularity)
     require_module_and_tuple(model, args)
     require_initialised(model)
-    device = device_of(model, args, kwargs)
-    name = type(model).__name__
-    capture = GraphCapture(unbound_forward(model), GraphForward.from_graph, name)
+    call = Call.of(model, args, kwargs)
+    name, device = call.name, call.device
+    made: list[Cut] = []
+    capture = GraphCapture(call.function, GraphForward.from_graph, name)
+
+    def plan(found: UnplannedGraphError) -> Cut:
+        inputs = found.inputs
+        observed = observe_graph(name, found.forward, inputs)
+        graph = cut(observed, granularity, repeated_blocks(model))
+        Trial(call, inputs, graph, graph.written_by(inputs), device).require_same()
+        made.append(graph)
+        return graph
+
     try:
         with torch.enable_grad():
-            capture.capture(model, *args, **kwargs)
-    except UnplannedGraphError as found:
-        forward, inputs = found.forward, found.inputs
-        captured = as_captured_graph(forward.graph, forward.inputs)
-        graph = cut(observe_graph(name, captured, inputs))
-        written = written_inputs(graph.stages, graph.state_inputs, inputs)
-        function = unbound_forward(model)
-        Trial(model, args, kwargs, inputs, graph, written, device, function).require_same()
-        forward.plans[forward.sizes(inputs)] = graph
-        return capture, graph
+            capture.capture(plan, (model, *args), call.kwargs, is_run=False)
     except NoFullGraphError as reason:
         raise UnsupportedModelError(
             f"TorchDynamo makes no full graph of {name} on this sample: {reason}"
         ) from reason
-    raise UnsupportedModelError(f"{name} computes nothing from its arguments and parameters")
+    if not made:
+        raise UnsupportedModelError(f"{name} computes nothing from its arguments and parameters")
+    return capture, made[0]
 
 
 def require_granularity(granularity: object) -> None:
-    """Refuse what says nothing about stages.
-
-    Raises:
-        ValueError: Neither a name nor a number of stages.
-    """
+    """Refuse what says nothing about stages."""
     is_count = isinstance(granularity, int) and granularity >= 1
     if not is_count and granularity not in ("fine", "blocks"):
         raise ValueError(
@@ -259,11 +241,7 @@ def require_granularity(granularity: object) -> None:
 
 
 def require_module_and_tuple(model: object, sample_args: object) -> None:
-    """Refuse what cannot be called as a model is.
-
-    Raises:
-        UnsupportedModelError: The model is no module, or the arguments are no tuple.
-    """
+    """Refuse what cannot be called as a model is."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
             f"the model is a {type(model).__name__}, must be a torch.nn.Module; wrap a function "
@@ -274,27 +252,3 @@ def require_module_and_tuple(model: object, sample_args: object) -> None:
             f"sample_args is a {type(sample_args).__name__}, must be a tuple of the model's "
             "positional arguments; for one argument write (x,)"
         )
-
-
-def device_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
-    """Return the device of the model, where the sample must be, too.
-
-    Raises:
-        UnsupportedModelError: The sample is elsewhere, or there is no tensor at all.
-    """
-    held = [*model.parameters(), *model.buffers()]
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    devices = dict.fromkeys(tensor.device for tensor in held) or {
-        tensor.device: None for tensor in given[:1]
-    }
-    if not devices:
-        raise UnsupportedModelError(
-            "neither the model nor the call has any tensor; there is nothing to plan"
-        )
-    for tensor in given:
-        if tensor.device not in devices and tensor.dim() > 0:
-            raise UnsupportedModelError(
-                f"the sample has a tensor on {tensor.device}, but the model is on "
-                f"{next(iter(devices))}; move both to one device"
-            )
-    return next(iter(devices))

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any, Final, cast
 
 import torch
@@ -21,7 +22,15 @@ from torch import fx, nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.custom_functions import OPERATOR, CustomFunction
 from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
-from chainstay.runtime.capture.regions import AutocastRegion, GradientRegion, Region
+from chainstay.runtime.capture.subgraphs import (
+    REGIONS,
+    AutocastRegion,
+    GradientRegion,
+    Region,
+    subgraph,
+    values_behind,
+    values_read,
+)
 
 __all__ = [
     "CapturedGraph",
@@ -56,25 +65,27 @@ class CapturedGraph:
     Attributes:
         graph: Inputs, operators in the order of the forward, and the output.
         inputs: The kind and name of each input, in order.
-        regions: Autocast and gradient modes of an operator, where it has any.
         modules: Graphs that operators call or take as arguments, by name.
         constants: Tensors that belong to the graph; they follow the inputs of a call.
-        output: The outputs of the graph: nodes, or constants.
         borders: The places where `stage_border` was called, in order.
     """
 
     graph: fx.Graph
     inputs: tuple[GraphInput, ...]
-    regions: Mapping[fx.Node, tuple[Region, ...]]
     modules: Mapping[str, nn.Module]
     constants: tuple[torch.Tensor, ...]
-    output: tuple[object, ...]
     borders: tuple[StageBorder, ...] = ()
+
+    @property
+    def output(self) -> tuple[object, ...]:
+        """The outputs of the graph: nodes, or constants."""
+        (leaves,) = self.graph.output_node().args
+        return cast("tuple[object, ...]", leaves)
 
     @property
     def operators(self) -> list[fx.Node]:
         """The nodes that compute, in order."""
-        return [node for node in self.graph.nodes if node.op in _COMPUTING]
+        return list(filter(_computes, self.graph.nodes))
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -87,7 +98,9 @@ def stage_border(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-_COMPUTING: Final = ("call_function", "call_method", "call_module")
+def _computes(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method", "call_module")
+
 
 _CHECKPOINTS: Final = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
 _INLINED: Final = (*_CHECKPOINTS, "wrap")
@@ -127,7 +140,6 @@ class _GraphCopier:
 
     module: fx.GraphModule
     graph: fx.Graph = field(default_factory=fx.Graph)
-    regions: dict[fx.Node, tuple[Region, ...]] = field(default_factory=dict)
     modules: dict[str, nn.Module] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     current: list[tuple[object, Region]] = field(default_factory=list)
@@ -144,16 +156,15 @@ class _GraphCopier:
         output = self._body(self.module, copies, constants)
         leaves = tuple(output) if isinstance(output, tuple | list) else (output,)
         self.graph.output(leaves)
-        graph = CapturedGraph(
+        for span in list(_spans(self.graph)):
+            self._join(span)
+        return CapturedGraph(
             graph=self.graph,
             inputs=tuple(kinds),
-            regions=self.regions,
             modules=self.modules,
             constants=tuple(self.constants.values()),
-            output=leaves,
             borders=tuple(self.borders),
         )
-        return _with_spans_joined(graph)
 
     def _body(
         self, module: fx.GraphModule, copies: dict[fx.Node, Any], constants: Mapping[str, fx.Node]
@@ -164,7 +175,7 @@ class _GraphCopier:
                 case "placeholder":
                     continue
                 case "output":
-                    return _mapped(node.args[0], copies)
+                    return fx.node.map_arg(node.args[0], copies.__getitem__)
                 case "get_attr":
                     copies[node] = self._attribute(module, node, constants)
                 case _:
@@ -177,7 +188,7 @@ class _GraphCopier:
         name = str(node.target)
         if name in constants:
             return constants[name]
-        value = _attribute_of(module, name)
+        value = attrgetter(name)(module)
         if not isinstance(value, nn.Module):
             raise NoStagesError(
                 f"the captured graph holds {name}, a {type(value).__name__}, which stages cannot "
@@ -195,7 +206,7 @@ class _GraphCopier:
             return
         if node.target is stage_border:
             copies[node] = copies[node.all_input_nodes[0]]
-            computing = (each for each in reversed(self.graph.nodes) if each.op in _COMPUTING)
+            computing = filter(_computes, reversed(self.graph.nodes))
             self.borders.append(StageBorder(next(computing, None), copies[node]))
             return
         first = copies[node.args[0]] if node.args and isinstance(node.args[0], fx.Node) else None
@@ -215,7 +226,7 @@ class _GraphCopier:
     def _inlined(self, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:  # noqa: ANN401  # as `_body`
         body: fx.GraphModule = copies[node.all_input_nodes[0]]
         placeholders = body.graph.find_nodes(op="placeholder")
-        given = [_mapped(each, copies) for each in node.args[1:]]
+        given = [fx.node.map_arg(each, copies.__getitem__) for each in node.args[1:]]
         inner: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
         return self._body(body, inner, {})
 
@@ -242,13 +253,13 @@ class _GraphCopier:
     def _copied(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
         copy = self.graph.node_copy(node, lambda each: self._argument(copies[each]))
         if node.op == "call_module":
-            copy.target = self._module_name(_attribute_of(module, str(node.target)))
+            copy.target = self._module_name(attrgetter(str(node.target))(module))
         return self._in_regions(copy)
 
     def _custom_function(self, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
         first, second = (copies[each] for each in node.all_input_nodes[:2])
         name = self._module_name(CustomFunction(first, second, node.kwargs))
-        args = _mapped(node.args[2:], copies)
+        args = fx.node.map_arg(node.args[2:], copies.__getitem__)
         copy = self.graph.create_node("call_module", name, args, name=node.name)
         copy.meta.update(node.meta)
         return self._in_regions(copy)
@@ -256,7 +267,7 @@ class _GraphCopier:
     def _in_regions(self, copy: fx.Node) -> fx.Node:
         regions = tuple(region for _, region in self.current)
         if any(not isinstance(each, GradientRegion) or not each.enabled for each in regions):
-            self.regions[copy] = regions
+            copy.meta[REGIONS] = regions
         return copy
 
     def _argument(self, value: Any) -> Any:  # noqa: ANN401  # a node, or a graph
@@ -276,64 +287,37 @@ class _GraphCopier:
         self.modules[name] = module
         return name
 
-
-def _with_spans_joined(captured: CapturedGraph) -> CapturedGraph:
-    """Operators between other switches than those of regions as one operator each."""
-    modules = dict(captured.modules)
-    output = captured.output
-    moved: dict[fx.Node | None, fx.Node] = {}
-    for span in _spans(captured.operators):
-        inputs, results = _ends(span, output)
-        body = fx.Graph()
-        inner: dict[fx.Node, Any] = {node: body.placeholder(node.name) for node in inputs}
-        root = nn.Module()
-        for node in span:
-            for each in node.all_input_nodes:
-                if each.op == "get_attr" and each not in inner:
-                    root.add_module(str(each.target), modules[str(each.target)])
-                    inner[each] = body.get_attr(str(each.target))
-            inner[node] = body.node_copy(node, inner.__getitem__)
-        body.output(tuple(inner[node] for node in results))
-        name = f"graph{len(modules)}"
-        modules[name] = fx.GraphModule(root, body)
-        with captured.graph.inserting_before(span[0]):
-            call = captured.graph.create_node("call_module", name, tuple(inputs))
-            call.meta.update(span[0].meta)
-            replaced = {
-                node: captured.graph.call_function(operator.getitem, (call, index))
-                for index, node in enumerate(results)
-            }
-        moved.update(dict.fromkeys(span, next(reversed(replaced.values()), call)))
-        moved |= dict(replaced.items())
-        for node, item in replaced.items():
-            item.meta.update(node.meta)
+    def _join(self, span: Sequence[fx.Node]) -> None:
+        """Make one operator of a range of them, which enters their regions itself."""
+        inputs, results = values_read(span), values_behind(span)
+        name = self._module_name(subgraph(self.modules, span, inputs, results))
+        with self.graph.inserting_before(span[0]):
+            call = self.graph.create_node("call_module", name, tuple(inputs))
+            items = [
+                self.graph.call_function(operator.getitem, (call, index))
+                for index in range(len(results))
+            ]
+        for copy, node in zip([call, *items], [span[0], *results], strict=True):
+            copy.meta.update({**node.meta, REGIONS: ()})
+        for node, item in zip(results, items, strict=True):
             node.replace_all_uses_with(item)
-        for node in reversed(span):
-            captured.graph.erase_node(node)
-        output = tuple(
-            replaced.get(leaf, leaf) if isinstance(leaf, fx.Node) else leaf for leaf in output
-        )
-    return CapturedGraph(
-        graph=captured.graph,
-        inputs=captured.inputs,
-        regions=captured.regions,
-        modules=modules,
-        constants=captured.constants,
-        output=output,
-        borders=tuple(
+        moved: dict[fx.Node | None, fx.Node] = dict.fromkeys(span, [call, *items][-1])
+        moved |= dict(zip(results, items, strict=True))
+        self.borders = [
             StageBorder(
                 moved.get(each.operator, each.operator), moved.get(each.output, each.output)
             )
-            for each in captured.borders
-        ),
-    )
+            for each in self.borders
+        ]
+        for node in reversed(span):
+            self.graph.erase_node(node)
 
 
-def _spans(operators: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
+def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:
     """Operators from each switch of a mode up to the one that switches it back."""
     span: list[fx.Node] = []
     pending: list[str] = []
-    for node in operators:
+    for node in filter(_computes, graph.nodes):
         name = _name_of(node)
         if pending and name == pending[-1]:
             pending.pop()
@@ -349,35 +333,12 @@ def _spans(operators: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
         yield span
 
 
-def _ends(span: Sequence[fx.Node], output: Sequence[object]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the values that a range of operators reads, and those that others read of it."""
-    own = set(span)
-    read = dict.fromkeys(each for node in span for each in node.all_input_nodes)
-    inputs = [each for each in read if each not in own and each.op != "get_attr"]
-    leaves = {leaf for leaf in output if isinstance(leaf, fx.Node)}
-    results = [node for node in span if node in leaves or not own.issuperset(node.users)]
-    return inputs, results
-
-
 def _constants(module: fx.GraphModule) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that the graph reads by name."""
     for node in module.graph.find_nodes(op="get_attr"):
-        value = _attribute_of(module, str(node.target))
+        value = attrgetter(str(node.target))(module)
         if isinstance(value, torch.Tensor):
             yield str(node.target), value
-
-
-def _attribute_of(module: nn.Module, path: str) -> Any:  # noqa: ANN401  # whatever is there
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _mapped(value: Any, copies: Mapping[fx.Node, Any]) -> Any:  # noqa: ANN401  # nodes in tuples
-    return (
-        copies[value] if isinstance(value, fx.Node) else fx.node.map_arg(value, copies.__getitem__)
-    )
 
 
 def _name_of(node: fx.Node) -> str:

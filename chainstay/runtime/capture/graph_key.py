@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from chainstay.runtime.capture.cuts.cut import ObservedGraph
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.operators import ObservedGraph
+from chainstay.runtime.capture.subgraphs import regions_of, text_of
 from chainstay.runtime.devices.autocast import Autocast
 
 
@@ -65,30 +66,29 @@ def _aliases(inputs: Sequence[object]) -> tuple[int, ...]:
 
 
 def _text(node: fx.Node, places: Mapping[fx.Node, int], captured: CapturedGraph) -> Hashable:
-    regions = captured.regions.get(node, ())
     if node.op == "placeholder":
         return node.op
     target = node.target
     if node.op in ("call_module", "get_attr"):
-        inner = captured.modules.get(str(target))
-        target = getattr(inner, "code", str(target))
-    arguments = (_masked(node.args, places), _masked(node.kwargs, places))
-    return (node.op, str(target), arguments, regions, _layout(node.meta.get("example_value")))
+        inner = captured.modules[str(target)]
+        target = f"{getattr(inner, 'code', '')}{text_of(inner)}"
+    arguments = _masked((node.args, node.kwargs), places)
+    return (
+        node.op,
+        str(target),
+        arguments,
+        regions_of(node),
+        _layout(node.meta.get("example_value")),
+    )
 
 
-def _masked(value: Any, places: Mapping[fx.Node, int]) -> Hashable:  # noqa: ANN401  # an argument
-    """An argument with a mark in place of every number; flags and texts stay."""
-    if isinstance(value, fx.Node):
-        return ("%", places[value]) if value in places else "#"
-    if isinstance(value, int | float | complex) and not isinstance(value, bool):
-        return "#"
-    if isinstance(value, Mapping):
-        return tuple((key, _masked(item, places)) for key, item in value.items())
-    if isinstance(value, tuple | list):
-        return tuple(_masked(item, places) for item in value)
-    if isinstance(value, slice):
-        return (
-            "slice",
-            *(_masked(each, places) for each in (value.start, value.stop, value.step)),
-        )
-    return str(value)
+def _masked(arguments: Any, places: Mapping[fx.Node, int]) -> str:  # noqa: ANN401  # however they nest
+    """Return arguments as a text, a mark in place of every number; flags and texts stay."""
+
+    def mask(value: object) -> str:
+        if isinstance(value, fx.Node):
+            return f"%{places[value]}" if value in places else "#"
+        is_number = isinstance(value, int | float | complex) and not isinstance(value, bool)
+        return "#" if is_number else str(value)
+
+    return repr(fx.node.map_aggregate(arguments, mask))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -27,11 +27,17 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from chainstay.runtime.capture.graph import RUN_AGAIN, CapturedGraph, NoStagesError
+from chainstay.runtime.capture.dynamo import GraphForward
+from chainstay.runtime.capture.graph import (
+    RUN_AGAIN,
+    CapturedGraph,
+    NoStagesError,
+    as_captured_graph,
+)
 from chainstay.runtime.capture.graph_inputs import InputKind
-from chainstay.runtime.capture.regions import Region
+from chainstay.runtime.capture.subgraphs import Region, regions_of
 
-__all__ = ["Observation", "Observations", "observe_operators"]
+__all__ = ["Observation", "Observations", "ObservedGraph", "observe_graph"]
 
 Storage = int
 """A storage's number, in the order in which storages were first seen."""
@@ -87,20 +93,54 @@ class Observations:
         return sum(self.storage_bytes[storage] for storage in set(storages) - self.external)
 
 
-def observe_operators(
-    captured: CapturedGraph, inputs: Sequence[object]
-) -> tuple[CapturedGraph, Observations]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedGraph:
+    """A captured graph, and what its operators do.
+
+    Attributes:
+        name: The model's name, for messages.
+        captured: The graph.
+        seen: The effects of its operators.
+        state_inputs: Inputs whose gradients go on, to whatever made them.
+    """
+
+    name: str
+    captured: CapturedGraph
+    seen: Observations
+    state_inputs: Collection[fx.Node]
+
+
+def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) -> ObservedGraph:
+    """Bring a graph of TorchDynamo's into a plain form, and observe its operators.
+
+    Args:
+        name: The model's name, for messages.
+        forward: The graph, which stays as it is.
+        inputs: The inputs of a call.
+
+    Raises:
+        NoStagesError: It has operators that a plan cannot run again, a shape depends on values,
+            or a checkpoint changes a buffer twice.
+    """
+    captured = as_captured_graph(forward.graph, forward.inputs)
+    given = (*inputs, *captured.constants)
+    state_inputs = {
+        node: None
+        for node, value, each in zip(captured.placeholders, given, captured.inputs, strict=True)
+        if isinstance(value, torch.Tensor)
+        and value.requires_grad
+        and (each.kind is InputKind.ARGUMENT or not value.is_leaf)
+    }
+    seen = _observe_operators(captured, given)
+    return ObservedGraph(name=name, captured=captured, seen=seen, state_inputs=state_inputs.keys())
+
+
+def _observe_operators(captured: CapturedGraph, inputs: Sequence[object]) -> Observations:
     """Run the graph on fake tensors like these inputs, its constants behind them.
 
     The graph is changed. Operators that hand on a held tensor as it is, such as a conversion to
     the type that it has, are taken out: left in, they would make a parameter a value that crosses
     cuts. Operators that compute numbers from numbers are moved to the front.
-
-    Returns:
-        The graph without such operators, and what its nodes do.
-
-    Raises:
-        NoStagesError: A shape depends on values, or a checkpoint changes a buffer twice.
     """
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     mode = detect_fake_mode(tensors) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -113,13 +153,13 @@ def observe_operators(
         values = [_faked(mode, value) for value in inputs]
     with mode, torch.enable_grad():
         for node, value in zip(captured.placeholders, values, strict=True):
-            observer.take_input(node, value)
+            observer.note(node, value)
         external = frozenset(range(len(observer.storages.bytes)))
         for node in captured.graph.nodes:
             if node.op == "get_attr":
                 observer.values[node] = captured.modules[str(node.target)]
             elif node.op not in ("placeholder", "output"):
-                observer.run(node, captured.regions.get(node, ()))
+                observer.run(node, regions_of(node))
     seen = Observations(observer.seen, observer.storages.bytes, external, frozenset(early))
     for node in captured.operators:
         if RUN_AGAIN in node.meta and seen[node].written & external:
@@ -127,11 +167,12 @@ def observe_operators(
                 "torch.utils.checkpoint runs a part of the model again in the backward, which "
                 f"changes a buffer a second time ({node.name}); no plan does that"
             )
-    return _without_identities(captured, seen), seen
+    _take_out_identities(captured, seen)
+    return seen
 
 
-def _without_identities(captured: CapturedGraph, seen: Observations) -> CapturedGraph:
-    """The graph, where what is handed on as it is is read from the input. It is changed.
+def _take_out_identities(captured: CapturedGraph, seen: Observations) -> None:
+    """Let what is handed on as it is be read from the input.
 
     A held tensor that was changed in place is no output of its own either.
     """
@@ -140,19 +181,16 @@ def _without_identities(captured: CapturedGraph, seen: Observations) -> Captured
         for node, given in zip(captured.placeholders, captured.inputs, strict=True)
         if given.kind is InputKind.HELD and seen[node].tensor is not None
     }
-    replaced: dict[object, fx.Node] = {}
     for node in captured.operators:
         tensor = seen[node].tensor
         origin = None if tensor is None else held.get(id(tensor))
         if origin is None:
             continue
-        replaced[node] = origin
         if seen[node].written:  # what reads it later stays behind it
             captured.graph.output_node().replace_input_with(node, origin)
         else:
             node.replace_all_uses_with(origin)
             captured.graph.erase_node(node)
-    return replace(captured, output=tuple(replaced.get(leaf, leaf) for leaf in captured.output))
 
 
 def _numbers_in(captured: CapturedGraph, inputs: Sequence[object]) -> dict[fx.Node, object]:
@@ -187,7 +225,8 @@ def _move_to_front(captured: CapturedGraph, nodes: Iterable[fx.Node]) -> None:
     """Put operators that need nothing but inputs behind the inputs."""
     place = captured.placeholders[-1]
     for node in nodes:
-        place.append(node)
+        if place.next is not node:
+            place.append(node)
         place = node
 
 
@@ -239,12 +278,9 @@ class _Observer:
     values: dict[fx.Node, Any] = field(default_factory=dict)
     seen: dict[fx.Node, Observation] = field(default_factory=dict)
 
-    def take_input(self, node: fx.Node, value: object) -> None:
-        self._note(node, value, saved=(), kernels=_Kernels())
-
     def run(self, node: fx.Node, regions: tuple[Region, ...]) -> None:
         if node in self.numbers:
-            self._note(node, self.numbers[node], saved=(), kernels=_Kernels())
+            self.note(node, self.numbers[node])
             return
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         function = _function_of(self.captured, node)
@@ -260,15 +296,20 @@ class _Observer:
                 value = function(*args, **kwargs)
             except (DynamicOutputShapeException, DataDependentOutputException) as cause:
                 raise NoStagesError(
-                    f"the forward makes something whose shape or number depends on the values of "
-                    f"a tensor ({node.name}), and may differ from call to call"
+                    "something is made whose shape or number depends on the values of a tensor "
+                    f"({node.name}), and may differ from call to call"
                 ) from cause
         kernels.draws_random |= is_higher  # nothing is known of the graphs that it takes
-        self._note(node, value, saved, kernels)
+        self.note(node, value, saved, kernels)
 
-    def _note(
-        self, node: fx.Node, value: object, saved: Iterable[torch.Tensor], kernels: _Kernels
+    def note(
+        self,
+        node: fx.Node,
+        value: object,
+        saved: Iterable[torch.Tensor] = (),
+        kernels: _Kernels | None = None,
     ) -> None:
+        kernels = kernels or _Kernels()
         leaves = tree_leaves(value)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.values[node] = value

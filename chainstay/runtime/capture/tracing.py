@@ -6,11 +6,13 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
+from torch.nn import functional
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 
@@ -43,13 +45,16 @@ _SKIPPED: Final = "found no compiled frames"
 _DRAWS: Final = r"\bRandom\.\w+|\bnumpy\.random\b"
 _DECIDES: Final = (
     "data-dependent (expression|branching)|Could not extract specialized"
-    "|Dynamic control flow is not"  # by torch 2.6
+    r"|Dynamic control flow is not|builtin: bool \["  # by torch 2.6
 )
 
 _TRACER: Final = "_dynamo/convert_frame.py"
 
 _RAISED: Final = "context: raised exception "
 """What TorchDynamo says where the traced code raises."""
+
+_FAILED: Final = "Failed running "
+"""What torch 2.6 says there; the operator's own text is on the next line."""
 
 _WITH_FAKES: Final = "fake tensor"
 """What TorchDynamo says where an operator raises; a list of all its arguments follows."""
@@ -65,6 +70,10 @@ class UnknownCallError(NotRunError):
 
 class NoFullGraphError(UnsupportedModelError):
     """TorchDynamo cannot trace the function into one graph; the text says where and why."""
+
+
+class NotTheModelError(UnsupportedModelError):
+    """A captured graph computes something else than its model; the text says what."""
 
 
 @contextmanager
@@ -119,25 +128,45 @@ def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
     if hasattr(config, "reorderable_logging_functions"):
         reordered = {*config.reorderable_logging_functions, print, warnings.warn}
         known["reorderable_logging_functions"] = reordered
-    with config.patch(**known), _no_drawn_constants(), _quiet(), _static(leaves):
+    with (
+        config.patch(**known),
+        _no_drawn_constants(),
+        _attention_apart(),
+        _quiet(),
+        _static(leaves),
+    ):
         yield
 
 
 @contextmanager
-def _no_drawn_constants() -> Iterator[None]:
+def _attention_apart() -> Iterator[None]:
+    """Inside, attention is traced into its operators, each of which can be kept or made again."""
+    from torch._dynamo import trace_rules, variables  # noqa: PLC0415  # takes more than a second
+
+    rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
+    apart: dict[Any, Any] = {
+        functional.multi_head_attention_forward: variables.UserFunctionVariable
+    }
+    if check := getattr(functional, "_check_key_padding_mask", None):  # not to be traced itself
+        apart[check] = variables.TorchInGraphFunctionVariable
+    before = {function: rules[function] for function in apart if function in rules}
+    rules.update(apart)
+    try:
+        yield
+    finally:
+        for function in apart:
+            rules.pop(function, None)
+        rules.update(before)
+
+
+def _no_drawn_constants() -> AbstractContextManager[object]:
     """Inside, ``random.Random`` objects are not traced: their numbers would become constants."""
     from torch._dynamo import variables  # noqa: PLC0415  # takes more than a second
 
     traced: Any = getattr(variables, "RandomVariable", None)
-    known = None if traced is None else vars(traced).get("is_supported_random_obj")
-    if known is None:
-        yield
-        return
-    traced.is_supported_random_obj = staticmethod(lambda _: False)
-    try:
-        yield
-    finally:
-        traced.is_supported_random_obj = known
+    if not hasattr(traced, "is_supported_random_obj"):
+        return nullcontext()
+    return patch.object(traced, "is_supported_random_obj", staticmethod(lambda _: False))
 
 
 def _logging_methods() -> frozenset[Callable[..., Any]]:
@@ -148,19 +177,15 @@ def _logging_methods() -> frozenset[Callable[..., Any]]:
     )
 
 
-@contextmanager
-def seeming_eager() -> Iterator[None]:
+def seeming_eager() -> AbstractContextManager[object]:
     """Inside, code that is traced and asks whether it is gets the answer no."""
     from torch._dynamo.variables import torch as traced  # noqa: PLC0415  # takes more than a second
 
     table: Any = traced.tracing_state_functions  # a function but in early versions, a table there
     answers: dict[Any, Any] = table() if callable(table) else table
-    kept = dict(answers)
-    answers.update((question, False) for question, answer in kept.items() if answer is True)
-    try:
-        yield
-    finally:
-        answers.update(kept)
+    return patch.dict(
+        answers, dict.fromkeys((each for each in answers if answers[each] is True), False)
+    )
 
 
 @contextmanager
@@ -220,6 +245,8 @@ def _reason(failure: Exception) -> str:
     raised = [line.partition("raised exception ")[2] for line in lines if _RAISED in line]
     if raised:
         text = f"it raises {raised[0]}"
+    elif text.startswith(_FAILED) and len(lines) > 1:
+        text = f"it raises {lines[1].rstrip('.')}"
     elif _WITH_FAKES in text and ": got " in text:
         text = f"it raises {text.rpartition(': got ')[2]}"
     if places:

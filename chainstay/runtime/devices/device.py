@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Device(Protocol):
-    """Where stages run."""
+    """A device on which stages run."""
 
     def name(self) -> str:
         """Return the hardware's name."""

@@ -13,16 +13,9 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
-from chainstay.runtime.capture.extract import (
-    device_of,
-    require_granularity,
-    require_module_and_tuple,
-)
-from chainstay.runtime.capture.trials.isolation import (
-    arguments_like,
-    functions_of,
-    require_initialised,
-)
+from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple
+from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.isolation import functions_of, require_initialised
 from chainstay.runtime.capture.trials.world import world_kept
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.estimate.attention import attention_as_on
@@ -92,19 +85,17 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
     require_module_and_tuple(built, sample_args)
     require_initialised(built)
     stand_ins = FakeStandIns()
-    shadow = stand_ins.model_like(built)
-    args, kwargs = arguments_like((sample_args, dict(sample_kwargs or {})), stand_ins)
-    here = device_of(shadow, args, kwargs)
-    name = type(built).__name__
+    shadow = stand_ins.call_like(Call.of(built, sample_args, sample_kwargs))
+    here, name = shadow.device, shadow.name
     with (
         told_by_name(name),
-        world_kept(functions_of(shadow), here),
+        world_kept(functions_of(shadow.model), here),
         _autocast_as_on_gpu(),
         torch.enable_grad(),
         stand_ins.mode,
     ):
-        call = TracedCall.of(shadow, args, kwargs)
-        graph = cut_into_chain(call.observed, granularity, repeated_blocks(shadow))
+        call = TracedCall.of(shadow)
+        graph = cut_into_chain(call.observed, granularity, repeated_blocks(shadow.model))
         behind = loss_stage(loss, call.output, graph.output, graph.begin(call.inputs)[1])
         with attention_as_on(figures):
             subject = subject_of(graph, call.inputs, behind, here)

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from chainstay.runtime.capture.trials.isolation import StandIns, shadow_of
+from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.isolation import StandIns
 
 
 @dataclass(slots=True)
@@ -33,11 +34,10 @@ class FakeStandIns(StandIns):
     )
     storages: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def model_like(self, model: nn.Module) -> nn.Module:
-        """Another model with stand-ins for the parameters, buffers and other tensors of `model`."""
-        for tensor in _tensors_of(model):
-            self.of(tensor)
-        return shadow_of(model, self)
+    def call_like(self, call: Call) -> Call:
+        """A call of another model, with stand-ins for the parameters, buffers and other tensors."""
+        self.of_all(_tensors_of(call.model))
+        return call.of_shadow(self)
 
     def _made(self, tensor: torch.Tensor) -> torch.Tensor:
         """A leaf of the same shape, strides, type, storage size, and want of a gradient."""

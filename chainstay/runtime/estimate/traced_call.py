@@ -10,21 +10,18 @@ told the truth only where there is no graph of that way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.cuts.cut import ObservedGraph, observe_graph
-from chainstay.runtime.capture.dynamo import CapturedForward, GraphCapture
-from chainstay.runtime.capture.graph import as_captured_graph
-from chainstay.runtime.capture.graph_inputs import inputs_of
+from chainstay.runtime.capture.dynamo import CapturedForward, GraphCapture, GraphForward
+from chainstay.runtime.capture.operators import ObservedGraph, observe_graph
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import OutputSample
-from chainstay.runtime.capture.trials.model_forward import unbound_forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,28 +39,33 @@ class TracedCall:
     output: OutputSample
 
     @classmethod
-    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TracedCall:
-        """Trace ``model(*args, **kwargs)``; call it under the stand-ins' mode.
+    def of(cls, call: Call) -> TracedCall:
+        """Trace a call; do that under the stand-ins' mode.
 
         Raises:
             NoFullGraphError: The model cannot be traced into one graph.
             UnsupportedModelError: It depends on values, or computes nothing.
         """
-        name = type(model).__name__
+        name = call.name
         calls: list[tuple[ObservedGraph, Sequence[Any], Sequence[Any]]] = []
 
         def receive(graph: fx.GraphModule, examples: Sequence[Any]) -> CapturedForward:
-            captured = as_captured_graph(graph, inputs_of(graph, examples))
+            forward = GraphForward.from_graph(graph, examples)
 
             def run(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
-                observed = observe_graph(name, captured, inputs)
+                observed = observe_graph(name, forward, inputs)
                 outputs: Sequence[Any] = graph.forward(*inputs)
                 calls.append((observed, inputs, outputs))
                 return outputs
 
             return run
 
-        value = _called(GraphCapture(unbound_forward(model), receive, name), model, args, kwargs)
+        told, untold = (GraphCapture(call.function, receive, name) for _ in range(2))
+        untold.deny()
+        try:
+            value = untold.trace(call.model, *call.args, **call.kwargs)
+        except UnsupportedModelError:
+            value = told.trace(call.model, *call.args, **call.kwargs)
         if not calls:
             raise UnsupportedModelError(
                 f"{name} computes nothing from its arguments and parameters"
@@ -73,13 +75,3 @@ class TracedCall:
             id(each): index for index, each in enumerate(outputs) if isinstance(each, torch.Tensor)
         }
         return cls(observed, inputs, OutputSample(value, positions))
-
-
-def _called(capture: GraphCapture, *args: Any) -> Any:  # noqa: ANN401  # the model's own
-    """Return the output of the model, traced without being told so if possible."""
-    model, given, named = args
-    denying = capture.denying()
-    if denying is not None:
-        with suppress(UnsupportedModelError):
-            return denying.capture(model, *given, **named)
-    return capture.capture(model, *given, **named)

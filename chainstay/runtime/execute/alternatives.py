@@ -20,6 +20,7 @@ class Alternative:
         host_bytes: The most in host memory.
         remark: Why it was chosen, or why not.
         is_chosen: Whether the model trains by it.
+        is_tried: Whether a plan was looked for; the table leaves out what was not.
     """
 
     name: str
@@ -28,10 +29,11 @@ class Alternative:
     host_bytes: int
     remark: str
     is_chosen: bool = False
+    is_tried: bool = True
 
 
 def table_of(alternatives: Sequence[Alternative]) -> str:
-    """A line for each, the chosen one marked.
+    """A line for each that was tried, the chosen one marked.
 
     Example:
         >>> print(table_of([
@@ -43,7 +45,10 @@ def table_of(alternatives: Sequence[Alternative]) -> str:
            keep all   --     8.79 KiB   --    does not fit
         *  recompute  12 µs  500 bytes  --    the fastest
     """
-    rows = [("", "way", "step", "peak", "host", ""), *map(_cells, alternatives)]
+    rows = [
+        ("", "way", "step", "peak", "host", ""),
+        *(_cells(each) for each in alternatives if each.is_tried),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join(

@@ -121,7 +121,7 @@ class BlockRun:
         if self.schedule is not None and self._is_expected(self.schedule, graph, inputs):
             given, shared = graph.chain.begin(inputs)
             stage = self.schedule.chain.stages[self.following].by(graph, len(self._shared))
-            self._shared += stage.retained(shared)
+            self._shared += graph.retained(shared)
             options = self.schedule.options_of(self.following, stage, self._shared)
             if options is not None:
                 made = self._by_plan(self.schedule, stage, given, options)

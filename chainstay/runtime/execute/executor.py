@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.profiles import ChainProfile
-from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import Shape, plan_execution
-from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
 from chainstay.runtime.options.table import (
     OptionTable,
@@ -127,36 +123,6 @@ class Executor:
             traffic=None if self._transport is None else self._transport.start(),
         )
         return run.forward(state, self._steps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedGraph(Planned):
-    """A captured graph by a plan.
-
-    Attributes:
-        chain: The graph as a chain, from the graph's inputs to the first state, and from the last
-            one to its outputs.
-        executor: Runs the stages.
-        profile: The chain's costs.
-    """
-
-    chain: GraphChain
-    executor: Executor
-    profile: ChainProfile
-
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
-        """Return the outputs of the graph."""
-        state, shared = self.chain.begin(inputs)
-        return self.chain.finish(self.executor(state, shared), shared)
-
-    @property
-    def options(self) -> OptionTable:
-        """See `Planned`."""
-        return self.executor.options
-
-    def close(self) -> None:
-        """Stop transfers; see `Planned`."""
-        self.executor.close()
 
 
 def matching(schedule: Schedule, chain: Chain) -> Schedule:

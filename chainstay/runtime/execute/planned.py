@@ -36,7 +36,7 @@ class Planned:
 
     @property
     def options(self) -> OptionTable:
-        """The options of stages that it uses, by stage and number; joins have none."""
+        """The options of stages that it uses, by stage and number."""
         return {}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether what runs again gives what it gave before: bit for bit, unless that is not asked for.
+"""A check that what runs again gives what it gave before: bit for bit, or up to rounding if asked.
 
 Some kernels of accelerators add in an order that nobody knows (atomics): they give other bits
 whenever they run, in plain training, too.

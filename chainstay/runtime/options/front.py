@@ -39,7 +39,7 @@ LIMIT: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a stage keeps and what it makes again.
+    """The operators of a stage that are kept, and those that are made again.
 
     Attributes:
         kept_bytes: The bytes of what is kept, the stage's own output left out.

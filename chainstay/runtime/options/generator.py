@@ -72,7 +72,7 @@ def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
 
 @dataclass(slots=True)
 class _Stashes:
-    """What the forward sets aside."""
+    """Values that the forward sets aside."""
 
     graph: StageGraph
     places: dict[tuple[fx.Node, bool], int] = field(default_factory=dict)

@@ -40,7 +40,7 @@ _RANDOM_TIME: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorStep:
-    """How to run an operator of a `StageGraph` again.
+    """A recipe to run an operator of a `StageGraph` again.
 
     Attributes:
         node: The operator's node; for a copy by autocast, the node that it is made for.
@@ -69,18 +69,18 @@ class OperatorStep:
 
     @property
     def traits(self) -> tuple[object, ...]:
-        """What was seen of it."""
+        """The traits that were seen of it."""
         return (self.generators, self.layout, self.noise, self.requires_grad, self.scratch)
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The operator's name, for people."""
         return operator_name(self.node) if self.cast is None else "cast"
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """One of the tensors that autograd saves, in their order; parameters are not among them.
+    """A tensor that autograd saves, one of several in their order; parameters are not among them.
 
     Attributes:
         layout: How it lies in memory.

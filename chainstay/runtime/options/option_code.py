@@ -1,4 +1,4 @@
-"""What runs a stage with an option: its forward, and the replays of what it drops."""
+"""The code of a stage with an option: its forward, and the replays of what it drops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chainstay.runtime.stage.states import MemoryLayout
 
 
 class Origin(Enum):
-    """Where an input of a replay comes from.
+    """The origin of an input of a replay.
 
     Attributes:
         STATE: The stage's incoming state.
@@ -46,7 +46,7 @@ class ReplayInput:
 
 @dataclass(frozen=True, slots=True)
 class SavedSlot:
-    """One of the saved tensors that a replay makes.
+    """A saved tensor that a replay makes.
 
     Attributes:
         layout: How it lies in memory.
@@ -87,7 +87,7 @@ class ReplayCode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptionCode:
-    """What runs a stage with an option.
+    """The code that runs a stage with an option.
 
     Attributes:
         graph: The stage.

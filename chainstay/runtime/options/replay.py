@@ -168,7 +168,7 @@ class OptionPack:
         self.run = None
 
 
-class _Capture:
+class _SavingHook:
     """Pack hook of a replay: keeps what marked operators save."""
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class _Group:
                 self.run, self.stashes = None, {}
 
     def _replay(self, run: OptionRun) -> None:
-        code, capture = self.code, _Capture()
+        code, capture = self.code, _SavingHook()
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
         with (
             torch.enable_grad(),
@@ -266,7 +266,7 @@ class _Group:
         return given
 
     def _made(
-        self, run: OptionRun, slot: SavedSlot, results: Sequence[torch.Tensor], capture: _Capture
+        self, run: OptionRun, slot: SavedSlot, results: Sequence[torch.Tensor], capture: _SavingHook
     ) -> torch.Tensor:
         if slot.extra is None:
             made = results[slot.source].detach()

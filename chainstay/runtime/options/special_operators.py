@@ -43,7 +43,7 @@ def scratch_arguments(node: fx.Node) -> dict[ArgumentPlace, fx.Node]:
 
 
 def operator_name(node: fx.Node) -> str:
-    """What people call the operator of a node."""
+    """Return the name of a node's operator, for people."""
     if node.op == "call_module":
         return "region"
     name = str(getattr(node.target, "__name__", node.target)).strip("_")

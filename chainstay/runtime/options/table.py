@@ -1,9 +1,10 @@
-"""The options of a chain's stages, by stage and number."""
+"""The options of stages, by stage and number; stages of a join count branch by branch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from chainstay.runtime.execute.handles import is_parameter
 from chainstay.runtime.options.option import Option
 from chainstay.runtime.options.option_code import Origin
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.schedule import Schedule
+from chainstay.schedule import Op, Schedule
 
 OptionTable: TypeAlias = Mapping[tuple[int, int], Option]
 """Options by the first stage that they keep, and their number, from 1 on."""
@@ -25,18 +26,28 @@ def fused(stages: Sequence[ChainStage]) -> ChainStage:
     return reduce(ChainStage.fused_with, stages)
 
 
-def used_options(table: OptionTable, schedule: Schedule) -> OptionTable:
+def used_options(
+    table: OptionTable,
+    schedule: Schedule,
+    position: Callable[[Op], int] = attrgetter("stage"),
+) -> OptionTable:
     """Return the options that a schedule keeps stages under.
+
+    Args:
+        table: The options that there are.
+        schedule: A schedule.
+        position: Tells the number of the stage of an operation.
 
     Raises:
         PlanMismatchError: The table lacks one of them.
     """
-    used = {(op.stage, op.option): op for op in schedule if op.option}
+    used = {(position(op), op.option): op for op in schedule if op.option}
+    network = "chain" if all(op.branch is None for op in schedule) else "join"
     for key, op in used.items():
         if key not in table:
             raise PlanMismatchError(
-                f"{op} keeps stage {op.stage} under option {op.option}, and this chain has no such "
-                "option; solve for the profile that it was measured with"
+                f"{op} keeps stage {op.stage} under option {op.option}, and this "
+                f"{network} has no such option; solve for the profile that it was measured with"
             )
     return {key: table[key] for key in used}
 

@@ -56,7 +56,7 @@ class TracedValue:
 
 @dataclass(slots=True)
 class Operation:
-    """What was seen of a node that is no view.
+    """Observations of a node that is no view.
 
     Attributes:
         reads: The storages of its arguments.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.cuts.chain import GraphChain, Position
-from chainstay.runtime.capture.cuts.cut import cut_into_chain, observe_graph
+from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
-from chainstay.runtime.capture.graph import as_captured_graph
+from chainstay.runtime.capture.graph import NoStagesError
+from chainstay.runtime.capture.operators import observe_graph
 from chainstay.runtime.capture.tracing import NoFullGraphError
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns
@@ -180,21 +182,27 @@ def _traced(loss: Loss, output: object, places: Mapping[int, object]) -> TracedL
     function = loss.forward if isinstance(loss, nn.Module) else loss
     capture = GraphCapture(function, GraphForward.from_graph, "the loss")
     try:
-        result = capture.capture(output)
+        result = capture.trace(output)
     except UnplannedGraphError as found:
-        forward, inputs = found.forward, found.inputs
-        graph = as_captured_graph(forward.graph, forward.inputs)
-        observed = observe_graph("the loss", graph, inputs)
-        body = cut_into_chain(observed, granularity=1, blocks=frozenset())
-        return TracedLoss(body, tuple(places.get(id(value), value) for value in inputs))
+        try:
+            observed = observe_graph("the loss", found.forward, found.inputs)
+            body = cut_into_chain(observed, granularity=1, blocks=frozenset())
+        except NoStagesError as reason:
+            raise _untraceable(reason) from reason
+        return TracedLoss(body, tuple(places.get(id(value), value) for value in found.inputs))
     except NoFullGraphError as reason:
-        raise UnsupportedModelError(
-            f"the loss cannot be traced on the model's output: {reason}; write it in torch "
-            "operators, or leave loss= out (its memory is then yours to add)"
-        ) from reason
+        raise _untraceable(reason) from reason
     raise UnsupportedModelError(
         f"the loss computes nothing from the model's output (it returned a "
         f"{type(result).__name__}); it must return one real number with a gradient"
+    )
+
+
+def _untraceable(reason: Exception) -> UnsupportedModelError:
+    """Return the refusal of a loss that is no graph."""
+    return UnsupportedModelError(
+        f"the loss cannot be traced on the model's output: {reason}; write it in torch "
+        "operators, or leave loss= out (its memory is then yours to add)"
     )
 
 
@@ -217,18 +225,32 @@ def loss_in(output: object) -> torch.Tensor | None:
 
 
 def require_loss(loss: object) -> None:
-    """Refuse a loss that cannot be called.
+    """Refuse a loss that cannot be called with a model's output.
 
     Raises:
-        UnsupportedModelError: It is a class, or not callable.
+        UnsupportedModelError: It is a class, not callable, or takes something else.
     """
+    if loss is None:
+        return
     if isinstance(loss, type):
         raise UnsupportedModelError(
             f"the loss is the class {loss.__name__}, must be a function or an instance; write "
             f"lambda output: {loss.__name__}()(output, targets)"
         )
-    if loss is not None and not callable(loss):
+    if not callable(loss):
         raise UnsupportedModelError(
             f"the loss is a {type(loss).__name__}, must be callable: from the model's output "
             "to one number"
         )
+    function = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of some builtins nobody knows it
+        return
+    try:
+        signature.bind("output")
+    except TypeError as reason:
+        raise UnsupportedModelError(
+            f"the loss {getattr(loss, '__name__', loss)} is called with the model's output alone "
+            f"({reason}); let it hold its targets: lambda output: loss(output, targets)"
+        ) from reason

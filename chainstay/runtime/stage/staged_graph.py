@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
-from chainstay.runtime.capture.trials.isolation import StandIns
+from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.execute.environment import Traits
-from chainstay.runtime.execute.executor import Executor, PlannedGraph
+from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import (
@@ -62,11 +62,53 @@ class StagedGraph:
         """
         schedule = solution.schedule if transport is None else transport.schedule
         return PlannedGraph(
-            chain=self.graph,
+            staged=self,
             executor=Executor(self.chain, self.traits, schedule, transport, self.options),
             solution=solution,
             profile=profile,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGraph(Planned):
+    """A captured graph by a plan.
+
+    Attributes:
+        staged: The graph as stages.
+        executor: Runs the stages.
+        profile: The stages' costs.
+    """
+
+    staged: StagedGraph
+    executor: Executor
+    profile: ChainProfile
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
+        """Return the outputs of the graph."""
+        state, shared = self.graph.begin(inputs)
+        return self.graph.finish(self.executor(state, shared), shared)
+
+    @property
+    def graph(self) -> GraphChain:
+        """The graph, cut."""
+        return self.staged.graph
+
+    @property
+    def options(self) -> OptionTable:
+        """See `Planned`."""
+        return self.executor.options
+
+    def for_graph(self, graph: GraphChain, inputs: Sequence[Any]) -> PlannedGraph | None:
+        """The plan for a graph with other numbers; ``None`` if its options do not fit these."""
+        staged = with_graph(replace(self.staged, options=self.options), graph, inputs)
+        if staged is None:
+            return None
+        executor = self.executor.with_chain(staged.chain, staged.traits, staged.options)
+        return replace(self, staged=staged, executor=executor)
+
+    def close(self) -> None:
+        """Stop transfers; see `Planned`."""
+        self.executor.close()
 
 
 def subject_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
@@ -82,7 +124,7 @@ def subject_of(  # noqa: PLR0913  # a call of the graph, and whom to tell
 
     Call it inside `measuring`.
     """
-    stand_ins = StandIns(written_inputs(graph.stages, graph.state_inputs, inputs))
+    stand_ins = graph.stand_ins(inputs)
     state, shared = graph.begin(stand_ins.of_all(inputs))
     stages = [ChainStage(stage.name, (stage,)) for stage in graph.stages]
     if loss is not None:
@@ -114,7 +156,7 @@ def measured_graph(
     *,
     repeats: int,
     cache: str | os.PathLike[str] | None,
-    wants_options: Callable[[Measurement], bool] = lambda _: True,
+    wants_options: Callable[[Measurement], bool],
 ) -> tuple[StagedGraph, Measurement]:
     """Measure the stages of a graph; call it inside `measuring`."""
     measured = measure_subject(

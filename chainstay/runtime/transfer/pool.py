@@ -56,7 +56,7 @@ class Slot:
 
 @dataclass(slots=True)
 class PoolMemory:
-    """What pools of one model have together.
+    """The memory that all pools of one model share.
 
     Attributes:
         idle: Slots that wait, by the bytes that were allocated for them.

@@ -64,7 +64,7 @@ def plan_transfers(
     Complexity:
         O(len(schedule) + n m) for m items that move.
     """
-    walk = _Walk(profile, budget, list(computations_of(schedule, profile, overheads)))
+    walk = _TransferWalk(profile, budget, list(computations_of(schedule, profile, overheads)))
     for position in range(len(walk.computations)):
         walk.take(position)
     actions: list[tuple[Action, ...]] = []
@@ -79,14 +79,14 @@ def plan_transfers(
     )
 
 
-def _most_on_host(actions: Iterable[tuple[Action, ...]], walk: _Walk) -> int:
+def _most_on_host(actions: Iterable[tuple[Action, ...]], walk: _TransferWalk) -> int:
     signs = {Act.SEND: 1, Act.RELEASE: 0, Act.FETCH: -1, Act.COPY: 0}
     changes = (signs[each.act] * walk.size(each.item) for some in actions for each in some)
     return max(accumulate(changes), default=0)
 
 
 @dataclass(slots=True)
-class _Walk:
+class _TransferWalk:
     """The computations one by one, in bytes.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The calls of modules in a model's lists during its forward: order and arguments.
+"""The calls of modules in a model's lists during its forward, and the choice of stages among them.
 
 Tensors are told apart by numbers, so that none is held for the sake of its identity; a tensor
 changed in place is another one.
@@ -6,10 +6,9 @@ changed in place is another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
 from chainstay.runtime.stage.states import version_of
-
-__all__ = ["BlockCall", "SeenTensor", "TensorNumbers", "record_calls", "replaced_forwards"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class TensorNumbers:
         return tuple(dict.fromkeys(map(self.seen, tensors)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class BlockCall:
     """One call of a module in a list of modules.
 
@@ -99,30 +97,19 @@ class BlockCall:
 
 def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]:
     """Return the calls of all children of the model's containers, in the order of their ends."""
-    numbers = TensorNumbers()
+    numbers, listed = TensorNumbers(), listed_modules(model)
     calls: list[BlockCall] = []
 
-    def recording(container: str, name: str, block: nn.Module) -> Callable[..., Any]:
-        forward = block.forward
+    def record(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+        container, name = listed[block]
+        inputs = numbers.all_seen((args, kwargs))
+        with handed_to(record):  # what is in the block, too
+            result = run_plainly(block, args, kwargs)
+        outputs = numbers.all_seen(result)
+        calls.append(BlockCall(name, container, block, inputs, outputs))
+        return result
 
-        def record(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the block's own
-            inputs = numbers.all_seen((args, kwargs))
-            result = forward(*args, **kwargs)
-            outputs = numbers.all_seen(result)
-            calls.append(
-                BlockCall(
-                    name=name, container=container, block=block, inputs=inputs, outputs=outputs
-                )
-            )
-            return result
-
-        return record
-
-    forwards = {
-        child: recording(container, name, child)
-        for child, (container, name) in listed_modules(model).items()
-    }
-    with replaced_forwards(forwards):
+    with entered(listed), handed_to(record):
         run()
     return calls
 
@@ -139,21 +126,64 @@ def listed_modules(model: nn.Module) -> Mapping[nn.Module, tuple[str, str]]:
     return children
 
 
-@contextmanager
-def replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """While this lasts, calls of these modules go to these functions."""
-    before: dict[nn.Module, Any] = {module: vars(module).get("forward") for module in forwards}
-    try:
-        for module, forward in forwards.items():
-            vars(module)["forward"] = forward
-        yield
-    finally:
-        for module, forward in before.items():
-            if forward is None:
-                vars(module).pop("forward", None)
-            else:
-                vars(module)["forward"] = forward
-
-
 def _storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else tensor.nbytes
+
+
+def follows(segment: Sequence[BlockCall], call: BlockCall) -> bool:
+    """Whether `call` takes all that has a gradient of what the last call of `segment` made.
+
+    Whatever else it takes with a gradient must be from the segment, unchanged.
+    """
+    passed = {each for each in segment[-1].outputs if each.requires_grad}
+    known = {*segment[0].taken, *(each for before in segment for each in before.outputs)}
+    return bool(passed) and passed <= {*call.taken} <= known
+
+
+def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[BlockCall]:
+    """Return the calls to take, in order: those of lists of one class, or of the largest list."""
+    refused = {call.name for call in calls if not call.is_stage} | set(unfit)
+    groups: dict[str, list[BlockCall]] = {}
+    for call in calls:
+        if call.name not in refused:
+            groups.setdefault(call.container, []).append(call)
+    alike = {path: group for path, group in groups.items() if _is_of_one_class(group)}
+    chained = {path: group for path, group in alike.items() if _has_chain(group)}
+    for candidates in (chained, alike):
+        chosen = [path for path in candidates if _is_chosen(path, candidates)]
+        if chosen:
+            names = {id(call) for path in chosen for call in candidates[path]}
+            return [call for call in calls if id(call) in names]
+    mixed = {path: group for path, group in groups.items() if len(group) >= 2}
+    return max(mixed.values(), key=_parameters, default=[])
+
+
+def _is_of_one_class(group: Sequence[BlockCall]) -> bool:
+    return len(group) >= 2 and len({type(call.block) for call in group}) == 1
+
+
+def _has_chain(group: Sequence[BlockCall]) -> bool:
+    return any(follows([one], other) for one, other in pairwise(group))
+
+
+def _parameters(group: Sequence[BlockCall]) -> int:
+    blocks = {call.block for call in group}
+    return sum(parameter.numel() for block in blocks for parameter in block.parameters())
+
+
+def _is_chosen(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:
+    """Whether the finest lists with most of the parameters are taken, and `path` is one of them."""
+    outer = [other for other in candidates if other != path and _is_inside(path, other)]
+    return not _is_split(path, candidates) and all(_is_split(each, candidates) for each in outer)
+
+
+def _is_split(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:
+    """Whether lists inside the blocks of list `path` are taken in its place."""
+    inner = [other for other in candidates if other != path and _is_inside(other, path)]
+    outermost = [one for one in inner if not any(_is_inside(one, it) for it in inner if it != one)]
+    held = sum(_parameters(candidates[other]) for other in outermost)
+    return bool(inner) and 2 * held >= _parameters(candidates[path])
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return path.startswith(f"{other}.") if other else bool(path)

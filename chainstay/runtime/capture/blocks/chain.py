@@ -113,11 +113,6 @@ class BlockStage:
         """Whether its parameters are spread over several processes."""
         return self.block is not None
 
-    def retained(self, shared: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the shared values to keep for a repetition: the state is not among them."""
-        taken = set(self.graph.chain.state_inputs)
-        return tuple(None if position in taken else value for position, value in enumerate(shared))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockChain:
@@ -131,12 +126,15 @@ class BlockChain:
         stages: Its blocks, in the order of their calls.
         starts: The first stage of every segment, ascending from 0.
         boundaries: The tensors of each state; the last one has what the last block returns.
+        uncalled: Paths of blocks like these in the same lists that the model left out; another
+            call may run them.
     """
 
     name: str
     stages: tuple[BlockStage, ...]
     starts: tuple[int, ...]
     boundaries: tuple[tuple[SeenTensor, ...], ...]
+    uncalled: tuple[str, ...] = ()
 
     @property
     def key(self) -> Hashable:

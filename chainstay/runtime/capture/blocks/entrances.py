@@ -9,7 +9,7 @@ the same settings then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import update_wrapper
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from chainstay.runtime.capture.trials.model_forward import (
+    is_stand_in,
     restore_forward,
     stand_in_for,
     unbound_forward,
@@ -65,6 +66,25 @@ def close_entrance(block: nn.Module) -> None:
     compiled = vars(block).get("_compiled_call_impl")
     if isinstance(compiled, _CompiledCall):
         vars(block)["_compiled_call_impl"] = compiled.compiled
+
+
+@contextmanager
+def entered(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, calls of these blocks can be handed over."""
+    blocks = list(blocks)
+    opened = [block for block in blocks if not is_stand_in(vars(block).get("forward"))]
+    try:
+        for block in opened:
+            open_entrance(block)
+        yield
+    finally:
+        for block in opened:
+            close_entrance(block)
+
+
+def run_plainly(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+    """Run a block's own forward, as a `BlockHandler` that does nothing else."""
+    return traced_forward(block)(traced_module(block), *args, **kwargs)
 
 
 def traced_module(block: nn.Module) -> nn.Module:

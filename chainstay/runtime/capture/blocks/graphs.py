@@ -13,26 +13,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from chainstay.runtime.capture.blocks.entrances import (
     compiler_of,
     traced_forward,
     traced_module,
 )
-from chainstay.runtime.capture.cuts.chain import GraphChain, written_inputs
-from chainstay.runtime.capture.cuts.cut import cut_into_chain, observe_graph
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
     GraphCapture,
     GraphForward,
     UnplannedGraphError,
-    wants_gradients,
 )
-from chainstay.runtime.capture.graph import as_captured_graph
 from chainstay.runtime.capture.graph_key import graph_key
+from chainstay.runtime.capture.operators import observe_graph
 from chainstay.runtime.capture.tracing import NotRunError
-from chainstay.runtime.capture.trials.equivalence import NotTheModelError, Trial
+from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.equivalence import Trial
 from chainstay.runtime.devices.autocast import Autocast
 
 
@@ -49,6 +49,11 @@ class BlockGraph:
     key: Hashable
     chain: GraphChain
     is_compiled: bool = False
+
+    def retained(self, shared: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the shared values to keep for a repetition: the state is not among them."""
+        taken = set(self.chain.state_inputs)
+        return tuple(None if position in taken else value for position, value in enumerate(shared))
 
 
 BlockRunner = Callable[[BlockGraph, tuple[Any, ...]], Sequence[Any]]
@@ -72,7 +77,7 @@ class BlockGraphs:
     def call(
         self,
         block: nn.Module,
-        call: tuple[tuple[Any, ...], Mapping[str, Any]],
+        arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
         runner: BlockRunner,
         *,
         checked: bool = True,
@@ -81,7 +86,7 @@ class BlockGraphs:
 
         Args:
             block: The module, whose hooks are left to whoever calls it.
-            call: Its arguments and keyword arguments.
+            arguments: Its arguments and keyword arguments.
             runner: Called once, in the middle of what the block does.
             checked: Whether graphs that are new are compared with the block.
 
@@ -89,72 +94,47 @@ class BlockGraphs:
             UnsupportedModelError: The block cannot be traced, or its graph is not the block;
                 nothing of it has been run.
         """
-        args, kwargs = call
-        module, function = traced_module(block), traced_forward(block)
-        key = (type(module), function)
+        args, kwargs = arguments
+        call = Call(traced_module(block), args, dict(kwargs), traced_forward(block))
+        key = (type(call.model), call.function)
         if key not in self.captures:
-            self.captures[key] = GraphCapture(function, _receive, type(module).__name__)
+            self.captures[key] = GraphCapture(call.function, GraphForward.if_trained, call.name)
         with _running(runner):
             try:
-                return self.captures[key].run(module, *args, **kwargs)
+                return self.captures[key].run(call.model, *args, **kwargs)
             except NotRunError:
                 pass
-            while True:
-                try:
-                    return self.captures[key].capture(module, *args, **kwargs)
-                except UnplannedGraphError as found:
-                    if not self._add(found, block, call, checked=checked):
-                        denying = self.captures[key].denying()
-                        assert denying is not None, "else it would have been refused"
-                        self.captures[key] = denying
 
-    def _add(
+            def plan(found: UnplannedGraphError) -> CapturedForward:
+                return self._planned(found, call, compiler_of(block), checked=checked)
+
+            return self.captures[key].capture(plan, (call.model, *args), kwargs)
+
+    def _planned(
         self,
         found: UnplannedGraphError,
-        block: nn.Module,
-        call: tuple[tuple[Any, ...], Mapping[str, Any]],
+        call: Call,
+        compiler: Callable[..., Any] | None,
         *,
         checked: bool,
-    ) -> bool:
-        """Make a stage of a new graph; whether it is the block."""
-        forward = found.forward
-        captured = as_captured_graph(forward.graph, forward.inputs)
-        observed = observe_graph(self.name, captured, found.inputs)
+    ) -> CapturedForward:
+        """A new graph as one stage that this thread's runner runs, if it is the block."""
+        observed = observe_graph(self.name, found.forward, found.inputs)
         key = graph_key(observed, found.inputs, Autocast.now(self.device))
         chain = cut_into_chain(observed, granularity=1, blocks=frozenset())
-        compiler = compiler_of(block)
         if compiler is not None:
-            chain = _compiled(chain, compiler)
+            (stage,) = chain.stages
+            chain = replace(chain, stages=(replace(stage, function=compiler(stage.function)),))
+            call = replace(call, function=compiler(call.function))
         if checked:
-            function = traced_forward(block)
-            trial = Trial(
-                traced_module(block),
-                *call,
-                found.inputs,
-                chain,
-                written_inputs(chain.stages, chain.state_inputs, found.inputs),
-                self.device,
-                function if compiler is None else compiler(function),
-            )
-            try:
-                trial.require_same()
-            except NotTheModelError:
-                if self.captures[type(trial.model), function].denying() is None:
-                    raise
-                return False
+            written = chain.written_by(found.inputs)
+            Trial(call, found.inputs, chain, written, self.device).require_same()
         graph = BlockGraph(key, chain, is_compiled=compiler is not None)
 
         def run(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
             return _current()(graph, inputs)
 
-        forward.plans[forward.sizes(found.inputs)] = run
-        return True
-
-
-def _compiled(chain: GraphChain, compiler: Callable[..., Any]) -> GraphChain:
-    """The same, run by what torch.compile makes of it."""
-    (stage,) = chain.stages
-    return replace(chain, stages=(replace(stage, function=compiler(stage.function)),))
+        return run
 
 
 _thread = threading.local()
@@ -174,9 +154,3 @@ def _running(runner: BlockRunner) -> Iterator[None]:
 def _current() -> BlockRunner:
     runner: BlockRunner = _thread.runner
     return runner
-
-
-def _receive(graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
-    if torch.is_grad_enabled() and wants_gradients(inputs):
-        return GraphForward.from_graph(graph, inputs)
-    return graph.forward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
@@ -10,17 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
-from chainstay.runtime.capture.trials.isolation import (
-    StandIns,
-    arguments_like,
-    forward_of_shadow,
-    functions_of,
-    shadow_of,
-    values_kept,
-)
+from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
 from chainstay.runtime.capture.trials.world import world_kept
 from chainstay.runtime.devices.sharding import is_sharded, left_sharded
 from chainstay.runtime.execute.environment import RandomStates, random_states, restore_random_states
@@ -38,19 +31,13 @@ class Host:
     runs itself, and what it does to parameters, gradients and buffers is undone.
 
     Attributes:
-        model: The user's.
-        args: Positional arguments of a call.
-        kwargs: Keyword arguments.
-        function: The model's own forward, which takes the model first.
+        call: A call of the model.
         device: The model's device.
         stand_ins: Stand-ins for its parameters.
         random: States of torch's generators, as they are before every call.
     """
 
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    function: Callable[..., Any]
+    call: Call
     device: torch.device
     stand_ins: StandIns = field(default_factory=StandIns)
     random: RandomStates = ()
@@ -58,13 +45,18 @@ class Host:
 
     def __post_init__(self) -> None:
         self.random = random_states(self.device)
-        for leaf in tree_leaves((self.args, dict(self.kwargs))):
+        for leaf in self.call.leaves:
             if isinstance(leaf, Iterator):
                 raise UnsupportedModelError(
-                    f"an argument of {type(self.model).__name__} is a {type(leaf).__name__}, "
+                    f"an argument of {self.call.name} is a {type(leaf).__name__}, "
                     "which can be gone through once only, while a call is tried several times to "
                     "plan it; pass a list"
                 )
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model."""
+        return self.call.model
 
     @property
     def is_sharded(self) -> bool:
@@ -84,7 +76,7 @@ class Host:
                 with self._itself() as own:
                     yield own
                 return
-            unknown = () if self._is_known else (*self.model.parameters(), *self._given())
+            unknown = () if self._is_known else (*self.model.parameters(), *self.call.tensors)
             with values_kept(unknown) as changed:
                 yield self._shadow()
         if not self._is_known:
@@ -93,21 +85,14 @@ class Host:
             for key in changed:
                 self.stand_ins.known.pop(key, None)
 
-    def _given(self) -> Iterator[torch.Tensor]:
-        """Tensors of the call."""
-        leaves = tree_leaves((self.args, dict(self.kwargs)))
-        return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-
     def _shadow(self) -> tuple[nn.Module, Callable[[], Any]]:
         stand_ins = StandIns(self.stand_ins.written)
         for parameter in self.model.parameters():
             if id(parameter) not in self.stand_ins.written:
                 self.stand_ins.of(parameter)
         stand_ins.known = dict(self.stand_ins.known)
-        shadow = shadow_of(self.model, stand_ins)
-        args, kwargs = arguments_like((self.args, dict(self.kwargs)), stand_ins)
-        function = forward_of_shadow(shadow, self.function)
-        return shadow, lambda: function(shadow, *args, **kwargs)
+        shadow = self.call.of_shadow(stand_ins)
+        return shadow.model, shadow
 
     @contextmanager
     def _itself(self) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
@@ -115,9 +100,9 @@ class Host:
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         attributes = [(module, dict(vars(module))) for module in model.modules()]
         try:
-            vars(model)["forward"] = MethodType(self.function, model)
-            with left_sharded(model), values_kept(self._given()):
-                yield model, lambda: model(*self.args, **self.kwargs)
+            vars(model)["forward"] = MethodType(self.call.function, model)
+            with left_sharded(model), values_kept(self.call.tensors):
+                yield model, lambda: model(*self.call.args, **self.call.kwargs)
         finally:
             for module, before in attributes:
                 vars(module).clear()
@@ -136,6 +121,6 @@ class Host:
             raise  # tell their own story
         except Exception as cause:  # the model is the user's code and may raise anything
             raise SampleFailsError(
-                f"{type(self.model).__name__} or its loss fails on the sample: "
+                f"{self.call.name} or its loss fails on the sample: "
                 f"{type(cause).__name__}: {str(cause).rstrip('.')}; check that both run on it"
             ) from cause

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -26,21 +26,15 @@ from chainstay.runtime.capture.blocks.calls import (
     BlockCall,
     SeenTensor,
     TensorNumbers,
+    choose_calls,
+    follows,
+    listed_modules,
     record_calls,
 )
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
-from chainstay.runtime.capture.blocks.choice import choose_calls, follows
-from chainstay.runtime.capture.blocks.entrances import (
-    close_entrance,
-    handed_to,
-    open_entrance,
-    traced_forward,
-    traced_module,
-)
+from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
-from chainstay.runtime.capture.graph_inputs import InputKind
-from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.execute.environment import RandomStates, random_states
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.stage.states import State, detached, version_of
@@ -97,10 +91,31 @@ def sample_blocks(
             names = {model.get_submodule(call.name): call.name for call in chosen}
             sampler = _Sampler(graphs, names, sharded=host.is_sharded)
             with entered(names), handed_to(sampler.called):
-                run()
+                try:
+                    run()
+                except Exception:
+                    # An unfit block may have run twice, and added to a cache of the model twice.
+                    if not sampler.unfit:
+                        raise
             if not sampler.unfit:
-                return sampler.assembled(name, held)
+                chain, sample = sampler.assembled(name, held)
+                return replace(chain, uncalled=_uncalled(host, recorded, chosen)), sample
             unfit.update(sampler.unfit)
+
+
+def _uncalled(
+    host: Host, recorded: Iterable[BlockCall], chosen: Iterable[BlockCall]
+) -> tuple[str, ...]:
+    """Return the blocks like those chosen, in the same lists, that were not called."""
+    if host.is_sharded:  # no plan takes other blocks in
+        return ()
+    called = {call.name for call in recorded}
+    kinds = {(call.container, type(call.block)) for call in chosen}
+    return tuple(
+        name
+        for block, (container, name) in listed_modules(host.model).items()
+        if name not in called and (container, type(block)) in kinds
+    )
 
 
 @contextmanager
@@ -116,20 +131,6 @@ def blocks_run_by(
         yield
 
 
-@contextmanager
-def entered(blocks: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, calls of these blocks can be handed over."""
-    blocks = list(blocks)
-    opened = [block for block in blocks if not is_stand_in(vars(block).get("forward"))]
-    try:
-        for block in opened:
-            open_entrance(block)
-        yield
-    finally:
-        for block in opened:
-            close_entrance(block)
-
-
 @dataclass(slots=True, kw_only=True)
 class _SampledCall:
     """One call of a block."""
@@ -137,13 +138,18 @@ class _SampledCall:
     call: BlockCall
     graph: BlockGraph
     state: State
-    versions: tuple[int, ...]
-    given: State
     result: State
-    passed: dict[int, int]
+    passed: dict[int, int]  # positions in the state of what comes out as it went in
+    given: State  # its state itself, and how often that had been changed in place
+    versions: tuple[int, ...]
     shared: tuple[Any, ...]
     aside: tuple[torch.Tensor, ...]
     random: RandomStates
+
+    @property
+    def is_input_changed(self) -> bool:
+        """Whether somebody has changed its state since."""
+        return tuple(map(version_of, self.given)) != self.versions
 
 
 @dataclass(slots=True)
@@ -166,21 +172,13 @@ class _Sampler:
                 return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
             except UnsupportedModelError as refusal:
                 self.unfit[name] = f"{name}: {refusal}"
-        return traced_forward(block)(traced_module(block), *args, **kwargs)
+        return run_plainly(block, args, kwargs)
 
     def _run(self, block: nn.Module, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
         chain = graph.chain
         state, shared = chain.begin(inputs)
         taken = tuple(map(self.numbers.seen, state))
-        kinds = zip(inputs, chain.inputs, strict=False)
-        aside = [
-            value
-            for value, given in kinds
-            if given.kind is InputKind.ARGUMENT
-            and isinstance(value, torch.Tensor)
-            and not value.requires_grad
-        ]
-        before = detached(state)
+        given = detached(state)
         versions = tuple(map(version_of, state))
         parked = _parked(state)
         (stage,) = chain.stages
@@ -190,25 +188,16 @@ class _Sampler:
         name = self.names[block]
         self.pieces.append(
             _SampledCall(
-                call=BlockCall(
-                    name=name,
-                    container=name.rpartition(".")[0],
-                    block=block,
-                    inputs=(*taken, *map(self.numbers.seen, aside)),
-                    outputs=made,
-                ),
+                call=BlockCall(name, name.rpartition(".")[0], block, taken, made),
                 graph=graph,
                 state=parked,
-                versions=versions,
-                given=before,
                 result=_parked(result),
                 passed={
                     n: known[id(tensor)] for n, tensor in enumerate(result) if id(tensor) in known
                 },
-                shared=tuple(
-                    None if position in set(chain.state_inputs) else value
-                    for position, value in enumerate(shared)
-                ),
+                given=given,
+                versions=versions,
+                shared=graph.retained(shared),
                 aside=chain.counted(shared),
                 random=random_states(self.graphs.device),
             )
@@ -227,47 +216,37 @@ class _Sampler:
         for index in range(1, len(calls)):
             if index in held or not follows(calls[starts[-1] : index], calls[index]):
                 starts.append(index)
-        firsts = list(accumulate((len(piece.shared) for piece in pieces), initial=0))
-        stages: list[BlockStage] = []
-        boundaries: list[tuple[SeenTensor, ...]] = []
-        states: list[State] = []
-        results: list[State] = []
-        last: tuple[SeenTensor, ...] = ()
-        for start, end in zip(starts, [*starts[1:], len(calls)], strict=True):
-            segment = _states(calls[start:end])
-            values: dict[SeenTensor, torch.Tensor] = {}
-            for index in range(start, end):
-                piece, before = pieces[index], segment[index - start]
-                after = segment[index - start + 1]
-                values.update(zip(piece.call.taken, piece.state, strict=False))
-                values.update(zip(piece.call.outputs, piece.result, strict=True))
-                behind = after[len(piece.call.outputs) :]
-                stages.append(
-                    BlockStage(
-                        name=piece.call.name,
-                        block=piece.call.block if self.sharded else None,
-                        graph=piece.graph,
-                        first_shared=firsts[index],
-                        taken=tuple(before.index(tensor) for tensor in piece.call.taken),
-                        carried=tuple(before.index(tensor) for tensor in behind),
-                        is_input_changed=tuple(map(version_of, piece.given)) != piece.versions,
-                    )
-                )
-                states.append(tuple(values[tensor] for tensor in before))
-                results.append(tuple(values[tensor] for tensor in after))
-            boundaries += segment[:-1]
-            last = segment[-1]
+        ends = pairwise([*starts, len(calls)])
+        states = [pair for start, end in ends for pair in pairwise(_states(calls[start:end]))]
+        firsts = accumulate((len(piece.shared) for piece in pieces), initial=0)
+        values: dict[SeenTensor, torch.Tensor] = {}
+        for piece in pieces:
+            values.update(zip(piece.call.taken, piece.state, strict=False))
+            values.update(zip(piece.call.outputs, piece.result, strict=True))
+        stages = tuple(
+            BlockStage(
+                name=piece.call.name,
+                block=piece.call.block if self.sharded else None,
+                graph=piece.graph,
+                first_shared=first,
+                taken=tuple(map(before.index, piece.call.taken)),
+                carried=tuple(map(before.index, after[len(piece.call.outputs) :])),
+                is_input_changed=piece.is_input_changed,
+            )
+            for piece, first, (before, after) in zip(pieces, firsts, states, strict=False)
+        )
         chain = BlockChain(
             name=name,
-            stages=tuple(stages),
+            stages=stages,
             starts=tuple(starts),
-            boundaries=(*boundaries, last),
+            boundaries=(*(before for before, _ in states), states[-1][1]),
         )
         sample = BlockSample(
-            states=tuple(states),
-            results=tuple(results),
+            states=tuple(tuple(values[each] for each in before) for before, _ in states),
+            results=tuple(tuple(values[each] for each in after) for _, after in states),
             passed=tuple(
-                _passed(stage, piece) for stage, piece in zip(stages, pieces, strict=True)
+                {} if stage.is_input_changed else {n: stage.taken[at] for n, at in passed.items()}
+                for stage, passed in zip(stages, (piece.passed for piece in pieces), strict=True)
             ),
             shared=tuple(value for piece in pieces for value in piece.shared),
             counted=tuple({id(t): t for piece in pieces for t in piece.aside}.values()),
@@ -284,13 +263,6 @@ def _states(calls: Sequence[BlockCall]) -> list[tuple[SeenTensor, ...]]:
         carried = (t for t in states[-1] if t in later and t not in call.outputs)
         states.append((*call.outputs, *dict.fromkeys(carried)))
     return states
-
-
-def _passed(stage: BlockStage, piece: _SampledCall) -> dict[int, int]:
-    """Positions in the state of what a block returns as it took it."""
-    if stage.is_input_changed:
-        return {}
-    return {n: stage.taken[position] for n, position in piece.passed.items()}
 
 
 def _parked(state: State) -> State:

@@ -2,17 +2,22 @@
 
 Place p lies behind operator p. A value crosses it if it exists there and is used behind it;
 as values are used from their making to their last use, each crosses a contiguous range.
+
+Masks, position numbers and rotary angles need no gradient, depend on nothing but the model's
+inputs, and are used by many stages: they are made once, kept by reference, and cross nothing.
+What a value may be made from, if it is made before the first stage, is decided here: no
+gradient, no random numbers, nothing that the forward changes in place elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from chainstay.runtime.capture.graph import CapturedGraph
-from chainstay.runtime.capture.operators import Observations
+from chainstay.runtime.capture.operators import Observations, ObservedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +54,39 @@ class Crossings:
             yield crossing
 
 
-def find_crossings(
-    captured: CapturedGraph, state_inputs: Collection[fx.Node], movable: frozenset[fx.Node]
-) -> Crossings:
-    """Find where every value of the graph is made and last used.
+def find_crossings(observed: ObservedGraph) -> Crossings:
+    """Find where every value of a graph is made and last used.
 
-    Args:
-        captured: The graph.
-        state_inputs: Inputs through which gradients go on, to whatever made them. Other inputs
-            are there for everyone, and are no values.
-        movable: Operators that may run before the first stage.
+    Inputs through which no gradients go on are there for everyone, and are no values.
     """
-    operators = captured.operators
+    captured = observed.captured
+    given = [node for node in captured.placeholders if node in observed.state_inputs]
+    movable = movable_nodes(captured, observed.seen)
+    return crossings_among(captured, captured.operators, given, movable)
+
+
+def crossings_among(
+    captured: CapturedGraph,
+    operators: Sequence[fx.Node],
+    given: Iterable[fx.Node],
+    movable: frozenset[fx.Node],
+) -> Crossings:
+    """Find what crosses the places between some of a graph's operators.
+
+    What is `given` crosses the place in front of the first, what others need that behind the last.
+    """
     position = {node: index for index, node in enumerate(operators)}
-    first = {node: -1 for node in captured.placeholders if node in state_inputs}
-    first |= position
     outputs = {leaf for leaf in captured.output if isinstance(leaf, fx.Node)}
-    last = {
-        node: len(operators) - 1
-        if node in outputs
-        else max((position[user] - 1 for user in node.users if user in position), default=-2)
-        for node in first
-    }
-    return Crossings(operators, first, last, movable)
+
+    def last_place(node: fx.Node) -> int:
+        users = [user for user in node.users if user.op != "output"]
+        is_needed = node in position and any(user not in position for user in users)
+        if node in outputs or is_needed:
+            return len(operators) - 1
+        return max((position[user] - 1 for user in users if user in position), default=-2)
+
+    first = dict.fromkeys(given, -1) | position
+    return Crossings(operators, first, {node: last_place(node) for node in first}, movable)
 
 
 def forbidden_places(crossings: Crossings, seen: Observations) -> set[int]:
@@ -99,3 +114,81 @@ def forbidden_places(crossings: Crossings, seen: Observations) -> set[int]:
                 for storage in set(seen[argument].storages) - seen[node].written:
                     begun.setdefault(storage, index)
     return forbidden
+
+
+def movable_nodes(captured: CapturedGraph, seen: Observations) -> frozenset[fx.Node]:
+    """Operators that may run before the first stage instead of at their place."""
+    operators = captured.operators
+    position = {node: index for index, node in enumerate(operators)}
+    writers = _writers(operators, seen)
+    movable = {node for node in operators if _is_pure(node, seen)}
+    size = -1
+    while size != len(movable):
+        size = len(movable)
+        movable -= {
+            node
+            for node in operators
+            if any(each in position and each not in movable for each in node.all_input_nodes)
+        }
+        movable -= _entangled(operators, movable, writers, seen)
+    return frozenset(movable)
+
+
+def with_makers(
+    wanted: Iterable[fx.Node], movable: frozenset[fx.Node], seen: Observations
+) -> set[fx.Node]:
+    """`wanted` movable nodes and all that make their values, changes in place included."""
+    writers = _writers(movable, seen)
+    made: set[fx.Node] = set()
+    pending = list(wanted)
+    while pending:
+        node = pending.pop()
+        if node in made:
+            continue
+        made.add(node)
+        pending += [each for each in node.all_input_nodes if each in movable]
+        pending += [each for storage in seen[node].storages for each in writers.get(storage, ())]
+    return made
+
+
+def _is_pure(node: fx.Node, seen: Observations) -> bool:
+    """True if a node needs no gradient, draws nothing, and changes only what the forward made."""
+    return (
+        not seen[node].requires_grad
+        and bool(seen[node].storages or seen[node].is_number)
+        and not seen[node].draws_random
+        and not seen[node].written & seen.external
+    )
+
+
+def _writers(nodes: Iterable[fx.Node], seen: Observations) -> Mapping[int, list[fx.Node]]:
+    """Return the nodes that change each storage in place."""
+    writers: dict[int, list[fx.Node]] = {}
+    for node in nodes:
+        for storage in seen[node].written:
+            writers.setdefault(storage, []).append(node)
+    return writers
+
+
+def _entangled(
+    operators: list[fx.Node],
+    movable: set[fx.Node],
+    writers: Mapping[int, list[fx.Node]],
+    seen: Observations,
+) -> set[fx.Node]:
+    """Movable nodes that touch a storage which is changed by, or while in use by, others."""
+    fixed: set[int] = set()
+    last_write = {storage: nodes[-1] for storage, nodes in writers.items()}
+    unfinished = set(writers)
+    for node in operators:
+        touched = _touched(node, seen) & writers.keys()
+        if node not in movable:
+            fixed |= touched & unfinished
+        unfinished -= {storage for storage in touched if last_write[storage] is node}
+    return {node for node in movable if _touched(node, seen) & fixed}
+
+
+def _touched(node: fx.Node, seen: Observations) -> set[int]:
+    """Storages of its value and of its arguments."""
+    nodes = [node, *(each for each in node.all_input_nodes if each.op != "get_attr")]
+    return {storage for each in nodes for storage in seen[each].storages} | seen[node].written

@@ -2,66 +2,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-import torch
 from torch import fx
 
 from chainstay.errors import NotAJoinError
 from chainstay.runtime.capture.cuts.branches import find_towers
-from chainstay.runtime.capture.cuts.chain import CutGraph, GraphChain, assemble
-from chainstay.runtime.capture.cuts.crossings import Crossings, find_crossings, forbidden_places
+from chainstay.runtime.capture.cuts.chain import GraphChain, Position, SharedValue, Value
+from chainstay.runtime.capture.cuts.crossings import (
+    Crossings,
+    find_crossings,
+    forbidden_places,
+    with_makers,
+)
 from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
-from chainstay.runtime.capture.cuts.movable_nodes import movable_nodes
+from chainstay.runtime.capture.cuts.programs import GraphStage, Program, compile_program
+from chainstay.runtime.capture.cuts.stage_names import name_ranges
 from chainstay.runtime.capture.graph import CapturedGraph, NoStagesError
-from chainstay.runtime.capture.graph_inputs import InputKind
-from chainstay.runtime.capture.operators import Observations, observe_operators
+from chainstay.runtime.capture.operators import Observations, ObservedGraph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedGraph:
-    """A captured graph, and what its operators do.
+@dataclass(frozen=True, slots=True)
+class CutGraph:
+    """All that a chain is made of.
 
     Attributes:
-        name: The model's name, for messages.
-        captured: The graph.
-        seen: The effects of its operators.
-        state_inputs: Inputs whose gradients go on, to whatever made them.
-        movable: Operators that may run before the first stage.
+        observed: The graph.
+        crossings: The values that cross each place.
+        cuts: Places where it is cut.
     """
 
-    name: str
-    captured: CapturedGraph
-    seen: Observations
-    state_inputs: Collection[fx.Node]
-    movable: frozenset[fx.Node]
+    observed: ObservedGraph
+    crossings: Crossings
+    cuts: tuple[int, ...]
 
+    @property
+    def captured(self) -> CapturedGraph:
+        """The graph's operators."""
+        return self.observed.captured
 
-def observe_graph(name: str, captured: CapturedGraph, inputs: Sequence[object]) -> ObservedGraph:
-    """Observe the operators of a graph.
+    @property
+    def seen(self) -> Observations:
+        """The effects of the graph's operators."""
+        return self.observed.seen
 
-    Raises:
-        NoStagesError: A shape depends on values.
-    """
-    given = (*inputs, *captured.constants)
-    captured, seen = observe_operators(captured, given)
-    state_inputs = {
-        node: None
-        for node, value, kind in zip(
-            captured.placeholders, given, (each.kind for each in captured.inputs), strict=True
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Places of the cuts, and those in front of the first and behind the last stage."""
+        return (-1, *self.cuts, len(self.crossings.operators) - 1)
+
+    def made_early(self) -> set[fx.Node]:
+        """Movable values that cross a cut or leave the graph, numbers, and all that make them.
+
+        What a stage saves may depend on a number, which whoever runs it has to see.
+        """
+        crossings = self.crossings
+        outputs = {leaf for leaf in self.captured.output if isinstance(leaf, fx.Node)}
+        wanted = [
+            node
+            for node in crossings.movable
+            if node in outputs
+            or node in self.seen.numbers
+            or any(crossings.first[node] <= cut <= crossings.last[node] for cut in self.cuts)
+        ]
+        early = with_makers(wanted, crossings.movable, self.seen)
+        several = [
+            node
+            for node in early
+            if self.seen[node].tensor is None and not self.seen[node].is_number
+        ]
+        taken = [user for node in several for user in node.users if user in crossings.movable]
+        return with_makers([*wanted, *taken], crossings.movable, self.seen)  # tensors are shared
+
+    def shared_nodes(
+        self, ranges: Sequence[Sequence[fx.Node]], early: set[fx.Node]
+    ) -> list[fx.Node]:
+        """All inputs, and values made early that stages or the output use."""
+        users = {node for nodes in ranges for node in nodes} | {self.captured.graph.output_node()}
+        made = [
+            node
+            for node in self.crossings.operators
+            if node in early and users.intersection(node.users)
+        ]
+        return [*self.captured.placeholders, *made]
+
+    def stages(
+        self,
+        ranges: Sequence[Sequence[fx.Node]],
+        states: Sequence[Sequence[fx.Node]],
+        shared: Mapping[fx.Node, int],
+    ) -> list[GraphStage]:
+        """One stage per range of operators, between two states each."""
+        seen = self.seen
+        stages = []
+        for name, nodes, (before, after) in zip(
+            name_ranges(ranges), ranges, pairwise(states), strict=True
+        ):
+            given = {storage for node in before for storage in seen[node].storages}
+            saved = {storage for node in nodes for storage in seen[node].saved}
+            written = {storage for node in nodes for storage in seen[node].written}
+            program = compile_program(self.captured.modules, nodes, before, shared, after)
+            stages.append(
+                GraphStage(
+                    name=name,
+                    body=program.body,
+                    function=program.function,
+                    shared=program.shared,
+                    operators=len(nodes),
+                    saved_bytes=seen.size_of(saved - given),
+                    draws_random=any(seen[node].draws_random for node in nodes),
+                    written=tuple(
+                        position
+                        for node, position in shared.items()
+                        if node not in self.observed.state_inputs
+                        and written.intersection(seen[node].storages)
+                    ),
+                    changes_input=bool(written & given),
+                    fills_what_it_saved=any(seen[node].fills_saved for node in nodes),
+                )
+            )
+        return stages
+
+    def prologue(self, early: set[fx.Node], shared: Sequence[fx.Node]) -> Program:
+        """Return the program that makes the values that are made early."""
+        inputs = len(self.captured.inputs)
+        positions = {node: position for position, node in enumerate(shared[:inputs])}
+        nodes = [node for node in self.crossings.operators if node in early]
+        return compile_program(self.captured.modules, nodes, (), positions, shared[inputs:])
+
+    def shared_value(self, node: fx.Node) -> SharedValue:
+        """Return `node` as a shared value."""
+        tensor, storages = self.seen[node].tensor, self.seen[node].storages
+        return SharedValue(
+            name=node.name,
+            storage_bytes=sum(self.seen.storage_bytes[storage] for storage in set(storages)),
+            elements=0 if tensor is None or node.op != "placeholder" else tensor.numel(),
+            is_external=self.seen.external.issuperset(storages),
         )
-        if isinstance(value, torch.Tensor)
-        and value.requires_grad
-        and (kind is InputKind.ARGUMENT or not value.is_leaf)
-    }
-    return ObservedGraph(
-        name=name,
-        captured=captured,
-        seen=seen,
-        state_inputs=state_inputs.keys(),
-        movable=movable_nodes(captured, seen),
-    )
+
+    def output(
+        self, state: Sequence[fx.Node], shared: Mapping[fx.Node, int]
+    ) -> tuple[Position | object, ...]:
+        """Return the place of each output when the stages have run."""
+
+        def position(leaf: object) -> Position | object:
+            if not isinstance(leaf, fx.Node):
+                return leaf
+            if leaf in state:
+                return Position(state.index(leaf), is_shared=False)
+            return Position(shared[leaf], is_shared=True)
+
+        return tuple(map(position, self.captured.output))
+
+    def value(self, node: fx.Node, states: Sequence[Sequence[fx.Node]]) -> Value:
+        """Return `node` as a value that crosses cuts."""
+        tensor = self.seen[node].tensor
+        assert tensor is not None, f"{node} is no tensor, so nothing is cut behind it"
+        (storage,) = self.seen[node].storages
+        crossed = [index for index, state in enumerate(states) if node in state]
+        return Value(
+            name=node.name,
+            shape=tensor.shape,
+            dtype=tensor.dtype,
+            device=tensor.device,
+            storage=storage,
+            storage_bytes=self.seen.storage_bytes[storage],
+            requires_grad=tensor.requires_grad,
+            is_external=storage in self.seen.external,
+            first_cut=crossed[0],
+            last_cut=crossed[-1],
+        )
 
 
 def cut_into_chain(
@@ -72,7 +184,7 @@ def cut_into_chain(
     Raises:
         NoStagesError: It gives something that is neither a tensor nor a number.
     """
-    crossings = find_crossings(observed.captured, observed.state_inputs, observed.movable)
+    crossings = find_crossings(observed)
     cuts = choose_cuts(crossings, observed.seen, granularity, blocks)
     chain = _cut_at(observed, crossings, cuts)
     between_blocks = choose_cuts(crossings, observed.seen, "blocks", blocks)
@@ -82,7 +194,7 @@ def cut_into_chain(
 
 def cut_again(observed: ObservedGraph, cuts: tuple[int, ...]) -> GraphChain | None:
     """Cut a graph where one that is alike was cut; ``None`` where that is not allowed."""
-    crossings = find_crossings(observed.captured, observed.state_inputs, observed.movable)
+    crossings = find_crossings(observed)
     forbidden = forbidden_places(crossings, observed.seen)
     places = tuple(cut + len(observed.seen.numbers) for cut in cuts)
     if not forbidden.isdisjoint(places) or any(n >= len(crossings.operators) for n in places):
@@ -98,17 +210,34 @@ def _cut_at(observed: ObservedGraph, crossings: Crossings, cuts: tuple[int, ...]
                 f"the forward returns {node.name}, which is neither a tensor nor a number that is "
                 "known before; return tensors"
             )
-    cut = CutGraph(
-        name=observed.name,
-        captured=captured,
-        seen=seen,
-        crossings=crossings,
-        cuts=cuts,
-        state_inputs=observed.state_inputs,
-    )
-    chain = assemble(cut)
+    chain = _assemble(CutGraph(observed, crossings, cuts))
     try:
-        find_towers(captured, seen, observed.movable)  # changes the graph, so it comes last
+        find_towers(captured, seen, crossings.movable)  # changes the graph, so it comes last
     except NotAJoinError as refusal:
         return replace(chain, not_a_join=str(refusal))
     return chain
+
+
+def _assemble(cut: CutGraph) -> GraphChain:
+    """The chain of a graph that has been cut."""
+    crossings, captured = cut.crossings, cut.captured
+    early = cut.made_early()
+    ranges = [
+        [node for node in crossings.operators[before + 1 : after + 1] if node not in early]
+        for before, after in pairwise(cut.places)
+    ]
+    states = [crossings.at(place) for place in cut.places]
+    nodes = cut.shared_nodes(ranges, early)
+    shared = {node: index for index, node in enumerate(nodes)}
+    return GraphChain(
+        name=cut.observed.name,
+        stages=tuple(cut.stages(ranges, states, shared)),
+        boundaries=tuple(tuple(cut.value(node, states) for node in state) for state in states),
+        inputs=captured.inputs,
+        constants=captured.constants,
+        shared=tuple(map(cut.shared_value, nodes)),
+        prologue=cut.prologue(early, nodes),
+        state_inputs=tuple(shared[node] for node in states[0]),
+        output=cut.output(states[-1], shared),
+        cuts=tuple(place - len(cut.seen.numbers) for place in cut.cuts),
+    )

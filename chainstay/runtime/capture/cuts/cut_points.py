@@ -41,7 +41,7 @@ _LEAST_PART: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _CutPlace:
     """A place at which a cut is allowed."""
 
     index: int  # of the operator in front of it
@@ -78,7 +78,7 @@ def choose_cuts(
     return tuple(cuts)
 
 
-def _allowed_places(crossings: Crossings, seen: Observations) -> list[_Place]:
+def _allowed_places(crossings: Crossings, seen: Observations) -> list[_CutPlace]:
     """Allowed places with a state that something requires a gradient of."""
     forbidden = forbidden_places(crossings, seen)
     saved = {storage for node in crossings.operators for storage in seen[node].saved}
@@ -86,7 +86,7 @@ def _allowed_places(crossings: Crossings, seen: Observations) -> list[_Place]:
     for index, state in enumerate(crossings.sweep()):
         if index not in forbidden and any(seen[node].requires_grad for node in state):
             storages = frozenset(storage for node in state for storage in seen[node].storages)
-            places.append(_Place(index, storages, seen.size_of(storages), storages <= saved))
+            places.append(_CutPlace(index, storages, seen.size_of(storages), storages <= saved))
     return places
 
 
@@ -96,22 +96,22 @@ def _saved_between(crossings: Crossings, seen: Observations, start: int, end: in
     return seen.size_of(storage for node in nodes for storage in seen[node].saved)
 
 
-def _candidates(places: Sequence[_Place]) -> list[_Place]:
+def _candidates(places: Sequence[_CutPlace]) -> list[_CutPlace]:
     """Places that one tensor alone crosses, and local minima."""
     runs = [
         list(run) for _, run in groupby(places, key=lambda place: (place.size, len(place.storages)))
     ]
     sizes = [_BIG, *(run[0].size for run in runs), _BIG]
-    found: list[_Place] = []
+    found: list[_CutPlace] = []
     for before, run, after in zip(sizes, runs, sizes[2:], strict=False):
         if len(run[0].storages) == 1 or before > run[0].size <= after:
             found += [place for place in run if place.is_saved] or [run[-1]]
     return found
 
 
-def _distinct(places: Sequence[_Place], seen: Observations) -> list[int]:
+def _distinct(places: Sequence[_CutPlace], seen: Observations) -> list[int]:
     """Leave out places whose state is that of the place before and next to nothing else."""
-    kept: list[_Place] = []
+    kept: list[_CutPlace] = []
     for place in places:
         new = place.storages - kept[-1].storages if kept else place.storages
         if seen.size_of(new) * _LEAST_NEWS >= place.size:
@@ -161,7 +161,7 @@ def _between_blocks(
 
 
 def _with_large_split(
-    cuts: Sequence[int], places: Sequence[_Place], saved: _Saved, count: int, seen: Observations
+    cuts: Sequence[int], places: Sequence[_CutPlace], saved: _Saved, count: int, seen: Observations
 ) -> list[int]:
     """Add cuts where stages are large, and both sides have a fair part of what they save."""
     everything = saved(0, count)

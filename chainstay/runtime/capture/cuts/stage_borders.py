@@ -12,10 +12,11 @@ from torch import fx
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.crossings import find_crossings, forbidden_places
-from chainstay.runtime.capture.cuts.cut import ObservedGraph, cut_again, observe_graph
+from chainstay.runtime.capture.cuts.cut import cut_again
 from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
-from chainstay.runtime.capture.graph import CapturedGraph, as_captured_graph, stage_border
+from chainstay.runtime.capture.graph import CapturedGraph, stage_border
 from chainstay.runtime.capture.graph_inputs import InputKind
+from chainstay.runtime.capture.operators import ObservedGraph, observe_graph
 from chainstay.runtime.capture.tracing import NoFullGraphError
 from chainstay.runtime.stage.given_stages import StageLoop, Stages, stage_title
 
@@ -37,7 +38,7 @@ def _trace(named: Stages, sample: torch.Tensor) -> tuple[ObservedGraph, tuple[An
     given = sample.detach().requires_grad_(sample.requires_grad)
     try:
         with torch.enable_grad():
-            capture.capture(StageLoop(named), given)
+            capture.trace(StageLoop(named), given)
     except UnplannedGraphError as found:
         titles = [stage_title(name, stage) for name, stage in named]
         return observed_stages(found, titles), found.inputs
@@ -63,7 +64,7 @@ def observed_stages(found: UnplannedGraphError, titles: Sequence[str]) -> Observ
         replace(each, name="the input") if each.kind is InputKind.ARGUMENT else each
         for each in forward.inputs
     ]
-    return observe_graph("the chain", as_captured_graph(forward.graph, inputs), found.inputs)
+    return observe_graph("the chain", replace(forward, inputs=tuple(inputs)), found.inputs)
 
 
 def naming_the_stage(
@@ -97,7 +98,7 @@ def cut_between_stages(observed: ObservedGraph, titles: Sequence[str]) -> GraphC
     The first stage has none: a view joins the stage after it.
     """
     seen = observed.seen
-    crossings = find_crossings(observed.captured, observed.state_inputs, observed.movable)
+    crossings = find_crossings(observed)
     forbidden = forbidden_places(crossings, seen)
     place_of = {node: place for place, node in enumerate(crossings.operators)}
     last = len(crossings.operators) - 1

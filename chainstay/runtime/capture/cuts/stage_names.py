@@ -27,7 +27,7 @@ def module_paths(node: fx.Node) -> tuple[str, ...]:
 def _path_of(source: str) -> str:
     """``layers.0.fc`` of ``L['function'].__self__.layers[0].fc``."""
     path = _ROOT.sub("", source.partition("@")[0])  # one that is called again has "@1" behind
-    path = path.replace("._modules", "").replace("['", ".").replace("']", "")
+    path = re.sub(r"(^|\.)_modules\b", "", path).replace("['", ".").replace("']", "")
     return path.replace("[", ".").replace("]", "").strip(".")
 
 

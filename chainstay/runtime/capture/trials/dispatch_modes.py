@@ -1,7 +1,8 @@
 """Modes in which the user sees every operator (a counter of FLOPs, a tracker of memory).
 
 TorchDynamo traces nothing while such a mode is active, and its guards fail then. So they are set
-aside while it looks for a graph, and active again while the graph runs.
+aside while it looks for a graph, and active again while the graph runs. Modes that may change
+results are refused, as transforms of torch.func are.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import torch
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
     is_in_torch_dispatch_mode,
 )
+
+from chainstay.errors import UnsupportedModelError
 
 
 class _SetAside(threading.local):
@@ -37,7 +41,7 @@ def modes_set_aside() -> Iterator[None]:
     active = [mode for mode in _get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
     set_aside.modes = (*before, *active)
     try:
-        with _left(active):
+        with _switched(active, on=False):
             yield
     finally:
         set_aside.modes = before
@@ -59,36 +63,41 @@ def in_modes(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:  # noq
     """Call `function` in the modes that were set aside."""
     modes, set_aside.modes = set_aside.modes, ()
     try:
-        with _entered(modes):
+        with _switched(modes, on=True):
             return function(*args)
     finally:
         set_aside.modes = modes
 
 
 @contextmanager
-def _left(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
-    """Inside, the innermost modes are not active; what they do at their own end is not done."""
-    _leave(modes)
+def _switched(modes: Sequence[TorchDispatchMode], *, on: bool) -> Iterator[None]:
+    """Inside, the innermost modes are active or not; what they do at their own end is not done."""
+    _switch(modes, on=on)
     try:
         yield
     finally:
-        _enter(modes)
+        _switch(modes, on=not on)
 
 
-@contextmanager
-def _entered(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
-    _enter(modes)
-    try:
-        yield
-    finally:
-        _leave(modes)
+def _switch(modes: Sequence[TorchDispatchMode], *, on: bool) -> None:
+    for mode in modes if on else reversed(modes):
+        if on:
+            TorchDispatchMode.__enter__(mode)
+        else:
+            TorchDispatchMode.__exit__(mode, None, None, None)
 
 
-def _enter(modes: Sequence[TorchDispatchMode]) -> None:
-    for mode in modes:
-        TorchDispatchMode.__enter__(mode)
-
-
-def _leave(modes: Sequence[TorchDispatchMode]) -> None:
-    for mode in reversed(modes):
-        TorchDispatchMode.__exit__(mode, None, None, None)
+def require_no_transform(name: str) -> None:
+    """Refuse what may change results, which a recomputation would miss; torch's own look on."""
+    found = ""
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  # no public way
+        found = "a transform of torch.func"
+    elif torch._C._len_torch_dispatch_stack():  # noqa: SLF001  # likewise
+        modes = map(type, _get_current_dispatch_mode_stack())
+        names = [mode.__name__ for mode in modes if not mode.__module__.startswith("torch.")]
+        found = f"the dispatch mode {names[0]}" if names else ""
+    if found:
+        raise UnsupportedModelError(
+            f"{name} is called under {found}, which what its plan runs again would miss; leave "
+            "that out, or call chainstay.unfit(model)"
+        )

@@ -22,14 +22,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.trials.isolation import (
-    StandIns,
-    arguments_like,
-    forward_of_shadow,
-    functions_of,
-    shadow_of,
-    values_kept,
-)
+from chainstay.runtime.capture.tracing import NotTheModelError
+from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
 from chainstay.runtime.capture.trials.world import world_kept
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import dropping
@@ -42,10 +37,6 @@ from chainstay.runtime.execute.repeatable import (
 
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
 """Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
-
-
-class NotTheModelError(UnsupportedModelError):
-    """A captured graph computes something else than its model; the text says what."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,24 +57,18 @@ class Trial:
     """A call that model and captured graph are tried with.
 
     Attributes:
-        model: The user's.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments.
+        call: The call, whose function the graph was captured from.
         inputs: The inputs of the graph in that call, its constants excluded.
         graph: Runs it.
         written: Identities of those inputs that it changes in place.
         device: The model's device.
-        function: The function that the graph was captured from; it takes the model first.
     """
 
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    call: Call
     inputs: Sequence[Any]
     graph: Callable[..., Sequence[Any]]
     written: frozenset[int]
     device: torch.device
-    function: Callable[..., Any]
 
     def require_same(self) -> OutputSample:
         """Refuse a graph that does anything else than its model.
@@ -119,21 +104,20 @@ class Trial:
         with world_kept((), self.device), torch.enable_grad(), hooks(), logs[1]:
             leaves = list(self.graph(*given))
             found = _Outcome(leaves, leaves, self._changed(stand_ins), random_states(self.device))
-        shadow = shadow_of(self.model, others)
-        args, kwargs = arguments_like((self.args, dict(self.kwargs)), others)
+        shadow = self.call.of_shadow(others)
         with (
-            world_kept(functions_of(self.model), self.device),
+            world_kept(functions_of(self.call.model), self.device),
             torch.enable_grad(),
             hooks(),
             logs[0],
         ):
             with values_kept(self._constant()) as spoiled:
-                value = self._called(shadow, args, kwargs)
+                value = self._made(shadow)
             changed = self._changed(others)
             expected = _Outcome(value, tree_leaves(value), changed, random_states(self.device))
         if spoiled:
             raise NotTheModelError(
-                f"the forward of {type(self.model).__name__} changes a parameter in a way that "
+                f"the forward of {self.call.name} changes a parameter in a way that "
                 "torch.compile does not see; make it a buffer, and change that in place"
             )
         expected.pair_with(found, {id(tensor) for _, tensor in others.known.values()})
@@ -145,12 +129,12 @@ class Trial:
             if isinstance(value, nn.Parameter) and id(value) not in self.written:
                 yield value
 
-    def _called(self, shadow: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+    def _made(self, shadow: Call) -> Any:  # noqa: ANN401  # the model's own
         try:
-            return forward_of_shadow(shadow, self.function)(shadow, *args, **kwargs)
+            return shadow()
         except Exception as cause:  # the model is the user's code and may raise anything
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} fails on the sample: {type(cause).__name__}: "
+                f"{self.call.name} fails on the sample: {type(cause).__name__}: "
                 f"{str(cause).rstrip('.')}; check that it takes these arguments"
             ) from cause
 
@@ -166,7 +150,7 @@ class Trial:
         expected, found = self._both(torch.autograd.graph.save_on_cpu)
         leaves = {id(leaf): leaf for each in (expected, found) for leaf in each.variables()}
         leaves.update((id(value), value) for value in self.inputs if _is_leaf(value))
-        with world_kept(functions_of(self.model), self.device), torch.enable_grad():
+        with world_kept(functions_of(self.call.model), self.device), torch.enable_grad():
             gradients = zip(
                 *(each.gradients(leaves.values()) for each in (expected, found)), strict=True
             )
@@ -179,7 +163,7 @@ class Trial:
         model, graph, again = OperatorLog(), OperatorLog(), OperatorLog()
         self._both(dropping, (model, graph))
         self._both(dropping, (again, nullcontext()))
-        name = type(self.model).__name__
+        name = self.call.name
         if (differing := first_difference(model, again)) is not None:
             return NotTheModelError(
                 f"the forward of {name} gives another output when it runs again on the same input "

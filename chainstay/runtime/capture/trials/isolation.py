@@ -244,11 +244,7 @@ def functions_of(model: nn.Module) -> list[Callable[..., object]]:
 
 
 def require_initialised(model: nn.Module) -> None:
-    """Refuse a model whose parameters get their shapes by the first call only.
-
-    Raises:
-        UnsupportedModelError: It has such parameters.
-    """
+    """Refuse a model whose parameters get their shapes by the first call only."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise UnsupportedModelError(

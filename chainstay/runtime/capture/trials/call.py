@@ -1,0 +1,90 @@
+"""A call of a model: what is traced, tried and planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.trials.isolation import (
+    StandIns,
+    arguments_like,
+    forward_of_shadow,
+    shadow_of,
+)
+from chainstay.runtime.capture.trials.model_forward import unbound_forward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call of a model.
+
+    Attributes:
+        model: The user's.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        function: The model's own forward, which takes the model first.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    function: Callable[..., Any]
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> Call:
+        """Return a call of the model's own forward."""
+        return cls(model, args, dict(kwargs or {}), unbound_forward(model))
+
+    def __call__(self) -> Any:  # noqa: ANN401  # the model's own
+        """Make the call: only the model's own forward runs."""
+        return self.function(self.model, *self.args, **self.kwargs)
+
+    @property
+    def name(self) -> str:
+        """The model's name, for messages."""
+        return type(self.model).__name__
+
+    @property
+    def leaves(self) -> list[Any]:
+        """All values that the arguments hold, however they nest."""
+        return tree_leaves((self.args, self.kwargs))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model, where the arguments must be, too.
+
+        Raises:
+            UnsupportedModelError: They are elsewhere, or there is no tensor at all.
+        """
+        held = [*self.model.parameters(), *self.model.buffers()]
+        devices = dict.fromkeys(tensor.device for tensor in held or self.tensors[:1])
+        if not devices:
+            raise UnsupportedModelError(
+                "neither the model nor the call has any tensor; there is nothing to plan"
+            )
+        for tensor in self.tensors:
+            if tensor.device not in devices and tensor.dim() > 0:
+                raise UnsupportedModelError(
+                    f"the sample has a tensor on {tensor.device}, but the model is on "
+                    f"{next(iter(devices))}; move both to one device"
+                )
+        return next(iter(devices))
+
+    def of_shadow(self, stand_ins: StandIns) -> Call:
+        """The same call of a shadow of the model; stand-ins take the place of its tensors."""
+        shadow = shadow_of(self.model, stand_ins)
+        args, kwargs = arguments_like((self.args, self.kwargs), stand_ins)
+        return Call(shadow, args, kwargs, forward_of_shadow(shadow, self.function))
