@@ -90,9 +90,10 @@ clean:
 	rm -rf .venv build dist demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml
+	@echo "installing what is needed into .venv, torch first: some minutes, 1.5 GB"
 	$(PYTHON) -m venv $(if $(SYSTEM_TORCH),--system-site-packages) .venv
 	$(if $(SYSTEM_TORCH),,$(BIN)/pip install --quiet torch==2.13.0)
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable ".[report]"
 	touch $@
 
 # torchvision's wheel fits one torch only; beside a system's own torch its models are not tested.

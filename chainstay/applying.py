@@ -22,9 +22,7 @@ from chainstay.fitting.front import require_model
 from chainstay.fitting.option_choices import choices_of, chosen_options
 from chainstay.fitting.planner import (
     AnyPlanned,
-    Call,
     GraphCall,
-    MadePlan,
     PlannerSettings,
 )
 from chainstay.fitting.strategies.joins import planned_join
@@ -33,10 +31,10 @@ from chainstay.plans import Cut, Fingerprint, Plan, load_plan
 from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import ChainProfile, JoinProfile, OffloadProfile
-from chainstay.runtime.capture.cuts.chain import written_inputs
 from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlocks
 from chainstay.runtime.execute.items import movable_chain
@@ -49,7 +47,12 @@ from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.option_costs import restored_options
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import SumLoss
-from chainstay.runtime.stage.staged_graph import names_of, subject_of, unmeasured_graph
+from chainstay.runtime.stage.staged_graph import (
+    PlannedGraph,
+    names_of,
+    subject_of,
+    unmeasured_graph,
+)
 from chainstay.runtime.transfer import Transport, engine_for, program_of
 
 __all__ = [
@@ -131,6 +134,8 @@ def planned_as_plan(
         "cut": Cut(by=_cut_of(planned), granularity=granularity),
         "fingerprint": fingerprint,
         "choices": tuple(choices_of(planned)),
+        "plain_time": planned.plain_time,
+        "plain_peak": planned.plain_peak,
     }
     if isinstance(planned, PlannedJoin):
         return Plan(profile=planned.profile, keep=planned.keep, **about)
@@ -238,7 +243,7 @@ class _AppliedPlan:
         """The budget of the plan, in bytes; see `PlanMaker`."""
         return self.plan.solution.budget
 
-    def of_graph(self, call: GraphCall, *, is_first: bool) -> MadePlan:  # noqa: ARG002  # as `PlanMaker`
+    def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:  # noqa: ARG002  # as `PlanMaker`
         """Apply the plan to a captured graph; see `PlanMaker`.
 
         Raises:
@@ -261,7 +266,12 @@ class _AppliedPlan:
             options = restored_options([subject], chosen_options(plan, profile), is_checked=True)
         own = replace(own, options=options)
         planned = own.planned(plan.solution, profile, self._transport(call.device))
-        return MadePlan(own, replace(planned, overheads=plan.overheads))
+        return replace(
+            planned,
+            overheads=plan.overheads,
+            plain_time=plan.plain_time,
+            plain_peak=plan.plain_peak,
+        )
 
     def _of_join(
         self,
@@ -269,20 +279,19 @@ class _AppliedPlan:
         profile: JoinProfile,
         granularity: Granularity,
         blocks: frozenset[str],
-    ) -> MadePlan:
-        plan, graph = self.plan, cut_into_chain(call.observed_again(), granularity, blocks)
+    ) -> PlannedJoin:
+        plan = self.plan
         assert call.call is not None, "plans are applied to models"
         join = cut_into_join(call.observed, granularity, blocks)
         with measuring(call.device):
-            written = written_inputs(join.stages, join.state_inputs, call.inputs)
             loss = _any_loss(profile.closing)
-            parts = parts_of(join, call.inputs, written, loss, call.device)
+            parts = parts_of(join, call.inputs, loss, call.device)
             own = staged(join, parts, tuple(traits_of_all(parts)), names_of(join))
-            subject = subject_of(graph, call.inputs, loss, call.device)
-            chain = unmeasured_graph(graph, subject)
-        self._require_stages(call.call, call.device, own.chain.stages)
+            self._require_stages(call.call, call.device, own.chain.stages)
+            options = restored_options(parts, chosen_options(plan, profile), is_checked=True)
+        own = replace(own, options=options)
         planned = planned_join(join, own, plan.solution, profile, overheads=plan.overheads)
-        return MadePlan(chain, planned)
+        return replace(planned, plain_time=plan.plain_time, plain_peak=plan.plain_peak)
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:  # noqa: ARG002  # as `PlanMaker`
         """Apply the plan to the blocks of a model; see `PlanMaker`.
@@ -290,19 +299,18 @@ class _AppliedPlan:
         Raises:
             PlanMismatchError: The plan is for something else.
         """
-        plan, host = self.plan, around.host
-        call = Call(host.model, host.args, host.kwargs, host.function)
-        self._require_model(call, host.device)
-        self._require_stages(call, host.device, around.chain.chain_stages)
+        plan, device, call = self.plan, around.device, around.host.call
+        self._require_model(call, device)
+        self._require_stages(call, device, around.chain.chain_stages)
         traits, options = unmeasured_blocks(around, chosen_options(plan, plan.stages))
         schedule = plan.solution.schedule
         return PlannedBlocks(
-            schedule=BlockSchedule.from_schedule(
-                around.chain, traits, schedule, host.device, options
-            ),
+            schedule=BlockSchedule.from_schedule(around.chain, traits, schedule, device, options),
             solution=plan.solution,
             profile=plan.stages,
             overheads=plan.overheads,
+            plain_time=plan.plain_time,
+            plain_peak=plan.plain_peak,
         )
 
     def _require_model(self, call: Call, device: torch.device) -> None:
@@ -312,7 +320,7 @@ class _AppliedPlan:
                 "the plan is for a profile and not for a model, so nobody knows what its stages "
                 "are; make one by chainstay.fit and chainstay.save_plan, or: chainstay plan MODEL"
             )
-        present = fingerprint_of(call.model, call.args, call.kwargs, device)
+        present = fingerprint_of(call, device)
         _require_equal(replace(self.plan.fingerprint, stages={}), present)
 
     def _require_stages(
@@ -320,7 +328,7 @@ class _AppliedPlan:
     ) -> None:
         """Refuse a model that is the same by name, and computes something else."""
         assert self.plan.fingerprint is not None, "it was looked at"
-        present = fingerprint_of(call.model, call.args, call.kwargs, device, stages)
+        present = fingerprint_of(call, device, stages)
         _require_equal(self.plan.fingerprint, present)
 
     def _transport(self, device: torch.device) -> Transport | None:

@@ -200,7 +200,8 @@ class Fields:
 
     def _value(self, name: str) -> object:
         if name not in self.values:
-            raise self.error(f"{self.path}: field {name!r} is missing")
+            other = "; chainstay did not write it" if name == "chainstay" else ""
+            raise self.error(f"{self.path}: field {name!r} is missing{other}")
         return self.values[name]
 
     def _wrong(self, name: str, value: object, expected: str) -> ChainstayError:

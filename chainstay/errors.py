@@ -119,10 +119,12 @@ class InfeasibleBudgetError(ChainstayError):
         which = "" if family == "all" else f"{family} "
         amounts = [_exact(n) if unit == "bytes" else f"{n} {unit}" for n in (budget, required)]
         known = which if family == "known" else ""
+        is_share = unit == "bytes" and budget <= 100 and required >= 1024
+        share = f"A share of plain training is written '{budget}%'. " if is_share else ""
         super().__init__(
             f"no {which}schedule of this {stages}-stage {network} fits in {amounts[0]}; "
             f"the least feasible budget {known}is {amounts[1]}. {reason}{' ' * bool(reason)}"
-            "Raise the budget, shrink the batch, or cut the model into finer stages."
+            f"{share}Raise the budget, shrink the batch, or cut the model into finer stages."
         )
 
 

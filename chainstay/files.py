@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from chainstay.errors import ChainstayError
+
+_Read = TypeVar("_Read")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -59,6 +63,29 @@ def read_text(path: str | os.PathLike[str], *, most: int, error: type[ChainstayE
         return content.decode("utf-8")
     except UnicodeDecodeError as cause:
         raise error(f"{path}: no UTF-8 text ({cause.reason} at byte {cause.start})") from cause
+
+
+def read_document(
+    path: str | os.PathLike[str],
+    parse: Callable[[str], _Read],
+    *,
+    most: int,
+    error: type[ChainstayError],
+) -> _Read:
+    """Return what `parse` makes of the text at `path`; its errors name the file.
+
+    Args:
+        path: Path of a file.
+        parse: Function that reads the text.
+        most: Largest size in bytes, as for `read_text`.
+        error: Class of the error to raise where the file cannot be read.
+    """
+    text = read_text(path, most=most, error=error)
+    try:
+        return parse(text)
+    except ChainstayError as malformed:
+        malformed.args = (f"{path}: {malformed}", *malformed.args[1:])
+        raise
 
 
 def _mode_of(path: Path) -> int:

@@ -16,7 +16,7 @@ from chainstay.cli.strategies import (
     plain_training,
     solve_strategy,
 )
-from chainstay.files import read_text
+from chainstay.files import read_document
 from chainstay.plans import Plan
 from chainstay.plans.parser import parse_profile
 from chainstay.profiles import AnyProfile, ChainProfile, HomogeneousJoin, Link, OffloadProfile
@@ -46,8 +46,13 @@ def plan_profile_file(target: ModelOptions, options: PlanOptions, link: Link | N
                 f"{option} is for models, and {path} is a profile file, whose costs are known; "
                 "leave it out"
             )
-    text = read_text(path, most=_MOST_BYTES, error=CommandLineError)
-    return plan_profile(parse_profile(text, CommandLineError), path, options, link)
+    profile = read_document(
+        path,
+        lambda text: parse_profile(text, CommandLineError),
+        most=_MOST_BYTES,
+        error=CommandLineError,
+    )
+    return plan_profile(profile, path, options, link)
 
 
 def plan_profile(

@@ -18,9 +18,10 @@ from chainstay.fitting import unfit
 from chainstay.plans import Plan
 from chainstay.profiles import JoinProfile
 from chainstay.schedule import Schedule
+from chainstay.timetable import Time
 from chainstay.units import format_bytes
 from chainstay.validation.join.simulate import simulate_join
-from chainstay.validation.simulate import Replay, simulate
+from chainstay.validation.simulate import simulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class RunResult:
     Attributes:
         title: The model, its batch and device, for people.
         plan: The plan.
-        planned_plain: Simulation of plain training.
+        planned_plain: Peak in bytes and time in ns of plain training, by the plan's costs.
         measured_peak: Measured peak, in bytes.
         measured_time: Least measured time of a step, in ns.
         plain: Measured peak in bytes and time in ns of plain PyTorch; ``None`` if not run.
@@ -41,7 +42,7 @@ class RunResult:
 
     title: str
     plan: Plan
-    planned_plain: Replay
+    planned_plain: tuple[int, Time]
     measured_peak: int
     measured_time: int
     plain: tuple[int, int] | None = None
@@ -71,7 +72,7 @@ def train_by_plan(
 ) -> RunResult:
     """Train `steps` steps by `plan` and, if asked for and possible, by plain PyTorch."""
     planned_plain = _planned_plain(plan)
-    reason = _reason_not_to_compare(workload, planned_plain, compare=compare)
+    reason = _reason_not_to_compare(workload, planned_plain[0], compare=compare)
     plain = differences = None
     if not reason:
         with progress_bar("plain steps", 2 * steps + 1) as step:
@@ -108,19 +109,23 @@ def train_by_plan(
     )
 
 
-def _reason_not_to_compare(workload: Workload, planned_plain: Replay, *, compare: bool) -> str:
+def _reason_not_to_compare(workload: Workload, plain_peak: int, *, compare: bool) -> str:
     """Return why plain PyTorch is not run, or an empty text if it is."""
     if not compare:
         return "not asked for"
-    if not fits_here(planned_plain.peak_bytes, workload.target.device):
-        size = format_bytes(planned_plain.peak_bytes)
+    if not fits_here(plain_peak, workload.target.device):
+        size = format_bytes(plain_peak)
         return f"plain training needs {size}, which is not free here"
     return ""
 
 
-def _planned_plain(plan: Plan) -> Replay:
-    """Simulate plain training with the plan's costs."""
+def _planned_plain(plan: Plan) -> tuple[int, Time]:
+    """Return the peak and time of plain training, simulated where they were not measured."""
+    if plan.plain_peak is not None and plan.plain_time is not None:
+        return plan.plain_peak, plan.plain_time
     if isinstance(plan.profile, JoinProfile):
         keep_all = keep_all_join(plan.profile)
-        return simulate_join(plan.profile, keep_all, keep=plan.keep or None)
-    return simulate(plan.stages, Schedule.keep_all(len(plan.stages)))
+        replay = simulate_join(plan.profile, keep_all, keep=plan.keep or None)
+    else:
+        replay = simulate(plan.stages, Schedule.keep_all(len(plan.stages)))
+    return replay.peak_bytes, replay.makespan

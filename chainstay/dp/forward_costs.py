@@ -36,7 +36,7 @@ Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardCosts:
-    """What one kind of forwards costs, and every way to keep stages that can be of use.
+    """Costs of one kind of forwards, and every way to keep stages that can be of use.
 
     Stage s has options ``start[s] .. start[s + 1] - 1``; in a plain chain option s is stage s.
 

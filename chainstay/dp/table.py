@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chainstay.dp.recursion import KEEP, Array, Front, Recursion
 
@@ -29,7 +30,7 @@ class Table:
     """
 
     recursion: Recursion
-    rows: tuple[Array, ...]
+    rows: tuple[NDArray[np.signedinteger], ...]
 
     @classmethod
     def fill(cls, recursion: Recursion, slots: int) -> Table:

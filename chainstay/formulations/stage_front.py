@@ -1,4 +1,4 @@
-"""Which saved tensors of a stage to keep, as an integer program: it checks the front's recursion.
+"""The integer program of a stage's saved tensors, kept or dropped: it checks the front's recursion.
 
 The exact front of (bytes, replay time) is found by dynamic programming
 (`chainstay.runtime.options.front`), without a solver. This states one point of it a second time:

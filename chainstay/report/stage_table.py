@@ -75,8 +75,10 @@ def stage_table(problem: AnyProblem, schedule: Schedule) -> StageTable:
     columns = (_STAGE, _NAME, _FORWARD, _BACKWARD, *_SIZES, _RUNS)
     rows: list[tuple[TableCell, ...]] = []
     parts = kept_in_part(problem.profile, schedule)
+    plain_time = sum(chain.plain_time for _, chain in chains)
     for branch, chain in chains:
-        cells = _kept_cells(chain, parts)
+        own_parts = [part for part in parts if part.branch == branch]
+        cells = _kept_cells(chain, own_parts, plain_time)
         for i, row in enumerate(_chain_rows(chain, branch, runs, is_join=len(chains) > 1)):
             moves = (_text(moved.get((branch, i), "")),) if moved else ()
             rows.append((*row, *(cells[i] if parts else ()), *moves))
@@ -94,14 +96,14 @@ def _moved(schedule: Schedule) -> dict[_StageKey, str]:
 
 
 def _kept_cells(
-    chain: ChainProfile, parts: Sequence[KeptInPart]
+    chain: ChainProfile, parts: Sequence[KeptInPart], plain_time: int
 ) -> list[tuple[TableCell, TableCell, TableCell]]:
     nothing = TableCell("–", 0)
     cells = [(_text("whole"), nothing, nothing)] * len(chain)
     for part in parts:
         for inner in range(part.stage + 1, part.stage + part.stages):
             cells[inner] = (_text(f"with stage {part.stage}"), nothing, nothing)
-        share = 100 * part.extra_time / chain.plain_time if chain.plain_time else 0.0
+        share = 100 * part.extra_time / plain_time if plain_time else 0.0
         cells[part.stage] = (
             _text(part_text(part)),
             TableCell(format_bytes(part.less_bytes), part.less_bytes),

@@ -58,7 +58,7 @@ def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
         size = operator.index(budget)
     if size <= 0:
         raise InvalidBudgetError(
-            f"budget is {budget!r}; it must be more than 0 bytes (a share of plain training "
+            f"budget is {budget!r}; it must be at least 1 byte (a share of plain training "
             "is written '50%')"
         )
     return size

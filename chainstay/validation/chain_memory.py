@@ -30,7 +30,7 @@ class OpCost(NamedTuple):
     overhead_bytes: int
 
 
-class Record(NamedTuple):
+class SavedData(NamedTuple):
     """The data that one ``Fa`` saved.
 
     Attributes:
@@ -78,7 +78,7 @@ class ChainMemory:
     profile: ChainProfile
     discards: Discards
     activations: set[int] = field(default_factory=lambda: {0})
-    records: dict[int, Record] = field(default_factory=dict)
+    records: dict[int, SavedData] = field(default_factory=dict)
     has_run: set[int] = field(default_factory=set)
     gradient: int = -1
     options: tuple[tuple[StageOption, ...], ...] = ()
@@ -213,7 +213,7 @@ class ChainMemory:
             for skip in self.profile.skips
             if op.stage < skip.first <= last + 1 <= skip.last
         )
-        record = Record(op, op.stage, last, option, run, option.saved_bytes - made)
+        record = SavedData(op, op.stage, last, option, run, option.saved_bytes - made)
         self.records.update(dict.fromkeys(stages, record))
         return OpCost(run.time, self.stored_bytes(), run.overhead_bytes)
 
@@ -249,7 +249,7 @@ class ChainMemory:
         overhead = record.option.backward_overhead_bytes
         return OpCost(record.run.backward_time, during_bytes, overhead)
 
-    def _remove(self, record: Record) -> None:
+    def _remove(self, record: SavedData) -> None:
         for stage in record.stages:
             del self.records[stage]
 

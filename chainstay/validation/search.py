@@ -19,7 +19,7 @@ from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Claim, Family
-from chainstay.validation.search_memory import Records, StateSizes, StoredRecords
+from chainstay.validation.search_memory import RecordMasks, StateSizes, StoredRecords
 
 LARGEST_CHAIN: Final = 10
 """Stages of the longest chain accepted: the number of states grows like n 4^n."""
@@ -31,8 +31,8 @@ class ChainState(NamedTuple):
     Attributes:
         gradient: Index of the gradient that is held.
         activations: Bit i is set while a^i is stored.
-        saved: Bit k is set while record k of `Records` is stored; of a plain chain, what stage k
-            saved.
+        saved: Bit k is set while record k of `RecordMasks` is stored; of a plain chain,
+            what stage k saved.
         has_run: Bit i is set when stage i has run, if its costs depend on that.
     """
 
@@ -185,7 +185,7 @@ class ChainTransitions:
         self.start = ChainState(gradient=len(profile), activations=1, saved=0)
         self._is_plain = profile.is_plain
         self._every_drop = every_drop or not self._is_plain
-        self._records = Records(profile)
+        self._records = RecordMasks(profile)
         self._sizes = StateSizes(profile)
         self._dropped = [
             (stage.dropped(first=False), stage.dropped(first=True)) for stage in profile.stages

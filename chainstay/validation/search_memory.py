@@ -12,7 +12,7 @@ from chainstay.profiles import ChainProfile, StageOption
 from chainstay.schedule import Op, OpKind
 
 
-class Record(NamedTuple):
+class RecordMask(NamedTuple):
     """One kind of record, as masks of stages, of activations and of bytes.
 
     Attributes:
@@ -78,7 +78,7 @@ class StoredRecords(NamedTuple):
     inputs: int
 
 
-class Records:
+class RecordMasks:
     """All records of a chain.
 
     Attributes:
@@ -89,8 +89,8 @@ class Records:
     """
 
     def __init__(self, profile: ChainProfile) -> None:
-        self.all: list[Record] = []
-        self.ending: list[list[Record]] = [[] for _ in range(len(profile) + 1)]
+        self.all: list[RecordMask] = []
+        self.ending: list[list[RecordMask]] = [[] for _ in range(len(profile) + 1)]
         self.counted = 0
         self._sets: dict[int, StoredRecords] = {}
         self._profile = profile
@@ -113,7 +113,7 @@ class Records:
         for run in (option.run(first=False), option.run(first=True)):
             if run.backward_time not in bits:
                 bits[run.backward_time] = 1 << len(self.all)
-                record = Record(
+                record = RecordMask(
                     bit=bits[run.backward_time],
                     first=i,
                     stages=stages,

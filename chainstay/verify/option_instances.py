@@ -16,6 +16,8 @@ OPTION_FAMILIES: Final = (
     "super-stages",  # options that keep two or three stages
     "mixed",  # all of that
 )
+WITH_LINKS: Final = "with links"
+"""The family of options that a chain with transfers takes: of one stage each, with its input."""
 _SHARES: Final = 8
 
 
@@ -36,7 +38,10 @@ def random_chain_with_options(seed: int, number: int) -> ChainProblem:
 
 
 def with_options(draw: random.Random, profile: ChainProfile, family: str) -> ChainProfile:
-    """Return `profile` with options and costs by kind of run, as one of `OPTION_FAMILIES` has."""
+    """Return `profile` with options and costs by kind of run.
+
+    `family` is one of `OPTION_FAMILIES`, or `WITH_LINKS`.
+    """
     instance = _OptionDraw(draw, profile, family)
     return replace(profile, stages=tuple(map(instance.stage, range(len(profile)))))
 

@@ -118,7 +118,10 @@ def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("chainstay.verify.SUITES", {"chain": Interrupted()})
     result = chainstay("verify")
     assert result.exit_code == 130
-    assert "Interrupted: 0 chains of seed 0 in" in result.stdout
+    assert "Interrupted before the first instance was checked." in result.stderr
+    assert not result.stdout
+    result = chainstay("verify", "--json")
+    assert json.loads(result.stdout)["checked"] == 0
     assert "Traceback" not in result.output
 
 

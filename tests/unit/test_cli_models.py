@@ -82,6 +82,7 @@ def whole():
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models.py").write_text(MODELS)
+    (tmp_path / "broken.py").write_text("def build(:")
     path = list(sys.path)
     yield
     sys.path[:] = path
@@ -108,6 +109,7 @@ def told(line: str, status: int) -> str:
     return " ".join(result.stderr.split())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "model",
     [
@@ -271,6 +273,13 @@ def test_plain_training_that_does_not_fit_or_repeat_is_told(
         ("profile torchvision:alexnet?colour=3", 4, "unexpected keyword argument 'colour'"),
         ("profile torchvision:r3d_18", 2, "the shape of a batch is not known; write --input"),
         ("profile models.py:whole", 4, ""),
+        (
+            "profile models.py:reeding",
+            2,
+            "models.py has no function 'reeding'; did you mean reading?",
+        ),
+        ("profile broken.py:build", 4, "broken.py cannot be imported: SyntaxError: "),
+        ("profile models.py:reading?colour=3", 4, "unexpected keyword argument 'colour'"),
         (f"plan {GPT2} -b 90% --offload --host-budget lots", 2, "--host-budget is 'lots', must be"),
         (f"plan {GPT2} -b 90% --host-budget 1GiB", 2, "with --offload only"),
         ("profile models.py:reading -o .", 2, "--output . is a folder, must be a file"),

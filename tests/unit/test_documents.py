@@ -134,7 +134,7 @@ def test_largest_document_is_64_mib() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "menu: field 'chainstay' is missing"),
+        ("{}", "menu: field 'chainstay' is missing; chainstay did not write it"),
         ('{"chainstay": 5}', "menu: field 'chainstay' is 5, must be a string"),
         (
             '{"chainstay": "wine-list", "version": 3}',

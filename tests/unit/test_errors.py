@@ -35,6 +35,11 @@ def test_pickling_keeps_everything(error: ChainstayError) -> None:
 
 
 def test_a_family_of_all_schedules_needs_no_name() -> None:
-    error = InfeasibleBudgetError(budget=3, required=2**31, stages=2, family="all")
-    assert str(error).startswith("no schedule of this 2-stage chain fits in 3 bytes; the least")
+    error = InfeasibleBudgetError(budget=300, required=2**31, stages=2, family="all")
+    assert str(error).startswith("no schedule of this 2-stage chain fits in 300 bytes; the least")
     assert "budget is 2.00 GiB (2147483648 bytes). Raise the budget" in str(error)
+
+
+def test_a_budget_that_was_meant_as_a_share_is_told() -> None:
+    error = InfeasibleBudgetError(budget=60, required=2**31, stages=2, family="all")
+    assert "(2147483648 bytes). A share of plain training is written '60%'. Raise" in str(error)

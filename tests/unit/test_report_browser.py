@@ -182,7 +182,8 @@ def test_light_and_dark(scheme: str, open_page: Callable[..., Opened]) -> None:
 def test_narrow_screens_need_no_scrolling_sideways(open_page: Callable[..., Opened]) -> None:
     opened = open_page(page(plan("join").solution, plan("join").profile))
     opened.tab.set_viewport_size({"width": 800, "height": 900})
-    assert opened.tab.evaluate("document.documentElement.scrollWidth") <= 800
+    # Bokeh lays its plots out anew some time after the window has another width.
+    opened.tab.wait_for_function("document.documentElement.scrollWidth <= 800", timeout=20_000)
 
 
 @pytest.mark.long

@@ -91,6 +91,19 @@ def test_page_of_every_kind(kind: str) -> None:
     assert not [name for name, _ in reader.attributes if name in loads]
 
 
+def test_plain_training_is_told_as_it_was_measured() -> None:
+    chain = plan("chain")
+    solution, profile = chain.solution, chain.profile
+    time, peak = int(solution.makespan) // 2, 3 * 2**30
+    text = page(
+        solution, profile, frontier=_NO_FRONTIER, plain_time=time, plain_peak=peak
+    )  # fmt: skip
+    more = float(solution.makespan) / time - 1
+    assert f"{more:.1%} more than without a budget" in text
+    assert "plain training needs 3.00 GiB" in text
+    assert "plain training needs" not in page(solution, profile, frontier=_NO_FRONTIER)
+
+
 def test_text_from_outside_stays_text() -> None:
     profile = _hostile_chain()
     solution = replace(solve_chain(profile, "100%", method="dp"), method=_HOSTILE[1])
@@ -118,7 +131,7 @@ def test_without_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
         }:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(BackendError, match=r"pip install 'chainstay\[report\]'"):
+    with pytest.raises(BackendError, match="pip install 'bokeh>="):
         page(plan("chain").solution, plan("chain").profile)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import re
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,6 +25,8 @@ from chainstay.verify import Answer, ChainSuite, Check, MethodUnderTest, Tally
 from chainstay.verify.chain_instances import CHAIN_FAMILIES, random_chain
 from chainstay.verify.chains import CHAIN_METHODS, ExhaustiveChainSearch
 from chainstay.verify.option_instances import random_chain_with_options
+from chainstay.verify.processes import in_batches
+from slow_checks import checked_in_a_minute
 
 TRUTH = MethodUnderTest(method=ExhaustiveChainSearch(), family=Family.ALL, most_stages=4)
 
@@ -219,6 +222,16 @@ def test_several_processes_end_when_their_checks_are_no_longer_wanted() -> None:
     assert next(found).number == 0
     found.close()  # type: ignore[attr-defined]  # it is a generator
     assert len(taken) <= 100  # a few batches ahead of the first result
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.long
+def test_several_processes_end_at_once_in_the_middle_of_a_hard_instance() -> None:
+    found = in_batches(range(10**9), checked_in_a_minute, workers=2)
+    assert next(found) == 0
+    start = time.monotonic()
+    found.close()  # type: ignore[attr-defined]  # it is a generator
+    assert time.monotonic() - start < 20
     assert not multiprocessing.active_children()
 
 
@@ -421,6 +434,7 @@ class SlowWeak:
         return dataclasses.replace(claim, family=weak.family, discards=weak.discards)
 
 
+@pytest.mark.long
 def test_a_weak_program_that_misses_what_floats_is_found_out() -> None:
     liar = dataclasses.replace(WEAK, method=SlowWeak())
     honest = [WEAK, TRUTH, *(each for each in CHAIN_METHODS if "cpsat" in each.name)]

@@ -78,6 +78,10 @@ def _print_stages(costs: ModelCosts) -> None:
     if model is not None and model.attempt is not None:
         print_note("its branches meet: chainstay plan also tries to plan each branch apart")
     print_table(stage_costs_table(costs.profile))
+    print_note(
+        "forward: one more run of the stage; backward: what keeping it takes besides, 0 where "
+        "running it again takes as long as that"
+    )
     size = sum(parameter.nbytes for parameter in costs.workload.model.parameters())
     plain = costs.plain
     print_result(

@@ -101,7 +101,14 @@ def _write_page(plan: Plan, title: str, file: Path) -> None:
     # Needs Bokeh, which is optional.
     from chainstay.report import page
 
-    text = page(plan.solution, plan.profile, title=title, **_replay_settings(plan))
+    text = page(
+        plan.solution,
+        plan.profile,
+        title=title,
+        plain_time=plan.plain_time,
+        plain_peak=plan.plain_peak,
+        **_replay_settings(plan),
+    )
     write_output(file, text)
 
 

@@ -113,11 +113,12 @@ def _print_comparison(result: RunResult) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     if result.plain is not None:
         peak, step_time = result.plain
+        planned_peak, planned_time = result.planned_plain
         table.add_row(
             "plain PyTorch",
-            short_bytes(result.planned_plain.peak_bytes),
+            short_bytes(planned_peak),
             short_bytes(peak),
-            format_time(result.planned_plain.makespan),
+            format_time(planned_time),
             format_time(step_time),
         )
     table.add_row(

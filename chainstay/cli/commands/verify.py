@@ -17,7 +17,14 @@ import typer
 
 from chainstay.cli.exit_codes import ExitCode
 from chainstay.cli.options import JsonOutput, flatten_options
-from chainstay.cli.terminal import new_table, print_result, print_table, progress_bar, spinner
+from chainstay.cli.terminal import (
+    new_table,
+    print_note,
+    print_result,
+    print_table,
+    progress_bar,
+    spinner,
+)
 from chainstay.files import write_text
 
 if TYPE_CHECKING:
@@ -71,7 +78,10 @@ def verify(*, options: VerifyOptions, as_json: JsonOutput = False) -> None:
     try:
         failed = run.until_contradiction()
     except KeyboardInterrupt:
-        run.show("Interrupted")
+        if run.done or as_json:
+            run.show("Interrupted")
+        else:
+            print_note("Interrupted before the first instance was checked.")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     run.show("No contradiction" if failed is None else "Contradiction")
     if failed is not None:

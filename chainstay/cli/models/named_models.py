@@ -41,6 +41,12 @@ class ModelSpec:
     settings: Mapping[str, Any]
     path: Path | None = None
 
+    @property
+    def failure(self) -> str:
+        """What is said where the constructor fails."""
+        settings = f" with {dict(self.settings)}" if self.settings else ""
+        return f"{self.path or self.family}:{self.name} cannot be built{settings}"
+
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
         """Read a name from the command line.
@@ -101,7 +107,7 @@ def build_model(spec: ModelSpec) -> BuiltModel:
 def _torchvision(spec: ModelSpec) -> BuiltModel:
     models = _library("torchvision.models", "torchvision")
     _require_known(spec.name, models.list_models(), "torchvision")
-    with _explained_failures(spec):
+    with _explained_failures(spec.failure, spec.path):
         model = models.get_model(spec.name, weights=None, **_backbone(spec))
     if spec.name in models.list_models(module=models.video):
         return BuiltModel(model.train())  # the number of frames is up to its user
@@ -121,7 +127,7 @@ def _backbone(spec: ModelSpec) -> Mapping[str, Any]:
 def _timm(spec: ModelSpec) -> BuiltModel:
     timm = _library("timm", "timm")
     _require_known(spec.name, timm.list_models(), "timm")
-    with _explained_failures(spec):
+    with _explained_failures(spec.failure, spec.path):
         model = timm.create_model(spec.name, pretrained=False, **spec.settings)
     channels, height, width = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))
     side = spec.settings.get("img_size", (height, width))
@@ -135,17 +141,25 @@ def _hugging_face(spec: ModelSpec) -> BuiltModel:
     # Needs transformers, which only Hugging Face models do.
     from chainstay.cli.models.hf_models import build_config, model_with_head
 
-    with _explained_failures(spec):
+    with _explained_failures(spec.failure, spec.path):
         config = build_config(spec.name, spec.settings)
         return BuiltModel(model_with_head(config).train(), config=config)
 
 
 def _own_model(spec: ModelSpec) -> BuiltModel:
     assert spec.path is not None
-    function = getattr(_module_at(spec.path), spec.name, None)
+    module = _module_at(spec.path)
+    function = getattr(module, spec.name, None)
     if not callable(function):
-        raise CommandLineError(f"{spec.path} has no function {spec.name!r}")
-    with _explained_failures(spec):
+        own = [
+            name
+            for name, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
+        ]
+        close = get_close_matches(spec.name, own, n=3) or own[:3]
+        hint = f"did you mean {' or '.join(close)}?" if close else "it has none"
+        raise CommandLineError(f"{spec.path} has no function {spec.name!r}; {hint}")
+    with _explained_failures(spec.failure, spec.path):
         made = function(**spec.settings)
     parts = made if isinstance(made, tuple) else (made,)
     if not isinstance(parts[0], nn.Module) or len(parts) > 4:
@@ -239,23 +253,28 @@ def _module_at(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     sys.path.insert(0, str(path.resolve().parent))
-    with _explained_failures(ModelSpec("file", "its import", {}, path)):
+    with _explained_failures(f"{path} cannot be imported", path):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _explained_failures(spec: ModelSpec) -> Iterator[None]:
-    """Explain a constructor that fails by its last line; it may be anybody's code."""
+def _explained_failures(failure: str, path: Path | None = None) -> Iterator[None]:
+    """Explain a constructor that fails by its last line; it may be anybody's code.
+
+    Args:
+        failure: What has failed then, for people.
+        path: The file that has the constructor, if it is the user's own.
+    """
     try:
         yield
     except (CommandLineError, UnsupportedModelError):
         raise
     except (Exception, SystemExit) as cause:
-        frame = traceback.extract_tb(cause.__traceback__)[-1]
-        where = f"{spec.path}:{spec.name}" if spec.path else f"{spec.family}:{spec.name}"
-        settings = f" with {dict(spec.settings)}" if spec.settings else ""
-        raise UnsupportedModelError(
-            f"{where} cannot be built{settings}: {type(cause).__name__}: {cause} "
-            f"({Path(frame.filename).name}, line {frame.lineno})"
-        ) from cause
+        frames = traceback.extract_tb(cause.__traceback__)
+        frame = frames[-1]
+        place = f" ({Path(frame.filename).name}, line {frame.lineno})"
+        own = {Path(each.filename).resolve() for each in frames}
+        if path is not None and path.resolve() not in own:
+            place = ""  # the call does not fit, or the file is no Python: the cause says where
+        raise UnsupportedModelError(f"{failure}: {type(cause).__name__}: {cause}{place}") from cause

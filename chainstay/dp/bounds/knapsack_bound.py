@@ -68,7 +68,7 @@ def spared_time(elapsed: Array, kept: _Floats) -> _Floats:
 
 
 class KeptCosts(NamedTuple):
-    """What keeping stages costs where memory does: overhead, and saved data at a price.
+    """Costs of keeping stages where memory has a price: overheads and saved data.
 
     Attributes:
         spans: Shape (spans,): the numbers of stages that options keep together.

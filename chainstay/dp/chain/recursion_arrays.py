@@ -49,7 +49,7 @@ class RecursionArrays(NamedTuple):
 
 
 class SweepArrays(NamedTuple):
-    """What restarts need of `RecursionArrays`: fewer arguments make calls faster."""
+    """The part of `RecursionArrays` that restarts need: fewer arguments make calls faster."""
 
     activation: Array
     fresh: Array
@@ -59,7 +59,7 @@ class SweepArrays(NamedTuple):
 
 
 class OptionArrays(NamedTuple):
-    """What keeping stages needs of `RecursionArrays`."""
+    """The part of `RecursionArrays` that keeping stages needs."""
 
     start: Array
     end: Array

@@ -94,7 +94,7 @@ class FreeDiscardsTask(NamedTuple):
 
 
 class RecordSizes(NamedTuple):
-    """What recording stages needs of `Sizes`: fewer arguments make calls faster."""
+    """The part of `Sizes` that recording stages needs: fewer arguments make calls faster."""
 
     start: Array
     under: Array
@@ -106,7 +106,7 @@ class RecordSizes(NamedTuple):
 
 
 class RestartSizes(NamedTuple):
-    """What restarts need of `Sizes`."""
+    """The part of `Sizes` that restarts need."""
 
     elapsed: Array
     gradient: Array

@@ -178,6 +178,7 @@ def _frontier_parts(places: dict[str, str], frontier: Frontier) -> dict[str, str
             marks.append(("bound: nothing is below", line, "bound"))
         note = (
             f"{len(frontier.points)} plans, this one and others by {frontier.method}; {proved} "
-            "proved optimal. Between them, the time is at most that of the point to the left."
+            "proved optimal where each stage costs what it costs in this plan. Between them, the "
+            "time is at most that of the point to the left."
         )
     return {"marks": elements.legend(marks), "frontier": places["frontier"], "note": escape(note)}

@@ -55,6 +55,8 @@ def page(  # noqa: PLR0913  # options of a plan, all by name
     frontier: Frontier | None = None,
     keep: Sequence[bool] | None = None,
     overheads: Sequence[int] | None = None,
+    plain_time: int | None = None,
+    plain_peak: int | None = None,
 ) -> str:
     """Return `solution` as one self-contained HTML page.
 
@@ -69,6 +71,9 @@ def page(  # noqa: PLR0913  # options of a plan, all by name
         keep: The flags that were given to `solve_join`, for a join.
         overheads: Bytes that each operation of a measured chain needs beside what is stored,
             where more is known than the profile says (`Plan.overheads`).
+        plain_time: Measured time of plain training, in ns (`Plan.plain_time`); None: the
+            profile's.
+        plain_peak: Its measured peak, in bytes (`Plan.plain_peak`), to be named.
 
     Returns:
         The page's text, about 1.3 MB and more for long schedules; write it as UTF-8.
@@ -96,7 +101,7 @@ def page(  # noqa: PLR0913  # options of a plan, all by name
         data=elements.json_text(drawn.content),
         kind=_kind(problem),
         lead=escape(_lead(solution, problem)),
-        figures="\n".join(_figures(solution, problem)),
+        figures="\n".join(_figures(solution, problem, plain_time, plain_peak)),
         timeline=_fill("timeline.html", **drawn.timeline)
         if timeline
         else elements.paragraph(_NO_TIMES),
@@ -120,7 +125,7 @@ def _drawing() -> ModuleType:
             raise
         raise BackendError(
             "bokeh is not installed, and reports are drawn with it; install it with: "
-            "pip install 'chainstay[report]'"
+            "pip install 'bokeh>=3.4,<4'"
         ) from missing
 
 
@@ -147,8 +152,10 @@ def _lead(solution: Solution, problem: Problem) -> str:
     )
 
 
-def _figures(solution: Solution, problem: Problem) -> Iterator[str]:
-    least, size = problem.profile.least_time, problem.format_size
+def _figures(
+    solution: Solution, problem: Problem, plain_time: int | None, plain_peak: int | None
+) -> Iterator[str]:
+    least, size = plain_time or problem.profile.least_time, problem.format_size
     excess = float(solution.makespan) / least - 1 if least else 0.0
     shortest = format_time(least).replace(" ", "\N{NO-BREAK SPACE}")
     yield elements.figure(
@@ -159,7 +166,8 @@ def _figures(solution: Solution, problem: Problem) -> Iterator[str]:
     yield elements.figure(
         "Peak memory",
         size(solution.peak_bytes),
-        f"of {size(solution.budget)}",
+        f"of {size(solution.budget)}"
+        + ("" if plain_peak is None else f"; plain training needs {size(plain_peak)}"),
         share=solution.peak_bytes / solution.budget,
     )
     if problem.recomputes:
@@ -168,7 +176,7 @@ def _figures(solution: Solution, problem: Problem) -> Iterator[str]:
         yield elements.figure(
             "Recomputed",
             f"{again:,} forward{'s' * (again != 1)}",
-            f"beside the {len(set(forwards)):,} of plain training",
+            f"beside the {problem.stages:,} of plain training",
         )
     if parts := kept_in_part(problem.profile, solution.schedule):
         share = sum(part.extra_time for part in parts) / least if least else 0.0
