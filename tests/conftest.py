@@ -1,16 +1,18 @@
 """Settings for all tests: two tiers, and hypothesis draws the same examples at every run.
 
 `make test` runs everything but what is marked ``long``, `make test-all` runs all. Tests that take
-many seconds each are marked by hand; of a test with many cases, all but a few are marked here, the
-largest networks first.
+many seconds each are marked by hand; of a test with many cases, all but one or two are marked here,
+the largest networks first.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections import defaultdict
 from typing import Final
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -31,13 +33,19 @@ settings.load_profile("chainstay")
 settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.generate))
 
 
-_CASES: Final = 2
-"""Of each test with more cases, `make test` runs so many, from the first to the last."""
+_MATRICES: Final = ("tests/abuse", "tests/agreement", "tests/properties")
+"""In these, `make test` runs one of the cases of a test; elsewhere the first and the last."""
 _LARGE: Final = re.compile(
     "ResNet-50|ResNet-101|DenseNet-121|densenet_case|resnet_case|Inception v3|VGG-16|ViT-B/16|"
     "U-Net|BERT|T5|CLIP|HF ViT"
 )
 """Networks that take seconds where others show the same; `make test` leaves them out."""
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported, which it would walk through in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
@@ -50,9 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
         elif item.get_closest_marker("long") is None:
             cases[test].append(item)
-    for group in cases.values():
-        if len(group) > _CASES:
-            places = {round(k * (len(group) - 1) / (_CASES - 1)) for k in range(_CASES)}
-            for place, item in enumerate(group):
-                if place not in places:
-                    item.add_marker(pytest.mark.long)
+    for test, group in cases.items():
+        if test.startswith(_MATRICES):  # over the tests of a folder, each kind of case has its turn
+            places = {crc32(test.encode()) % len(group)}
+        else:
+            places = {0, len(group) - 1}
+        for place, item in enumerate(group):
+            if place not in places:
+                item.add_marker(pytest.mark.long)

@@ -78,6 +78,7 @@ def test_peak_of_plain_training_is_that_measured(
     assert 0.9 <= ratio <= 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_not_seen_is_only_ever_missing(family: str) -> None:
     profile, truth = estimated(family).profile, measured(family)

@@ -88,6 +88,7 @@ def test_table_2_at_90_mb() -> None:
     assert DP()(table2.profile, table2.budget).makespan == 4742
 
 
+@pytest.mark.long
 @MANY
 @given(with_options_of_one_stage(), st.integers(0, 150))
 def test_never_above_the_program_it_contains(profile: ChainProfile, extra: int) -> None:

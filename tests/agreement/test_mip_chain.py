@@ -119,6 +119,7 @@ def test_byte_and_nanosecond_sizes_of_real_models_are_exact(times: int) -> None:
         assert certified(profile, budget, MIP()(profile, budget)) == expected
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(huge_chains(largest_bits=48), RULES)
 def test_least_budget_of_huge_chains_is_exact_to_the_byte(

@@ -168,6 +168,7 @@ def test_auto_proves_every_golden_optimum(golden: GoldenOffload) -> None:
         assert solution.family is Family.ALL
 
 
+@pytest.mark.long
 @settings(max_examples=80)
 @given(offload_cases(max_stages=4))
 def test_search_cpsat_and_mip_agree_on_any_link(case: OffloadCase) -> None:
@@ -294,6 +295,7 @@ def test_the_mip_proves_nothing_with_amounts_of_millions() -> None:
     assert other.lower_bound <= best.makespan <= other.makespan
 
 
+@pytest.mark.long
 def test_nor_of_whole_transfers() -> None:
     """Likewise: HiGHS calls 16107339/250 optimal."""
     profile = OffloadProfile(

@@ -91,6 +91,7 @@ def test_optimum_equals_exhaustive_search(profile: ChainProfile, extra: int) -> 
         assert claim.makespan == search.optimum(profile, least + extra).makespan
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(chains(max_stages=4, families=OPTION_FAMILIES), st.integers(0, 60))
 def test_no_schedule_at_all_is_below_the_bound(profile: ChainProfile, extra: int) -> None:
@@ -101,6 +102,7 @@ def test_no_schedule_at_all_is_below_the_bound(profile: ChainProfile, extra: int
         assert bound <= search.optimum(profile, budget, discards=rules).makespan
 
 
+@pytest.mark.long
 @settings(max_examples=120, deadline=None)
 @given(chains(max_stages=8, families=OPTION_FAMILIES))
 def test_curve_equals_the_dense_table(profile: ChainProfile) -> None:

@@ -64,6 +64,7 @@ def _case(model: nn.Sequential, batch: torch.Tensor, loss: Loss) -> Case:
 CASES = pytest.mark.parametrize("make", [resnet_case, gpt_case])
 
 
+@pytest.mark.long
 @CASES
 @pytest.mark.parametrize("share", [step / 9 for step in range(10)])
 def test_training_stays_within_the_budget(make: Callable[[], Case], share: float) -> None:
@@ -83,6 +84,7 @@ def test_training_stays_within_the_budget(make: Callable[[], Case], share: float
     assert solution.peak_bytes <= 1.1 * measured
 
 
+@pytest.mark.long
 @CASES
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_optimal_plans_train_bit_for_bit(make: Callable[[], Case], share: float) -> None:

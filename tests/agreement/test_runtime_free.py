@@ -190,6 +190,7 @@ def interrupts_the_loss(schedule: Schedule, loss: int) -> bool:
     return words[turn - 1].stage != loss
 
 
+@pytest.mark.long
 @FAMILIES
 @pytest.mark.parametrize("seed", range(8))
 def test_random_walks(family: Callable[[int], nn.Sequential], seed: int) -> None:
@@ -198,6 +199,7 @@ def test_random_walks(family: Callable[[int], nn.Sequential], seed: int) -> None
         case.require_promises(random_free(len(case.profile), seed, stray=stray))
 
 
+@pytest.mark.long
 @FAMILIES
 @pytest.mark.parametrize("seed", range(4))
 def test_walks_around_the_loss_give_the_same_bits(

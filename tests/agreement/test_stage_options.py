@@ -184,6 +184,7 @@ def differing(one: list[Any], other: list[Any]) -> list[int]:
     return [n for n, (a, b) in pairs if not (a is b or torch.equal(a, b))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nothing_is_left_without_a_garbage_collector(case: Case) -> None:
     found = options_of(case)

@@ -95,6 +95,7 @@ def test_weak_is_never_above_persistent(profile: ChainProfile, extra: int) -> No
     assert solve(profile, budget).makespan <= DP()(profile, budget).makespan
 
 
+@pytest.mark.long
 @MANY
 @given(drawn(7), st.integers(0, 60))
 def test_weak_equals_a_dense_table(profile: ChainProfile, extra: int) -> None:

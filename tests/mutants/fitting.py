@@ -32,7 +32,7 @@ _EXTRACTION: Final = (
         "unit/test_cutting.py::test_stages_run_again_to_the_same_state[Normalizing]",
     ),
     Mutant(
-        "runtime/capture/cuts/chain.py",
+        "runtime/capture/cuts/cut.py",
         "saved_bytes=seen.size_of(saved - given)",
         "saved_bytes=seen.size_of(saved)",
         "unit/test_cutting.py::test_saved_bytes_by_hand",
@@ -44,7 +44,7 @@ _EXTRACTION: Final = (
         "unit/test_cutting.py::test_no_more_stages_than_asked_for",
     ),
     Mutant(
-        "runtime/capture/cuts/movable_nodes.py",
+        "runtime/capture/cuts/crossings.py",
         "        and not seen[node].draws_random\n",
         "",
         "unit/test_extraction.py::TestItIsTheModel::"
@@ -52,12 +52,12 @@ _EXTRACTION: Final = (
     ),
     Mutant(
         "runtime/capture/graph.py",
-        "            self.regions[copy] = regions",
+        "            copy.meta[REGIONS] = regions",
         "            pass",
         "unit/test_extraction.py::TestItIsTheModel::test_autocast_of_the_model_itself",
     ),
     Mutant(
-        "runtime/capture/blocks/choice.py",
+        "runtime/capture/blocks/calls.py",
         "return bool(passed) and passed <= {*call.taken} <= known",
         "return bool(passed) and passed <= {*call.taken}",
         "unit/test_interception.py::test_what_the_model_makes_beside_blocks_parts_segments",
@@ -91,48 +91,54 @@ _PLANNING: Final = (
     ),
     Mutant(
         "planning/chain.py",
-        "            overheads=self.measured.overheads_for(solution.schedule),\n",
-        "",
+        "discards=solution.discards, overheads=overheads)",
+        "discards=solution.discards)",
         "unit/test_planning.py::"
         "test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it[3]",
     ),
     Mutant(
         "planning/chain.py",
-        "if self.best is None or makespan < self.best.solution.makespan:",
-        "if self.best is None or makespan > self.best.solution.makespan:",
+        "if fits and (best is None or makespan < best.makespan):",
+        "if fits and (best is None or makespan > best.makespan):",
         "unit/test_planning.py::"
         "test_of_plans_that_fit_the_fastest_is_kept_in_whatever_order_they_come",
     ),
     Mutant(
         "planning/chain.py",
-        "discards=bound.discards, lower_bound=bound.lower_bound",
-        "discards=bound.discards, lower_bound=solution.makespan",
+        "            discards=bound.discards,\n            lower_bound=bound.lower_bound,\n",
+        "            discards=bound.discards,\n            lower_bound=solution.makespan,\n",
         "unit/test_planning.py::"
         "test_plans_are_bounded_by_the_optimum_among_all_and_mostly_attain_it[3]",
     ),
     Mutant(
         "planning/chain.py",
-        "if self.least is None or peak + excess < self.least:",
-        "if self.least is None or peak + excess > self.least:",
-        "unit/test_planning.py::test_what_an_error_asks_for_is_enough[0-dp]",
+        "if bound is None or not knows_all or",
+        "if bound is None or",
+        "unit/test_planning.py::test_free_discards_use_no_options_and_claim_nothing_about_them",
     ),
     Mutant(
         "planning/chain.py",
-        "        if not self.can_run(schedule):\n            self.refused",
-        "        if self.best is schedule:\n            self.refused",
+        "        if not self.can_run(schedule):\n            what",
+        "        if self.limit is schedule:\n            what",
         "unit/test_planning.py::test_auto_goes_without_what_cannot_be_run",
     ),
     Mutant(
         "planning/chain.py",
-        "if peak + excess > self.budget:",
-        "if peak > self.budget:",
+        "return judged.needs <= self.budget",
+        "return judged.replay.peak_bytes <= self.budget",
         "unit/test_planning.py::test_what_is_made_again_while_it_is_held_counts_twice",
     ),
     Mutant(
-        "planning/search.py",
-        "replace(each, forward_time=1, backward_time=1)",
-        "replace(each, backward_time=1)",
+        "planning/chain.py",
+        "account = self.measured.account.with_steady_options()",
+        "account = self.measured.account",
         "unit/test_planning.py::test_what_an_error_asks_for_is_enough_whatever_the_times[dp]",
+    ),
+    Mutant(
+        "runtime/measures/account.py",
+        "replace(run, overhead_bytes=max(size, run.overhead_bytes))",
+        "run",
+        "unit/test_planning.py::test_what_every_schedule_needs_at_least_and_what_one_needs",
     ),
 )
 
@@ -177,9 +183,15 @@ _SHOWN: Final = (
         "unit/test_options_shown.py::test_a_plan_says_what_it_keeps_in_part",
     ),
     Mutant(
+        "runtime/joins/account.py",
+        'again=most.get((key, "again"), if_again + 2 * saved),',
+        'again=most.get((key, "again"), if_again + saved),',
+        "unit/test_runtime_joins.py::test_runs_of_another_kind_have_what_would_stand_beside_them",
+    ),
+    Mutant(
         "plans/kept_in_part.py",
-        "elif op.kind is OpKind.BACKWARD and option.get(op.stage):",
-        "elif option.get(op.stage):",
+        "option[op.branch, op.stage] = op.option",
+        "option.setdefault((op.branch, op.stage), op.option)",
         "unit/test_options_shown.py::test_of_two_records_of_a_stage_the_last_one_counts",
     ),
     Mutant(

@@ -99,15 +99,27 @@ MUTANTS: Final = (
         "agreement/test_fluid_plans.py::test_no_way_back_is_too_early_or_too_late",
     ),
     Mutant(
-        "dp/join/canonical.py",
-        "(*(replace(each, first=each.again) for each in branches), tail)",
-        "(*branches, tail)",
+        "dp/join/sizes.py",
+        "[*(replace(each, first=each.again) for each in alone[:-1]), alone[-1]]",
+        "alone",
         "agreement/test_join_options.py::test_program_is_the_optimum_of_its_family",
     ),
     Mutant(
         "dp/join/kernels.py",
         "if p == values.shape[0]:  # the tail has not been cut: nothing ahead has run",
         "if p > 0:",
+        "agreement/test_join_options.py::test_program_is_the_optimum_of_its_family",
+    ),
+    Mutant(
+        "dp/join/half_sums.py",
+        "going += shared.bytes * (given[:, :-1] & due[:, 1:])",
+        "going += shared.bytes * (given & due)[:, 1:]",
+        "agreement/test_join_options.py::test_program_is_the_optimum_of_its_family",
+    ),
+    Mutant(
+        "dp/join/kernels.py",
+        "aside = parts.overheads[parts.row[case, s, e]]",
+        "aside = parts.overheads[parts.row[sizes.case[j, 0], s, e]]",
         "agreement/test_join_options.py::test_program_is_the_optimum_of_its_family",
     ),
     Mutant(

@@ -147,6 +147,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "validation/join/simulate.py",
+        "added += sum(size for n, size in self._half_summed().items() if n not in half)",
+        "added += 0",
+        "unit/test_runtime_joins.py::"
+        "test_a_gradient_is_half_summed_from_its_first_backward_through_its_last",
+    ),
+    Mutant(
+        "validation/join/simulate.py",
         "is_first = (j, stage) not in self.has_run",
         "is_first = True",
         "agreement/test_join_options.py::test_kinds_of_runs_by_hand",

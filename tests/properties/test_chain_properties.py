@@ -51,6 +51,7 @@ def test_curve_is_a_falling_staircase_through_the_optima(
         assert DP()(profile, budget - 1).makespan == curve.makespans[corner - 1]
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(chains(), st.integers(0, 150), st.integers(2, 10**6), st.integers(2, 10**6))
 def test_scaling_sizes_or_times_scales_the_answer(

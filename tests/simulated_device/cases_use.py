@@ -6,6 +6,7 @@ import copy
 import faulthandler
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -395,17 +396,31 @@ def test_what_a_failed_backward_leaves_is_let_go(device: Extension) -> None:
         raise StopError
 
     handle = next(iter(case.model.parameters())).register_hook(stop)
-    held = []
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(StopError):
             step(case)
-        gc.collect()
-        torch.accelerator.synchronize()
-        held.append(accelerator().memory().requested)
+    held = _held_at_rest(0)
+    with pytest.raises(StopError):
+        step(case)
+    assert _held_at_rest(held) == held
     handle.remove()
-    assert held[1] == held[2]
     case.model.load_state_dict(build("U-Net").model.state_dict())  # batch norms have counted
     assert differences(record(case), expected) == []
+
+
+def _held_at_rest(least: int) -> int:
+    """Bytes of the device once they are `least`, or after a second.
+
+    Autograd's thread lets go of an error some time after it has been raised here.
+    """
+    for _ in range(20):
+        gc.collect()
+        torch.accelerator.synchronize()
+        held = accelerator().memory().requested
+        if held <= least:
+            break
+        time.sleep(0.05)
+    return held
 
 
 def test_graphs_without_a_backward_leave_nothing(device: Extension) -> None:

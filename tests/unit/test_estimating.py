@@ -18,6 +18,7 @@ from chainstay import (
     UnsupportedModelError,
     estimate,
 )
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.estimate import DEVICES
 from chainstay.runtime.estimate.devices import device_model
 from chainstay.runtime.estimate.observer import watch
@@ -134,7 +135,7 @@ def test_stand_ins_share_what_the_tensors_shared() -> None:
     second.weight = first.weight
     model = nn.Sequential(first, second)
     model.register_buffer("view", first.bias.detach()[1:])
-    copy = FakeStandIns().model_like(model)
+    copy = FakeStandIns().call_like(Call.of(model, ())).model
     weights, view = copy.state_dict(keep_vars=True), copy.get_buffer("view")
     assert weights["1.weight"] is weights["0.weight"]
     assert view.shape == (3,)

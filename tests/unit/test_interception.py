@@ -15,7 +15,7 @@ from chainstay.fitting.blocks import release_blocks
 from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
-from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.measures.blocks.block_costs import find_blocks
 
 X = torch.randn(3, 4)
@@ -57,7 +57,7 @@ class Stack(nn.Module):
 def intercept(model: nn.Module) -> BlockChain:
     """Its blocks, as `chainstay.fit` finds them; the model is left as it was."""
     device = torch.device("cpu")
-    host = Host(model, (X,), {}, unbound_forward(model), device)
+    host = Host(Call.of(model, (X,)), device)
     try:
         return find_blocks(host, BlockGraphs(type(model).__name__, device)).chain
     finally:

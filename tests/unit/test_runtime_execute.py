@@ -258,6 +258,7 @@ def test_a_stage_may_checkpoint_inside() -> None:
     assert train(chain, sample(), square).differences(train(plain, sample(), square)) == []
 
 
+@pytest.mark.long
 def test_compiling_around_it_changes_nothing() -> None:
     plain, model = make_model(), make_model()
     chain = planned(model, "random")

@@ -176,6 +176,7 @@ def test_what_is_made_again_while_it_is_held_is_counted_each_time() -> None:
     assert list(remade.values()) == [0, 0, 8, 3, 8]
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(chains(max_stages=7, families=("skips",)), st.integers(0, 60))
 def test_saved_data_without_their_input_hold_nothing_that_is_made_again(

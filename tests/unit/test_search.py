@@ -253,6 +253,7 @@ def test_found_schedules_replay_as_claimed(profile: ChainProfile, data: st.DataO
         assert replay.peak_bytes <= budget
 
 
+@pytest.mark.long
 @given(profile=chains(max_stages=4, families=FAMILIES))
 @settings(max_examples=60, derandomize=True)
 def test_least_budget_is_the_threshold(profile: ChainProfile) -> None:

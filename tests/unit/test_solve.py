@@ -58,9 +58,9 @@ def test_percentages_are_of_plain_training() -> None:
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (0, "budget is 0; it must be more than 0 bytes"),
-        (-5, "budget is -5; it must be more than 0"),
-        ("0%", "budget is '0%'; it must be more than 0"),
+        (0, "budget is 0; it must be at least 1 byte"),
+        (-5, "budget is -5; it must be at least 1"),
+        ("0%", "budget is '0%'; it must be at least 1"),
         ("1.5 apples", r"budget is '1.5 apples'; write bytes, '8GiB'"),
         ("", "budget is ''; write bytes"),
         ("-3 GiB", "budget is '-3 GiB'; write bytes"),
