@@ -94,8 +94,9 @@ class Course:
         return found
 
     def _step(self, forward: Forward) -> torch.Tensor:
-        loss = self._training.loss(forward(*self._training.args, **self._training.kwargs))
-        loss.backward()
+        output = forward(*self._training.args, **self._training.kwargs)
+        loss = self._training.loss(output)
+        loss.backward()  # the output lives on meanwhile, as in most people's loops
         return loss
 
     def _state_after(self, forward: Forward) -> _State:

@@ -69,7 +69,8 @@ def _introduction() -> Iterator[str]:
     yield (
         "Each way of each peer gives a peak; chainstay's plan is the fastest by its own account of "
         "those whose measured peak is no larger. Peaks are sums of the profiler's memory events, "
-        "the sample included; saved is what lives between forward and backward, the output apart. "
+        "the sample included, and the output, which loops hold till the backward has ended; "
+        "saved is what lives between forward and backward, the output apart. "
         "Times are the thread's own, the least of steps run in turns, in brackets the ratio of "
         "medians. A ratio is chainstay's time by the peer's: below 1, chainstay is faster. Equal "
         "means: loss, every gradient, every buffer and the random state are those of plain PyTorch "

@@ -335,6 +335,35 @@ def estimates(setting: Setting) -> Iterator[Row]:
         }
 
 
+def ways(setting: Setting) -> Iterator[Row]:
+    """Which way does `fit` choose at 40 %, how long did that take, and is a step as it predicts?"""
+    task = _gpt2(setting.device, 32)
+    task.prepare()
+    for name, means in {"chosen by fit": {}, **_MEANS}.items():
+        options = {"loss": task.loss, "repeats": 5, "progress": False, **means}
+        took = interleaved_times(task, {"plain": task.model}, setting.rounds)["plain"].median
+        begin = time.perf_counter()
+        try:
+            fit(task.model, (task.sample,), budget=0.4, **options)
+        except InfeasibleBudgetError as error:
+            yield {"way": name, "chosen": f"needs {mebibytes(error.required)}"}
+            continue
+        planned = time.perf_counter() - begin
+        step = interleaved_times(task, {"ours": task.model}, setting.rounds)["ours"].median
+        fitted: Any = task.model.chainstay
+        makespan = fitted.solution.makespan
+        chosen = [each.name for each in fitted.alternatives if each.is_chosen]
+        yield {
+            "way": name,
+            "chosen": ", ".join(chosen) or name,
+            "planned in": f"{planned:.1f} s",
+            "step": f"{step / 1e6:.2f} ms",
+            "planned": f"{makespan / step - 1:+.1%}",
+            "of plain": f"{step / took:.3f}",
+        }
+        unfit(task.model)
+
+
 def networks(setting: Setting) -> Iterator[Row]:
     """Whole networks by plans, beside plain training and checkpoint_sequential."""
     yield from plans(setting.device, setting.deadline, setting.rounds)
@@ -346,5 +375,5 @@ def _differing(one: list[torch.Tensor], other: list[torch.Tensor]) -> int:
 
 Question = Callable[[Setting], Iterator[Row]]
 QUESTIONS: Final[tuple[Question, ...]] = (
-    works, link, memory, autotuning, limit, times, repeats, estimates, offload, networks,
+    works, link, memory, autotuning, limit, times, repeats, estimates, offload, ways, networks,
 )  # fmt: skip

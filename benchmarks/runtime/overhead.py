@@ -44,7 +44,8 @@ from benchmarks.training import Forward, Task, cells, heading, keep_memory, mach
 from chainstay import Op, OpKind, Schedule, fit, measure
 from chainstay.fitting.measured import measure_model
 from chainstay.fitting.planner import PlannerSettings
-from chainstay.runtime.execute.executor import Executor, PlannedGraph
+from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 
 STAGES: Final = 64
 WIDTH: Final = 8
