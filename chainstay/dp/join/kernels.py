@@ -43,7 +43,7 @@ class BranchParts(NamedTuple):
 
 
 class CostsByKind(NamedTuple):
-    """What a stage's first run costs, and what a later one.
+    """Costs of a stage's first run, and of a later one.
 
     Attributes:
         first: Costs while the tail is whole: nothing ahead has run.

@@ -133,7 +133,7 @@ class _HybridSearch:
 
     @property
     def least(self) -> ChainProfile:
-        """What every schedule needs at least: each forward in its cheaper form."""
+        """The profile that bounds every schedule: each forward in its cheaper form."""
         account = self.measured.account
         stages = (
             cost.stage(

@@ -18,9 +18,8 @@ half[t, g]          shared gradient g is half summed when the phase starts
 summing[t, g]       shared gradient g is half summed then or when the phase is closed
 ==================  ========================================================
 
-A *record* is what ``Fa`` saves under one option; a stage has at most one at a time. Phase 0 runs
-every stage, as the loss closes it, so its runs are the first ones and all others run again. Where
-the backward's time depends on that, a record of phase 0 and a later one are two.
+A stage has at most one record at a time. Phase 0 runs every stage, as the loss closes it, so its
+runs are the first ones and all others run again.
 
 Stages and activations are (chain, index), the tail being the last chain: stage (j, i) reads
 (j, i) and makes (j, i + 1); stage 0 of the tail reads the outputs of all branches. A plain
@@ -31,23 +30,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import gcd
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from chainstay.formulations.join.integer_program import IntegerProgram, Key, LinearExpression
-from chainstay.profiles import ChainProfile, JoinProfile, Stage, StageOption
-from chainstay.profiles.stage import undominated
+from chainstay.formulations.join.records import records, sizes
+from chainstay.profiles import ChainProfile, JoinProfile, Stage
 from chainstay.schedule import Op, OpKind, Schedule
 
 _Index: TypeAlias = tuple[int, int]
-
-
-class _Record(NamedTuple):
-    """Data that ``Fa`` of a stage saves under an option, and the phases that can make it."""
-
-    number: int
-    option: StageOption
-    phases: range
-    backward_time: int
 
 
 class ByteFormulation:
@@ -74,9 +64,9 @@ class ByteFormulation:
         self.values = [v for v in self.inputs + [(c, i + 1) for c, i in self.stages] if v != output]
         self.phases = range(len(self.stages))
         shared = (each.bytes for each in profile.shared)
-        self.size_unit = gcd(*_sizes(self.chains), *shared) or 1
+        self.size_unit = gcd(*sizes(self.chains), *shared) or 1
         self.program = IntegerProgram(None if budget is None else budget // self.size_unit)
-        self.records = {u: list(self._records(u)) for u in self.stages}
+        self.records = {u: records(self._stage(u), len(self.stages)) for u in self.stages}
         self.backward_times = {
             u: min(record.backward_time for record in self.records[u]) for u in self.stages
         }
@@ -100,18 +90,6 @@ class ByteFormulation:
     def fixed_time(self) -> int:
         """The time of all that does not depend on the schedule, in ns."""
         return sum(self.backward_times.values())
-
-    def _records(self, u: _Index) -> Iterator[_Record]:
-        """Yield the records of a stage, without those of options that another replaces."""
-        options, end = self._stage(u).all_options, len(self.phases)
-        for number in undominated(options):
-            option = options[number]
-            first, again = (option.run(first=each).backward_time for each in (True, False))
-            if first == again:
-                yield _Record(number, option, range(end), first)
-            else:
-                yield _Record(number, option, range(1), first)
-                yield _Record(number, option, range(1, end), again)
 
     def _times(self) -> Iterator[int]:
         """Yield every time, in ns, that the objective counts."""
@@ -402,17 +380,3 @@ class ByteFormulation:
             yield Op(kind, i, c if c < self.k else None, option)
         elif kind is OpKind.BACKWARD:
             yield Op(OpKind.TURN)
-
-
-def _sizes(chains: tuple[ChainProfile, ...]) -> Iterator[int]:
-    """Yield all sizes of all chains, in bytes."""
-    for chain in chains:
-        yield from (chain.input_bytes, chain.input_gradient_bytes)
-        for stage in chain.stages:
-            yield from (stage.output_bytes, stage.gradient_bytes)
-            for option in stage.all_options:
-                yield from (option.saved_bytes, option.backward_overhead_bytes)
-            for is_first in (True, False):
-                yield stage.dropped(first=is_first).overhead_bytes
-                for option in stage.all_options:
-                    yield option.run(first=is_first).overhead_bytes

@@ -1,0 +1,57 @@
+"""The records of each stage of a join in the program by phases, and all its sizes.
+
+A *record* is what ``Fa`` saves under one option. Where the backward's time depends on whether
+the stage ran for the first time, a record of phase 0 and one of a later phase are two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from chainstay.profiles import ChainProfile, Stage, StageOption
+from chainstay.profiles.stage import undominated
+
+
+class JoinRecord(NamedTuple):
+    """Data that ``Fa`` of a stage saves under an option, and the phases that can make it.
+
+    Attributes:
+        number: The option's number in `Stage.all_options`.
+        option: The option.
+        phases: The phases in which ``Fa`` can make this record.
+        backward_time: What the stage's backward takes from it, in ns.
+    """
+
+    number: int
+    option: StageOption
+    phases: range
+    backward_time: int
+
+
+def records(stage: Stage, phases: int) -> list[JoinRecord]:
+    """Return the records of a stage, without those of options that another replaces."""
+    options, found = stage.all_options, list[JoinRecord]()
+    for number in undominated(options):
+        option = options[number]
+        first, again = (option.run(first=is_first).backward_time for is_first in (True, False))
+        if first == again:
+            found.append(JoinRecord(number, option, range(phases), first))
+        else:
+            found.append(JoinRecord(number, option, range(1), first))
+            found.append(JoinRecord(number, option, range(1, phases), again))
+    return found
+
+
+def sizes(chains: tuple[ChainProfile, ...]) -> Iterator[int]:
+    """Yield all sizes of all chains, in bytes."""
+    for chain in chains:
+        yield from (chain.input_bytes, chain.input_gradient_bytes)
+        for stage in chain.stages:
+            yield from (stage.output_bytes, stage.gradient_bytes)
+            for option in stage.all_options:
+                yield from (option.saved_bytes, option.backward_overhead_bytes)
+            for is_first in (True, False):
+                yield stage.dropped(first=is_first).overhead_bytes
+                for option in stage.all_options:
+                    yield option.run(first=is_first).overhead_bytes
