@@ -199,7 +199,7 @@ def test_a_step_that_is_wrong_or_too_large_ends_with_status_1(
 
 
 def test_bench_runs_what_others_do_too() -> None:
-    line = ("bench", "models.py:net?depth=3", "-i", "16x32", "--budgets", "90%,1%")
+    line = ("bench", "models.py:net?depth=3", "-i", "16x32", "-b", "90%,1%")
     result = chainstay(*line, "--steps", "1", "--segments", "2", "--repeats", "1", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)

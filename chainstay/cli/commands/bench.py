@@ -28,7 +28,14 @@ Examples:
 def bench(
     *,
     budgets: Annotated[
-        str, typer.Option(metavar="SIZES", help="Budgets of plans, separated by commas.")
+        str,
+        typer.Option(
+            "--budgets",
+            "--budget",
+            "-b",
+            metavar="SIZES",
+            help="Budgets of plans, separated by commas.",
+        ),
     ] = "80%,60%,40%",
     segments: Annotated[
         int, typer.Option(min=0, help="Number of segment counts of checkpoint_sequential to run.")
