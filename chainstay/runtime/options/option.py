@@ -16,7 +16,7 @@ from chainstay.runtime.execute.handles import Packed, Staying, is_parameter, unp
 from chainstay.runtime.options.front import Selection, pareto_front, thinned
 from chainstay.runtime.options.generator import generate, groups_of
 from chainstay.runtime.options.graph import StageGraph, trace_stage
-from chainstay.runtime.options.option_code import OptionCode, Origin
+from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached, non_leaves
@@ -163,7 +163,7 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
         name=f"drops {', '.join(names)}" if names else "keeps everything",
         saved_bytes=graph.fixed_bytes + selection.kept_bytes,
         replay_time=selection.replay_time,
-        needs_input=any(pack.is_input for pack in graph.packs) or bool(code.read(Origin.STATE)),
+        needs_input=any(pack.is_input for pack in graph.packs) or bool(code.state_reads),
         selection=selection,
         code=code,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -59,7 +60,7 @@ class SavedSlot:
     extra: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ReplayCode:
     """A group of operators that are run again together.
 
@@ -75,17 +76,22 @@ class ReplayCode:
     slots: tuple[SavedSlot, ...]
     draws_random: bool
 
-    @property
-    def reads(self) -> set[int]:
+    @cached_property
+    def reads(self) -> frozenset[int]:
         """Positions of the shared values that nobody may change before."""
-        return {
+        return frozenset(
             each.index
             for each in self.inputs
             if each.origin is Origin.SHARED and not each.is_scratch
-        }
+        )
+
+    @cached_property
+    def stashes(self) -> frozenset[int]:
+        """Places of what the forward has set aside for it."""
+        return frozenset(each.index for each in self.inputs if each.origin is Origin.STASH)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class OptionCode:
     """The code that runs a stage with an option.
 
@@ -108,9 +114,21 @@ class OptionCode:
         """The modules that are called."""
         return self.graph.composition.root
 
-    def read(self, origin: Origin) -> list[int]:
-        """Return the positions of what replays read of an origin and nobody may change."""
-        inputs = [each for replay in self.replays for each in replay.inputs]
-        return sorted(
-            {each.index for each in inputs if each.origin is origin and not each.is_scratch}
+    @cached_property
+    def expected(self) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+        """Shape and type of every saved tensor."""
+        layouts = (pack.layout for pack in self.graph.packs)
+        return tuple((layout.size, layout.dtype) for layout in layouts)
+
+    @cached_property
+    def shared_reads(self) -> tuple[int, ...]:
+        """Positions of the shared values that replays read and nobody may change."""
+        return tuple(sorted(frozenset[int]().union(*(each.reads for each in self.replays))))
+
+    @cached_property
+    def state_reads(self) -> tuple[int, ...]:
+        """Positions in the incoming state of what replays read and nobody may change."""
+        inputs = (each for replay in self.replays for each in replay.inputs)
+        return tuple(
+            sorted({e.index for e in inputs if e.origin is Origin.STATE and not e.is_scratch})
         )

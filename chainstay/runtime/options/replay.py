@@ -82,8 +82,7 @@ class OptionRun:
 
     def __post_init__(self) -> None:
         graph = self.code.graph
-        reads = tuple(self.code.read(Origin.SHARED))
-        traits = Traits(draws_random=False, written=(), reads=reads)
+        traits = Traits(draws_random=False, written=(), reads=self.code.shared_reads)
         self.environment = Environment.capture(graph.stage, traits, self.shared, graph.device)
         self._stashes = [None] * self.code.stashes
         self._groups = [_Group(replay) for replay in self.code.replays]
@@ -104,8 +103,8 @@ class OptionRun:
         """
         code, number = self.code, self._packed
         self._packed += 1
-        layout = code.graph.packs[number].layout if number < len(code.packs) else None
-        if layout is None or (tensor.shape, tensor.dtype) != (layout.size, layout.dtype):
+        is_known = number < len(code.expected)
+        if not is_known or (tensor.shape, tensor.dtype) != code.expected[number]:
             raise self._mismatch(f"saves a tensor {tuple(tensor.shape)} {tensor.dtype}")
         place = code.packs[number]
         return None if place is None else self._groups[place[0]].handle(place[1])
@@ -118,7 +117,7 @@ class OptionRun:
         """
         if self._packed != len(self.code.packs):
             raise self._mismatch(f"saves {self._packed} tensors")
-        self.state = {index: state[index].detach() for index in self.code.read(Origin.STATE)}
+        self.state = {index: state[index].detach() for index in self.code.state_reads}
         self.versions = {index: version_of(each) for index, each in self.state.items()}
         groups, stashes = self._groups, self._stashes
         self._groups, self._stashes = [], []  # first: a circle would outlive an interruption
@@ -212,8 +211,7 @@ class _Group:
     def close(self, run: OptionRun, stashes: Sequence[Any]) -> None:
         """Take what the replay starts from."""
         self.run = run
-        indices = {each.index for each in self.code.inputs if each.origin is Origin.STASH}
-        self.stashes = {index: stashes[index] for index in indices}
+        self.stashes = {index: stashes[index] for index in self.code.stashes}
         self.versions = {
             index: version_of(each)
             for index, each in self.stashes.items()

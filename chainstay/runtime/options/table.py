@@ -13,7 +13,6 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import has_outdated_copies
 from chainstay.runtime.execute.handles import is_parameter
 from chainstay.runtime.options.option import Option
-from chainstay.runtime.options.option_code import Origin
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.schedule import Op, Schedule
 
@@ -81,7 +80,7 @@ def require_current_copies(table: OptionTable, shared: Sequence[Any], device: to
     Raises:
         PlanMismatchError: It is so, as after an optimizer's step within one context.
     """
-    read = (each for option in table.values() for each in option.code.read(Origin.SHARED))
+    read = (each for option in table.values() for each in option.code.shared_reads)
     if has_outdated_copies((w for w in map(shared.__getitem__, read) if is_parameter(w)), device):
         raise PlanMismatchError(
             "a weight has changed inside one context of torch.autocast, which goes on with its "
