@@ -5,7 +5,8 @@ that. What its schedule needs and takes in truth is told by the simulator with a
 operation (`Account.overheads`): random states and buffers are saved for runs again only, it takes
 time to drop the input of what is kept, and a schedule that is not persistent may make again what
 it still holds. Where these exceed the budget, the method is asked again, twice with what the
-operations of its latest schedule need, and at last with what no schedule's exceed.
+operations of its latest schedule need, and at last with what no schedule's exceed. Where none of
+its plans fits, its plan of least peak is tried, which does not depend on times.
 
 =====================================  =======================================================
 method                                 profile
@@ -27,28 +28,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from chainstay.dp import DP, unrestricted_bound
 from chainstay.errors import (
-    ChainstayError,
     InfeasibleBudgetError,
     InvalidBudgetError,
     SolverLimitError,
     UnknownMethodError,
 )
 from chainstay.formulations import CPSAT, MIP
+from chainstay.planning.questions import Judged, is_rounded, judge, profile_for
 from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.execute.remade import remade_bytes
-from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Claim, Family, Method, Solution
 from chainstay.solve import AutoChain, budget_bytes, resolve_method, solve_chain
 from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
-from chainstay.validation.simulate import Replay, simulate
+from chainstay.validation.simulate import simulate
 
 __all__ = ["solve_measured"]
 
@@ -112,23 +111,6 @@ def solve_measured(
     return replace(solution, solve_seconds=time.perf_counter() - start)
 
 
-class _Judged(NamedTuple):
-    """A schedule as it runs.
-
-    Attributes:
-        replay: The simulation with an overhead for each operation.
-        excess: Bytes that the runtime needs beyond it, for what it makes again while it is held.
-    """
-
-    replay: Replay
-    excess: int
-
-    @property
-    def needs(self) -> int:
-        """All bytes that it needs."""
-        return self.replay.peak_bytes + self.excess
-
-
 @dataclass(slots=True, kw_only=True)
 class _ChainPlanner:
     """The methods that are asked about one measured chain and budget.
@@ -180,9 +162,7 @@ class _ChainPlanner:
             # What free discards drop between stages, options drop as well.
             if isinstance(asked, AutoChain) and best and any(op.option for op in best.schedule):
                 break
-        if best is None:
-            raise self._nothing(methods)
-        return best
+        return best or self._smallest_of(methods)
 
     def _methods(self, asked: Method) -> Iterator[Method]:
         """Yield the methods to ask in turn while each is faster than the one before."""
@@ -208,7 +188,7 @@ class _ChainPlanner:
         takes_time = isinstance(method, MIP | CPSAT | AutoChain)
         for question in range(2 if takes_time and known is not None else _SOLVES):
             is_sound = best is None and question == _SOLVES - 1
-            profile = _profile_for(method, account, latest, is_sound=is_sound)
+            profile = profile_for(method, account, latest, is_sound=is_sound)
             nominal = self.budget - excess if is_sound else self.budget + left
             try:
                 solution = solve_chain(profile, nominal, method)
@@ -219,20 +199,13 @@ class _ChainPlanner:
                 continue
             bound = solution if question == 0 else bound
             latest = solution.schedule
-            judged = _judged(self.measured, solution)
+            judged = judge(self.measured, solution)
             makespan = judged.replay.makespan
             excess = judged.excess
             fits = self._fits(solution, judged)
             if fits and (best is None or makespan < best.makespan):
-                best = replace(
-                    solution,
-                    makespan=makespan,
-                    budget=self.budget,
-                    peak_bytes=judged.needs,
-                    lower_bound=0,
-                    unrestricted_bound=0,
-                )
-            if _is_rounded(method):
+                best = _as_it_runs(solution, judged, self.budget)
+            if is_rounded(method):
                 left += self.budget - judged.needs
             elif fits and (takes_time or makespan == solution.makespan):
                 break
@@ -240,7 +213,7 @@ class _ChainPlanner:
                 left = -excess
         return best and self._bounded(best, bound, method)
 
-    def _fits(self, solution: Solution, judged: _Judged) -> bool:
+    def _fits(self, solution: Solution, judged: Judged) -> bool:
         """Whether the runtime can run a schedule within the budget."""
         if not self._is_runnable(solution):
             return False
@@ -277,7 +250,7 @@ class _ChainPlanner:
         """
         account = self.measured.account
         least = account.by_kind(is_sound=False)
-        knows_all = _profile_for(method, account, is_sound=False) == least
+        knows_all = profile_for(method, account, is_sound=False) == least
         if bound is None or not knows_all or bound.lower_bound > solution.makespan:
             unrestricted = unrestricted_bound(least, self.budget)
             return replace(
@@ -294,48 +267,52 @@ class _ChainPlanner:
             unrestricted_bound=bound.unrestricted_bound,
         )
 
-    def _nothing(self, methods: tuple[Method, ...]) -> ChainstayError:
-        """Return the error to raise if nothing fits."""
-        if self.limit is not None:
-            return self.limit
-        try:
-            enough = [least for method in methods if (least := self._least(method)) is not None]
-        except SolverLimitError as limit:
-            return limit
-        if not enough or (self.refused and DP() not in methods):
-            return UnknownMethodError(self.refused)
-        required, reason = min(enough)
-        return InfeasibleBudgetError(
-            budget=self.budget,
-            required=required,
-            stages=len(self.measured.profile),
-            family="known",
-            reason=reason,
-        )
+    def _smallest_of(self, methods: tuple[Method, ...]) -> Solution:
+        """Return the plan of least peak of several methods, for budgets in which they find none.
 
-    def _least(self, method: Method) -> tuple[int, str] | None:
-        """Return a budget that is enough for the method's plans, and why it takes so much.
-
-        It depends neither on the budget nor on times, which differ whenever they are measured:
-        only options that do not depend on these count. ``None`` if such a plan cannot be run.
+        Raises:
+            ChainstayError: It does not fit, either, or there is none.
         """
-        account = self.measured.account.with_steady_options()
-        measured = replace(self.measured, account=account)
-        profile = _profile_for(method, account, is_sound=True)
-        required = 1
-        try:
-            solution = solve_chain(profile, required, method)
-        except InfeasibleBudgetError as error:
-            required = error.required
-            solution = solve_chain(profile, required, method)
-        if not self._is_runnable(solution):
-            return None
-        judged = _judged(measured, solution)
-        return max(required, judged.needs), self._reason(measured, solution, judged)
+        if self.limit is not None:
+            raise self.limit
+        pairs = [(method, least) for method in methods if (least := self._smallest(method))]
+        if not pairs or (self.refused and DP() not in methods):
+            raise UnknownMethodError(self.refused)
+        method, smallest = min(pairs, key=lambda pair: pair[1].peak_bytes)
+        required = smallest.peak_bytes
+        if required > self.budget:
+            raise InfeasibleBudgetError(
+                budget=self.budget,
+                required=required,
+                stages=len(self.measured.profile),
+                family="known",
+                reason=self._reason(smallest),
+            )
+        return self._bounded(replace(smallest, budget=self.budget), None, method)
 
-    def _reason(self, measured: Measurement, solution: Solution, judged: _Judged) -> str:
-        """Return a sentence on what needs most in the schedule that needs least."""
-        pairs = zip(judged.replay.timeline, measured.overheads_for(solution.schedule), strict=True)
+    def _smallest(self, method: Method) -> Solution | None:
+        """Return the method's plan of the least peak that was found.
+
+        It depends neither on the budget nor on times, which differ whenever they are measured.
+        ``None`` if no such plan can be run.
+        """
+        account = self.measured.account.without_times()
+        profile = profile_for(method, account, is_sound=True)
+        smallest: Solution | None = None
+        for _ in range(_SOLVES if isinstance(method, DP) else 1):
+            solution = _least(profile, method)
+            judged = judge(self.measured, solution)
+            if self._is_runnable(solution) and (
+                smallest is None or judged.needs < smallest.peak_bytes
+            ):
+                smallest = _as_it_runs(solution, judged, judged.needs)
+            profile = profile_for(method, account, solution.schedule)
+        return smallest
+
+    def _reason(self, smallest: Solution) -> str:
+        """Return a sentence on what needs most in the plan that needs least."""
+        measured, replay = self.measured, judge(self.measured, smallest).replay
+        pairs = zip(replay.timeline, measured.overheads_for(smallest.schedule), strict=True)
         highest, overhead = max(pairs, key=lambda pair: pair[0].during_bytes)
         op = highest.op
         cost = measured.account.stages[op.stage]
@@ -345,45 +322,30 @@ class _ChainPlanner:
         schedule = Schedule.keep_all(len(measured.profile))
         plain = simulate(measured.profile_for(schedule), schedule).peak_bytes
         return (
-            f"That is {judged.needs / max(plain, 1):.0%} of plain training; the {step} of stage "
-            f"{op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself alone{at}."
+            f"That is {smallest.peak_bytes / max(plain, 1):.0%} of plain training; the {step} of "
+            f"stage {op.stage} ({cost.name}) needs most, {format_bytes(overhead)} for itself "
+            f"alone{at}."
         )
 
 
-def _profile_for(
-    method: Method, account: Account, latest: Schedule | None = None, *, is_sound: bool = False
-) -> ChainProfile:
-    """Return what a method is asked about: the costs that it knows and the runtime can do.
-
-    Args:
-        method: The method.
-        account: The chain's costs.
-        latest: A schedule whose operations need no more than that; by default, every schedule's
-            need that at least, or for a user's own method, those of plain training do.
-        is_sound: Whether no schedule's operations need more, instead.
-    """
-    if not isinstance(method, DP | MIP | CPSAT | AutoChain):
-        own = latest or Schedule.keep_all(len(account.stages))
-        return account.profile() if is_sound else account.profile_for(own)
-    if method.discards == Discards.FREE:
-        account = account.without_options()
-    if latest is not None and not is_sound:
-        return account.by_kind_in(latest)
-    return account.by_kind(is_sound=is_sound)
-
-
-def _is_rounded(method: Method) -> bool:
-    """Whether a method may leave some of the budget for what it knows too little about."""
-    return not isinstance(method, DP | MIP | CPSAT | AutoChain) or (
-        isinstance(method, DP) and method.slots is not None
+def _as_it_runs(solution: Solution, judged: Judged, budget: int) -> Solution:
+    """Return `solution` with its own time and peak, and without what is proved of it."""
+    return replace(
+        solution,
+        makespan=judged.replay.makespan,
+        budget=budget,
+        peak_bytes=judged.needs,
+        lower_bound=0,
+        unrestricted_bound=0,
     )
 
 
-def _judged(measured: Measurement, solution: Solution) -> _Judged:
-    """Simulate a schedule with each operation's own overhead and each stage's own times."""
-    profile, overheads = measured.costs_of(solution.schedule)
-    replay = simulate(profile, solution.schedule, discards=solution.discards, overheads=overheads)
-    return _Judged(replay, remade_bytes(profile, solution.schedule))
+def _least(profile: ChainProfile, method: Method) -> Solution:
+    """Return a method's solution within the least budget for which it has one."""
+    try:
+        return solve_chain(profile, 1, method)
+    except InfeasibleBudgetError as error:
+        return solve_chain(profile, error.required, method)
 
 
 def _renews_inputs_of_parts(schedule: Schedule) -> bool:

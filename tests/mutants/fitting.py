@@ -90,7 +90,7 @@ _PLANNING: Final = (
         "unit/test_planning.py::test_plain_training_that_fits_is_the_plan_of_every_method",
     ),
     Mutant(
-        "planning/chain.py",
+        "planning/questions.py",
         "discards=solution.discards, overheads=overheads)",
         "discards=solution.discards)",
         "unit/test_planning.py::"
@@ -130,7 +130,7 @@ _PLANNING: Final = (
     ),
     Mutant(
         "planning/chain.py",
-        "account = self.measured.account.with_steady_options()",
+        "account = self.measured.account.without_times()",
         "account = self.measured.account",
         "unit/test_planning.py::test_what_an_error_asks_for_is_enough_whatever_the_times[dp]",
     ),

@@ -100,13 +100,14 @@ class Account:
         stages = tuple(replace(cost, options=()) for cost in self.stages)
         return replace(self, stages=stages, has_options=False)
 
-    def with_steady_options(self) -> Account:
-        """Return the account with those options only that do not depend on measured times."""
-        stages = tuple(
-            replace(cost, options=tuple(each for each in cost.options if each.is_steady))
-            for cost in self.stages
+    def without_times(self) -> Account:
+        """Return the account with times alike, in which no option is of use that times decide."""
+        sizes = (
+            each.saved_bytes + each.gradient_bytes + each.recording_bytes + each.backward_bytes
+            for each in self.stages
         )
-        return replace(self, stages=stages)
+        too_large = 2 * (self.input_bytes + sum(sizes))
+        return replace(self, stages=tuple(each.without_times(too_large) for each in self.stages))
 
     def by_kind(self, *, is_sound: bool = True) -> ChainProfile:
         """Return the profile with options, and what each kind of run costs.

@@ -127,6 +127,22 @@ class StageCost:
         }
         return replace(self, options=(), **numbers)
 
+    def without_times(self, too_large: int) -> StageCost:
+        """Return the stage with times alike; options that others would replace save too much.
+
+        Args:
+            too_large: More bytes than any schedule of use needs.
+        """
+        options = tuple(
+            replace(
+                each, replay_time=1, saved_bytes=each.saved_bytes if each.is_steady else too_large
+            )
+            for each in self.options
+        )
+        return replace(
+            self, forward_time=1, backward_time=1, rerun_time=0, hooks_time=0, options=options
+        )
+
     def overhead(self, kind: OpKind, *, is_used: bool) -> int:
         """Return the overhead of an operation of `kind` in bytes, environments left out.
 

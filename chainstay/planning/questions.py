@@ -1,0 +1,69 @@
+"""What methods are asked about a measured chain, and what their answers need as they run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from chainstay.dp import DP
+from chainstay.formulations import CPSAT, MIP
+from chainstay.profiles import ChainProfile
+from chainstay.runtime.execute.remade import remade_bytes
+from chainstay.runtime.measures.account import Account
+from chainstay.runtime.measures.measured import Measurement
+from chainstay.schedule import Discards, Schedule
+from chainstay.solution import Method, Solution
+from chainstay.solve import AutoChain
+from chainstay.validation.simulate import Replay, simulate
+
+
+class Judged(NamedTuple):
+    """A schedule as it runs.
+
+    Attributes:
+        replay: The simulation with an overhead for each operation.
+        excess: Bytes that the runtime needs beyond it, for what it makes again while it is held.
+    """
+
+    replay: Replay
+    excess: int
+
+    @property
+    def needs(self) -> int:
+        """All bytes that it needs."""
+        return self.replay.peak_bytes + self.excess
+
+
+def profile_for(
+    method: Method, account: Account, latest: Schedule | None = None, *, is_sound: bool = False
+) -> ChainProfile:
+    """Return what a method is asked about: the costs that it knows and the runtime can do.
+
+    Args:
+        method: The method.
+        account: The chain's costs.
+        latest: A schedule whose operations need no more than that; by default, every schedule's
+            need that at least, or for a user's own method, those of plain training do.
+        is_sound: Whether no schedule's operations need more, instead.
+    """
+    if not isinstance(method, DP | MIP | CPSAT | AutoChain):
+        own = latest or Schedule.keep_all(len(account.stages))
+        return account.profile() if is_sound else account.profile_for(own)
+    if method.discards == Discards.FREE:
+        account = account.without_options()
+    if latest is not None and not is_sound:
+        return account.by_kind_in(latest)
+    return account.by_kind(is_sound=is_sound)
+
+
+def is_rounded(method: Method) -> bool:
+    """Whether a method may leave some of the budget for what it knows too little about."""
+    return not isinstance(method, DP | MIP | CPSAT | AutoChain) or (
+        isinstance(method, DP) and method.slots is not None
+    )
+
+
+def judge(measured: Measurement, solution: Solution) -> Judged:
+    """Simulate a schedule with each operation's own overhead and each stage's own times."""
+    profile, overheads = measured.costs_of(solution.schedule)
+    replay = simulate(profile, solution.schedule, discards=solution.discards, overheads=overheads)
+    return Judged(replay, remade_bytes(profile, solution.schedule))
