@@ -108,9 +108,7 @@ class Fitted:
         try:
             return self._run_new(call)
         except SampleFailsError as failure:
-            if self.settings.loss is None and failure.__cause__ is not None:
-                raise failure.__cause__  # noqa: B904  # as the model raises it, with its own cause
-            raise
+            raise failure.__cause__ or failure  # noqa: B904  # as the model raises it, with its own cause
 
     def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a plan for calls like this one, without making the call."""
