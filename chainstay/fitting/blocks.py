@@ -55,6 +55,8 @@ class BlockForward:
         graphs: The graphs of its blocks.
         kinds: Kinds of calls, by training mode, autocast, and layouts of the arguments.
         known: Plans by the graphs of the blocks.
+        lists: The children of the lists that blocks are in, and of all modules around these, when
+            a plan was made last.
     """
 
     planner: Planner
@@ -63,6 +65,7 @@ class BlockForward:
     graphs: BlockGraphs = field(init=False)
     kinds: dict[Hashable, _Kind] = field(default_factory=dict)
     known: dict[Hashable, PlannedBlocks] = field(default_factory=dict)
+    lists: dict[nn.Module, tuple[nn.Module | None, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graphs = BlockGraphs(self.planner.name, self.device)
@@ -98,13 +101,23 @@ class BlockForward:
 
     def open_entrances(self, model: nn.Module) -> None:
         """Let calls of the blocks that there are plans for be run by these, and others be seen."""
+        modules = dict(model.named_modules())
+        self.lists = {}
         for planned in self.known.values():
             chain = planned.schedule.chain
             for name in (*[stage.name for stage in chain.stages], *chain.uncalled):
-                open_entrance(model.get_submodule(name))
+                if name in modules:  # the lists may have been others when that plan was made
+                    open_entrance(modules[name])
+                path = name.split(".")
+                around = (".".join(path[:count]) for count in range(len(path)))
+                for module in (modules[each] for each in around if each in modules):
+                    self.lists[module] = _children(module)
 
     def known_kind(self, call: Call) -> _Kind | None:
         """Return the kind of `call`, if it is known how such a call runs."""
+        if any(_children(module) != before for module, before in self.lists.items()):
+            for each in self.kinds.values():
+                each.is_outgrown = each.planned is not None
         kind = self.kinds.get(self._look_of(call))
         return None if kind is None or kind.is_outgrown else kind
 
@@ -115,13 +128,14 @@ class BlockForward:
         if kind is None:
             kind = self.kinds[look] = _Kind(self._planned(call, is_new=True))
         elif kind.is_outgrown:
-            kind.is_outgrown, kind.looks = False, kind.looks + 1
+            kind.looks += 1
             try:
                 kind.planned = self._planned(call, is_new=False) or kind.planned
             except InfeasibleBudgetError:
                 if not kind.may_stay:
                     raise
                 kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
+            kind.is_outgrown = False
         return kind.planned
 
     def _planned(self, call: Call, *, is_new: bool) -> PlannedBlocks | None:
@@ -171,6 +185,11 @@ class BlockForward:
             Autocast.now(self.device),
             tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
         )
+
+
+def _children(module: nn.Module) -> tuple[nn.Module | None, ...]:
+    """Return the modules right inside of a module, which one comparison tells from others."""
+    return tuple(module._modules.values())  # noqa: SLF001  # `children` leaves out doubles, slowly
 
 
 def blocks_needed(call: Call, by: StageSource) -> str:

@@ -71,6 +71,7 @@ class Fitted:
 
     def __init__(self, model: nn.Module, settings: PlannerSettings, maker: PlanMaker) -> None:
         self._name = type(model).__name__
+        self._kind = type(model)
         self._plain = unbound_forward(model)
         self._caching = caching_configs(model)
         self._capture: GraphCapture | None = None
@@ -82,10 +83,10 @@ class Fitted:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401  # the model's own
         """The model's output."""
-        for kind, known in self._forwards:
-            if kind.forward is not known:
-                self._forget_graphs(model)
-                break
+        if type(model) is not self._kind or any(
+            kind.forward is not known for kind, known in self._forwards
+        ):
+            self._forget_graphs(model)
         if not torch.is_grad_enabled():
             return self._plain(model, *args, **kwargs)
         require_no_transform(self._name)
@@ -108,9 +109,7 @@ class Fitted:
         try:
             return self._run_new(call)
         except SampleFailsError as failure:
-            if self.settings.loss is None and failure.__cause__ is not None:
-                raise failure.__cause__  # noqa: B904  # as the model raises it, with its own cause
-            raise
+            raise failure.__cause__ or failure  # noqa: B904  # as the model raises it, with its own cause
 
     def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a plan for calls like this one, without making the call."""
@@ -163,8 +162,8 @@ class Fitted:
             planned.close()
 
     def _forget_graphs(self, model: nn.Module) -> None:
-        """A class has another forward than before, which TorchDynamo does not look for."""
-        self._plain, self._forwards = unbound_forward(model), ()
+        """A class has another forward, or the model another class: nothing guards these."""
+        self._kind, self._plain, self._forwards = type(model), unbound_forward(model), ()
         self._capture = self._blocks = self._latest = None
         release_blocks(model)
 

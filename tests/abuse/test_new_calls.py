@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from twins import (
     peak_of,
     recomputes,
     require_equal_steps,
+    seed,
     shown,
 )
 from zoo import loss_of
@@ -33,7 +35,11 @@ class Wide(Stack):
     """Has something to recompute."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)))
+        super().__init__(wide_layer)
+
+
+def wide_layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
 
 
 def fit(model: nn.Module, **settings: Any) -> nn.Module:  # noqa: ANN401  # of `chainstay.fit`
@@ -206,3 +212,60 @@ def test_half_of_the_calls_have_another_keyword() -> None:
     plain, model = fitted_twins(Masked, Call((X,)), budget="70%")
     require_equal_steps(plain, model, step, 4)
     assert len(shown(model).plans) == 2
+
+
+def appended(model: Wide) -> None:
+    model.layers.extend(wide_layer() for _ in range(2))
+
+
+def replaced(model: Wide) -> None:
+    for position in range(len(model.layers)):
+        model.layers[position] = wide_layer()
+
+
+def deleted(model: Wide) -> None:
+    del model.layers[1]
+
+
+def another_list(model: Wide) -> None:
+    model.layers = nn.ModuleList(wide_layer() for _ in range(4))
+
+
+@pytest.mark.parametrize("edit", [appended, replaced, deleted, another_list])
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_blocks_that_come_and_go(by: str, edit: Callable[[Any], None]) -> None:
+    """The first call afterwards is planned anew: new blocks never run without a plan."""
+    plain, model = fitted_twins(Wide, SAMPLE, budget="70%", by=by)
+    model(X)
+    for each in (plain, model):
+        seed(1)
+        edit(each)
+    require_equal_steps(plain, model, lambda each, _: epoch(each, (64,)), steps=2)
+    assert peak_of(model, X) <= shown(model).solution.peak_bytes < peak_of(plain, X)
+
+
+def test_blocks_that_do_not_fit_are_refused_again_and_again() -> None:
+    """The old plan does not come back for the second call."""
+    model = Wide()
+    fit_to_least(model, SAMPLE, by="blocks")
+    model(X)
+    model.layers.append(nn.Sequential(nn.Linear(16, 512), nn.GELU(), nn.Linear(512, 16)))
+    for _ in range(2):
+        with pytest.raises(InfeasibleBudgetError):
+            model(X)
+
+
+@pytest.mark.parametrize("is_block", [True, False])
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_a_class_that_is_another_later(by: str, *, is_block: bool) -> None:
+    """As libraries do that exchange forwards; evaluation goes by the new one, too."""
+    plain, model = fitted_twins(Wide, SAMPLE, budget="70%", by=by)
+    model(X)
+    for each in (plain, model):
+        changed: Any = each.layers[1] if is_block else each  # type: ignore[index]  # a ModuleList
+        forward = type(changed).forward
+        body = {"forward": lambda self, x, forward=forward: 2 * forward(self, x)}
+        changed.__class__ = type("Doubled", (type(changed),), body)
+    with torch.no_grad():
+        assert torch.equal(plain(X), model(X))
+    require_equal_steps(plain, model, lambda each, _: epoch(each, (64,)), steps=2)

@@ -119,9 +119,21 @@ _BEGINS: Final = {
 }
 """Switches of other modes, and what switches each back."""
 
+_TAKES_GRADIENTS: Final = (
+    "torch.func takes gradients inside the forward, which a plan cannot run again; take them "
+    "around the model"
+)
+_TRACES_ITSELF: Final = (
+    "torch traces it anew whenever it runs, which a plan cannot run again; write it in Python, "
+    "or with torch.where"
+)
 _REFUSED: Final = {
-    "_grad_increment_nesting": "torch.func takes gradients inside the forward",
-    "_jvp_increment_nesting": "torch.func takes gradients inside the forward",
+    "_grad_increment_nesting": _TAKES_GRADIENTS,
+    "_jvp_increment_nesting": _TAKES_GRADIENTS,
+    "cond": f"the forward calls torch.cond: {_TRACES_ITSELF}",
+    "while_loop": f"the forward calls torch.while_loop: {_TRACES_ITSELF}",
+    "scan": f"the forward calls torch's scan: {_TRACES_ITSELF}",
+    "map_impl": f"the forward calls torch's map: {_TRACES_ITSELF}",
 }
 
 
@@ -199,9 +211,7 @@ class _GraphCopier:
     def _operator(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> None:
         name = _name_of(node)
         if name in _REFUSED:
-            raise NoStagesError(
-                f"{_REFUSED[name]}, which a plan cannot run again; take them around the model"
-            )
+            raise NoStagesError(_REFUSED[name])
         if name in _DROPPED:
             return
         if node.target is stage_border:

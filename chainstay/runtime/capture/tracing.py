@@ -237,6 +237,8 @@ def _reason(failure: Exception) -> str:
             "it draws from Python's random or from NumPy, which no graph can; draw from torch, or "
             "in front of the model"
         )
+    elif "trace_autograd_ops" in text:  # a setting that would lead astray
+        text = "it takes gradients inside of the forward (torch.autograd.grad)"
     elif re.search(_DECIDES, text, re.IGNORECASE):
         text = (
             "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide "

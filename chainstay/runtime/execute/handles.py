@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import nn
 
-from chainstay.errors import PlanMismatchError
+from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of, version_of
 
@@ -293,15 +293,16 @@ class Capture:
 
 def dropping() -> torch.autograd.graph.saved_tensors_hooks:
     """A context in which a forward builds its graph but saves nothing except parameters."""
-    return torch.autograd.graph.saved_tensors_hooks(_drop, _refuse)
-
-
-def _drop(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor if is_parameter(tensor) else None
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t if is_parameter(t) else None, _refuse
+    )
 
 
 def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
-    assert packed is not None, "backward through a forward that saved nothing"
+    if packed is None:
+        raise UnsupportedModelError(
+            "gradients are taken inside of the forward, which no plan can do; take them around it"
+        )
     return packed
 
 

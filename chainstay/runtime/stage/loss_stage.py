@@ -132,8 +132,20 @@ class TracedLoss:
         return replace(self, sources=stand_ins.of_all(sources))
 
     def of_output(self, output: object) -> torch.Tensor:
-        """Return the loss of an output that nests like the one it was traced on."""
-        return self(tree_leaves(output))[0]
+        """Return the loss of an output that nests like the one it was traced on.
+
+        Raises:
+            UnsupportedModelError: The loss fails on it.
+        """
+        try:
+            return self(tree_leaves(output))[0]
+        except torch.OutOfMemoryError:
+            raise  # a smaller sample is the remedy
+        except Exception as cause:  # the loss is the user's code and may raise anything
+            raise UnsupportedModelError(
+                f"the loss fails on the model's output: {type(cause).__name__}: "
+                f"{str(cause).rstrip('.')}; check that its targets are for this call"
+            ) from cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def open_entrance(block: nn.Module) -> None:
             return plain(self, *args, **kwargs)
         handler = _handler() if torch.is_grad_enabled() else None
         if handler is None:
-            return plain(self, *args, **kwargs)
+            return unbound_forward(self)(self, *args, **kwargs)  # its class may be another by now
         with handed_to(None):  # what is in the block is part of it
             return handler(self, args, kwargs)
 

@@ -20,7 +20,7 @@ from chainstay.runtime.execute.environment import RandomStates, random_states, r
 
 
 class SampleFailsError(UnsupportedModelError):
-    """The model itself, or its loss, fails on a call; its own exception is the cause."""
+    """The model itself fails on a call; its own exception is the cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +121,6 @@ class Host:
             raise  # tell their own story
         except Exception as cause:  # the model is the user's code and may raise anything
             raise SampleFailsError(
-                f"{self.call.name} or its loss fails on the sample: "
-                f"{type(cause).__name__}: {str(cause).rstrip('.')}; check that both run on it"
+                f"{self.call.name} fails on the sample: "
+                f"{type(cause).__name__}: {str(cause).rstrip('.')}; check that it runs on it"
             ) from cause

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
@@ -132,6 +132,8 @@ class Trial:
     def _made(self, shadow: Call) -> Any:  # noqa: ANN401  # the model's own
         try:
             return shadow()
+        except ChainstayError:
+            raise  # tells its own story
         except Exception as cause:  # the model is the user's code and may raise anything
             raise UnsupportedModelError(
                 f"{self.call.name} fails on the sample: {type(cause).__name__}: "

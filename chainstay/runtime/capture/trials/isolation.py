@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from chainstay.errors import UnsupportedModelError
@@ -133,7 +134,8 @@ def _copied(value: object, memo: dict[int, Any]) -> object:
     )
     try:
         if not has_functions:  # hooks, say
-            return copy.deepcopy(value, memo)
+            with _WithoutGraphs():
+                return copy.deepcopy(value, memo)
     except Exception:  # noqa: BLE001  # objects of the user's may refuse in any way
         memo.clear()
         memo.update(before)
@@ -142,6 +144,25 @@ def _copied(value: object, memo: dict[int, Any]) -> object:
     if isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
         return type(value)(_copied(item, memo) for item in value)
     return value
+
+
+class _WithoutGraphs(TorchFunctionMode):
+    """Inside, the copy of a tensor that has been computed begins a graph of its own.
+
+    torch refuses to copy such a tensor; were it shared, a trial would use up the user's graph.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,  # as torch calls it
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # as `func`
+        if func is not torch.Tensor.__deepcopy__ or args[0].is_leaf:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        return memo.setdefault(id(tensor), StandIns().of(tensor))
 
 
 def _copied_method(method: MethodType, memo: dict[int, Any]) -> object:

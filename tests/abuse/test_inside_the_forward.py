@@ -1,0 +1,159 @@
+"""Forwards that do more than compute: torch's control flow, gradients, exceptions of their own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.errors import UnsupportedModelError
+from twins import (
+    SAMPLE,
+    Stack,
+    differences,
+    picture,
+    require_refused,
+    require_trains_equally,
+    seed,
+    shown,
+)
+from zoo import loss_of
+
+X = SAMPLE.args[0]
+
+
+class Wide(Stack):
+    """Has something to recompute."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)))
+
+
+class Branching(Wide):
+    """Chooses by a value, as exported models do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        chosen: torch.Tensor = torch.cond(out.sum() > 0, torch.sin, torch.cos, (out,))
+        return chosen
+
+
+class Mapped(Wide):
+    """Takes the rows of a batch one by one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows: Any = torch._higher_order_ops.map  # has no public name yet
+        out: torch.Tensor = rows(torch.sin, super().forward(x))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, in both
+@pytest.mark.parametrize("make", [Branching, Mapped])
+def test_control_flow_around_the_blocks(make: type[Wide]) -> None:
+    """torch traces it whenever it runs, which no plan does; the blocks are planned all the same."""
+    fitted = require_trains_equally(make, SAMPLE)
+    assert "traces it anew" in str(shown(fitted))
+
+
+@pytest.mark.parametrize("make", [Branching, Mapped])
+def test_control_flow_in_one_graph(make: type[Wide]) -> None:
+    require_refused(make, SAMPLE, "traces it anew whenever it runs", by="graph")
+
+
+class Forces(Wide):
+    """The output is a slope, as in models of molecules."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        energy = super().forward(x).sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("by", ["auto", "blocks"])
+def test_gradients_taken_inside(by: Any) -> None:  # noqa: ANN401  # of `fit`
+    """The refusal says so, and no setting of torch's is told."""
+    require_refused(Forces, SAMPLE, r"gradients (are taken )?inside of the forward", by=by)
+    model = chainstay.fit(Forces(), budget="60%", progress=False, by=by)
+    with pytest.raises(UnsupportedModelError, match=r"inside of the forward") as refusal:
+        model(X)
+    assert "trace_autograd_ops" not in str(refusal.value)
+
+
+ONE = SimpleNamespace(scale=1.0)
+
+
+class Conditioned(Wide):
+    """What another model has computed is an attribute, and a part of an object."""
+
+    cond: dict[str, torch.Tensor]
+
+    def forward(self, x: torch.Tensor, more: SimpleNamespace = ONE) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x) + self.cond["shift"]) * more.scale
+        self.norm = x.norm().item()  # no full graph
+        return x
+
+
+def test_a_condition_that_another_model_computes() -> None:
+    """Planning by blocks runs the model backward, but never what made its condition."""
+
+    def trained(budget: str | None) -> Any:  # noqa: ANN401  # a picture
+        seed(0)
+        model, encoder = Conditioned(), nn.Linear(3, 16)
+        if budget is not None:
+            chainstay.fit(model, budget=budget, progress=False, repeats=1)
+        found = []
+        for number in range(3):
+            model.cond = {"shift": encoder(torch.full((3,), number + 1.0))}
+            more = SimpleNamespace(scale=encoder(torch.ones(3)))
+            loss = loss_of(model(X, more))
+            loss.backward()
+            found += [loss.detach(), *(leaf.grad for leaf in encoder.parameters())]
+        assert budget is None or shown(model).plans
+        return picture(found, list(model.parameters()))
+
+    assert differences(trained(None), trained("70%")) == []
+
+
+class BadBatchError(Exception):
+    """The user's own."""
+
+
+class Picky(Wide):
+    """Refuses some batches."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 7:
+            raise BadBatchError("seven")
+        out: torch.Tensor = super().forward(x)
+        return out
+
+
+@pytest.mark.parametrize("loss", [None, loss_of], ids=["no loss", "loss"])
+@pytest.mark.parametrize("by", ["auto", "blocks"])
+def test_an_exception_is_the_models_own(by: Any, loss: Any) -> None:  # noqa: ANN401  # of `fit`
+    """A loop that leaves out bad batches catches what it did without a plan."""
+    model = Picky()
+    chainstay.fit(model, (X,), budget="70%", loss=loss, by=by, progress=False, repeats=1)
+    with pytest.raises(BadBatchError, match="seven"):
+        model(X[:7])
+    with pytest.raises(RuntimeError, match="mat1") as failure:
+        model(X[:, :5])
+    assert not isinstance(failure.value, chainstay.ChainstayError)
+
+
+def test_a_loss_that_fails_on_what_blocks_give() -> None:
+    targets = torch.arange(64)  # 16 classes there are
+    with pytest.raises(UnsupportedModelError, match=r"the loss fails .* out of bounds"):
+        chainstay.fit(
+            Wide(),
+            (X,),
+            budget="70%",
+            loss=lambda output: nn.functional.cross_entropy(output, targets),
+            by="blocks",
+            progress=False,
+        )
