@@ -42,7 +42,8 @@ class Skip:
 
     Stage ``first - 1`` makes it (with ``first = 0`` it is part of the network's input), stage
     `last` is the last one to read it, and the stages between pass it on. Each activation's
-    size counts it; memory holds it once, whatever is stored.
+    size counts it; memory holds it once, whatever is stored. With no bytes but a gradient's, it is
+    what stage `last` and stage ``first - 1`` sum: the gradient of a weight that both use.
 
     Attributes:
         first: Index of the first activation that it is part of.

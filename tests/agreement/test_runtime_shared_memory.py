@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import chainstay
+from chainstay import Skip
 from chainstay.runtime import PlannedChain, measure, trace_memory
 from chainstay.validation.simulate import simulate
 from runtime_support import some_schedules
@@ -173,21 +174,91 @@ def test_prediction_covers_the_peak(make: Callable[[], Case], near: Surroundings
     assert exceeded == {}
 
 
-def test_a_tied_gradient_counts_where_it_waits_and_no_further() -> None:
+def residuals_that_share_weights() -> Case:
+    linear = nn.Linear(64, 64)
+    return nn.Sequential(*(Residual(linear) for _ in range(6))), torch.randn(256, 64), square
+
+
+def residuals() -> Case:
+    layers = (Residual(nn.Linear(64, 64)) for _ in range(6))
+    return nn.Sequential(*layers), torch.randn(256, 64), square
+
+
+class Residual(nn.Module):
+    """The sum that it gives is saved by nobody but the next one."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = activation + self.linear(activation).tanh()
+        return total
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        block_at_both_ends,
+        head_tied_to_embedding,
+        tied_in_the_middle,
+        weight_decay_in_the_loss,
+        residuals,
+        residuals_that_share_weights,
+    ],
+)
+@pytest.mark.parametrize("share", [0, 0.4, 0.8, 1])
+def test_a_predicted_peak_is_the_measured_one(make: Callable[[], Case], share: float) -> None:
+    """Weights of several stages have one gradient: from its first summand to its last."""
+    torch.manual_seed(0)
+    model, batch, loss = make()
+    measured = measure(model, batch, loss=loss, repeats=1)
+    plain = chainstay.solve_measured(measured, "100%")
+    with pytest.raises(chainstay.InfeasibleBudgetError) as caught:
+        chainstay.solve_measured(measured, 1)
+    least = caught.value.required
+    budget = least + int(share * (plain.budget - least))
+    solution = chainstay.solve_measured(measured, budget)
+    peak = peak_of_a_step(measured.planned(solution), batch, loss, PLAIN)
+    assert peak <= solution.peak_bytes <= 1.001 * peak
+
+
+def test_a_gradient_of_several_stages_waits_beside_those_between_them() -> None:
     """Two models differ in nothing but that two stages share their weights."""
     apart = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(5)))
     tied = nn.Sequential(*apart)
     tied[3] = tied[1]
     batch = torch.randn(8, 64)
     before, after = (
-        measure(model, batch, loss=torch.Tensor.mean, repeats=1).profile.stages
-        for model in (apart, tied)
+        measure(model, batch, loss=torch.Tensor.mean, repeats=1).profile for model in (apart, tied)
     )
     size = 64 * 64 * 4
-    pairs = list(zip(before, after, strict=True))
-    assert [
-        (new.forward_overhead_bytes - old.forward_overhead_bytes) // size for old, new in pairs
-    ] == [1, 1, 1, 0, 0, 0]
-    assert [
-        (new.backward_overhead_bytes - old.backward_overhead_bytes) // size for old, new in pairs
-    ] == [0, 2, 1, 1, 0, 0]
+    assert before.skips == ()
+    assert after.skips == (Skip(first=2, last=3, bytes=0, gradient_bytes=size),)
+    pairs = list(zip(before.stages, after.stages, strict=True))
+    assert [new.gradient_bytes - old.gradient_bytes for old, new in pairs] == [
+        *(0, size, size, 0),
+        *(0, 0),
+    ]
+    assert all(new.forward_overhead_bytes == old.forward_overhead_bytes for old, new in pairs)
+    overheads = [new.backward_overhead_bytes - old.backward_overhead_bytes for old, new in pairs]
+    # Stage 1 makes the sum beside both summands, for the first is a view; the gradient that it was
+    # sent is gone by then. Stage 3 has nothing to add to, and its gradient is the one that waits.
+    assert overheads == [0, size - batch.nbytes, 0, -size, 0, 0]
+
+
+class Shift(nn.Module):
+    """Its graph saves nothing; its output is gone when it runs backward."""
+
+    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+        return activation + 1
+
+
+def test_a_backward_may_need_less_than_what_its_stage_saved() -> None:
+    """The output that the caller holds is no larger than the one that has gone."""
+    batch = torch.randn(256, 64)
+    model = nn.Sequential(nn.Linear(64, 64), Shift(), nn.Linear(64, 64))
+    measured = measure(model, batch, loss=torch.Tensor.mean, repeats=1)
+    _, shift, _, _ = measured.profile.stages
+    assert shift.saved_bytes == batch.nbytes
+    assert shift.backward_overhead_bytes < 100

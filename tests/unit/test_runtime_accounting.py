@@ -102,6 +102,21 @@ def test_a_stage_that_runs_once_saves_no_environment_and_has_one_form() -> None:
     assert overheads(ACCOUNT, "Fa0 Fa1 Fa2 B2 B1 B0") == [(100, 300)] * 3
 
 
+def test_the_output_stands_beside_what_runs_behind_the_loss() -> None:
+    stage = replace(cost("a", 0, 0), again_bytes=7)
+    account = replace(ACCOUNT, stages=(stage, stage, cost("loss", 0, 0)))
+    assert account.overheads(Schedule.parse("Fc0 Fa1 Fa2 B2 B1 Fa0 B0")) == (
+        *(200, 100, 100),
+        *(300, 300, 100 + 7, 300),
+    )
+    by_kind = account.by_kind().stages[0]
+    assert by_kind.first is not None
+    assert by_kind.again is not None
+    assert (by_kind.first.overhead_bytes, by_kind.again.overhead_bytes) == (100, 107)
+    assert by_kind.dropped(first=True).overhead_bytes == 200
+    assert by_kind.dropped(first=False).overhead_bytes == 207
+
+
 def test_an_environment_lasts_from_the_first_run_to_the_last_and_buffers_to_the_backward() -> None:
     assert overheads(ACCOUNT, "Fc0 Fa1 Fa2 B2 B1 Fa0 B0") == [
         (100 + 1000 + 1000, 300 + 400),  # recorded at last, which is dearer than being dropped

@@ -14,7 +14,7 @@ from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStag
 from chainstay.runtime.measures.cost_files import cost_from, path_in, read_sealed, write_sealed
 
 _KIND: Final = "join-account"
-_VERSION: Final = 6
+_VERSION: Final = 7
 
 
 @dataclass(frozen=True, slots=True)

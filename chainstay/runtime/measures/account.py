@@ -4,16 +4,14 @@ A `ChainProfile` has one forward overhead per stage, and no room for what is hel
 stage's first run to its last. `Account.overheads` knows the schedule, and says what each of
 its operations needs: a forward that saves for the backward needs less besides what it saves
 than one that drops all that, and a stage that runs once saves no buffers and random states.
-Where a stage in the middle of the model makes part of its output again, the caller still has
-the first one.
+Behind the loss the caller has the output, what is made of it again beside that.
 With these the simulator finds the peak of that schedule. What is made of them for solvers:
 
 * `Account.profile` is sound for every schedule: it takes the dearer form of a forward, and
   buffers and random states as if every stage would run again.
 * `Account.profile_for` is sound for one schedule: it takes the dearest of its operations, and
   its times add up to what the schedule takes. The others have no place for what a stage takes
-  once if it is dropped, nor for runs again that take longer than forward and backward together:
-  under them no schedule takes longer than by its own profile.
+  once if it is dropped: under them no schedule takes longer than by its own profile.
 * `Account.by_kind` has options and what each kind of run costs, and is sound for every schedule
   of theirs: saved environments count as if every stage that can have one had it. Without these
   it is what every schedule needs at least, and bounds them all.
@@ -89,6 +87,7 @@ class Account:
                 forward=max(cost.recording_bytes, cost.dropping_bytes)
                 + cost.environment_bytes
                 + held[-1]
+                + cost.again_bytes
                 + twice,
                 backward=cost.backward_bytes + up_to_it - cost.random_bytes + twice,
             )
@@ -114,7 +113,8 @@ class Account:
 
         It is sound for every schedule that never makes anew what it holds: a first run has saved
         environments of the stages before it beside it, a later one perhaps those of all, and
-        copies of its own. Otherwise it is at most what any schedule's operations need.
+        copies of its own. Otherwise it is at most what any schedule's operations need, if nothing
+        runs again before the loss: a later run has the model's output beside it.
         """
         costs = self.stages
         if not is_sound:
@@ -130,7 +130,7 @@ class Account:
             return BesideRuns(
                 first=held[index],
                 dropped=held[index + 1],
-                again=own + held[-1] + twice[index],
+                again=own + held[-1] + costs[index].again_bytes + twice[index],
                 backward=held[index + count] + twice[index],
             )
 
@@ -263,12 +263,14 @@ class Account:
             yield cost.surplus_time(runs[index], is_released=index in released)
 
     def _outputs(self, schedule: Schedule, records: _Records) -> Iterator[int]:
-        """Yield the bytes that each operation reads of an earlier output the caller still has."""
+        """Yield the bytes of an earlier output that the caller has beside each operation."""
         runs = [0] * len(self.stages)
         for op, (stages, _) in zip(schedule, records, strict=True):
             works = op.kind.is_forward or op.kind is OpKind.BACKWARD
             handed_out = self._handed_out(op.stage) if works else ()
-            yield sum(skip.bytes for skip in handed_out if runs[skip.first - 1] > 1)
+            twice = sum(skip.bytes for skip in handed_out if runs[skip.first - 1] > 1)
+            has_output = op.kind.is_forward and runs[-1]
+            yield twice + (self.stages[op.stage].again_bytes if has_output else 0)
             for stage in stages:
                 runs[stage] += op.kind.is_forward
 

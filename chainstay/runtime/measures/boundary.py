@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from chainstay.runtime.stage.states import MemoryLayout, State, address_of
+from chainstay.runtime.measures.shared_bytes import LeafUses
+from chainstay.runtime.stage.states import MemoryLayout, State, address_of, is_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +148,24 @@ class _Note(torch.autograd.Function):
         return None, *gradients
 
 
-def seeded(state: State, gradients: Gradients) -> torch.Tensor:
-    """A scalar whose backward allocates `gradients` for the state."""
+def seeded(
+    state: State,
+    gradients: Gradients,
+    uses: LeafUses | None = None,
+    last: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A scalar whose backward allocates `gradients` for the state.
+
+    Args:
+        state: The state.
+        gradients: The gradients.
+        uses: Leaves that get a gradient with it if stages behind have sent them some.
+        last: What `waiting_for` gave, if anything is to wait.
+    """
+    uses = uses or LeafUses()
     wanting = (each for each, known in zip(state, gradients.layouts, strict=True) if known)
-    root: torch.Tensor = _Seed.apply(gradients, *wanting)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    waits = () if last is None else (last,)
+    root: torch.Tensor = _Seed.apply(gradients, uses, *wanting, *uses.behind, *waits)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return root
 
 
@@ -158,11 +173,45 @@ class _Seed(torch.autograd.Function):
     """Makes gradients when backward reaches it, not before."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: Gradients, *tensors: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
-        ctx.made = gradients
+    def forward(
+        ctx: Any,  # noqa: ANN401  # autograd's context has no type
+        gradients: Gradients,
+        uses: LeafUses,
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.made, ctx.uses, ctx.count = gradients, uses, len(tensors)
         dtype, device = tensors[0].dtype.to_real(), tensors[0].device
         return torch.zeros((), dtype=dtype, device=device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401, ARG004  # autograd's context has no type, and the gradient is 1
-        return None, *ctx.made.allocate()
+        made = ctx.made.allocate()
+        for leaf in ctx.uses.behind:
+            total = torch.zeros_like(leaf)
+            # Autograd adds to a view of something else, as this one is, out of place.
+            made.append(total.view_as(total) if is_among(leaf, ctx.uses.copied) else total)
+            del total
+        return None, None, *made, *(None for _ in range(ctx.count - len(made)))
+
+
+def waiting_for(leaves: tuple[torch.Tensor, ...], device: torch.device) -> torch.Tensor:
+    """A node that has the gradients of `leaves` wait for it, and runs when all others have run.
+
+    That is so for those made after it, if the backward of `seeded` begins at the same time.
+    """
+    node: torch.Tensor = _Wait.apply(device, *leaves)  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return node
+
+
+class _Wait(torch.autograd.Function):
+    """Sends no gradient; whoever sums gradients waits for it all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, device: torch.device, *leaves: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
+        ctx.set_materialize_grads(False)
+        ctx.count = len(leaves)
+        return torch.empty(0, device=device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ANN401, ARG004  # autograd's context has no type, and there is no gradient
+        return None, *(None for _ in range(ctx.count))

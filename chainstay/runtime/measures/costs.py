@@ -33,7 +33,7 @@ from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime, TimedStage, stage_times, time_chain
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.progress import Progress, unseen
-from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_gradients_bytes
+from chainstay.runtime.measures.shared_bytes import LeafUses, TiedGradients, autocast_copies_bytes
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
@@ -139,7 +139,11 @@ def _timed(
 
 
 def trace_chain(
-    observed: Sequence[ObservedStage], subject: Subject, gradients: Gradients | None = None
+    observed: Sequence[ObservedStage],
+    subject: Subject,
+    gradients: Gradients | None = None,
+    *,
+    is_whole: bool = False,
 ) -> list[StageMemory]:
     """Memory of every stage, run alone on what the stages before it give.
 
@@ -148,20 +152,22 @@ def trace_chain(
         subject: The chain that they are of, and its input.
         gradients: The gradients of the last state, as whoever reads it leaves them; by default as
             usual.
+        is_whole: Whether nothing else uses their leaves, so that it is known when gradients wait.
     """
     probes = [
         StageProbe(stage=each.stage, shared=subject.shared, leaves=each.leaves) for each in observed
     ]
     # A failing stage leaves no gradient behind.
-    with closing(_phases(probes, subject, gradients)) as phases:
+    with closing(_phases(probes, subject, gradients, is_whole=is_whole)) as phases:
         traces = iter(trace_phases(phases, subject.device))
     return [probe.memory(traces) for probe in reversed(probes)][::-1]
 
 
 def _phases(
-    probes: Sequence[StageProbe], subject: Subject, gradients: Gradients | None
+    probes: Sequence[StageProbe], subject: Subject, gradients: Gradients | None, *, is_whole: bool
 ) -> Generator[Callable[[], None]]:
     """Every stage's phases, the last stage first: its gradients lie as the one below gets them."""
+    leaves = [probe.leaves for probe in probes]
     source, device = subject.source, subject.device
     parked = []
     for index, probe in enumerate(probes):
@@ -171,6 +177,9 @@ def _phases(
     for index, probe in reversed(list(enumerate(probes))):
         subject.progress("tracing memory")
         probe.output_gradients = gradients
+        if is_whole:
+            held = [each.leaf_gradients for each in probes]
+            probe.uses = LeafUses.of(leaves, index, index, held)
         for phase in probe.phases(parked[index], device):
             yield partial(_blamed, phase, probe.stage, index, parked[index])
         parked.pop()
@@ -220,10 +229,11 @@ def account_for(
                 hooks_time=each.time.hooks,
                 output_bytes=each.result.bytes,
                 saved_bytes=saved,
-                gradient_bytes=around.gradients[index + 1].allocated_bytes,
+                gradient_bytes=around.gradient_bytes(index + 1),
                 recording_bytes=recording,
-                dropping_bytes=max(dropping, 0) + around.beside(index, index),
+                dropping_bytes=max(dropping, 0) + around.standing,
                 backward_bytes=backward,
+                again_bytes=around.waiting(index),
                 environment_bytes=0 if each.stage.is_loss else each.environment_bytes,
                 random_bytes=0 if each.stage.is_loss else each.random_bytes,
                 forward_operator=memory.forward_operator,
@@ -232,9 +242,9 @@ def account_for(
         )
     return Account(
         input_bytes=around.states[0].bytes,
-        input_gradient_bytes=around.gradients[0].allocated_bytes,
+        input_gradient_bytes=around.gradient_bytes(0),
         stages=tuple(costs) if around.has_loss else (*costs, free_loss(around.standing)),
-        skips=around.skips,
+        skips=(*around.skips, *around.tied.skips),
     )
 
 
@@ -247,7 +257,7 @@ class Surroundings:
         states: Inputs of all stages, and the last output.
         gradients: How theirs lie.
         skips: Tensors that several states share.
-        tied: By stage, bytes of gradients that wait while it runs forward and backward.
+        tied: Gradients that several stages sum.
         has_loss: Whether the last stage is the loss.
     """
 
@@ -255,7 +265,7 @@ class Surroundings:
     states: Sequence[NumberedState]
     gradients: Sequence[Gradients]
     skips: tuple[Skip, ...]
-    tied: Sequence[tuple[int, int]]
+    tied: TiedGradients
     has_loss: bool
 
     @classmethod
@@ -276,7 +286,7 @@ class Surroundings:
             states=states,
             gradients=gradients,
             skips=shared_skips(states[inputs], gradients[inputs]),
-            tied=tied_gradients_bytes(
+            tied=TiedGradients.of(
                 [each.leaves for each in observed], [each.leaf_gradients for each in memories]
             ),
             has_loss=has_loss,
@@ -287,10 +297,13 @@ class Surroundings:
         """The model's output, which the caller holds."""
         return self.states[-2] if self.has_loss else self.states[-1]
 
-    def beside(self, first: int, last: int) -> int:
-        """Return the bytes beside the forward of stages `first` to `last`."""
-        tied = max(forward for forward, _ in self.tied[first : last + 1])
-        return self.standing + self.handed_out.bytes_outside(self.states[first]) + tied
+    def gradient_bytes(self, state: int) -> int:
+        """Return the bytes of a state's gradient, and of what waits beside it."""
+        return self.gradients[state].allocated_bytes + self.tied.beside(state)
+
+    def waiting(self, stage: int) -> int:
+        """Return the bytes of the model's output that the caller holds beside a stage."""
+        return self.handed_out.bytes_outside(self.states[stage])
 
     def kept(self, memory: StageMemory, first: int, last: int) -> tuple[int, int, int]:
         """Return the bytes that keeping stages together saves, and both overheads.
@@ -304,18 +317,15 @@ class Surroundings:
         recording = memory.kept_peak - held - saved
         backward = memory.backward_peak - held - saved
         backward -= self.gradients[first].allocated_bytes + self.gradients[last + 1].allocated_bytes
+        backward -= memory.summed_bytes
         backward += sum(s.gradient_bytes for s in self.skips if s.first <= first <= last < s.last)
-        waiting = self.handed_out.bytes_outside(self.states[first])  # in the caller's hands
-        if self.states[last + 1] is self.handed_out:  # saved already; the graph may lack it
-            backward += waiting
-        else:
-            backward = max(backward, 0) + waiting
+        backward += self.waiting(first)  # below 0 where the graph lacks the output, which is saved
         made = sum(s.bytes for s in self.skips if first < s.first <= last + 1 <= s.last)
-        tied = max(backward for _, backward in self.tied[first : last + 1])
+        sums = 0 if memory.summed_bytes else max(self.tied.sums[first : last + 1])
         return (
             max(saved, made),
-            max(recording, 0) + self.beside(first, last),
-            max(backward, 0) + self.standing + tied,
+            max(recording, 0) + self.standing,
+            max(backward + self.standing + sums, 0),
         )
 
 

@@ -20,7 +20,6 @@ from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.cost_files import AccountFile, signature_of
 from chainstay.runtime.measures.costs import (
-    ObservedStage,
     Subject,
     Surroundings,
     account_for,
@@ -29,12 +28,12 @@ from chainstay.runtime.measures.costs import (
 )
 from chainstay.runtime.measures.option_costs import (
     Kept,
+    ObservedOption,
     chosen_options,
     observe_options,
     restored_options,
     with_options,
 )
-from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.stage_errors import blaming
@@ -147,7 +146,7 @@ def measure_subject(
         if found is not None:
             return found
     observed = observe_chain(subject, repeats)
-    memories = trace_chain(observed, subject)
+    memories = trace_chain(observed, subject, is_whole=True)
     measured = Measurement(
         chain=chain,
         account=account_for(observed, memories, subject, autocast),
@@ -155,7 +154,8 @@ def measure_subject(
     )
     if wants_options(measured):
         kept = Surroundings.of(observed, memories, subject, autocast).kept
-        measured = with_options_of(measured, observed, memories, [subject], kept)
+        options = observe_options(observed, memories, [subject], is_whole=True)
+        measured = with_options_of(measured, options, kept)
     if file is not None:
         file.write(measured.account)
     return measured
@@ -183,15 +183,8 @@ def found_on_file(
     return None
 
 
-def with_options_of(
-    measured: M,
-    observed: Sequence[ObservedStage],
-    memories: Sequence[StageMemory],
-    subjects: Iterable[Subject],
-    kept: Kept,
-) -> M:
-    """Return the same with the options of all stages; arguments as `observe_options`."""
-    found = observe_options(observed, memories, subjects)
+def with_options_of(measured: M, found: Sequence[ObservedOption], kept: Kept) -> M:
+    """Return the same with the options that were found."""
     account, options = with_options(measured.account, found, kept)
     return replace(measured, account=account, options=options)
 

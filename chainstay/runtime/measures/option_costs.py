@@ -6,7 +6,6 @@ have the same options with the same costs: one of them is looked at.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -19,6 +18,7 @@ from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.costs import ObservedStage, Subject
 from chainstay.runtime.measures.probe import StageMemory, StageProbe
+from chainstay.runtime.measures.shared_bytes import LeafUses
 from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.runtime.options.front import Selection
 from chainstay.runtime.options.graph import StageGraph, trace_stage
@@ -71,6 +71,7 @@ def observe_options(
     subjects: Iterable[Subject],
     *,
     has_spans: bool = True,
+    is_whole: bool = False,
 ) -> list[ObservedOption]:
     """Return the options of every stage and span of a chain; call it inside `measuring`.
 
@@ -79,11 +80,13 @@ def observe_options(
         memories: Their memory.
         subjects: The chain that they are of, or its segments.
         has_spans: Whether several stages may be kept together.
+        is_whole: As for `trace_chain`.
     """
     everything = sum(memory.kept_bytes for memory in memories)
     if has_spans:
         subjects = (_with_spans(subject, everything // _LEAST_PART) for subject in subjects)
-    uses = Counter(id(leaf) for each in observed for leaf in each.leaves)
+    leaves_by_stage = [each.leaves for each in observed]
+    held = [memory.leaf_gradients for memory in memories]
     known: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
     for first, (subject, stages, state) in enumerate(_places(subjects)):
@@ -98,10 +101,12 @@ def observe_options(
             count = last - first + 1
             stage, output_stays = fused(stages[:count]), _output_stays(subject, stages, count)
             gradients = memories[last].output_gradients
-            leaves = {id(leaf): leaf for each in observed[first : last + 1] for leaf in each.leaves}
+            own_leaves = leaves_by_stage[first : last + 1]
+            leaves = {id(leaf): leaf for each in own_leaves for leaf in each}
+            uses = LeafUses.of(leaves_by_stage, first, last, held)
             key = (
                 _key(stage, state, subject.shared, gradients, output_stays=output_stays),
-                tuple(uses[leaf] > 1 for leaf in leaves),  # a sum of gradients takes memory
+                tuple(uses.of_leaf(leaf) for leaf in leaves.values()),  # sums take memory
             )
             if key not in known:
                 options = stage_options(
@@ -120,6 +125,7 @@ def observe_options(
                         leaves=tuple(leaves.values()),
                         output_gradients=gradients,
                         drops=False,
+                        uses=uses if is_whole else LeafUses(),
                     )
                     for option in options
                 ]

@@ -13,10 +13,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes
 from chainstay.runtime.execute.handles import dropping
-from chainstay.runtime.measures.boundary import Gradients, seeded, swallow
+from chainstay.runtime.measures.boundary import Gradients, seeded, swallow, waiting_for
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
+from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, copied
+from chainstay.runtime.stage.states import State, address_of, copied, is_among
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,9 @@ class StageMemory:
             graph holds it.
         output_gradients: How those that enter the backward lie.
         input_gradients: How those that leave it lie.
-        leaf_gradients: Sizes of the storages that hold the gradients of its leaves, by leaf.
+        leaf_gradients: What holds the gradients of its leaves, by leaf.
+        summed_bytes: Bytes of leaves that other stages use; gradients of theirs waited beside the
+            backward.
         forward_operator: The operator at the peak of a kept forward.
         backward_operator: The operator at the peak of the backward.
     """
@@ -47,7 +50,8 @@ class StageMemory:
     backward_peak: int
     output_gradients: Gradients
     input_gradients: Gradients
-    leaf_gradients: tuple[int, ...] = ()
+    leaf_gradients: tuple[LeafGradient, ...] = ()
+    summed_bytes: int = 0
     forward_operator: str = ""
     backward_operator: str = ""
 
@@ -63,6 +67,7 @@ class StageProbe:
         output_gradients: How those that enter the backward lie; by default as usual.
         input_gradients: How those that leave it lie; known after `phases`.
         drops: Whether a forward is traced that drops what it saves.
+        uses: Leaves that other stages use, if gradients are to be summed as in a whole step.
     """
 
     stage: ChainStage
@@ -71,10 +76,13 @@ class StageProbe:
     output_gradients: Gradients | None = None
     input_gradients: Gradients | None = None
     drops: bool = True
+    uses: LeafUses = field(default_factory=LeafUses)
     _input: State = ()
     _output: State = ()
     _root: torch.Tensor | None = None
-    _leaf_gradients: dict[int, int] = field(default_factory=dict)
+    _behind: torch.Tensor | None = None
+    _addresses: list[int] = field(default_factory=list)
+    _leaf_gradients: dict[int, LeafGradient] = field(default_factory=dict)
 
     def phases(self, source: State, device: torch.device) -> Generator[Callable[[], None]]:
         """Yield the functions to trace, in this order; `memory` explains what comes out.
@@ -85,7 +93,7 @@ class StageProbe:
         """
         self.input_gradients = Gradients((None,) * len(source), tuple(range(len(source))))
         with zeroed_gradients(self.leaves):
-            yield self._begin
+            yield partial(self._begin, device)
             yield partial(self._make_input, source, device)
             yield self._forward
             yield self._release_output
@@ -113,15 +121,22 @@ class StageProbe:
             backward_peak=backward.peak_bytes - base,
             output_gradients=self.output_gradients,
             input_gradients=self.input_gradients,
-            leaf_gradients=tuple(
-                self._leaf_gradients.get(index, 0) for index in range(len(self.leaves))
-            ),
+            leaf_gradients=self.leaf_gradients,
+            summed_bytes=self.uses.bytes if any(self.output_gradients.layouts) else 0,
             forward_operator=kept.operator,
             backward_operator=backward.operator,
         )
 
-    def _begin(self) -> None:
+    @property
+    def leaf_gradients(self) -> tuple[LeafGradient, ...]:
+        """What holds the gradients of its leaves, by leaf; known after `phases`."""
+        indices = range(len(self.leaves))
+        return tuple(self._leaf_gradients.get(index, LeafGradient()) for index in indices)
+
+    def _begin(self, device: torch.device) -> None:
         """Marks the level before the stage."""
+        if self.uses.before:
+            self._behind = waiting_for(self.uses.before, device)
 
     def _make_input(self, source: State, device: torch.device) -> None:
         self._input = copied(source, device)
@@ -133,8 +148,8 @@ class StageProbe:
         if self.output_gradients is None:
             self.output_gradients = Gradients.usual(self._output)
         if any(self.output_gradients.layouts):
-            self._root = seeded(self._output, self.output_gradients)
-        self._output = ()
+            self._root = seeded(self._output, self.output_gradients, self.uses, self._behind)
+        self._output, self._behind = (), None
 
     def _release_input(self) -> None:
         self._input = ()
@@ -160,9 +175,14 @@ class StageProbe:
                 hook.remove()
 
     def _note_leaf(self, index: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        is_held = is_among(self.leaves[index], self.uses.before)  # until all are noted
         for gradient in gradients:
             if type(gradient) is torch.Tensor and gradient.layout == torch.strided:  # whole, dense
-                self._leaf_gradients[index] = allocated_bytes(gradient)
+                size, address = allocated_bytes(gradient), address_of(gradient)
+                is_apart = size == gradient.nbytes and not gradient._is_view()  # noqa: SLF001  # there is no public way to tell
+                is_apart = is_apart and is_held and address not in self._addresses
+                self._leaf_gradients[index] = LeafGradient(size, is_apart)
+                self._addresses += [address] * is_held
 
     def _forward_dropping(self) -> None:
         with dropping():
@@ -173,6 +193,7 @@ class StageProbe:
 
     def _note_gradients(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
         self.input_gradients = Gradients.of(gradients)
+        self._addresses += [address_of(each) for each in gradients if each is not None]
 
 
 def leaves_of(outputs: State) -> tuple[torch.Tensor, ...]:

@@ -1,59 +1,144 @@
 """Bytes that no stage shows when it is run alone, because stages share them.
 
 * A parameter used by several stages (tied weights) has one gradient. Autograd holds it
-  from the backward of its highest use to that of its lowest, where the sum is complete.
-  At every lower use the old sum, the new summand and their sum exist together.
+  from the backward of its highest use to that of its lowest, where the sum is complete: like
+  the gradient of a tensor that is part of all states between, so it is a `Skip` without bytes.
+  At every lower use the new summand is added to the old sum, in place if that lies apart.
 * Autocast keeps a low-precision copy of every weight it has cast until it ends. Measuring
   runs under the caller's autocast, where those copies exist from the first run on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import add
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from chainstay.profiles import Skip
 from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.stage.states import is_among
 
-__all__ = ["autocast_copies_bytes", "tied_gradients_bytes"]
+__all__ = ["LeafGradient", "LeafUses", "TiedGradients", "autocast_copies_bytes"]
 
 Leaves = Sequence[tuple[torch.Tensor, ...]]
 
 
-def tied_gradients_bytes(leaves: Leaves, held: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Per stage, what half-summed gradients take during its forward and its backward.
+class LeafGradient(NamedTuple):
+    """What holds the gradient of a leaf, or the sum so far, when a stage has run backward.
 
-    After the backward of the highest use, forwards of any stage below may run again.
-
-    Args:
-        leaves: What each stage sends a gradient to.
-        held: The memory that holds each of these gradients, as far as that was seen: one may
-            be a slice of something larger.
+    Attributes:
+        bytes: Bytes of its storage, 0 if that was not seen: one may be a slice of something larger.
+        is_apart: Whether it is known to be dense and alone in there, so that another one is added
+            in place.
     """
-    uses: dict[int, list[int]] = {}
-    sizes: dict[int, int] = {}
-    for index, stage_leaves in enumerate(leaves):
-        for leaf in stage_leaves:
-            uses.setdefault(id(leaf), []).append(index)
-            sizes[id(leaf)] = leaf.nbytes
-    waiting = dict(sizes)  # for their other summands
-    for stage_leaves, stage_held in zip(leaves, held, strict=True):
-        for leaf, size in zip(stage_leaves, stage_held, strict=False):
-            waiting[id(leaf)] = max(waiting[id(leaf)], size)
-    forward, backward, sums = ([0] * len(leaves) for _ in range(3))
-    for leaf_id, (lowest, *_, highest) in _several(uses):
-        for index in range(highest):
-            forward[index] += waiting[leaf_id]
-        for index in range(lowest, highest + 1):
-            backward[index] += waiting[leaf_id]
-        for index in uses[leaf_id][:-1]:  # leaves are summed one after another
-            sums[index] = max(sums[index], sizes[leaf_id])
-    return list(zip(forward, map(add, backward, sums), strict=True))
+
+    bytes: int = 0
+    is_apart: bool = False
 
 
-def _several(uses: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
-    return [(leaf_id, indices) for leaf_id, indices in uses.items() if len(indices) > 1]
+@dataclass(frozen=True, slots=True)
+class LeafUses:
+    """Leaves of a stage, or of several, that other stages use, too.
+
+    Attributes:
+        behind: Those that stages behind it use: their backwards have sent gradients before.
+        before: Those that stages before it use: the sum waits for theirs.
+        copied: Those of `behind` to whose sum another gradient is not added in place.
+    """
+
+    behind: tuple[torch.Tensor, ...] = ()
+    before: tuple[torch.Tensor, ...] = ()
+    copied: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all of them, each once."""
+        return sum({id(leaf): leaf.nbytes for leaf in self.behind + self.before}.values())
+
+    @classmethod
+    def of(
+        cls, leaves: Leaves, first: int, last: int, held: Sequence[Sequence[LeafGradient]]
+    ) -> LeafUses:
+        """Return the uses of leaves of stages `first` to `last`.
+
+        Args:
+            leaves: What each stage sends a gradient to.
+            first: The first of these stages.
+            last: The last one.
+            held: What holds each of these gradients, for stages behind the last one.
+        """
+        own = {id(leaf): leaf for each in leaves[first : last + 1] for leaf in each}
+        before = {id(leaf) for each in leaves[:first] for leaf in each}
+        sums: dict[int, LeafGradient] = {}
+        for stage in reversed(range(last + 1, len(leaves))):
+            sums |= dict(zip(map(id, leaves[stage]), held[stage], strict=True))
+        return cls(
+            behind=tuple(leaf for key, leaf in own.items() if key in sums),
+            before=tuple(leaf for key, leaf in own.items() if key in before),
+            copied=tuple(
+                leaf for key, leaf in own.items() if key in sums and not sums[key].is_apart
+            ),
+        )
+
+    def of_leaf(self, leaf: torch.Tensor) -> tuple[bool, ...]:
+        """Return whether a leaf is used behind, and before, and what else there is to know."""
+        return tuple(is_among(leaf, some) for some in (self.behind, self.before, self.copied))
+
+
+@dataclass(frozen=True, slots=True)
+class TiedGradients:
+    """Gradients that several stages sum.
+
+    Attributes:
+        waiting: Bytes of half-summed gradients, by the first and the last state beside whose
+            gradient they wait.
+        sums: By stage, the most bytes that it takes to add to a sum.
+    """
+
+    waiting: Mapping[tuple[int, int], int]
+    sums: Sequence[int]
+
+    @classmethod
+    def of(cls, leaves: Leaves, held: Sequence[tuple[LeafGradient, ...]]) -> TiedGradients:
+        """Return the gradients that are summed.
+
+        Args:
+            leaves: What each stage sends a gradient to.
+            held: What holds each of these gradients, as far as that was seen.
+        """
+        uses: dict[int, list[int]] = {}
+        sizes: dict[int, int] = {}
+        for index, stage_leaves in enumerate(leaves):
+            for leaf in stage_leaves:
+                uses.setdefault(id(leaf), []).append(index)
+                sizes[id(leaf)] = leaf.nbytes
+        most = dict(sizes)  # bytes that hold a sum
+        for index, stage_held in enumerate(held):
+            for leaf, gradient in zip(leaves[index], stage_held, strict=False):
+                most[id(leaf)] = max(most[id(leaf)], gradient.bytes)
+        waiting, sums = Counter[tuple[int, int]](), [0] * len(leaves)
+        for leaf_id, (lowest, *others) in uses.items():
+            if others:
+                waiting[lowest + 1, others[-1]] += most[leaf_id]
+            for index in (lowest, *others)[:-1]:  # leaves are summed one after another
+                sums[index] = max(sums[index], sizes[leaf_id])
+        return cls(waiting, sums)
+
+    def beside(self, state: int) -> int:
+        """Return the bytes that wait beside the gradient of a state."""
+        return sum(size for (first, last), size in self.waiting.items() if first <= state <= last)
+
+    @property
+    def skips(self) -> tuple[Skip, ...]:
+        """What waits beside the gradients of several states."""
+        return tuple(
+            Skip(first=first, last=last, bytes=0, gradient_bytes=size)
+            for (first, last), size in sorted(self.waiting.items())
+            if first < last
+        )
 
 
 def autocast_copies_bytes(leaves: Leaves, autocast: Autocast | None) -> int:

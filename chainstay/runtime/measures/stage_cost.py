@@ -53,6 +53,8 @@ class StageCost:
             run; buffers may be saved for the backward.
         rerun_time: What each forward but the first takes beyond `forward_time`.
         hooks_time: What it takes besides, if anything goes that the first run left.
+        again_bytes: What stands beside its forwards once the model has run to its end, and did
+            not before: the output that the caller holds.
         options: Further ways to keep it, from option 1 on.
         forward_operator: The operator at the peak of its forward, for people.
         backward_operator: The operator at the peak of its backward, likewise.
@@ -71,6 +73,7 @@ class StageCost:
     random_bytes: int = 0
     rerun_time: int = 0
     hooks_time: int = 0
+    again_bytes: int = 0
     options: tuple[OptionCost, ...] = ()
     forward_operator: str = ""
     backward_operator: str = ""

@@ -26,7 +26,7 @@ from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.blocks.around_blocks import Around, Outside
 from chainstay.runtime.measures.costs import ObservedStage
 from chainstay.runtime.measures.probe import StageMemory
-from chainstay.runtime.measures.shared_bytes import autocast_copies_bytes, tied_gradients_bytes
+from chainstay.runtime.measures.shared_bytes import TiedGradients, autocast_copies_bytes
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.lineage import NumberedState, shared_skips
 
@@ -41,20 +41,20 @@ class BlockAccountant:
     outside: Outside
     standing: int  # bytes that a plan holds through the whole step
     _skips: tuple[Skip, ...] = field(init=False)
-    _tied: list[tuple[int, int]] = field(init=False)
+    _tied: TiedGradients = field(init=False)
 
     def __post_init__(self) -> None:
         segments = self.chain.segments()
         self._skips = tuple(skip for segment in segments for skip in self._skips_of(segment))
-        self._tied = self._tied_bytes()
+        self._tied = self._tied_gradients()
 
     def account(self) -> Account:
         """Return the costs of every stage, the loss last."""
         return Account(
             input_bytes=0,
-            input_gradient_bytes=self._gradient_bytes(0),
+            input_gradient_bytes=self._gradient_bytes(0) + self._tied.beside(0),
             stages=(*map(self._stage, range(len(self.observed))), self._loss()),
-            skips=self._skips,
+            skips=(*self._skips, *self._tied.skips),
         )
 
     def kept(self, memory: StageMemory, index: int, _last: int) -> tuple[int, int, int]:
@@ -70,16 +70,20 @@ class BlockAccountant:
         return (
             max(saved, made),
             self._forward_bytes(index, memory.kept_peak, saved),
-            max(backward, self._backward_level(index), 0) + self.standing + self._tied[index][1],
+            max(backward, self._backward_level(index), 0) + self.standing + self._tied.sums[index],
         )
 
     def _forward_bytes(self, index: int, peak: int, made: int) -> int:
-        """Return the overhead of a forward that needs `peak` alone, and leaves `made` bytes."""
-        stop = next(segment.stop for segment in self.chain.segments() if index in segment)
-        levels = map(self._level, range(index, stop))
-        around = max(levels) + self.standing + self._tied[index][0]
+        """Return the overhead of a first run that needs `peak` alone, and leaves `made` bytes."""
+        around = self._forward_level(index) + self.standing
         entering = self.outside.before[index].peak - self._given_bytes(index) - made + self.standing
         return max(peak - self.observed[index].given.bytes - made + around, around, entering)
+
+    def _again_bytes(self, index: int) -> int:
+        """Return what is held outside beside a later run, and was not beside the first."""
+        stop = next(segment.stop for segment in self.chain.segments() if index in segment)
+        most = max(map(self._backward_level, range(index, stop)))
+        return max(most - self._forward_level(index), 0)
 
     def _is_end(self, index: int) -> bool:
         return index + 1 in (*self.chain.starts, len(self.observed))
@@ -98,11 +102,12 @@ class BlockAccountant:
             hooks_time=observed.time.hooks,
             output_bytes=0 if is_end else self._counted(observed.result, start),
             saved_bytes=saved,
-            gradient_bytes=self._gradient_bytes(index + 1),
+            gradient_bytes=self._gradient_bytes(index + 1) + self._tied.beside(index + 1),
             recording_bytes=recording,
             dropping_bytes=self._forward_bytes(index, memory.dropped_peak, made),
             backward_bytes=backward,
             environment_bytes=observed.environment_bytes,
+            again_bytes=self._again_bytes(index),
         )
 
     def _loss(self) -> StageCost:
@@ -127,10 +132,9 @@ class BlockAccountant:
             environment_bytes=0,
         )
 
-    def _level(self, index: int) -> int:
-        """The most held outside while stage `index` runs forward, in the turn or before."""
-        forward = self.outside.before[index].level - self._given_bytes(index)
-        return max(forward, self._backward_level(index), 0)
+    def _forward_level(self, index: int) -> int:
+        """Return the bytes held outside while stage `index` runs for the first time."""
+        return max(self.outside.before[index].level - self._given_bytes(index), 0)
 
     def _backward_level(self, index: int) -> int:
         """Held outside from just before the backward of stage `index` on."""
@@ -161,13 +165,18 @@ class BlockAccountant:
         for skip in shared_skips([_without(state, outside) for state in states], gradients):
             yield replace(skip, first=skip.first + segment.start, last=skip.last + segment.start)
 
-    def _tied_bytes(self) -> list[tuple[int, int]]:
-        """Return the bytes of gradients of parameters that a block shares with others."""
+    def _tied_gradients(self) -> TiedGradients:
+        """Return the gradients of parameters that a block shares with others.
+
+        What the model uses outside as well counts as used in front of and behind all blocks.
+        """
         used = {id(leaf) for each in self.observed for leaf in each.leaves}
         others = tuple(leaf for leaf in self.outside.leaves if id(leaf) in used)
         leaves = [others, *(each.leaves for each in self.observed), others]
         held = [(), *(each.leaf_gradients for each in self.memories), ()]
-        return tied_gradients_bytes(leaves, held)[1:-1]
+        found = TiedGradients.of(leaves, held)
+        waiting = {(first - 1, last - 1): size for (first, last), size in found.waiting.items()}
+        return TiedGradients(waiting, found.sums[1:-1])
 
 
 def _without(state: NumberedState, outside: Mapping[int, int]) -> NumberedState:

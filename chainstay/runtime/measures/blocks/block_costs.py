@@ -33,6 +33,7 @@ from chainstay.runtime.measures.measured import (
 )
 from chainstay.runtime.measures.option_costs import (
     ChosenOption,
+    observe_options,
     options_again,
     restored_options,
 )
@@ -165,7 +166,8 @@ def measure_blocks(
         measured = blocks(account=accountant.account(), traits=traits)
         if wanted(measured):
             kept = accountant.kept
-            measured = with_options_of(measured, observed, memories, subjects(), kept)
+            options = observe_options(observed, memories, subjects())
+            measured = with_options_of(measured, options, kept)
         if file is not None:
             file.write(measured.account)
     return measured
