@@ -101,12 +101,11 @@ class Account:
 
     def without_times(self) -> Account:
         """Return the account with times alike, in which no option is of use that times decide."""
-        sizes = (
+        total = self.input_bytes + sum(
             each.saved_bytes + each.gradient_bytes + each.recording_bytes + each.backward_bytes
             for each in self.stages
         )
-        too_large = 2 * (self.input_bytes + sum(sizes))
-        return replace(self, stages=tuple(each.without_times(too_large) for each in self.stages))
+        return replace(self, stages=tuple(each.without_times(2 * total) for each in self.stages))
 
     def by_kind(self, *, is_sound: bool = True) -> ChainProfile:
         """Return the profile with options, and what each kind of run costs.
