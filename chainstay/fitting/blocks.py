@@ -42,6 +42,7 @@ class _Kind:
     looks: int = 1  # how often its blocks were looked for
     is_outgrown: bool = False  # a call has run blocks that the plan does not know
     may_stay: bool = False  # it knew them, but with other numbers or kernels
+    is_told: bool = False  # that calls with blocks that the plan does not know go on
 
 
 @dataclass(slots=True, eq=False)
@@ -168,13 +169,15 @@ class BlockForward:
     def _outgrown(self, call: Call, run: BlockRun) -> None:
         """A call has run blocks that its plan does not know, or not as they are now."""
         kind = self.kinds[self._look_of(call)]
-        if kind.looks >= _MOST_LOOKS or is_sharded(call.model):
-            return
-        kind.is_outgrown, kind.may_stay = True, not run.others
-        if run.others:
+        may_plan = kind.looks < _MOST_LOOKS and not is_sharded(call.model)
+        if may_plan:
+            kind.is_outgrown, kind.may_stay = True, not run.others
+        if run.others and not kind.is_told:
+            kind.is_told = not may_plan
+            then = "the next one is planned anew" if may_plan else "others like it will, too"
             say(
                 f"this call of {self.planner.name} ran {run.others} blocks that its plan does not "
-                "have, so it may have needed more than the budget; the next one is planned anew",
+                f"have, so it may have needed more than the budget; {then}",
                 wanted=self.planner.settings.progress,
             )
 

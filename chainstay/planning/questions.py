@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from chainstay.dp import DP
@@ -50,6 +51,9 @@ def profile_for(
         return account.profile() if is_sound else account.profile_for(own)
     if method.discards == Discards.FREE:
         account = account.without_options()
+    if isinstance(method, DP) and method.persistence == "weak":
+        # It takes no skips. Those without bytes are shared gradients, which then count in full.
+        account = replace(account, skips=tuple(skip for skip in account.skips if skip.bytes))
     if latest is not None and not is_sound:
         return account.by_kind_in(latest)
     return account.by_kind(is_sound=is_sound)
