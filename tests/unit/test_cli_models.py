@@ -276,7 +276,7 @@ def test_plain_training_that_does_not_fit_or_repeat_is_told(
         (
             "profile models.py:reeding",
             2,
-            "models.py has no function 'reeding'; did you mean reading?",
+            "models.py has no function 'reeding'; did you mean reading",
         ),
         ("profile broken.py:build", 4, "broken.py cannot be imported: SyntaxError: "),
         ("profile models.py:reading?colour=3", 4, "unexpected keyword argument 'colour'"),
