@@ -13,6 +13,7 @@ from chainstay.baselines import checkpoint_sequential
 from chainstay.cli.terminal import new_table, short_bytes, spinner
 from chainstay.errors import (
     BackendError,
+    ChainstayError,
     InfeasibleBudgetError,
     InvalidProfileError,
     SolverLimitError,
@@ -35,7 +36,7 @@ class Strategy:
         peak_bytes: Peak of a step in bytes; ``None`` if there is no schedule.
         solution: The solution, if the strategy was solved for.
         remark: The proof in a few words, or the reason why there is no schedule.
-        refusal: The error of a solver for which the budget is too small.
+        refusal: The error of a solver that found no schedule.
         plain_time: Time of a step without a budget in ns, if it was measured for this
             strategy anew; ``None`` for that of the table.
     """
@@ -45,7 +46,7 @@ class Strategy:
     peak_bytes: int | None = None
     solution: Solution | None = None
     remark: str = ""
-    refusal: InfeasibleBudgetError | None = None
+    refusal: ChainstayError | None = None
     plain_time: Time | None = None
 
     def slowdown(self, plain_time: Time) -> Fraction:
@@ -79,18 +80,14 @@ def solve_strategy(name: str, solve: Callable[[], Solution]) -> Strategy:
     try:
         with spinner(f"solving: {name}"):
             solution = solve()
-    except InfeasibleBudgetError as refusal:
-        needs = short_bytes(refusal.required)
-        return Strategy(name=name, remark=f"needs {needs}", refusal=refusal)
-    except SolverLimitError:
-        return Strategy(name=name, remark="time limit reached")
-    except InvalidProfileError as refusal:
-        has_skips = "skips" in str(refusal)
-        return Strategy(name=name, remark="no skips allowed" if has_skips else "not applicable")
-    except UnsupportedModelError:
-        return Strategy(name=name, remark="not applicable")
-    except BackendError:
-        return Strategy(name=name, remark="solver not installed")
+    except (
+        InfeasibleBudgetError,
+        SolverLimitError,
+        InvalidProfileError,
+        UnsupportedModelError,
+        BackendError,
+    ) as refusal:
+        return Strategy(name=name, remark=_remark(refusal), refusal=refusal)
     proof = "optimal" if solution.is_optimal else f"at most {solution.gap:.1%} above"
     if not solution.lower_bound:
         proof = "no bound"
@@ -101,6 +98,18 @@ def solve_strategy(name: str, solve: Callable[[], Solution]) -> Strategy:
         solution=solution,
         remark=proof,
     )
+
+
+def _remark(refusal: ChainstayError) -> str:
+    match refusal:
+        case InfeasibleBudgetError():
+            return f"needs {short_bytes(refusal.required)}"
+        case SolverLimitError():
+            return "time limit reached"
+        case BackendError():
+            return "solver not installed"
+    is_of_skips = isinstance(refusal, InvalidProfileError) and "skips" in str(refusal)
+    return "no skips allowed" if is_of_skips else "not applicable"
 
 
 def plain_training(makespan: Time, peak_bytes: int, budget: int) -> Strategy:
@@ -128,17 +137,20 @@ def fastest_strategy(strategies: Sequence[Strategy], plain_time: Time = 1) -> St
 
     Raises:
         InfeasibleBudgetError: None fits; it names the least budget in which one does.
-        SolverLimitError: Time ran out before any was found.
+        ChainstayError: None was found for another reason, such as the time limit.
     """
     found = [s for s in strategies if s.solution is not None and s.makespan is not None]
     if found:
         return min(found, key=lambda strategy: strategy.slowdown(plain_time))
     refusals = [strategy.refusal for strategy in strategies if strategy.refusal is not None]
-    if refusals:
-        raise min(refusals, key=lambda refusal: refusal.required)
-    raise SolverLimitError(
-        "no plan was found within the time limit; raise --time-limit, or use --method auto"
-    )
+    tight = [refusal for refusal in refusals if isinstance(refusal, InfeasibleBudgetError)]
+    if tight:
+        raise min(tight, key=lambda refusal: refusal.required)
+    if any(isinstance(refusal, SolverLimitError) for refusal in refusals):
+        raise SolverLimitError(
+            "no plan was found within the time limit; raise --time-limit, or use --method auto"
+        )
+    raise refusals[0]
 
 
 def strategy_table(strategies: Sequence[Strategy], chosen: Strategy, plain_time: Time) -> Table:

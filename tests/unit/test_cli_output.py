@@ -166,8 +166,9 @@ def test_what_a_solver_says_instead_of_a_plan() -> None:
     ):
         strategy = strategies.solve_strategy("a strategy", failing(error))
         assert (strategy.remark, strategy.solution) == (remark, None)
-    with pytest.raises(SolverLimitError, match="raise --time-limit"):
-        strategies.fastest_strategy([strategy])
+        told = "raise --time-limit" if isinstance(error, SolverLimitError) else str(error)
+        with pytest.raises(type(error), match=told):
+            strategies.fastest_strategy([strategy])
     solution = solve_chain(CHAIN, 10**6)
     unproved = replace(solution, lower_bound=0)
     assert strategies.solve_strategy("a strategy", lambda: unproved).remark == "no bound"
