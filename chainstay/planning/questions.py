@@ -1,4 +1,4 @@
-"""What methods are asked about a measured chain, and what their answers need as they run."""
+"""Questions to a method about a measured chain, and the judgement of its answers as they run."""
 
 from __future__ import annotations
 

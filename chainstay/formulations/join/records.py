@@ -13,7 +13,7 @@ from chainstay.profiles import ChainProfile, Stage, StageOption
 from chainstay.profiles.stage import undominated
 
 
-class JoinRecord(NamedTuple):
+class PhaseRecord(NamedTuple):
     """Data that ``Fa`` of a stage saves under an option, and the phases that can make it.
 
     Attributes:
@@ -29,17 +29,17 @@ class JoinRecord(NamedTuple):
     backward_time: int
 
 
-def records(stage: Stage, phases: int) -> list[JoinRecord]:
+def records(stage: Stage, phases: int) -> list[PhaseRecord]:
     """Return the records of a stage, without those of options that another replaces."""
-    options, found = stage.all_options, list[JoinRecord]()
+    options, found = stage.all_options, list[PhaseRecord]()
     for number in undominated(options):
         option = options[number]
         first, again = (option.run(first=is_first).backward_time for is_first in (True, False))
         if first == again:
-            found.append(JoinRecord(number, option, range(phases), first))
+            found.append(PhaseRecord(number, option, range(phases), first))
         else:
-            found.append(JoinRecord(number, option, range(1), first))
-            found.append(JoinRecord(number, option, range(1, phases), again))
+            found.append(PhaseRecord(number, option, range(1), first))
+            found.append(PhaseRecord(number, option, range(1, phases), again))
     return found
 
 

@@ -129,7 +129,7 @@ class StageProbe:
 
     @property
     def leaf_gradients(self) -> tuple[LeafGradient, ...]:
-        """What holds the gradients of its leaves, by leaf; known after `phases`."""
+        """The storages of the gradients of its leaves, by leaf; known after `phases`."""
         indices = range(len(self.leaves))
         return tuple(self._leaf_gradients.get(index, LeafGradient()) for index in indices)
 

@@ -27,7 +27,7 @@ Leaves = Sequence[tuple[torch.Tensor, ...]]
 
 
 class LeafGradient(NamedTuple):
-    """What holds the gradient of a leaf, or the sum so far, when a stage has run backward.
+    """The storage of a leaf's gradient, or of its sum so far, when a stage has run backward.
 
     Attributes:
         bytes: Bytes of its storage, 0 if that was not seen: one may be a slice of something larger.
@@ -133,7 +133,7 @@ class TiedGradients:
 
     @property
     def skips(self) -> tuple[Skip, ...]:
-        """What waits beside the gradients of several states."""
+        """The gradients that wait beside those of several states."""
         return tuple(
             Skip(first=first, last=last, bytes=0, gradient_bytes=size)
             for (first, last), size in sorted(self.waiting.items())
