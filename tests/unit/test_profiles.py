@@ -278,9 +278,13 @@ def without_in_stage(name: str) -> str:
             edited(chainstay="schedule"),
             "chain-profile document: field 'chainstay' is 'schedule', must be 'chain-profile'",
         ),
+        (
+            without("chainstay"),
+            "chain-profile: field 'chainstay' is missing; chainstay did not write it",
+        ),
         *(
             (without(name), f"chain-profile: field '{name}' is missing")
-            for name in ("chainstay", "version", "stages", "skips", *INPUTS)
+            for name in ("version", "stages", "skips", *INPUTS)
         ),
         *(
             (without_in_stage(name), f"chain-profile.stages[1]: field '{name}' is missing")
