@@ -67,8 +67,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/measures/account.py",
-        "                + held[-1]\n                + twice,",
-        "                + twice,",
+        "                + held[-1]\n                + cost.again_bytes\n",
+        "                + cost.again_bytes\n",
         "unit/test_runtime_accounting.py::test_any_schedule_may_run_every_stage_again",
     ),
     Mutant(
