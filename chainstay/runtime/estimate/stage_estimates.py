@@ -11,7 +11,7 @@ measured for real, and the profile is put together by the same code. Differences
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from chainstay.runtime.measures.costs import (
     require_number,
 )
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
+from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
@@ -112,29 +113,39 @@ def _probe_all(
     """The last stage first: its gradients lie as the one below gets them."""
     known: dict[Hashable, _Probed] = {}
     probed: list[_Probed] = []
+    held: list[tuple[LeafGradient, ...]] = [()] * len(subject.stages)
     gradients = None
     for index, stage in reversed(list(enumerate(subject.stages))):
         source = runs.states[index]
-        likeness = _likeness_of(stage, source, subject.shared, gradients)
+        uses = LeafUses.of(runs.leaves, index, index, held)
+        # Autograd adds no stand-ins in place: without the old sum, none is made of the two.
+        uses = replace(uses, behind=uses.copied)
+        likeness = (
+            _likeness_of(stage, source, subject.shared, gradients),
+            tuple(map(uses.of_leaf, runs.leaves[index])),
+        )
         if likeness not in known:
             probe = StageProbe(
                 stage=stage,
                 shared=subject.shared,
                 leaves=runs.leaves[index],
                 output_gradients=gradients,
+                uses=uses,
             )
             with blaming(stage, index, source):
                 phases = watch(probe.phases(source, subject.device), device, mode)
             known[likeness] = _probed(probe, phases, device)
         probed.append(known[likeness])
-        gradients = probed[-1].memory.input_gradients
+        memory = known[likeness].memory
+        gradients, held[index] = memory.input_gradients, memory.leaf_gradients
     return probed[::-1]
 
 
 def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceModel) -> _Probed:
     memory = probe.memory(phase.memory for phase in phases)
     # What makes the gradients that enter the backward, and their root, is the stage behind.
-    made = (0, *(size for size in memory.output_gradients.sizes if size))
+    waited = () if probe.uses is None else (leaf.nbytes for leaf in probe.uses.behind)
+    made = (0, *(size for size in memory.output_gradients.sizes if size), *waited)
     filling = (device.kernel_ns(flops=0, throughput=1, moved_bytes=size) for size in made)
     backward_time = phases[_BACKWARD].nanoseconds - sum(filling)
     return _Probed(memory, phases[_FORWARD].nanoseconds, max(backward_time, 0))

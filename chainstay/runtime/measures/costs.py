@@ -317,11 +317,12 @@ class Surroundings:
         recording = memory.kept_peak - held - saved
         backward = memory.backward_peak - held - saved
         backward -= self.gradients[first].allocated_bytes + self.gradients[last + 1].allocated_bytes
-        backward -= memory.summed_bytes
+        backward -= memory.summed_bytes or 0
         backward += sum(s.gradient_bytes for s in self.skips if s.first <= first <= last < s.last)
         backward += self.waiting(first)  # below 0 where the graph lacks the output, which is saved
         made = sum(s.bytes for s in self.skips if first < s.first <= last + 1 <= s.last)
-        sums = 0 if memory.summed_bytes else max(self.tied.sums[first : last + 1])
+        is_seen = memory.summed_bytes is not None
+        sums = 0 if is_seen else max(self.tied.sums[first : last + 1])
         return (
             max(saved, made),
             max(recording, 0) + self.standing,

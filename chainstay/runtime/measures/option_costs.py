@@ -125,7 +125,7 @@ def observe_options(
                         leaves=tuple(leaves.values()),
                         output_gradients=gradients,
                         drops=False,
-                        uses=uses if is_whole else LeafUses(),
+                        uses=uses if is_whole else None,
                     )
                     for option in options
                 ]

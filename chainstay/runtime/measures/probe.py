@@ -6,9 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import get_gradient_edge
 
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes
@@ -18,6 +19,9 @@ from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, address_of, copied, is_among
+
+_WHOLE: Final = (torch.Tensor, FakeTensor)
+"""Kinds of gradients that are no part of one on several devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,7 @@ class StageMemory:
         input_gradients: How those that leave it lie.
         leaf_gradients: What holds the gradients of its leaves, by leaf.
         summed_bytes: Bytes of leaves that other stages use; gradients of theirs waited beside the
-            backward.
+            backward. ``None`` if gradients were not summed as in a whole step.
         forward_operator: The operator at the peak of a kept forward.
         backward_operator: The operator at the peak of the backward.
     """
@@ -51,7 +55,7 @@ class StageMemory:
     output_gradients: Gradients
     input_gradients: Gradients
     leaf_gradients: tuple[LeafGradient, ...] = ()
-    summed_bytes: int = 0
+    summed_bytes: int | None = None
     forward_operator: str = ""
     backward_operator: str = ""
 
@@ -76,7 +80,7 @@ class StageProbe:
     output_gradients: Gradients | None = None
     input_gradients: Gradients | None = None
     drops: bool = True
-    uses: LeafUses = field(default_factory=LeafUses)
+    uses: LeafUses | None = None
     _input: State = ()
     _output: State = ()
     _root: torch.Tensor | None = None
@@ -122,7 +126,9 @@ class StageProbe:
             output_gradients=self.output_gradients,
             input_gradients=self.input_gradients,
             leaf_gradients=self.leaf_gradients,
-            summed_bytes=self.uses.bytes if any(self.output_gradients.layouts) else 0,
+            summed_bytes=None
+            if self.uses is None
+            else self.uses.bytes * any(self.output_gradients.layouts),
             forward_operator=kept.operator,
             backward_operator=backward.operator,
         )
@@ -135,7 +141,7 @@ class StageProbe:
 
     def _begin(self, device: torch.device) -> None:
         """Marks the level before the stage."""
-        if self.uses.before:
+        if self.uses and self.uses.before:
             self._behind = waiting_for(self.uses.before, device)
 
     def _make_input(self, source: State, device: torch.device) -> None:
@@ -175,9 +181,12 @@ class StageProbe:
                 hook.remove()
 
     def _note_leaf(self, index: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
-        is_held = is_among(self.leaves[index], self.uses.before)  # until all are noted
+        before = () if self.uses is None else self.uses.before
+        is_held = is_among(self.leaves[index], before)  # until all are noted
         for gradient in gradients:
-            if type(gradient) is torch.Tensor and gradient.layout == torch.strided:  # whole, dense
+            if gradient is None or type(gradient) not in _WHOLE:
+                continue
+            if gradient.layout == torch.strided:
                 size, address = allocated_bytes(gradient), address_of(gradient)
                 is_apart = size == gradient.nbytes and not gradient._is_view()  # noqa: SLF001  # there is no public way to tell
                 is_apart = is_apart and is_held and address not in self._addresses
