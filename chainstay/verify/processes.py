@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import islice
-from multiprocessing.process import BaseProcess
 from typing import Final, TypeVar
 
 _Result = TypeVar("_Result")
@@ -19,8 +16,6 @@ _BATCH: Final = 8
 """Instances that a process gets at a time: about a tenth of a second's work."""
 _BATCHES_AHEAD: Final = 4
 """Per process: enough that a slow instance keeps nobody else waiting."""
-_PATIENCE_S: Final = 4.0
-"""Time for processes to end by themselves: a solver's own code hears no signal."""
 
 
 def in_batches(
@@ -46,33 +41,21 @@ def _checked_by_many(
     # Fresh processes: solvers have threads, and a fork would copy their locks.
     fresh = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=fresh, initializer=_obey_the_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=fresh, initializer=_leave_ctrl_c_to_the_parent)
     pending: deque[Future[list[_Result]]] = deque()
     try:
         while (batch := list(islice(numbers, _BATCH))) or pending:
             if batch:
                 pending.append(pool.submit(check_all, batch))
             if len(pending) > _BATCHES_AHEAD * workers or not batch:
-                yield from pending.popleft().result()
+                yield from pending[0].result()
+                pending.popleft()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         if pending:  # nobody waits for them any more, and a hard instance takes a minute
-            _stop(set(multiprocessing.active_children()) - others)
-        pool.shutdown()
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()  # at once, also in a solver's own code
+        pool.shutdown(cancel_futures=True)
 
 
-def _stop(processes: Iterable[BaseProcess]) -> None:
-    """End processes: by an exception in what they do, or by force where that takes long."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _PATIENCE_S
-    for process in processes:
-        process.join(max(deadline - time.monotonic(), 0))
-        if process.is_alive():
-            process.kill()
-
-
-def _obey_the_parent() -> None:
-    """Leave Ctrl-C to the parent, which ends this process's work by SIGTERM."""
+def _leave_ctrl_c_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
