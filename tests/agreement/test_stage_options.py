@@ -19,7 +19,13 @@ from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.devices.memory import trace_memory, trace_phases
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.probe import StageProbe
-from chainstay.runtime.options import OptionPart, option_of, selections_of, stage_options
+from chainstay.runtime.options import (
+    OptionPart,
+    option_of,
+    selections_of,
+    stage_options,
+    trace_stage,
+)
 from chainstay.runtime.options.front import thinned
 from chainstay.runtime.stage.chain_stage import ChainStage
 from models import gpt2, resnet50
@@ -230,7 +236,9 @@ def test_a_span_of_stages_has_options_as_one_stage(name: str) -> None:
     chain, inputs, graphs = traced(model, *args, granularity="fine")
     whole = fused(chain)
     with measuring(torch.device("cpu")):
-        options = stage_options(whole, graphs[0][1], torch.device("cpu"), output_stays=False)
+        graph = trace_stage(whole, graphs[0][1], torch.device("cpu"), output_stays=False)
+        assert graph is not None
+        options = stage_options(graph, graphs[0][1])
     assert len(options) in (8, 9)
     assert [each.saved_bytes for each in options] == sorted(
         (each.saved_bytes for each in options), reverse=True

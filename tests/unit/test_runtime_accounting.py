@@ -295,9 +295,9 @@ def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
     loss = StageTimes(forward=[3], backward=[4])
     times = stage_times([long, short, loss])
     assert times == [
-        StageTime(13, 19, hooks=2),
-        StageTime(5, 0, rerun=2, hooks=2),
-        StageTime(3, 4),
+        StageTime(13, 19, hooks=2, kept=11),
+        StageTime(5, 0, rerun=2, hooks=2, kept=2),
+        StageTime(3, 4, kept=3),
     ]
     account = Account(
         input_bytes=1, input_gradient_bytes=0, stages=tuple(map(timed, times)), skips=()
@@ -353,7 +353,7 @@ def timed(time: StageTime) -> StageCost:
 def test_where_nobody_can_time_a_run_again_it_is_a_difference() -> None:
     alone = StageTimes(forward=[3, 3], backward=[4, 4], dropped=[12, 12])
     free = StageTimes(forward=[3], backward=[4], dropped=[5])
-    assert stage_times([alone, free]) == [StageTime(5, 2), StageTime(0, 7)]
+    assert stage_times([alone, free]) == [StageTime(5, 2, kept=3), StageTime(0, 7, kept=3)]
 
 
 def test_no_schedule_takes_longer_by_the_profiles_for_all_than_by_its_own() -> None:

@@ -64,7 +64,17 @@ def test_a_stage_without_a_graph_has_no_options() -> None:
     (stage,) = stages_of(torch.tanh)
     state = (torch.ones(2, requires_grad=True),)
     assert trace_stage(stage, (state, ()), CPU) is None
-    assert stage_options(stage, (state, ()), CPU) == []
+
+
+def test_operators_together_take_what_the_forward_takes_in_a_step() -> None:
+    _, _, ((graph, given),) = traced(Rectified(), torch.ones(2, 4, requires_grad=True))
+    assert graph is not None
+    twice, second = graph.taking(2 * graph.time), graph.taking(10**9)
+    assert [each.time for each in twice.operators] == [2 * each.time for each in graph.operators]
+    assert sum(each.time for each in second.operators) == pytest.approx(10**9)
+    leanest_option = stage_options(second, given)[-1]
+    replayed = leanest_option.selection.replayed
+    assert leanest_option.replay_time > sum(second.operators[each].time for each in replayed) > 0
 
 
 class Conditional(nn.Module):
@@ -161,8 +171,9 @@ def test_what_replays_make_otherwise_is_no_option() -> None:
     drops = ["drifting" in option.name for option in options]
     assert True in drops
     assert [admitted(option, given) for option in options] == [not each for each in drops]
-    stage = ChainStage("drifting", tuple(graph.stage.parts))
-    assert all("drifting" not in each.name for each in stage_options(stage, given, CPU))
+    again = trace_stage(ChainStage("drifting", tuple(graph.stage.parts)), given, CPU)
+    assert again is not None
+    assert all("drifting" not in each.name for each in stage_options(again, given))
 
 
 def test_a_changed_input_or_parameter_is_noticed() -> None:

@@ -91,13 +91,14 @@ class StageTimes:
         Args:
             hooks: What is known of them, of all stages.
         """
+        kept = int(median(self.forward))
         if not self.dropped:
-            return StageTime(int(median(self.forward)), int(median(self.backward)))
+            return StageTime(kept, int(median(self.backward)), kept=kept)
         both = int(median(map(sum, zip(self.forward, self.backward, strict=True))))
         again = int(median(self.again)) if self.again else max(self.extra, 0)
         forward = min(again, both)
         hooks = hooks if self.again else 0
-        return StageTime(forward, both - forward, again - forward, hooks)
+        return StageTime(forward, both - forward, again - forward, hooks, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +110,14 @@ class StageTime:
         backward: What else a kept run takes.
         rerun: What each forward but the first takes beyond `forward`.
         hooks: What it takes if anything is dropped that its first run left, besides.
+        kept: The forward alone of a kept run; 0 where it was not timed.
     """
 
     forward: int
     backward: int
     rerun: int = 0
     hooks: int = 0
+    kept: int = 0
 
 
 def stage_times(times: Sequence[StageTimes]) -> list[StageTime]:

@@ -109,13 +109,13 @@ def observe_options(
                 tuple(uses.of_leaf(leaf) for leaf in leaves.values()),  # sums take memory
             )
             if key not in known:
-                options = stage_options(
-                    stage,
-                    (state, subject.shared),
-                    subject.device,
-                    output_stays=output_stays,
-                    most=_MOST if count > 1 or not in_span else _FEWER,
+                given = (state, subject.shared)
+                graph = trace_stage(
+                    stage, given, subject.device, output_stays=output_stays, repeats=2
                 )
+                most = _MOST if count > 1 or not in_span else _FEWER
+                kept_time = sum(each.time.kept for each in observed[first : last + 1])
+                options = stage_options(graph.taking(kept_time), given, most) if graph else []
                 if count == 1:
                     options = [option for option in options if option.selection.drops]
                 probes = [

@@ -1,8 +1,8 @@
 """Options of a stage: ways to keep less than autograd saves, and to make the rest again.
 
-`stage_options` runs a stage (or several as one, fused) some times and returns at most eight
-`Option` objects. Each knows what it holds and what its replays take by the operators' own times;
-as an `OptionPart` in a `ChainStage` it runs as any stage does, so that `measures.probe` and
+`trace_stage` runs a stage (or several as one, fused) node by node, and `stage_options` returns
+`Option` objects for what it saw. Each knows what it holds and what its replays take; as an
+`OptionPart` in a `ChainStage` it runs as any stage does, so that `measures.probe` and
 `measures.clock` see its memory, the temporaries of its replays included, and its time.
 
 An executor makes an `OptionRun` per run, and either calls `run_option` with its own pack hook for

@@ -116,6 +116,7 @@ class StageGraph:
         flags: Whether the graph's inputs require gradients.
         rates: Which of the shared values that the graph takes are probabilities of dropout.
         backends: The settings of torch's kernels.
+        time: What its nodes take together, in ns, each with what it reads at hand.
     """
 
     stage: ChainStage
@@ -129,6 +130,14 @@ class StageGraph:
     flags: tuple[bool, ...]
     rates: tuple[int, ...]
     backends: BackendSettings
+    time: int
+
+    def taking(self, time: int) -> StageGraph:
+        """Return the graph with operators that together take `time` ns, as they do in a step."""
+        operators = [
+            replace(each, time=each.time * time // max(self.time, 1)) for each in self.operators
+        ]
+        return replace(self, operators=tuple(operators), time=time)
 
     def is_for(self, shared: Sequence[Any]) -> bool:
         """Whether a run that may read these values saves and draws what was seen."""
@@ -259,6 +268,7 @@ class _Assembly:
             flags=tuple(trace.flags),
             rates=self.rates,
             backends=backend_settings(),
+            time=sum(time for key, time in self.times.items() if isinstance(key, fx.Node)),
         )
 
     def _pack(self, index: int, layout: MemoryLayout, storage: int) -> Pack:

@@ -15,7 +15,7 @@ from chainstay.runtime.execute.environment import incoming
 from chainstay.runtime.execute.handles import Packed, Staying, is_parameter, unpack
 from chainstay.runtime.options.front import Selection, pareto_front, thinned
 from chainstay.runtime.options.generator import generate, groups_of
-from chainstay.runtime.options.graph import StageGraph, trace_stage
+from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -38,7 +38,7 @@ class Option:
         saved_bytes: The bytes that are held between forward and backward, the stage's output
             included, its input left out.
         replay_time: What its backward takes more than one that has everything, in ns; added up
-            from its operators' own times.
+            from the times of its operators.
         needs_input: Whether it holds a part of the incoming state, or makes tensors of it.
         selection: What it keeps and what it makes again.
         code: What runs it.
@@ -77,28 +77,17 @@ class Option:
 
 
 def stage_options(
-    stage: ChainStage,
-    given: tuple[State, Sequence[Any]],
-    device: torch.device,
-    *,
-    output_stays: bool = True,
-    most: int = 8,
+    graph: StageGraph, given: tuple[State, Sequence[Any]], most: int = 8
 ) -> list[Option]:
     """Return options of a stage, from keeping everything to the fewest bytes; the last is steady.
 
-    None where the stage has no graph. Call it inside `measuring`: the stage is run some times.
+    Call it inside `measuring`: the stage is run once or more.
 
     Args:
-        stage: What to run; several stages as one if they are fused.
+        graph: The stage, or several as one.
         given: Its input, and what all stages may read.
-        device: Where it runs.
-        output_stays: Whether nobody changes its output in place: true of all stages but a
-            model's last, whose caller may.
         most: How many at most, the first and the last aside.
     """
-    graph = trace_stage(stage, given, device, output_stays=output_stays, repeats=2)
-    if graph is None:
-        return []
     steady = steady_selection(graph)
     front = thinned(selections_of(graph), most + 1)
     others = (each for each in front if not each.drops or not _is_like(each, steady))
