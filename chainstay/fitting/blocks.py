@@ -136,6 +136,8 @@ class BlockForward:
                 if not kind.may_stay:
                     raise
                 kind.looks = _MOST_LOOKS  # blocks that have changed go on running alone
+            except UnsupportedModelError:
+                pass  # this call has too few blocks for a plan; the one before holds for them
             kind.is_outgrown = False
         return kind.planned
 

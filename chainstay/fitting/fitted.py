@@ -169,6 +169,7 @@ class Fitted:
 
     def _run_new(self, call: Call, *, is_real: bool = True) -> Any:  # noqa: ANN401  # the model's own
         """Plan a call that there is no graph for; then make it, if `is_real`."""
+        call.require_no_nested()
         with _PLANNING, other_bits_accepted(wanted=not self.settings.bit_for_bit):
             kinds = {type(each) for each in call.model.modules()}
             kinds.update(kind for kind, _ in self._forwards)

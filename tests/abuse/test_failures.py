@@ -311,6 +311,53 @@ def test_12_a_depth_that_grows_later(by: StageSource, capsys: pytest.CaptureFixt
     assert peak_of(model, x) + x.nbytes <= budget
 
 
+class TwoLists(Halting):
+    """What always runs is in a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.depth.fill_(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.before:
+            x = layer(x).tanh()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_12_blocks_of_another_list_than_planned(
+    depth: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model, x = TwoLists(), batch(256, 64)
+    model.depth.fill_(depth)
+    budget = 1_600_000
+    chainstay.fit(model, (x,), budget=budget, loss=loss_of, repeats=1, by="blocks")
+    model.depth.fill_(4)
+    capsys.readouterr()
+    loss_of(model(x)).backward()
+    told = f"this call of TwoLists ran {4 - depth} blocks that its plan does not have"
+    assert told in capsys.readouterr().err
+    assert peak_of(model, x) + x.nbytes <= budget < peak_of(chainstay.unfit(model), x)
+
+
+def test_12_a_depth_that_shrinks_before_it_is_planned_anew() -> None:
+    def step(model: nn.Module, number: int) -> torch.Tensor:
+        model.get_buffer("depth").fill_((4, 1, 2)[number])
+        loss = loss_of(model(batch(64, 64)))
+        loss.backward()
+        return loss
+
+    def make() -> Halting:
+        model = Halting()
+        model.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        return model
+
+    plain, fitted = fitted_twins(make, Call((batch(64, 64),)), by="blocks", budget="100%")
+    require_equal_steps(plain, fitted, step)
+
+
 class Graph(Stack):
     """Multiplies by a sparse matrix."""
 

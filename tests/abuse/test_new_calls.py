@@ -12,17 +12,19 @@ import torch
 from torch import nn
 
 import chainstay
-from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
 from twins import (
     SAMPLE,
     Call,
     Stack,
+    backward_step,
     batch,
     fit_to_least,
     fitted_twins,
     peak_of,
     recomputes,
     require_equal_steps,
+    require_refused,
     seed,
     shown,
 )
@@ -269,3 +271,28 @@ def test_a_class_that_is_another_later(by: str, *, is_block: bool) -> None:
     with torch.no_grad():
         assert torch.equal(plain(X), model(X))
     require_equal_steps(plain, model, lambda each, _: epoch(each, (64,)), steps=2)
+
+
+class Nesting(Stack):
+    """Puts rows of several lengths together."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.nested.nested_tensor([x[:3], x[3:8]], layout=torch.jagged)
+        output = super().forward(rows)
+        return torch.stack([each.mean(0) for each in output.unbind()])
+
+
+@pytest.mark.parametrize("by", ["auto", "blocks"])
+def test_nested_tensors_inside(by: str) -> None:
+    require_refused(Nesting, SAMPLE, "nested tensor", step=backward_step(SAMPLE), by=by)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_as_arguments(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([X[:3], X[3:8]], layout=layout)
+    model = chainstay.fit(Stack(), budget="80%", progress=False)
+    with pytest.raises(UnsupportedModelError, match="Stack is called with a nested tensor"):
+        model(nested)
+    with torch.no_grad():
+        assert model(nested).is_nested

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.profiler import profile, schedule
 from torch.utils.checkpoint import checkpoint
 
-from chainstay.errors import InfeasibleBudgetError
+import chainstay
+from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
+from chainstay.fitting.planner import StageSource
 from twins import (
     SAMPLE,
     Step,
@@ -19,6 +22,7 @@ from twins import (
     fitted_twins,
     recomputes,
     require_equal_steps,
+    shown,
 )
 from zoo import loss_of
 
@@ -352,3 +356,33 @@ def test_a_move_to_double_precision(by: str) -> None:
         step(tight, 1)
     plain, fitted = fitted_twins(Net, SAMPLE, budget=10**6, by=by)
     require_equal_steps(plain, fitted, step)
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_a_profiler_around_the_call_that_plans(by: StageSource) -> None:
+    """Measuring would end it: it goes on, and the model is planned without it."""
+    plain, fitted = fitted_twins(Net, SAMPLE, by=by, budget=10**6)
+    with profile() as profiler:
+        require_equal_steps(plain, fitted, backward_step(SAMPLE), 1)
+        with pytest.raises(UnsupportedModelError, match="torch's profiler is on"):
+            fitted(X[:9])
+        X.double()
+    assert {"aten::linear", "aten::to"} <= {event.key for event in profiler.key_averages()}
+    assert len(shown(fitted).plans) == 1
+    require_equal_steps(plain, fitted, lambda model, _: loss_of(model(X[:9])))
+    assert len(shown(fitted).plans) == 2
+
+
+def test_a_profiler_that_warms_up_around_the_call_that_plans() -> None:
+    """Another session crashes the process."""
+    fitted = chainstay.fit(Net(), budget=10**6, progress=False)
+    with profile(schedule=schedule(wait=1, warmup=1, active=1), acc_events=True) as profiler:
+        backward_step(SAMPLE)(fitted, 0)
+        profiler.step()
+        with pytest.raises(UnsupportedModelError, match="torch's profiler is on"):
+            fitted(X[:9])
+        profiler.step()
+        backward_step(SAMPLE)(fitted, 0)
+    assert "aten::addmm" in {event.key for event in profiler.key_averages()}
+    fitted(X[:9])
+    assert len(shown(fitted).plans) == 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,8 @@ from chainstay.formulations.highs_backend import HighsResult
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.formulations.stage_front import least_replay_time
 from chainstay.profiles.operators import Operator
-from chainstay.runtime.options.front import Selection, pareto_front, thinned
+from chainstay.runtime.options import front as front_module
+from chainstay.runtime.options.front import Selection, _merged, pareto_front, thinned
 
 
 def random_stage(count: int, seed: int) -> list[Operator]:
@@ -153,3 +156,30 @@ def test_whoever_is_left_out_costs_least() -> None:
     assert [each.kept_bytes for each in thinned(front, 4)] == [100, 45, 10, 0]
     assert [each.kept_bytes for each in thinned(front, 5)] == [100, 50, 45, 10, 0]
     assert thinned(front[:1]) == front[:1]
+
+
+def test_a_long_stage_is_looked_at_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over time: hundreds of operators, each of which reads what is some steps behind."""
+    stage = [
+        Operator(
+            time=1 + index % 7,
+            inputs=tuple({index - 1, index - 7}) if index > 6 else (),
+            result_bytes=1 + index % 11,
+            is_saved=index % 3 > 0,
+        )
+        for index in range(400)
+    ]
+    sizes: list[int] = []
+
+    def counted(parts: Iterable[list[Any]], limit: int) -> list[Any]:
+        merged = _merged(parts, limit)
+        sizes.append(len(merged))
+        return merged
+
+    monkeypatch.setattr(front_module, "_merged", counted)
+    found = pareto_front(stage, 64)
+    assert sum(sizes) <= 4_000 * 64
+    assert len(found) > 40
+    assert found[0].replay_time == 0
+    for each in found:
+        assert cost(stage, each.replayed, each.redrawn) == (each.kept_bytes, each.replay_time)

@@ -299,6 +299,10 @@ class _Observer:
                     "something is made whose shape or number depends on the values of a tensor "
                     f"({node.name}), and may differ from call to call"
                 ) from cause
+            except (AssertionError, NotImplementedError) as cause:
+                raise NoStagesError(
+                    f"torch cannot tell without running it what {node.name} makes: {cause}"
+                ) from cause
         kernels.draws_random |= is_higher  # nothing is known of the graphs that it takes
         self.note(node, value, saved, kernels)
 

@@ -38,7 +38,7 @@ def trace_memory(function: Callable[[], object], device: torch.device | str) -> 
         device: The CPU or an accelerator.
 
     Raises:
-        UnsupportedModelError: Another kind of device.
+        UnsupportedModelError: Another kind of device, or torch's profiler is on.
 
     Example:
         >>> trace = trace_memory(lambda: torch.zeros(256).sum(), "cpu")

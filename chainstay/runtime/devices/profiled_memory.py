@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.autograd.profiler import profile, record_function
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]  # torch has it, untold
+from torch.autograd.profiler import KinetoStepTracker, profile, record_function
+from torch.profiler import ProfilerAction
+
+from chainstay.errors import UnsupportedModelError
 
 # The profiler's library reports every session on stderr unless told not to before its first
 # use, which importing torch._dynamo already is.
@@ -49,7 +53,16 @@ class MemoryTrace:
 def trace_on_cpu(
     function: Callable[[Callable[[], None]], object],
 ) -> tuple[MemoryTrace, ...]:
-    """Trace a function that marks its phases; see `trace_marked`."""
+    """Trace a function that marks its phases; see `trace_marked`.
+
+    Raises:
+        UnsupportedModelError: The caller's own profiler is on, which this would end.
+    """
+    if _profiler_enabled() or _is_any_warming_up():
+        raise UnsupportedModelError(
+            "torch's profiler is on, and memory is measured by another one, which would end it: "
+            "plan before it starts (one training step, or chainstay.fit with a sample)"
+        )
     with profile(use_cpu=True, profile_memory=True) as profiler:
         _mark_phase_end()
         result = function(_mark_phase_end)
@@ -96,6 +109,14 @@ def garbage_at_rest() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _is_any_warming_up() -> bool:
+    """Whether a profiler with a schedule is about to start; another session crashes it then."""
+    if "ProfilerStep" not in KinetoStepTracker._step_dict:  # noqa: SLF001  # looking at all objects takes long
+        return False
+    profilers = (each for each in gc.get_objects() if type(each) is torch.profiler.profile)
+    return any(each.current_action is ProfilerAction.WARMUP for each in profilers)
 
 
 def _mark_phase_end() -> None:

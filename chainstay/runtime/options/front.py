@@ -36,6 +36,9 @@ __all__ = ["Selection", "pareto_front", "thinned"]
 LIMIT: Final = 256
 """Choices that are looked at per state; see `pareto_front`."""
 
+_MOST_LIMITS: Final = 4_000
+"""Choices that are looked at in one stage, in such limits: some seconds with the usual one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -82,14 +85,16 @@ def pareto_front(operators: Sequence[Operator], limit: int = LIMIT) -> list[Sele
 
     It is exact while no state has more than `limit` choices. From one that has more, so many
     are taken at even distances, both ends among them: what is found is then still
-    right, but there may be better.
+    right, but there may be better. In stages of hundreds of operators (a loop over time) with
+    many states at once, each has fewer.
 
     Args:
         operators: The stage, in the order of its forward.
         limit: Choices per state.
 
     Complexity:
-        O(n W L log L) for n operators, W states at the widest place and L choices per state.
+        O(n W L log L) for n operators, W states at the widest place and L choices per state;
+            n W L is at most 4,000 times the limit while L is more than 2.
 
     Example:
         A convolution whose result is saved, and a rectifier that could be replayed from it:
@@ -112,7 +117,8 @@ def pareto_front(operators: Sequence[Operator], limit: int = LIMIT) -> list[Sele
         for state, labels in states.items():
             for target, changed in _decided(operator, index, (state, reads[index]), labels):
                 found.setdefault(target, []).append(changed)
-        states = {state: _merged(parts, limit) for state, parts in found.items()}
+        most = min(limit, max(2, _MOST_LIMITS * limit // (len(operators) * len(found))))
+        states = {state: _merged(parts, most) for state, parts in found.items()}
     labels = _merged(states.values(), limit)
     return [_selection(label) for label in reversed(labels)]
 

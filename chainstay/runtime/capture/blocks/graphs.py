@@ -91,8 +91,8 @@ class BlockGraphs:
             checked: Whether graphs that are new are compared with the block.
 
         Raises:
-            UnsupportedModelError: The block cannot be traced, or its graph is not the block;
-                nothing of it has been run.
+            UnsupportedModelError: The block cannot be traced, takes nested tensors, or its graph
+                is not the block; nothing of it has been run.
         """
         args, kwargs = arguments
         call = Call(traced_module(block), args, dict(kwargs), traced_forward(block))
@@ -103,7 +103,7 @@ class BlockGraphs:
             try:
                 return self.captures[key].run(call.model, *args, **kwargs)
             except NotRunError:
-                pass
+                call.require_no_nested()
 
             def plan(found: UnplannedGraphError) -> CapturedForward:
                 return self._planned(found, call, compiler_of(block), checked=checked)

@@ -99,22 +99,21 @@ def sample_blocks(
                         raise
             if not sampler.unfit:
                 chain, sample = sampler.assembled(name, held)
-                return replace(chain, uncalled=_uncalled(host, recorded, chosen)), sample
+                return replace(chain, uncalled=_uncalled(host, recorded)), sample
             unfit.update(sampler.unfit)
 
 
-def _uncalled(
-    host: Host, recorded: Iterable[BlockCall], chosen: Iterable[BlockCall]
-) -> tuple[str, ...]:
-    """Return the blocks like those chosen, in the same lists, that were not called."""
+def _uncalled(host: Host, recorded: Iterable[BlockCall]) -> tuple[str, ...]:
+    """Return the blocks that were not called: like those called of their list, or all of it."""
     if host.is_sharded:  # no plan takes other blocks in
         return ()
     called = {call.name for call in recorded}
-    kinds = {(call.container, type(call.block)) for call in chosen}
+    kinds = {(call.container, type(call.block)) for call in recorded}
+    lists = {container for container, _ in kinds}
     return tuple(
         name
         for block, (container, name) in listed_modules(host.model).items()
-        if name not in called and (container, type(block)) in kinds
+        if name not in called and (container not in lists or (container, type(block)) in kinds)
     )
 
 

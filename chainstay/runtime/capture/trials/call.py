@@ -62,6 +62,18 @@ class Call:
         """The tensors among the arguments."""
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
+    def require_no_nested(self) -> None:
+        """Refuse nested tensors, whose shapes torch does not tell without their values.
+
+        Raises:
+            UnsupportedModelError: There is one among the arguments.
+        """
+        if any(tensor.is_nested for tensor in self.tensors):
+            raise UnsupportedModelError(
+                f"{self.name} is called with a nested tensor, which no plan goes by; pad it "
+                "(torch.nested.to_padded_tensor)"
+            )
+
     @property
     def device(self) -> torch.device:
         """The device of the model, where the arguments must be, too.
