@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from chainstay.dp import DP
@@ -10,47 +11,19 @@ from chainstay.dp.free_discards.solver import keeps_stages_apart
 from chainstay.formulations import CPSAT, MIP
 from chainstay.problems import ChainProblem
 from chainstay.problems.exactness import is_complete
-from chainstay.profiles import ChainProfile
-from chainstay.schedule import Discards, Schedule
+from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family, Scope, Solution
 from chainstay.solve.chain import certify_chain
 from chainstay.validation import search
 from chainstay.validation.persistent_search import persistent_optimum
 from chainstay.verify.chain_instances import random_chain
-from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
+from chainstay.verify.cross_check import Answer, MethodUnderTest, NamedFunction, Suite
 from chainstay.verify.option_instances import random_chain_with_options
 
 
-@dataclass(frozen=True, slots=True)
-class ExhaustiveChainSearch:
-    """Exhaustive search as a method."""
-
-    discards: Discards = Discards.TABLE1
-
-    def __str__(self) -> str:
-        return f"search ({self.discards})"
-
-    def __call__(
-        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
-    ) -> Claim:
-        """Return the optimum; no hint is needed."""
-        del hint
-        return search.optimum(profile, budget, discards=self.discards)
-
-
-@dataclass(frozen=True, slots=True)
-class ExhaustivePersistentSearch:
-    """Exhaustive search of the persistent family as a method."""
-
-    def __str__(self) -> str:
-        return "search (persistent)"
-
-    def __call__(
-        self, profile: ChainProfile, budget: int, *, hint: Schedule | None = None
-    ) -> Claim:
-        """Return the optimum; no hint is needed."""
-        del hint
-        return persistent_optimum(profile, budget)
+def exhaustive_search(discards: Discards = Discards.TABLE1) -> NamedFunction:
+    """Return exhaustive search as a method."""
+    return NamedFunction(f"search ({discards})", partial(search.optimum, discards=discards))
 
 
 def _exact(
@@ -89,7 +62,11 @@ CHAIN_METHODS: Final = (
     MethodUnderTest(
         method=DP(slots=1500), family=Family.PERSISTENT, most_stages=8, only=("plain",)
     ),
-    MethodUnderTest(method=ExhaustivePersistentSearch(), family=Family.PERSISTENT, most_stages=4),
+    MethodUnderTest(
+        method=NamedFunction("search (persistent)", persistent_optimum),
+        family=Family.PERSISTENT,
+        most_stages=4,
+    ),
     MethodUnderTest(
         method=DP(persistence="weak"),
         family=Family.WEAKLY_PERSISTENT,
@@ -117,7 +94,7 @@ CHAIN_METHODS: Final = (
     ),
     *(
         MethodUnderTest(
-            method=ExhaustiveChainSearch(rules),
+            method=exhaustive_search(rules),
             discards=rules,
             most_stages=5,
             every=16,
@@ -127,7 +104,7 @@ CHAIN_METHODS: Final = (
     ),
     *(
         MethodUnderTest(
-            method=ExhaustiveChainSearch(rules), discards=rules, most_stages=3, only=("options",)
+            method=exhaustive_search(rules), discards=rules, most_stages=3, only=("options",)
         )
         for rules in Discards
     ),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from typing import Any, ClassVar, Final
@@ -37,6 +37,21 @@ from chainstay.verify.processes import in_batches
 
 _MINIMISING_SECONDS: Final = 60.0
 """Time limit for making one counter-example small, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFunction:
+    """A function as a method; what it is called tells it from others, in other processes, too."""
+
+    name: str
+    function: Callable[..., AnyClaim] = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the function's own
+        """Call the function."""
+        return self.function(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

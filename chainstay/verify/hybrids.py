@@ -8,6 +8,7 @@ own computations and items with transfers in parts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -25,56 +26,43 @@ from chainstay.solve.hybrid import AutoHybrid, IntegerProgramHybrid, Pofo, certi
 from chainstay.timetable import Transfers
 from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
 from chainstay.validation.hybrid.search import hybrid_optimum
-from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
+from chainstay.verify.cross_check import Answer, MethodUnderTest, NamedFunction, Suite
 from chainstay.verify.transfer_instances import random_hybrid
 
 
-@dataclass(frozen=True, slots=True)
-class _ExhaustiveHybridSearch:
-    """Exhaustive search as a method."""
+def _search(problem: HybridProblem) -> HybridClaim:
+    """Return the optimum, by exhaustive search."""
+    problem.require_feasible()
+    found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
+    if found is None:
+        raise SolverLimitError("search says that nothing fits, although something should")
+    return HybridClaim(schedule=found.schedule, makespan=found.makespan, lower_bound=found.makespan)
 
-    def __str__(self) -> str:
-        return "search"
 
-    def __call__(self, problem: HybridProblem) -> HybridClaim:
-        """Return the optimum."""
-        problem.require_feasible()
-        found = hybrid_optimum(problem.profile, budget=problem.budget, link=problem.link)
-        if found is None:
-            raise SolverLimitError("search says that nothing fits, although something should")
-        return HybridClaim(
-            schedule=found.schedule, makespan=found.makespan, lower_bound=found.makespan
+def _fractional_claim(
+    schedule_of: Callable[[HybridProblem], Schedule], problem: HybridProblem
+) -> HybridClaim:
+    """Return a schedule with its makespan for fractional transfers, and no bound."""
+    try:
+        schedule = schedule_of(problem)
+        makespan = fractional_makespan(
+            problem.profile, schedule, budget=problem.budget, link=problem.link
         )
+    except (InfeasibleBudgetError, InvalidScheduleError) as reason:
+        raise SolverLimitError(str(reason)) from reason
+    return HybridClaim(
+        schedule=schedule, makespan=makespan, lower_bound=0, family=Family.PERSISTENT
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _SingleTechnique:
-    """Recomputing only, or offloading everything: a plan without a bound."""
+def _recompute_only(problem: HybridProblem) -> Schedule:
+    return DP()(problem.profile, problem.budget).schedule
 
-    name: str
 
-    def __str__(self) -> str:
-        return f"{self.name} only"
-
-    def __call__(self, problem: HybridProblem) -> HybridClaim:
-        """Return the plan and its makespan with fractional transfers."""
-        try:
-            schedule = self._schedule(problem)
-            makespan = fractional_makespan(
-                problem.profile, schedule, budget=problem.budget, link=problem.link
-            )
-        except (InfeasibleBudgetError, InvalidScheduleError) as reason:
-            raise SolverLimitError(str(reason)) from reason
-        return HybridClaim(
-            schedule=schedule, makespan=makespan, lower_bound=0, family=Family.PERSISTENT
-        )
-
-    def _schedule(self, problem: HybridProblem) -> Schedule:
-        if self.name == "recompute":
-            return DP()(problem.profile, problem.budget).schedule
-        moves = [Op(OpKind.OFFLOAD_SAVED, i) for i in range(problem.stages - 1)]
-        moves += [Op(OpKind.OFFLOAD_ACTIVATION, 0)]
-        return Schedule((*moves, *Schedule.keep_all(problem.stages)))
+def _offload_everything(problem: HybridProblem) -> Schedule:
+    moves = [Op(OpKind.OFFLOAD_SAVED, i) for i in range(problem.stages - 1)]
+    moves += [Op(OpKind.OFFLOAD_ACTIVATION, 0)]
+    return Schedule((*moves, *Schedule.keep_all(problem.stages)))
 
 
 _integral = partial(MethodUnderTest, transfers=Transfers.INTEGRAL)
@@ -84,11 +72,16 @@ _CPSAT: Final = IntegerProgramHybrid(CPSAT(time_limit_s=3.0), alone=True)
 HYBRID_METHODS: Final = (
     _fractional(method=Pofo(), most_stages=5),
     _fractional(method=Pofo(slots=40), most_stages=20),
-    _fractional(method=_SingleTechnique("recompute"), most_stages=20),
-    _fractional(method=_SingleTechnique("offload"), most_stages=20),
+    *(
+        _fractional(method=NamedFunction(name, partial(_fractional_claim, plan)), most_stages=20)
+        for name, plan in (
+            ("recompute only", _recompute_only),
+            ("offload only", _offload_everything),
+        )
+    ),
     _integral(method=AutoHybrid(combined=Pofo(tries=60), exact_stages=0), most_stages=5),
     _integral(method=AutoHybrid(combined=Pofo(tries=60), time_limit_s=1.0), most_stages=3, every=3),
-    _integral(method=_ExhaustiveHybridSearch(), most_stages=2),
+    _integral(method=NamedFunction("search", _search), most_stages=2),
     _integral(method=_CPSAT, most_stages=3, every=3, only=("no options",)),
 )
 """Quick methods on every instance, exhaustive search and exact ones on samples of the shortest."""

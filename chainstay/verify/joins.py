@@ -13,61 +13,47 @@ from chainstay.formulations import CPSAT, MIP
 from chainstay.formulations.join import AssignCuts
 from chainstay.problems import JoinProblem
 from chainstay.problems.consistency import MethodResult, contradiction_error
-from chainstay.profiles import HomogeneousJoin, Join
+from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family, Scope, Solution
 from chainstay.solve.join import join_claim
 from chainstay.validation.certify import certify
 from chainstay.validation.join.search import join_optimum
 from chainstay.validation.join.simulate import simulate_join
-from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
+from chainstay.verify.cross_check import Answer, MethodUnderTest, NamedFunction, Suite
 from chainstay.verify.join_instances import random_join
 
 
-@dataclass(frozen=True, slots=True)
-class _ExhaustiveJoinSearch:
-    """Exhaustive search as a method."""
+def _equivalent_chain_claim(
+    profile: HomogeneousJoin, budget: int, *, keep: tuple[bool, ...]
+) -> Claim:
+    """Return the schedule of EQUIV-CHAIN, without a bound, where no gradient is to be kept."""
+    if any(keep):
+        raise SolverLimitError("the equivalent chain drops all gradients of inputs")
+    try:
+        schedule = equivalent_chain(profile, budget)
+    except InfeasibleBudgetError as error:
+        raise SolverLimitError(str(error)) from error
+    makespan = simulate_join(profile, schedule).makespan
+    return Claim(
+        schedule=schedule,
+        makespan=makespan,
+        lower_bound=0,
+        family=Family.SINGLE_TURN,
+        discards=Discards.TAPE,
+    )
 
-    def __str__(self) -> str:
-        return "search"
 
-    def __call__(self, profile: Join, budget: int, *, keep: tuple[bool, ...]) -> Claim:
-        """Return the optimum."""
-        return join_optimum(profile, budget, keep=keep)
-
-
-@dataclass(frozen=True, slots=True)
-class _EquivalentChain:
-    """EQUIV-CHAIN as a method that proves nothing."""
-
-    def __str__(self) -> str:
-        return "equivalent chain"
-
-    def __call__(self, profile: HomogeneousJoin, budget: int, *, keep: tuple[bool, ...]) -> Claim:
-        """Return the schedule of the equivalent chain, where no gradient is to be kept."""
-        if any(keep):
-            raise SolverLimitError("the equivalent chain drops all gradients of inputs")
-        try:
-            schedule = equivalent_chain(profile, budget)
-        except InfeasibleBudgetError as error:
-            raise SolverLimitError(str(error)) from error
-        makespan = simulate_join(profile, schedule).makespan
-        return Claim(
-            schedule=schedule,
-            makespan=makespan,
-            lower_bound=0,
-            family=Family.SINGLE_TURN,
-            discards=Discards.TAPE,
-        )
-
+_SEARCH: Final = NamedFunction("search", join_optimum)
+_EQUIVALENT_CHAIN: Final = NamedFunction("equivalent chain", _equivalent_chain_claim)
 
 JOIN_METHODS: Final = (
     MethodUnderTest(method=DP(), family=Family.CANONICAL_PERSISTENT, most_stages=30),
     MethodUnderTest(
         method=DP(slots=20), family=Family.CANONICAL_PERSISTENT, most_stages=12, every=2
     ),
-    MethodUnderTest(method=_ExhaustiveJoinSearch(), most_stages=6, every=2, only=("plain",)),
-    MethodUnderTest(method=_ExhaustiveJoinSearch(), most_stages=4, every=2, only=("options",)),
+    MethodUnderTest(method=_SEARCH, most_stages=6, every=2, only=("plain",)),
+    MethodUnderTest(method=_SEARCH, most_stages=4, every=2, only=("options",)),
     MethodUnderTest(
         method=CPSAT(time_limit_s=20.0), family=Family.SINGLE_SWEEP, most_stages=7, every=4
     ),
@@ -75,7 +61,7 @@ JOIN_METHODS: Final = (
         method=MIP(time_limit_s=20.0), family=Family.SINGLE_SWEEP, most_stages=7, every=8
     ),
     MethodUnderTest(method=AssignCuts(), most_stages=14, every=3, only=("slots", "no tail")),
-    MethodUnderTest(method=_EquivalentChain(), most_stages=30, only=("slots", "no tail")),
+    MethodUnderTest(method=_EQUIVALENT_CHAIN, most_stages=30, only=("slots", "no tail")),
 )
 """Quick methods on every instance, expensive ones on samples of small joins."""
 

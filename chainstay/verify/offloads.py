@@ -25,46 +25,28 @@ from chainstay.timetable import Transfers
 from chainstay.validation.offload.certify import certify_offload
 from chainstay.validation.offload.search import offload_optimum
 from chainstay.validation.offload.simulate import simulate_offload
-from chainstay.verify.cross_check import Answer, MethodUnderTest, Suite
+from chainstay.verify.cross_check import Answer, MethodUnderTest, NamedFunction, Suite
 from chainstay.verify.transfer_instances import random_offload
 
 _BREADTH: Final = tuple(Transfers)
 
 
-@dataclass(frozen=True, slots=True)
-class _ExhaustiveOffloadSearch:
-    """Exhaustive search as a method."""
-
-    def __str__(self) -> str:
-        return "search"
-
-    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
-        """Return the optimum."""
-        found = offload_optimum(problem.profile, budget=problem.budget, link=problem.link)
-        return OffloadClaim(
-            schedule=found.schedule, makespan=found.makespan, lower_bound=found.makespan
-        )
+def _search(problem: OffloadProblem) -> OffloadClaim:
+    """Return the optimum, by exhaustive search."""
+    found = offload_optimum(problem.profile, budget=problem.budget, link=problem.link)
+    return OffloadClaim(
+        schedule=found.schedule, makespan=found.makespan, lower_bound=found.makespan
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _OffloadBaseline:
-    """A baseline as a method that proves nothing."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __call__(self, problem: OffloadProblem) -> OffloadClaim:
-        """Return the schedule of the baseline, with its makespan and no bound."""
-        problem.require_feasible()
-        schedule = OFFLOAD_BASELINES[self.name](problem)
-        if schedule is None:
-            raise SolverLimitError("out of memory with all settings")
-        replay = simulate_offload(
-            problem.profile, schedule, budget=problem.budget, link=problem.link
-        )
-        return OffloadClaim(schedule=schedule, makespan=replay.makespan, lower_bound=0)
+def _baseline_claim(name: str, problem: OffloadProblem) -> OffloadClaim:
+    """Return the schedule of a baseline, with its makespan and no bound."""
+    problem.require_feasible()
+    schedule = OFFLOAD_BASELINES[name](problem)
+    if schedule is None:
+        raise SolverLimitError("out of memory with all settings")
+    replay = simulate_offload(problem.profile, schedule, budget=problem.budget, link=problem.link)
+    return OffloadClaim(schedule=schedule, makespan=replay.makespan, lower_bound=0)
 
 
 _SIMPLE: Final = ("simple link",)
@@ -78,13 +60,15 @@ OFFLOAD_METHODS: Final = (
     _integral(method=Heuristics(), most_stages=14),
     _integral(method=Heuristics(exhaustive_up_to=0), most_stages=7),
     *(
-        _integral(method=_OffloadBaseline(name), most_stages=14, every=2)
+        _integral(
+            method=NamedFunction(name, partial(_baseline_claim, name)), most_stages=14, every=2
+        )
         for name in OFFLOAD_BASELINES
     ),
     _fractional(method=Greedy(), most_stages=14),
     _interruptible(method=Algorithm1(), most_stages=9),
     _interruptible(method=Algorithm1(slots=100), most_stages=14),
-    _integral(method=_ExhaustiveOffloadSearch(), most_stages=4, every=4),
+    _integral(method=NamedFunction("search", _search), most_stages=4, every=4),
     _integral(method=_CPSAT, most_stages=6, every=4),
     _integral(method=_MIP, most_stages=4, every=8),
     _interruptible(method=_MIP, most_stages=5, every=8),

@@ -23,12 +23,12 @@ from chainstay.validation import search
 from chainstay.validation.simulate import simulate
 from chainstay.verify import Answer, ChainSuite, Check, MethodUnderTest, Tally
 from chainstay.verify.chain_instances import CHAIN_FAMILIES, random_chain
-from chainstay.verify.chains import CHAIN_METHODS, ExhaustiveChainSearch
+from chainstay.verify.chains import CHAIN_METHODS, exhaustive_search
 from chainstay.verify.option_instances import random_chain_with_options
 from chainstay.verify.processes import in_batches
 from slow_checks import checked_in_a_minute
 
-TRUTH = MethodUnderTest(method=ExhaustiveChainSearch(), family=Family.ALL, most_stages=4)
+TRUTH = MethodUnderTest(method=exhaustive_search(), family=Family.ALL, most_stages=4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def test_a_short_real_run_is_clean() -> None:
 
 def test_the_plan_is_said_in_words() -> None:
     assert TRUTH.sampling == "all, n ≤ 4"
-    assert under_test(ExhaustiveChainSearch()).name == "search (table1)"
+    assert under_test(exhaustive_search()).name == "search (table1)"
     assert dataclasses.replace(TRUTH, every=8).sampling == "1 in 8, n ≤ 4"
     assert dataclasses.replace(TRUTH, only=("no skips",)).sampling == "all, n ≤ 4, no skips"
     chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=(Stage(),) * 4)
@@ -362,7 +362,7 @@ def shown(makespan: int, family: Family, covers: Family, rules: str) -> Answer:
         discards=Discards(rules),
     )
     tested = MethodUnderTest(
-        method=ExhaustiveChainSearch(), family=family, discards=Discards(rules), most_stages=1
+        method=exhaustive_search(), family=family, discards=Discards(rules), most_stages=1
     )
     solution = Solution(
         schedule=claim.schedule,
