@@ -11,6 +11,7 @@ from itertools import count
 from math import comb
 from typing import Final
 
+from chainstay.baselines.schedule_pieces import advance
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
 from chainstay.profiles import HomogeneousJoin, JoinProfile
 from chainstay.schedule import Op, OpKind, Schedule
@@ -79,8 +80,7 @@ def _rev(steps: int, slots: int) -> Iterator[Op]:
     start = 0
     cuts: list[tuple[int, int, int]] = []
     for stride in _strides(steps, slots):
-        yield Op(OpKind.FORWARD_KEEP_INPUT, start)
-        yield from (Op(OpKind.FORWARD_DROP, i) for i in range(start + 1, start + stride))
+        yield from advance(start, start + stride)
         cuts.append((start, stride, slots - len(cuts)))
         start += stride
     yield Op(OpKind.TURN)
@@ -124,8 +124,7 @@ def _reversed(start: int, steps: int, slots: int) -> Iterator[Op]:
     stride = min(
         range(1, steps), key=lambda i: i + _forwards(steps - i, slots - 1) + _forwards(i, slots)
     )
-    yield Op(OpKind.FORWARD_KEEP_INPUT, start)
-    yield from (Op(OpKind.FORWARD_DROP, i) for i in range(start + 1, start + stride))
+    yield from advance(start, start + stride)
     yield from _reversed(start + stride, steps - stride, slots - 1)
     yield from _reversed(start, stride, slots)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from chainstay.errors import InvalidSolutionError
 from chainstay.problems import AnyProblem, HybridProblem, OffloadProblem, problem_of
@@ -22,10 +22,12 @@ from chainstay.report.memory_profile import (
 )
 from chainstay.schedule import Op, OpKind, Schedule
 from chainstay.solution import Solution
-from chainstay.timetable import Time, Transfers, computations
+from chainstay.timetable import Time, Timetable, Transfers, computations
 from chainstay.validation.event_machine import TransferReplay
 from chainstay.validation.replay import replay
-from chainstay.validation.simulate import Replay
+
+_TimedOp: TypeAlias = tuple[Op, Time, Time]
+"""An operation, its start and its end in ns."""
 
 _DISCARDS: Final = (OpKind.DISCARD_ACTIVATION, OpKind.DISCARD_SAVED)
 
@@ -116,9 +118,24 @@ def build_timeline(
     problem = problem_of(solution, profile, keep=keep, error=InvalidSolutionError)
     replayed = replay(problem, solution, overheads=overheads)
     _require(solution, replayed.makespan, replayed.peak_bytes)
+    lanes: tuple[Lane, ...]
     if isinstance(replayed, TransferReplay):
-        return _transfer_timeline(problem, solution.schedule, replayed)
-    return _replayed_timeline(problem, replayed)
+        if isinstance(problem, HybridProblem) and problem.transfers is not Transfers.INTEGRAL:
+            return None
+        lanes = (Lane("compute", problem.stages), Lane("to host"), Lane("from host"))
+        timed, levels = _with_transfers(problem, solution.schedule, replayed.timetable)
+    else:
+        lanes = tuple(_lanes(problem.profile))
+        levels = slot_levels(replayed) if problem.unit == "slots" else replay_levels(replayed)
+        timed = [(snapshot.op, snapshot.start, snapshot.end) for snapshot in replayed.timeline]
+    return Timeline(
+        problem=problem,
+        lanes=lanes,
+        activities=tuple(_activities(timed, lanes)),
+        levels=levels,
+        makespan=replayed.makespan,
+        peak_bytes=replayed.peak_bytes,
+    )
 
 
 def timeline_with_times(
@@ -154,21 +171,6 @@ def _require(solution: Solution, makespan: Time, peak_bytes: int) -> None:
     )
 
 
-def _replayed_timeline(problem: AnyProblem, replayed: Replay) -> Timeline:
-    """Return the timeline of operations that run one after another."""
-    levels = slot_levels(replayed) if problem.unit == "slots" else replay_levels(replayed)
-    timed = ((snapshot.op, snapshot.start, snapshot.end) for snapshot in replayed.timeline)
-    lanes = tuple(_lanes(problem.profile))
-    return Timeline(
-        problem=problem,
-        lanes=lanes,
-        activities=tuple(_activities(timed, lanes)),
-        levels=levels,
-        makespan=replayed.makespan,
-        peak_bytes=replayed.peak_bytes,
-    )
-
-
 def _lanes(profile: AnyProfile) -> Iterator[Lane]:
     """Yield what computes: one lane, or one a branch and the tail's, or the turn's without one."""
     match profile:
@@ -184,9 +186,7 @@ def _lanes(profile: AnyProfile) -> Iterator[Lane]:
     yield Lane("tail" if tail else "turn", max(tail, 1))
 
 
-def _activities(
-    timed: Iterable[tuple[Op, Time, Time]], lanes: Sequence[Lane]
-) -> Iterator[Activity]:
+def _activities(timed: Iterable[_TimedOp], lanes: Sequence[Lane]) -> Iterator[Activity]:
     last = sum(not lane.is_link for lane in lanes) - 1
     done: set[tuple[int | None, int]] = set()
     for op, start, end in timed:
@@ -201,15 +201,12 @@ def _activities(
             done.add((op.branch, op.stage))
 
 
-def _transfer_timeline(
-    problem: AnyProblem, schedule: Schedule, replayed: TransferReplay
-) -> Timeline | None:
-    """Return a timeline with transfers, if there are times."""
-    timetable = replayed.timetable
+def _with_transfers(
+    problem: AnyProblem, schedule: Schedule, timetable: Timetable
+) -> tuple[list[_TimedOp], tuple[MemoryLevel, ...]]:
+    """Return all computations and transfers by their starts, and the memory in use."""
     match problem:
         case HybridProblem(profile=chain, link=link, budget=budget):
-            if problem.transfers is not Transfers.INTEGRAL:
-                return None
             stages = [(stage.forward_time, stage.backward_time) for stage in chain.stages]
             ops = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
             levels = hybrid_levels(chain, schedule, budget=budget, link=link)
@@ -217,18 +214,9 @@ def _transfer_timeline(
             stages = list(zip(profile.forward_times, profile.backward_times, strict=True))
             ops = list(computations(len(profile)))
             levels = offload_levels(profile, timetable, link, problem.transfers)
-    lanes = (Lane("compute", problem.stages), Lane("to host"), Lane("from host"))
-    entries: list[tuple[Op, Time, Time]] = [
+    timed: list[_TimedOp] = [
         (op, start, start + stages[op.stage][op.kind is OpKind.BACKWARD])
         for op, start in zip(ops, timetable.starts, strict=True)
     ]
-    entries += [(move.op, move.start, move.end) for move in timetable.moves]
-    entries.sort(key=lambda entry: entry[1])
-    return Timeline(
-        problem=problem,
-        lanes=lanes,
-        activities=tuple(_activities(entries, lanes)),
-        levels=levels,
-        makespan=replayed.makespan,
-        peak_bytes=replayed.peak_bytes,
-    )
+    timed += [(move.op, move.start, move.end) for move in timetable.moves]
+    return sorted(timed, key=lambda entry: entry[1]), levels

@@ -20,7 +20,7 @@ from chainstay.solve.hybrid_pofo import (
 )
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.solve.whole_transfers import TimedSchedule
-from chainstay.timetable import Time, Transfers
+from chainstay.timetable import Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 
 _log = logging.getLogger(__name__)
@@ -55,10 +55,7 @@ class AutoHybrid:
         }
         claims: dict[str, HybridClaim | None] = {}
         for name, schedule in schedules.items():
-            makespan = None if schedule is None else _makespan(problem, schedule)
-            timed = None
-            if schedule is not None and makespan is not None:
-                timed = TimedSchedule(makespan, schedule)
+            timed = None if schedule is None else _timed(problem, schedule)
             claims[name] = None if timed is None else unproved_claim(timed, problem)
         claims["combined"] = self._combined(problem, claims["keep all"])
         combined = claims["combined"]
@@ -102,13 +99,14 @@ class AutoHybrid:
             return None
 
 
-def _makespan(problem: HybridProblem, schedule: Schedule) -> Time | None:
+def _timed(problem: HybridProblem, schedule: Schedule) -> TimedSchedule | None:
+    """Return `schedule` with its makespan, if it fits."""
+    profile, budget, link = problem.profile, problem.budget, problem.link
     try:
-        return simulate_hybrid(
-            problem.profile, schedule, budget=problem.budget, link=problem.link
-        ).makespan
+        makespan = simulate_hybrid(profile, schedule, budget=budget, link=link).makespan
     except InvalidScheduleError:
         return None
+    return TimedSchedule(makespan, schedule)
 
 
 def _offloading(problem: HybridProblem) -> Schedule | None:

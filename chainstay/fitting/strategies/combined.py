@@ -42,6 +42,7 @@ from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
 from chainstay.timetable import Transfers
 from chainstay.units import format_bytes
 from chainstay.validation.event_machine import TransferReplay
+from chainstay.validation.hybrid.fractional_transfers import without_transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.simulate import simulate
 
@@ -112,7 +113,7 @@ class _HybridSearch:
         plan = transfers_of(
             schedule, self.measured.profile, self.budget, self.measured.overheads_for(schedule)
         )
-        excess = remade_bytes(self.measured.profile, _computations(schedule))
+        excess = remade_bytes(self.measured.profile, without_transfers(schedule))
         bound = hybrid_bound(self.least, self.budget, self.link)
         return HybridSolution(
             schedule=schedule,
@@ -206,7 +207,7 @@ class _HybridSearch:
 
     def _can_run(self, schedule: Schedule) -> bool:
         """Whether the runtime can, within both memories."""
-        computations = _computations(schedule)
+        computations = without_transfers(schedule)
         excess = remade_bytes(self.measured.profile, computations)
         if excess and len(computations) < len(schedule):
             return False  # who waits for transfers does not know of it
@@ -240,10 +241,6 @@ class _HybridSearch:
             dearer = max(overhead, getattr(stages[op.stage], name))
             stages[op.stage] = replace(stages[op.stage], **{name: dearer})
         return replace(profile, stages=tuple(stages))
-
-
-def _computations(schedule: Schedule) -> Schedule:
-    return Schedule(tuple(op for op in schedule if not op.kind.is_transfer))
 
 
 def _refusal(search: _HybridSearch) -> ChainstayError:
