@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -100,12 +100,7 @@ def _plain(costs: ModelCosts) -> _RunnableStrategy:
         planned_ns=plain.makespan,
         note="" if fits else "does not fit here",
     )
-    return _RunnableStrategy(row, partial(_as_it_is, workload))
-
-
-@contextmanager
-def _as_it_is(workload: Workload) -> Iterator[Workload]:
-    yield workload
+    return _RunnableStrategy(row, lambda: nullcontext(workload))
 
 
 def _segmented(costs: ModelCosts, most: int) -> Iterator[_RunnableStrategy]:
@@ -176,7 +171,7 @@ def _planned(costs: ModelCosts, plans: Sequence[PlanOptions]) -> Iterator[_Runna
         except InfeasibleBudgetError as refusal:
             needs = short_bytes(refusal.required)
             refused = BenchmarkRow(name=name, budget=budget, note=f"needs {needs}")
-            yield _RunnableStrategy(refused, partial(_as_it_is, costs.workload))
+            yield _RunnableStrategy(refused, lambda: nullcontext(costs.workload))
             continue
         row = BenchmarkRow(
             name=name,

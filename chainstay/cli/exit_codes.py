@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 
 from chainstay.errors import (
@@ -43,6 +45,12 @@ class ExitCode(IntEnum):
 
 class CommandLineError(ChainstayError):
     """Options or arguments are wrong; the text says what is allowed."""
+
+
+def likely_names(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the hint of an error: which of the `known` names are like `name`, or `otherwise`."""
+    close = get_close_matches(name, list(known), n=3)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 def exit_code_for(error: ChainstayError) -> ExitCode:

@@ -28,7 +28,6 @@ from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.plans import Plan
 from chainstay.profiles import Link
 from chainstay.runtime.joins.executor import PlannedJoin
-from chainstay.schedule import Schedule
 from chainstay.solution import Method, Solution
 from chainstay.solve.budgets import parse_budget
 
@@ -48,11 +47,6 @@ def plan_model(
         return replace(result, title=_title(costs))
     plain = costs.plain
     budget = parse_budget(options.budget, lambda: plain.peak_bytes)
-
-    def simulate_costs(schedule: Schedule) -> tuple[int, int]:
-        replay = costs.replay(schedule)
-        return replay.makespan, replay.peak_bytes
-
     device = costs.model.costs.chain.device
     memory = MemoryOptions.of(
         recompute=True,
@@ -64,7 +58,7 @@ def plan_model(
     found, join = _solved(costs.model, budget, options.solving, memory)
     strategies = [
         plain_training(plain.makespan, plain.peak_bytes, budget),
-        best_checkpointing(len(costs.profile), simulate_costs, budget),
+        best_checkpointing(len(costs.profile), costs.replay, budget),
         *found,
     ]
     chosen = fastest_strategy(strategies, plain.makespan)

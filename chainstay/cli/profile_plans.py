@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from chainstay.cli.exit_codes import CommandLineError
@@ -20,7 +21,6 @@ from chainstay.files import read_document
 from chainstay.plans import Plan
 from chainstay.plans.parser import parse_profile
 from chainstay.profiles import AnyProfile, ChainProfile, HomogeneousJoin, Link, OffloadProfile
-from chainstay.schedule import Schedule
 from chainstay.solution import Solution
 from chainstay.solve import budget_bytes, solve_chain, solve_join
 from chainstay.solve.budgets import plain_peak
@@ -101,12 +101,8 @@ def plan_profile(
 def _chain_strategies(
     profile: ChainProfile, budget: int, options: PlanOptions, link: Link | None
 ) -> Iterator[Strategy]:
-    def simulate_costs(schedule: Schedule) -> tuple[int, int]:
-        replay = simulate(profile, schedule)
-        return replay.makespan, replay.peak_bytes
-
     method = chain_method(options.solving)
-    yield best_checkpointing(len(profile), simulate_costs, budget)
+    yield best_checkpointing(len(profile), partial(simulate, profile), budget)
     yield solve_strategy("recompute", lambda: solve_chain(profile, budget, method))
     if options.solving.offload:
         known = require_link(link, options.solving)

@@ -9,7 +9,7 @@ from fractions import Fraction
 from rich.table import Table
 from rich.text import Text
 
-from chainstay.baselines import checkpoint_sequential
+from chainstay.baselines import ScheduleCosts, checkpoint_sequential
 from chainstay.cli.terminal import new_table, short_bytes, spinner
 from chainstay.errors import (
     BackendError,
@@ -119,11 +119,11 @@ def plain_training(makespan: Time, peak_bytes: int, budget: int) -> Strategy:
 
 
 def best_checkpointing(
-    stages: int, simulate_costs: Callable[[Schedule], tuple[int, int]], budget: int
+    stages: int, simulate: Callable[[Schedule], ScheduleCosts], budget: int
 ) -> Strategy:
     """Return the best segment count of torch's ``checkpoint_sequential``."""
-    counts = range(1, max(2, stages))
-    simulated = [(*simulate_costs(checkpoint_sequential(stages, n)), n) for n in counts]
+    replays = [(simulate(checkpoint_sequential(stages, n)), n) for n in range(1, max(2, stages))]
+    simulated = [(replay.makespan, replay.peak_bytes, count) for replay, count in replays]
     fitting = [(makespan, peak, count) for makespan, peak, count in simulated if peak <= budget]
     if not fitting:
         needs = short_bytes(min(peak for _, peak, _ in simulated))

@@ -82,10 +82,10 @@ def print_result(text: str, *, style: str = "", wrap: bool = True) -> None:
     output_console().print(Text(printable(text), style=style), soft_wrap=not wrap)
 
 
-def print_note(text: str, *, style: str = "") -> None:
+def print_note(text: str) -> None:
     """Print `text` on stderr; lines are not wrapped if that is no terminal."""
     console = error_console()
-    console.print(Text(printable(text), style=style), soft_wrap=not console.is_terminal)
+    console.print(Text(printable(text)), soft_wrap=not console.is_terminal)
 
 
 def printable(text: str) -> str:

@@ -6,14 +6,13 @@ Other heads, and inputs of other kinds, are a few lines of Python: ``FILE.py:fun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final
 
 import torch
 import transformers
 from torch import nn
 
-from chainstay.cli.exit_codes import CommandLineError
+from chainstay.cli.exit_codes import CommandLineError, likely_names
 
 _HEADS: Final = (
     "AutoModelForMaskedLM",
@@ -33,12 +32,12 @@ def build_config(kind: str, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401
     transformers.logging.set_verbosity_error()  # it comments on settings that it will not need
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     if kind not in known:
-        hint = _close(kind, known.keys()) or "hf: wants a type such as gpt2"
+        hint = likely_names(kind, known.keys(), "hf: wants a type such as gpt2")
         raise CommandLineError(f"transformers has no model type {kind!r}; {hint}")
     default = transformers.AutoConfig.for_model(kind)
     for name in settings:
         if not hasattr(default, name):
-            hint = _close(name, default.to_dict()) or "see its documentation"
+            hint = likely_names(name, default.to_dict(), "see its documentation")
             raise CommandLineError(f"the configuration of {kind} has no {name!r}; {hint}")
     config = transformers.AutoConfig.for_model(kind, **settings)
     if hasattr(config, "use_cache"):
@@ -48,11 +47,6 @@ def build_config(kind: str, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id  # labels are shifted behind it
     return config
-
-
-def _close(name: str, known: Any) -> str:  # noqa: ANN401  # names, in whatever holds them
-    close = get_close_matches(name, list(known), n=3)
-    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def model_with_head(config: Any) -> nn.Module:  # noqa: ANN401  # as above

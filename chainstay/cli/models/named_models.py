@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -21,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from chainstay.cli.exit_codes import CommandLineError
+from chainstay.cli.exit_codes import CommandLineError, likely_names
 from chainstay.errors import UnsupportedModelError
 
 
@@ -156,8 +155,8 @@ def _own_model(spec: ModelSpec) -> BuiltModel:
             for name, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
-        close = get_close_matches(spec.name, own, n=3) or own[:3]
-        hint = f"did you mean {' or '.join(close)}?" if close else "it has none"
+        some = f"did you mean {' or '.join(own[:3])}?" if own else "it has none"
+        hint = likely_names(spec.name, own, some)
         raise CommandLineError(f"{spec.path} has no function {spec.name!r}; {hint}")
     with _explained_failures(spec.failure, spec.path):
         made = function(**spec.settings)
@@ -231,8 +230,7 @@ _OPERATORS: Final = torch.library.Library("torchvision", "FRAGMENT")
 
 def _require_known(name: str, known: list[str], family: str) -> None:
     if name not in known:
-        close = get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"it has {len(known)} others"
+        hint = likely_names(name, known, f"it has {len(known)} others")
         raise CommandLineError(f"{family} has no model {name!r}; {hint}")
 
 

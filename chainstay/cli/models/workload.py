@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -118,7 +119,10 @@ class Workload:
         """The model, its batch and device, for people."""
         leaves = tree_leaves((self.args, dict(self.kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        first = f"{_shape(tensors[0])} {_short(tensors[0].dtype)}" if tensors else "no tensor"
+        first = "no tensor"
+        if tensors:
+            shape = " x ".join(map(str, tensors[0].shape)) or "a number"
+            first = f"{shape} {str(tensors[0].dtype).removeprefix('torch.')}"
         return f"{self.name} on {first}, {self.target}"
 
     def step(self) -> torch.Tensor:
@@ -164,7 +168,7 @@ def build_workload(
         model.to(target.device)
     args, kwargs = _call(built, shapes, target.device, kind)
     loss = built.loss
-    if loss is None and not _has_loss(built):
+    if loss is None and built.config is None:  # models of Hugging Face have their own
         loss = default_loss
     return Workload(name=text, model=model, args=args, kwargs=kwargs, loss=loss, target=target)
 
@@ -196,10 +200,6 @@ def _loss_of_scores(scores: torch.Tensor) -> torch.Tensor:
 def _tensors(output: object) -> list[torch.Tensor]:
     known: object = dict(output) if isinstance(output, Mapping) else output
     return [leaf for leaf in tree_leaves(known) if isinstance(leaf, torch.Tensor)]
-
-
-def _has_loss(built: BuiltModel) -> bool:
-    return built.config is not None
 
 
 def _place(spec: ModelSpec, target: Target) -> AbstractContextManager[object]:
@@ -265,17 +265,7 @@ def _parse_input(text: str) -> tuple[tuple[int, ...], str]:
             f"4x512:int64 (of {', '.join(_TYPES)})"
         )
     shape = tuple(map(int, match[1].split("x")))
-    elements = 1
-    for size in shape:
-        elements *= size
+    elements = math.prod(shape)
     if elements > _MOST_ELEMENTS:
         raise CommandLineError(f"--input {text} has {elements} elements, at most {_MOST_ELEMENTS}")
     return shape, kind
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "a number"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
