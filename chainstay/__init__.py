@@ -119,7 +119,6 @@ _HOME: Final = MappingProxyType(
                 "Link",
                 "OffloadProfile",
                 "RunCost",
-                "RunCost",
                 "SharedGradient",
                 "Skip",
                 "Stage",
