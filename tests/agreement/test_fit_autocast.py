@@ -13,6 +13,7 @@ import chainstay
 from chainstay import PlanMismatchError
 from option_families import FAMILIES
 from training_conditions import keeps_in_part
+from twins import SAMPLE, Stack, peak_of, require_trains_equally, shown
 from zoo import loss_of
 
 each_way = pytest.mark.parametrize("by", ["graph", "blocks"])
@@ -80,3 +81,24 @@ def test_a_second_step_within_one_context_is_refused(by: str) -> None:
         assert all(torch.equal(each, before[name]) for name, each in planned.state_dict().items())
     with context():
         stepped(planned, optimizer, x)
+
+
+class Casting(Stack):
+    """Enters autocast itself, and decides by a value: it has no graph as a whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with context():
+            for number, layer in enumerate(self.layers):
+                with torch.autocast("cpu", enabled=number != 2 and bool(x.sum() < 1e9)):
+                    x = x + layer(x.float())
+        return x
+
+
+def test_autocast_that_the_model_enters_around_its_blocks() -> None:
+    def make() -> nn.Module:
+        return Casting(
+            lambda: nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16))
+        )
+
+    model = require_trains_equally(make, SAMPLE)
+    assert peak_of(model, *SAMPLE.args) + SAMPLE.args[0].nbytes <= shown(model).solution.budget

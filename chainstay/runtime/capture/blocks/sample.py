@@ -35,6 +35,7 @@ from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.environment import RandomStates, random_states
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.stage.states import State, detached, version_of
@@ -51,6 +52,7 @@ class BlockSample:
         shared: Values that all stages may read.
         counted: Tensors of that whose memory counts.
         random: By stage, what it leaves of torch's generators: the model may draw by them, too.
+        is_cast: Whether the model itself enters or leaves autocast around some of them.
     """
 
     states: tuple[State, ...]
@@ -59,6 +61,7 @@ class BlockSample:
     shared: tuple[Any, ...]
     counted: tuple[torch.Tensor, ...]
     random: tuple[RandomStates, ...]
+    is_cast: bool
 
 
 def sample_blocks(
@@ -161,6 +164,7 @@ class _Sampler:
     unfit: dict[str, str] = field(default_factory=dict)
     pieces: list[_SampledCall] = field(default_factory=list)
     numbers: TensorNumbers = field(default_factory=TensorNumbers)
+    autocasts: set[Autocast | None] = field(default_factory=set)
 
     def called(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
         """A `BlockHandler`."""
@@ -174,6 +178,7 @@ class _Sampler:
         return run_plainly(block, args, kwargs)
 
     def _run(self, block: nn.Module, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
+        self.autocasts.add(Autocast.now(self.graphs.device))
         chain = graph.chain
         state, shared = chain.begin(inputs)
         taken = tuple(map(self.numbers.seen, state))
@@ -250,6 +255,7 @@ class _Sampler:
             shared=tuple(value for piece in pieces for value in piece.shared),
             counted=tuple({id(t): t for piece in pieces for t in piece.aside}.values()),
             random=tuple(piece.random for piece in pieces),
+            is_cast=self.autocasts != {Autocast.now(self.graphs.device)},
         )
         return chain, sample
 

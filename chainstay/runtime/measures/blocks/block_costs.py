@@ -128,7 +128,8 @@ def measure_blocks(
         cache: A directory for what was measured; of several processes, all find a file there
             or all measure.
         wants_options: Whether to look for options of blocks, told what is known without them;
-            not asked where parameters are spread over processes: such blocks have none.
+            not asked where parameters are spread over processes, or where the model's forward
+            enters autocast around blocks, which are measured outside of it: such have none.
 
     Raises:
         UnsupportedModelError: The backward does not go through the blocks in turn.
@@ -144,7 +145,8 @@ def measure_blocks(
         blocks = partial(MeasuredBlocks, chain=chain, blocks=around.chain)
 
         def wanted(measured: MeasuredBlocks) -> bool:
-            return not around.host.is_sharded and wants_options(measured)
+            has_none = around.host.is_sharded or around.sample.is_cast
+            return not has_none and wants_options(measured)
 
         if all(gathered(model, account is not None)) and account is not None:
             traits = tuple(each for subject in subjects() for each in traits_of(subject))
