@@ -131,6 +131,6 @@ def test_two_fitted_models_in_one() -> None:
     seed(0)
     fitted = make()
     inner = Call((SAMPLE.args[0].clone().requires_grad_(),))  # what the second one gets
-    for child, call in ((fitted[0], SAMPLE), (fitted[2], inner)):  # type: ignore[index]
+    for child, call in ((fitted[0], SAMPLE), (fitted[2], inner)):  # type: ignore[index]  # a Sequential
         fit_to_least(child, call)
     require_equal_steps(plain, fitted, backward_step(SAMPLE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from captured_graphs import chain_of
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.execute.handles import Staying
+from chainstay.runtime.measures.costs import observe_chain, trace_chain
+from chainstay.runtime.measures.measured import measuring
+from chainstay.runtime.measures.option_costs import observe_options
 from chainstay.runtime.options import (
     Option,
     OptionPart,
@@ -27,6 +32,7 @@ from chainstay.runtime.options import (
     trace_stage,
 )
 from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.staged_graph import subject_of
 from chainstay.runtime.stage.states import State
 from runtime_support import stages_of
 from stage_options_support import traced
@@ -75,6 +81,20 @@ def test_operators_together_take_what_the_forward_takes_in_a_step() -> None:
     leanest_option = stage_options(second, given)[-1]
     replayed = leanest_option.selection.replayed
     assert leanest_option.replay_time > sum(second.operators[each].time for each in replayed) > 0
+
+
+def test_options_are_priced_by_what_their_stages_take_in_a_step() -> None:
+    chain, inputs = chain_of(Rectified(), torch.ones(64, 4, requires_grad=True), granularity=1)
+    with measuring(CPU):
+        subject = subject_of(chain, inputs, None, CPU, merges=False)
+        observed = observe_chain(subject, 1)
+        assert all(each.time.kept > 0 for each in observed)
+        memories = trace_chain(observed, subject)
+        hour = 3600 * 10**9
+        slow = [replace(each, time=replace(each.time, kept=hour)) for each in observed]
+        options = [each.option for each in observe_options(slow, memories, [subject])]
+    assert options
+    assert all(0.01 * hour < option.replay_time < 2 * hour for option in options)
 
 
 class Conditional(nn.Module):

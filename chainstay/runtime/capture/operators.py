@@ -299,7 +299,7 @@ class _Observer:
                     "something is made whose shape or number depends on the values of a tensor "
                     f"({node.name}), and may differ from call to call"
                 ) from cause
-            except (AssertionError, NotImplementedError) as cause:
+            except (AssertionError, NotImplementedError) as cause:  # of nested tensors made here
                 raise NoStagesError(
                     f"torch cannot tell without running it what {node.name} makes: {cause}"
                 ) from cause
