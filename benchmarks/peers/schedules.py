@@ -45,7 +45,7 @@ def homogeneous_lines() -> Iterator[str]:
     try:
         library: Any = import_module("checkpoint_schedules")
     except ImportError:
-        yield "checkpoint-schedules is not installed, see benchmarks/requirements-peers.txt."
+        yield "checkpoint-schedules is not installed, see benchmarks/peers/requirements.txt."
         return
     yield (
         f"checkpoint-schedules 1.0.4; forward {FORWARD}, backward {BACKWARD}, activations and "
