@@ -84,10 +84,9 @@ def sample_blocks(
     while True:
         chosen = choose_calls(recorded, unfit)
         if len(chosen) < 2:
-            reasons = "; ".join(dict.fromkeys(unfit.values()))
             raise UnsupportedModelError(
                 f"no blocks of {name} form a chain: none of its lists of modules "
-                f"has two that can run again{': ' + reasons if reasons else ''}; put its blocks "
+                f"has two that can run again{_reasons(unfit)}; put its blocks "
                 "into a ModuleList, or pass a list of stages"
             )
         with host.fresh() as (model, run), dropping():
@@ -104,6 +103,18 @@ def sample_blocks(
                 chain, sample = sampler.assembled(name, held)
                 return replace(chain, uncalled=_uncalled(host, recorded)), sample
             unfit.update(sampler.unfit)
+
+
+def _reasons(unfit: Mapping[str, str]) -> str:
+    """Return why blocks cannot be stages, each reason once."""
+    blocks: dict[str, list[str]] = {}
+    for name, reason in unfit.items():
+        blocks.setdefault(reason, []).append(name)
+    told = []
+    for reason, names in blocks.items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        told.append(f"{names[0]}{others}: {reason}")
+    return ": " + "; ".join(told) if told else ""
 
 
 def _uncalled(host: Host, recorded: Iterable[BlockCall]) -> tuple[str, ...]:
@@ -174,7 +185,7 @@ class _Sampler:
             try:
                 return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
             except UnsupportedModelError as refusal:
-                self.unfit[name] = f"{name}: {refusal}"
+                self.unfit[name] = str(refusal)
         return run_plainly(block, args, kwargs)
 
     def _run(self, block: nn.Module, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
