@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -184,8 +185,26 @@ FUNCTIONS: dict[str, Callable[[nn.Module], object]] = {
     "grad": lambda model: torch.func.grad(lambda x: model(x).sum())(X),
     "vmap": lambda model: torch.func.vmap(model)(X[:8]),
     "jacrev": lambda model: torch.func.jacrev(lambda x: model(x).sum())(X),
-    "jvp": lambda model: torch.func.jvp(lambda x: model(x).sum(), (X,), (X,)),
 }
+
+
+def tangent(model: nn.Module) -> torch.Tensor:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(model(forward_ad.make_dual(X, X))).tangent
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("settings", [{"by": "graph"}, {"by": "blocks", "budget": 10**6}])
+def test_forward_mode_ad(settings: dict[str, Any]) -> None:
+    """It is refused in words; without gradients the model runs plainly; training goes on."""
+    plain, fitted = fitted_twins(make, SAMPLE, **settings)
+    for ask in (tangent, lambda each: torch.func.jvp(lambda x: each(x).sum(), (X,), (X,))):
+        with pytest.raises(UnsupportedModelError, match=r"in forward-mode AD .* under torch.no_g"):
+            ask(fitted)
+        with torch.no_grad():
+            assert differences(picture(ask(plain)), picture(ask(fitted))) == []
+    require_equal_steps(plain, fitted, backward_step(SAMPLE), 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -89,6 +90,12 @@ def _switch(modes: Sequence[TorchDispatchMode], *, on: bool) -> None:
 
 def require_no_transform(name: str) -> None:
     """Refuse what may change results, which a recomputation would miss; torch's own look on."""
+    if forward_ad._current_level >= 0:  # noqa: SLF001  # no public way
+        raise UnsupportedModelError(
+            f"{name} is called in forward-mode AD (torch.func.jvp, torch.autograd.forward_ad), "
+            "which no plan supports; call it under torch.no_grad(), or call "
+            "chainstay.unfit(model)"
+        )
     found = ""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001  # no public way
         found = "a transform of torch.func"
