@@ -222,7 +222,9 @@ def test_an_option_holds_what_it_says(name: str) -> None:
                 phases = probe.phases(given[0], torch.device("cpu"))
                 memory = probe.memory(iter(trace_phases(phases, torch.device("cpu"))))
             scalars = memory.kept_bytes - option.saved_bytes
-            assert 0 <= scalars <= 24, option.name  # numbers that Python multiplies by
+            assert 0 <= scalars <= 32, (
+                option.name
+            )  # numbers that Python multiplies by, 8 bytes each
 
 
 def as_call(name: str) -> tuple[Any, ...]:

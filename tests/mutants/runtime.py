@@ -209,6 +209,30 @@ MUTANTS: Final = (
         "agreement/test_fit_options.py::test_kernels_chosen_after_fit",
     ),
     Mutant(
+        "runtime/options/stage_run.py",
+        "return [*output, *gradients, *(state",
+        "return [*output, *(state",
+        "agreement/test_operator_parts.py::test_parts_with_other_gradients_are_not_used",
+    ),
+    Mutant(
+        "runtime/options/stage_run.py",
+        "        restore_random_states(random)\n",
+        "",
+        "agreement/test_operator_parts.py::test_a_mask_is_kept_in_a_quarter_of_the_noise",
+    ),
+    Mutant(
+        "runtime/options/operator_parts.py",
+        "scaled, (key, -2, scale)",
+        "scaled, (key, -2, None)",
+        "agreement/test_operator_parts.py::test_options_of_parts_train_as_plain[causal]",
+    ),
+    Mutant(
+        "runtime/options/graph.py",
+        "if composition.granularity is Granularity.WHOLE or run.is_faithful(device):",
+        "if composition.granularity or run.is_faithful(device):",
+        "agreement/test_operator_parts.py::test_parts_that_give_other_bits_are_not_used",
+    ),
+    Mutant(
         "runtime/options/table.py",
         "    if has_outdated_copies(",
         "    if not has_outdated_copies(",

@@ -22,6 +22,7 @@ from chainstay.profiles.operators import Operator
 from chainstay.runtime.devices.backend_settings import BackendSettings, backend_settings
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.options.composition import Composition, compose
+from chainstay.runtime.options.operator_parts import Granularity, takes_rate
 from chainstay.runtime.options.special_operators import (
     ArgumentPlace,
     is_arithmetic,
@@ -158,7 +159,7 @@ class StageGraph:
         known = self.stage.parts
         if [part.text for part in stage.parts] != [part.text for part in known]:
             return None  # another number may save other tensors: dropout with 0 saves none
-        composition = compose(stage.parts, self.composition.width)
+        composition = compose(stage.parts, self.composition.width, self.composition.granularity)
         if composition is None:
             return None
         nodes = dict(zip(self.composition.graph.nodes, composition.graph.nodes, strict=True))
@@ -192,20 +193,37 @@ def trace_stage(
             it: true of all stages but a model's last.
         repeats: How often every operator is timed; the least time counts.
     """
-    composition = None if stage.is_sharded else compose(stage.parts, len(given[0]))
-    if composition is None or any(
-        isinstance(node.target, HigherOrderOperator) for node in composition.graph.nodes
-    ):
+    if stage.is_sharded:
         return None
-    run = StageRun(composition, stage, given)
-    trace = Trace(run, device)
     try:
-        rates = _rates(composition, given[1])
+        run = _stage_run(stage, given, device)
+        rates = _rates(run.composition, given[1])
+        trace = Trace(run, device)
         trace.trace()
     except NotPlainError:
         return None
     times = operator_times(run, trace.casts, device, repeats)
     return _Assembly(trace, times, output_stays, rates).graph()
+
+
+def _stage_run(
+    stage: ChainStage, given: tuple[State, Sequence[Any]], device: torch.device
+) -> StageRun:
+    """Return what runs a stage node by node, its operators taken apart where that gives its bits.
+
+    Raises:
+        NotPlainError: Its graph does not tell all that it does.
+    """
+    for granularity in Granularity:
+        composition = compose(stage.parts, len(given[0]), granularity)
+        if composition is None or any(
+            isinstance(node.target, HigherOrderOperator) for node in composition.graph.nodes
+        ):
+            raise NotPlainError
+        run = StageRun(composition, stage, given)
+        if composition.granularity is Granularity.WHOLE or run.is_faithful(device):
+            break
+    return run
 
 
 def _rates(composition: Composition, shared: Sequence[Any]) -> tuple[int, ...]:
@@ -221,7 +239,8 @@ def _rates(composition: Composition, shared: Sequence[Any]) -> tuple[int, ...]:
         number = shared[position]
         if isinstance(number, torch.Tensor) or all(map(is_arithmetic, node.users)):
             continue
-        if not all(map(is_dropout, node.users)) or not 0 < number < 1:
+        is_rate = all(is_dropout(user) or takes_rate(user) for user in node.users)
+        if not is_rate or not 0 < number < 1:
             raise NotPlainError
         rates.append(index)
     return tuple(rates)

@@ -13,11 +13,15 @@ from torch import fx
 
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.stopwatch import run_timed
-from chainstay.runtime.execute.environment import incoming
+from chainstay.runtime.execute.environment import (
+    incoming,
+    random_states,
+    restore_random_states,
+)
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.options.composition import Composition
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, detached, non_leaves
+from chainstay.runtime.stage.states import State, detached, is_equal, non_leaves
 
 Held: TypeAlias = dict[fx.Node, Any]
 """What nodes have given, as long as others read it."""
@@ -60,10 +64,44 @@ class StageRun:
 
     def inputs(self) -> list[Any]:
         """Return inputs of the graph as in mid-chain: copies of what the stage changes."""
-        state, shared = self.given
-        state = detached(state)
-        state = incoming(self.stage, state) if self.stage.changes_input else non_leaves(state)
-        return [*state, *(shared[position] for position in self.composition.shared)]
+        return self._inputs(self._state(detached(self.given[0])))
+
+    def _state(self, leaves: State) -> State:
+        return incoming(self.stage, leaves) if self.stage.changes_input else non_leaves(leaves)
+
+    def _inputs(self, state: State) -> list[Any]:
+        return [*state, *(self.given[1][position] for position in self.composition.shared)]
+
+    def is_faithful(self, device: torch.device) -> bool:
+        """Whether the nodes give what the stage gives.
+
+        That is its output, the gradients of its input, and where they leave the random numbers of
+        the device, bit for bit. Call it inside `measuring`: the stage is run, and its nodes are.
+        """
+
+        def by_nodes(state: State) -> Sequence[torch.Tensor]:
+            return self.run(self._inputs(state), lambda _node, _held, call: call())
+
+        random = random_states(device)
+        own = self._observed(lambda state: self.stage(state, self.given[1]), device)
+        restore_random_states(random)
+        nodes = self._observed(by_nodes, device)
+        return all(is_equal(one, other) for one, other in zip(own, nodes, strict=True))
+
+    def _observed(
+        self, forward: Callable[[State], Sequence[torch.Tensor]], device: torch.device
+    ) -> list[torch.Tensor]:
+        leaves = detached(self.given[0])
+        with torch.enable_grad():
+            output = forward(self._state(leaves))
+        ends = [tensor for tensor in output if tensor.requires_grad]
+        starts = [tensor for tensor in leaves if tensor.requires_grad]
+        gradients: Sequence[torch.Tensor] = ()
+        if ends and starts:
+            gradients = torch.autograd.grad(
+                ends, starts, [end.detach() for end in ends], materialize_grads=True
+            )
+        return [*output, *gradients, *(state for _, state in random_states(device))]
 
     def run(
         self, inputs: Sequence[Any], around: Callable[[fx.Node, Held, Callable[[], Any]], Any]

@@ -1,0 +1,170 @@
+"""Dropout and attention in parts: the same bits as torch's own operators, whatever is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from chainstay.runtime.options import operator_parts, option_of, selections_of
+from chainstay.runtime.options.operator_parts import Granularity
+from stage_options_support import STEPS, options_in, traced
+
+
+class Attention(nn.Module):
+    """Attention with dropout between two linear layers."""
+
+    def __init__(self, mask: Callable[[], torch.Tensor] | None = None, **options: Any) -> None:  # noqa: ANN401  # attention's own
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.bias = None if mask is None else mask()
+        self.options = {"dropout_p": 0.3, **options}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = self.first(x).view(batch, length, 2, 12).transpose(1, 2)
+        query, key, value = heads.chunk(3, -1)
+        attend = functional.scaled_dot_product_attention
+        found = attend(query, key, value, attn_mask=self.bias, **self.options)
+        y: torch.Tensor = self.second(found.transpose(1, 2).reshape(batch, length, width))
+        return y
+
+
+class GroupedAttention(nn.Module):
+    """Attention whose queries share keys, and dropout behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = self.linear(x).view(2, 6, 4, 2).transpose(1, 2)
+        attend = functional.scaled_dot_product_attention
+        found = attend(query, query[:, :2], query[:, 2:], dropout_p=0.2, enable_gqa=True)
+        return functional.dropout(found, 0.1)
+
+
+def dropped(function: Callable[..., torch.Tensor], *args: Any) -> nn.Module:  # noqa: ANN401  # the function's
+    """Return dropout by `function`, between linear layers, of a tensor that is not contiguous."""
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.second(function(self.first(x).transpose(1, 2), *args).tanh())
+            return y
+
+    return Dropped()
+
+
+WITH_PARTS: dict[str, Callable[[], nn.Module]] = {
+    "attention": Attention,
+    "causal": lambda: Attention(is_causal=True, scale=0.7),
+    "mask": lambda: Attention(lambda: torch.rand(6, 6) > 0.4),
+    "nothing to look at": lambda: Attention(lambda: torch.arange(6)[:, None] > torch.arange(6)),
+    "bias": lambda: Attention(lambda: torch.randn(2, 1, 6, 6)),
+    "learned bias": lambda: Attention(lambda: nn.Parameter(torch.randn(1, 2, 6, 6))),
+    "functional": lambda: dropped(functional.dropout, 0.4),
+    "by default": lambda: dropped(functional.dropout),
+    "torch": lambda: dropped(partial(torch.dropout, p=0.4, train=True)),
+}
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(2, 6, 8)
+
+
+@pytest.mark.parametrize("name", WITH_PARTS)
+def test_options_of_parts_train_as_plain(name: str, x: torch.Tensor) -> None:
+    torch.manual_seed(1)
+    found = options_in(WITH_PARTS[name](), x)
+    (options,) = found.options
+    split = options[0].code.graph.composition.granularity
+    assert split is Granularity.ATTENTION  # all operators that have parts
+    assert any("dropout_noise" in option.name for option in options)
+    for step in ("plain", "a second backward", "two forwards"):
+        expected = found.outcome(STEPS[step])
+        for pick in range(found.most):
+            pairs: Any = zip(expected, found.outcome(STEPS[step], pick), strict=True)
+            assert all(one is other or torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_mask_is_kept_in_a_quarter_of_the_noise(x: torch.Tensor) -> None:
+    _, _, ((graph, _),) = traced(dropped(functional.dropout, 0.4), x)
+    assert graph is not None
+    options = {option_of(graph, each).name: each for each in selections_of(graph)}
+    kept = min(options.values(), key=lambda each: each.replay_time).kept_bytes
+    assert kept - options["drops dropout_noise"].kept_bytes == 3 * x.numel()
+
+
+@pytest.mark.parametrize(
+    ("function", "granularity"),
+    [
+        (operator_parts.softmax, Granularity.DROPOUT),
+        (operator_parts.dropout_noise, Granularity.WHOLE),
+        (operator_parts.dropout_mask, Granularity.WHOLE),
+    ],
+)
+def test_parts_that_give_other_bits_are_not_used(
+    function: Callable[..., torch.Tensor],
+    granularity: Granularity,
+    x: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def other(*args: Any) -> torch.Tensor:  # noqa: ANN401  # the function's
+        torch.rand(1)
+        return function(*args)
+
+    monkeypatch.setattr(operator_parts, function.__name__, other)
+    _, _, ((graph, _),) = traced(nn.Sequential(Attention(), nn.Dropout(0.2)), x)
+    assert graph is not None
+    assert graph.composition.granularity is granularity
+
+
+def test_parts_with_other_gradients_are_not_used(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_graph(tensor: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return tensor * noise + (tensor - tensor.detach())
+
+    monkeypatch.setattr(operator_parts, "dropout", without_graph)
+    _, _, ((graph, _),) = traced(nn.Dropout(0.2), x.requires_grad_())
+    assert graph is not None
+    assert graph.composition.granularity is Granularity.WHOLE
+
+
+@pytest.mark.parametrize(
+    ("model", "granularity"),
+    [
+        (GroupedAttention(), Granularity.ATTENTION),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2, inplace=True)), Granularity.WHOLE),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0)), Granularity.WHOLE),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(1.0)), Granularity.WHOLE),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2).eval()), Granularity.WHOLE),
+    ],
+)
+def test_what_has_no_parts_stays_whole(
+    model: nn.Module, granularity: Granularity, x: torch.Tensor
+) -> None:
+    _, _, ((graph, _),) = traced(model, x)
+    assert graph is not None
+    assert graph.composition.granularity is granularity
+    attention = [n for n in graph.composition.graph.nodes if "attention" in str(n.target)]
+    assert len(attention) == (granularity is Granularity.ATTENTION)
+
+
+def test_low_precision_splits_dropout_alone(x: torch.Tensor) -> None:
+    _, _, ((graph, _),) = traced(
+        nn.Sequential(Attention(), nn.Dropout(0.2)).bfloat16(), x.bfloat16()
+    )
+    assert graph is not None
+    assert graph.composition.granularity is Granularity.DROPOUT
