@@ -222,8 +222,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/operator_parts.py",
-        "scaled, (key, -2, scale)",
-        "scaled, (key, -2, None)",
+        "scale, (key, -2, product_scale)",
+        "scale, (key, -2, None)",
         "agreement/test_operator_parts.py::test_options_of_parts_train_as_plain[causal]",
     ),
     Mutant(

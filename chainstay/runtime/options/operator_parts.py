@@ -100,10 +100,10 @@ def _dropout_parts(graph: fx.Graph, tensor: fx.Node, rate: float | fx.Node) -> f
 
 
 def _attention_parts(graph: fx.Graph, arguments: Mapping[str, Any]) -> fx.Node:
-    scale = arguments.get("scale")
-    query = graph.call_function(scaled, (arguments["query"], -1, scale))
+    product_scale = arguments.get("scale")
+    query = graph.call_function(scale, (arguments["query"], -1, product_scale))
     key = graph.call_method("transpose", (arguments["key"], -2, -1))
-    key = graph.call_function(scaled, (key, -2, scale))
+    key = graph.call_function(scale, (key, -2, product_scale))
     scores = graph.call_function(torch.matmul, (query, key))
     if arguments["is_causal"]:
         scores = graph.call_function(add_causal_mask, (scores,))
@@ -143,15 +143,17 @@ def dropout(tensor: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     return tensor * noise
 
 
-def scaled(tensor: torch.Tensor, dimension: int, scale: float | None) -> torch.Tensor:
+def scale(tensor: torch.Tensor, dimension: int, product_scale: float | None) -> torch.Tensor:
     """Return a query or a key times the root of the scale of their product.
 
     Args:
         tensor: The query or key.
         dimension: The dimension that the product sums over.
-        scale: The scale of the product; by default, one by the root of that dimension's size.
+        product_scale: By default, one by the root of that dimension's size.
     """
-    return tensor * sqrt(1 / sqrt(tensor.size(dimension)) if scale is None else scale)
+    if product_scale is None:
+        product_scale = 1 / sqrt(tensor.size(dimension))
+    return tensor * sqrt(product_scale)
 
 
 def add_mask(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
