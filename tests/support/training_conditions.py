@@ -226,8 +226,9 @@ def keeps_in_part(model: nn.Module) -> bool:
 def require_plan(model: nn.Module, share: str) -> None:
     """The plan used last must be of the kind that `share` says."""
     if share in (IN_PART, BLOCKS_IN_PART):
-        # In layers this small, noise decides between a replay and a stage run again.
+        # In layers and blocks this small, noise decides between a replay and a stage run again.
         is_small = isinstance(model, nn.Sequential) or len(list(model.children())) == 1
+        is_small |= share == BLOCKS_IN_PART
         assert keeps_in_part(model) or (is_small and recomputes(model)), "nothing is kept in part"
     else:
         assert recomputes(model) == (share != "all"), "the plan is another one than meant"
