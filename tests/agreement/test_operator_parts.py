@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from chainstay.runtime.options import operator_parts, option_of, selections_of
-from chainstay.runtime.options.operator_parts import Granularity
+from chainstay.runtime.options.operator_parts import SplitLevel
 from stage_options_support import STEPS, options_in, traced
 
 
@@ -88,8 +88,8 @@ def test_options_of_parts_train_as_plain(name: str, x: torch.Tensor) -> None:
     torch.manual_seed(1)
     found = options_in(WITH_PARTS[name](), x)
     (options,) = found.options
-    split = options[0].code.graph.composition.granularity
-    assert split is Granularity.ATTENTION  # all operators that have parts
+    split = options[0].code.graph.composition.split
+    assert split is SplitLevel.ATTENTION  # all operators that have parts
     assert any("dropout_noise" in option.name for option in options)
     for step in ("plain", "a second backward", "two forwards"):
         expected = found.outcome(STEPS[step])
@@ -107,16 +107,16 @@ def test_a_mask_is_kept_in_a_quarter_of_the_noise(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "granularity"),
+    ("function", "split"),
     [
-        (operator_parts.softmax, Granularity.DROPOUT),
-        (operator_parts.dropout_noise, Granularity.WHOLE),
-        (operator_parts.dropout_mask, Granularity.WHOLE),
+        (operator_parts.softmax, SplitLevel.DROPOUT),
+        (operator_parts.dropout_noise, SplitLevel.WHOLE),
+        (operator_parts.dropout_mask, SplitLevel.WHOLE),
     ],
 )
 def test_parts_that_give_other_bits_are_not_used(
     function: Callable[..., torch.Tensor],
-    granularity: Granularity,
+    split: SplitLevel,
     x: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -127,7 +127,17 @@ def test_parts_that_give_other_bits_are_not_used(
     monkeypatch.setattr(operator_parts, function.__name__, other)
     _, _, ((graph, _),) = traced(nn.Sequential(Attention(), nn.Dropout(0.2)), x)
     assert graph is not None
-    assert graph.composition.granularity is granularity
+    assert graph.composition.split is split
+
+
+def test_parts_that_fail_are_not_used(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> torch.Tensor:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(operator_parts, "dropout_noise", failing)
+    _, _, ((graph, _),) = traced(nn.Dropout(0.2), x.requires_grad_())
+    assert graph is not None
+    assert graph.composition.split is SplitLevel.WHOLE
 
 
 def test_parts_with_other_gradients_are_not_used(
@@ -139,27 +149,27 @@ def test_parts_with_other_gradients_are_not_used(
     monkeypatch.setattr(operator_parts, "dropout", without_graph)
     _, _, ((graph, _),) = traced(nn.Dropout(0.2), x.requires_grad_())
     assert graph is not None
-    assert graph.composition.granularity is Granularity.WHOLE
+    assert graph.composition.split is SplitLevel.WHOLE
 
 
 @pytest.mark.parametrize(
-    ("model", "granularity"),
+    ("model", "split"),
     [
-        (GroupedAttention(), Granularity.ATTENTION),
-        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2, inplace=True)), Granularity.WHOLE),
-        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0)), Granularity.WHOLE),
-        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(1.0)), Granularity.WHOLE),
-        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2).eval()), Granularity.WHOLE),
+        (GroupedAttention(), SplitLevel.ATTENTION),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2, inplace=True)), SplitLevel.WHOLE),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0)), SplitLevel.WHOLE),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(1.0)), SplitLevel.WHOLE),
+        (nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2).eval()), SplitLevel.WHOLE),
     ],
 )
 def test_what_has_no_parts_stays_whole(
-    model: nn.Module, granularity: Granularity, x: torch.Tensor
+    model: nn.Module, split: SplitLevel, x: torch.Tensor
 ) -> None:
     _, _, ((graph, _),) = traced(model, x)
     assert graph is not None
-    assert graph.composition.granularity is granularity
+    assert graph.composition.split is split
     attention = [n for n in graph.composition.graph.nodes if "attention" in str(n.target)]
-    assert len(attention) == (granularity is Granularity.ATTENTION)
+    assert len(attention) == (split is SplitLevel.ATTENTION)
 
 
 def test_low_precision_splits_dropout_alone(x: torch.Tensor) -> None:
@@ -167,4 +177,4 @@ def test_low_precision_splits_dropout_alone(x: torch.Tensor) -> None:
         nn.Sequential(Attention(), nn.Dropout(0.2)).bfloat16(), x.bfloat16()
     )
     assert graph is not None
-    assert graph.composition.granularity is Granularity.DROPOUT
+    assert graph.composition.split is SplitLevel.DROPOUT

@@ -228,8 +228,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/graph.py",
-        "if composition.granularity is Granularity.WHOLE or run.is_faithful(device):",
-        "if composition.granularity or run.is_faithful(device):",
+        "if composition.split is SplitLevel.WHOLE or run.is_faithful(device):",
+        "if composition.split or run.is_faithful(device):",
         "agreement/test_operator_parts.py::test_parts_that_give_other_bits_are_not_used",
     ),
     Mutant(

@@ -16,6 +16,7 @@ all tensors have been captured before: stashes may come later.
 module               what is in it
 ===================  ========================================================================
 `front`              the exact Pareto front of (bytes, time); knows no torch
+`operator_parts`     dropout and attention as several operators
 `composition`        programs of consecutive stages as one graph
 `stage_run`, `trace` a run node by node: storages, versions, saved tensors, random draws, times
 `graph`              what was seen, as operators to choose from

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from chainstay.runtime.capture.blocks.chain import BlockStage
 from chainstay.runtime.capture.cuts.programs import Program
-from chainstay.runtime.options.operator_parts import Granularity, split_operators
+from chainstay.runtime.options.operator_parts import SplitLevel, split_operators
 from chainstay.runtime.stage.chain_stage import Part
 
 
@@ -23,7 +23,7 @@ class Composition:
         width: How many tensors the first state has.
         shared: Positions of the shared values used, in the order of the graph's inputs.
         results: The last state.
-        granularity: What operators are taken apart, if the programs have such operators.
+        split: The operators that are split into parts; `WHOLE` if there are none of these.
     """
 
     graph: fx.Graph
@@ -31,10 +31,10 @@ class Composition:
     width: int
     shared: tuple[int, ...]
     results: tuple[fx.Node, ...]
-    granularity: Granularity
+    split: SplitLevel
 
 
-def compose(parts: Sequence[Part], width: int, granularity: Granularity) -> Composition | None:
+def compose(parts: Sequence[Part], width: int, split: SplitLevel) -> Composition | None:
     """Put programs together, the first of which is given `width` tensors.
 
     ``None`` if a part has no graph that tells what autograd saves, or its input does not last.
@@ -54,9 +54,9 @@ def compose(parts: Sequence[Part], width: int, granularity: Granularity) -> Comp
         given = [*taken, *(shared[position] for position in part.reads)]
         state = [*_append(graph, root, program, given, number), *carried]
     output = graph.output(tuple(state))
-    if not split_operators(graph, granularity):
-        granularity = Granularity.WHOLE
-    return Composition(graph, root, width, tuple(shared), tuple(output.args[0]), granularity)
+    if not split_operators(graph, split):
+        split = SplitLevel.WHOLE
+    return Composition(graph, root, width, tuple(shared), tuple(output.args[0]), split)
 
 
 def _program_of(part: Part) -> Program | None:

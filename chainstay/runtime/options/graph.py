@@ -22,7 +22,7 @@ from chainstay.profiles.operators import Operator
 from chainstay.runtime.devices.backend_settings import BackendSettings, backend_settings
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.options.composition import Composition, compose
-from chainstay.runtime.options.operator_parts import Granularity, takes_rate
+from chainstay.runtime.options.operator_parts import SplitLevel, takes_rate
 from chainstay.runtime.options.special_operators import (
     ArgumentPlace,
     is_arithmetic,
@@ -159,7 +159,7 @@ class StageGraph:
         known = self.stage.parts
         if [part.text for part in stage.parts] != [part.text for part in known]:
             return None  # another number may save other tensors: dropout with 0 saves none
-        composition = compose(stage.parts, self.composition.width, self.composition.granularity)
+        composition = compose(stage.parts, self.composition.width, self.composition.split)
         if composition is None:
             return None
         nodes = dict(zip(self.composition.graph.nodes, composition.graph.nodes, strict=True))
@@ -209,19 +209,19 @@ def trace_stage(
 def _stage_run(
     stage: ChainStage, given: tuple[State, Sequence[Any]], device: torch.device
 ) -> StageRun:
-    """Return what runs a stage node by node, its operators taken apart where that gives its bits.
+    """Return what runs a stage node by node, operators in parts where that gives the same bits.
 
     Raises:
         NotPlainError: Its graph does not tell all that it does.
     """
-    for granularity in Granularity:
-        composition = compose(stage.parts, len(given[0]), granularity)
+    for split in SplitLevel:
+        composition = compose(stage.parts, len(given[0]), split)
         if composition is None or any(
             isinstance(node.target, HigherOrderOperator) for node in composition.graph.nodes
         ):
             raise NotPlainError
         run = StageRun(composition, stage, given)
-        if composition.granularity is Granularity.WHOLE or run.is_faithful(device):
+        if composition.split is SplitLevel.WHOLE or run.is_faithful(device):
             break
     return run
 

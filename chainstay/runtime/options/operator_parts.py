@@ -20,10 +20,10 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-__all__ = ["Granularity", "split_operators", "takes_rate"]
+__all__ = ["SplitLevel", "split_operators", "takes_rate"]
 
 
-class Granularity(Enum):
+class SplitLevel(Enum):
     """The operators that are split into parts, from the most to the fewest.
 
     Attributes:
@@ -37,11 +37,11 @@ class Granularity(Enum):
     WHOLE = "whole"
 
 
-def split_operators(graph: fx.Graph, granularity: Granularity) -> bool:
+def split_operators(graph: fx.Graph, split: SplitLevel) -> bool:
     """Replace operators by their parts; return whether there were any."""
     is_split = False
     for node in list(graph.nodes):
-        arguments = _arguments_of(node, granularity)
+        arguments = _arguments_of(node, split)
         if arguments is None:
             continue
         is_split = True
@@ -75,15 +75,15 @@ _DEFAULTS: Final = {
 }
 
 
-def _arguments_of(node: fx.Node, granularity: Granularity) -> dict[str, Any] | None:
+def _arguments_of(node: fx.Node, split: SplitLevel) -> dict[str, Any] | None:
     """Return the arguments of an operator by name; ``None`` if it is not to be split."""
     names = _ARGUMENTS.get(node.target)
-    if names is None or granularity is Granularity.WHOLE:
+    if names is None or split is SplitLevel.WHOLE:
         return None
     known: dict[str, Any] = {**_DEFAULTS.get(node.target, {}), **node.kwargs}
     known.update(zip(names, node.args, strict=False))
     if node.target is _ATTENTION:
-        is_plain = granularity is Granularity.ATTENTION and not known["enable_gqa"]
+        is_plain = split is SplitLevel.ATTENTION and not known["enable_gqa"]
         rate = known["dropout_p"]
     else:
         is_on = known.get("training", known.get("train")) is True
