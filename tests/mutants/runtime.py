@@ -209,6 +209,12 @@ MUTANTS: Final = (
         "agreement/test_fit_options.py::test_kernels_chosen_after_fit",
     ),
     Mutant(
+        "runtime/capture/recurrent_layers.py",
+        "rate and layer < layers - 1",
+        "rate and layer < layers",
+        "agreement/test_fit_recurrent.py::test_layers_are_planned_one_by_one[RNN]",
+    ),
+    Mutant(
         "runtime/options/stage_run.py",
         "return [*output, *gradients, *(state",
         "return [*output, *(state",

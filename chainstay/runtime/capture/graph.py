@@ -4,7 +4,8 @@ Three things are not operators of their own here. What ``torch.utils.checkpoint`
 in line: a plan decides what is run again. Switches of autocast and of gradients become regions,
 which the operators between them know, so that a chain can be cut there. Operators between
 other switches (vmap, inference mode, kernels for attention) become one operator, since a run
-that began in the middle of them would begin in another mode.
+that began in the middle of them would begin in another mode. A recurrent network of several
+layers becomes one operator per layer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any, Final, cast
@@ -22,6 +24,7 @@ from torch import fx, nn
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.custom_functions import OPERATOR, CustomFunction
 from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
+from chainstay.runtime.capture.recurrent_layers import has_layers, split_layers
 from chainstay.runtime.capture.subgraphs import (
     REGIONS,
     AutocastRegion,
@@ -260,7 +263,10 @@ class _GraphCopier:
                 return False
         return True
 
-    def _copied(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
+    def _copied(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:  # noqa: ANN401  # a node, or results by number
+        if has_layers(node):
+            arguments = fx.node.map_arg(node.args, copies.__getitem__)
+            return split_layers(node, arguments, partial(self._part, node))
         copy = self.graph.node_copy(node, lambda each: self._argument(copies[each]))
         if node.op == "call_module":
             copy.target = self._module_name(attrgetter(str(node.target))(module))
@@ -273,6 +279,14 @@ class _GraphCopier:
         copy = self.graph.create_node("call_module", name, args, name=node.name)
         copy.meta.update(node.meta)
         return self._in_regions(copy)
+
+    def _part(
+        self, node: fx.Node, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> fx.Node:
+        """Add an operator that does a part of what `node` does."""
+        part = self.graph.call_function(function, arguments)
+        part.meta.update({key: known for key, known in node.meta.items() if key != "example_value"})
+        return self._in_regions(part)
 
     def _in_regions(self, copy: fx.Node) -> fx.Node:
         regions = tuple(region for _, region in self.current)

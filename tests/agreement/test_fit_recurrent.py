@@ -1,0 +1,76 @@
+"""Recurrent networks of several layers are planned layer by layer, with the bits of plain ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
+
+
+class Recurrent(nn.Module):
+    """A language model that may start from states and returns its last ones."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:  # noqa: ANN401  # the module's own
+        super().__init__()
+        self.embed = nn.Embedding(30, 12)
+        self.layers = kind(12, 12, num_layers=4, **options)
+        self.head = nn.LazyLinear(30)
+
+    def forward(self, tokens: torch.Tensor, start: Any = None) -> dict[str, Any]:  # noqa: ANN401  # a tensor, or two
+        y, last = self.layers(self.embed(tokens), start)
+        return {"scores": self.head(y), "last": last}
+
+
+TOKENS = torch.arange(96).reshape(6, 16) * 7 % 30
+
+
+def states(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.linspace(-1, 1, torch.Size(s).numel()).reshape(s) for s in shapes)
+
+
+CASES: dict[str, tuple[type[nn.RNNBase], dict[str, Any], tuple[Any, ...]]] = {
+    "LSTM": (nn.LSTM, {}, (TOKENS,)),
+    "LSTM, both ways": (
+        nn.LSTM,
+        {"bidirectional": True, "dropout": 0.2, "batch_first": True},
+        (TOKENS,),
+    ),
+    "LSTM from states": (
+        nn.LSTM,
+        {"bias": False, "dropout": 0.3},
+        (TOKENS, states((4, 16, 12), (4, 16, 12))),
+    ),
+    "GRU": (nn.GRU, {"dropout": 0.3, "batch_first": True}, (TOKENS,)),
+    "GRU from states": (nn.GRU, {"bidirectional": True}, (TOKENS, *states((8, 16, 12)))),
+    "RNN": (nn.RNN, {"nonlinearity": "relu", "dropout": 0.1}, (TOKENS,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_are_planned_one_by_one(name: str) -> None:
+    kind, options, args = CASES[name]
+    torch.manual_seed(0)
+    plain = Recurrent(kind, **options)
+    plain(*args)
+    sample, fitted = Sample(args), copy.deepcopy(plain)
+    chainstay.fit(fitted, args, budget="85%", progress=False)
+    assert differences(trained(fitted, sample), trained(plain, sample)) == []
+    assert recomputes(fitted) or keeps_in_part(fitted)
+    profile = shown(fitted).plans[0].profile
+    assert isinstance(profile, chainstay.ChainProfile)
+    assert sum("part of layers" in stage.name for stage in profile.stages) > 1
+
+
+def test_one_layer_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LSTM(8, 8))
+    plain, x = copy.deepcopy(model), torch.randn(5, 4, 8)
+    chainstay.fit(model, (x,), budget="100%", progress=False)
+    assert torch.equal(model(x)[0], plain(x)[0])
