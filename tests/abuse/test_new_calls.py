@@ -83,6 +83,40 @@ def test_epochs_with_a_smaller_last_batch(by: str, capsys: pytest.CaptureFixture
     assert peak_of(model, X) + X.nbytes <= budget < peak_of(plain, X) + X.nbytes
 
 
+class Mixing(nn.Module):
+    """A convolution on channels that lie last, and a linear layer that reads them so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.across = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.along = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.along(self.across(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ChannelsLast(nn.Module):
+    """Which kernels run where channels lie last is told by the strides, that of the batch too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.Sequential(*(Mixing() for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.first(x).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("stage_options", [False, True])
+def test_a_last_batch_of_one_runs_again_by_the_same_kernels(*, stage_options: bool) -> None:
+    two, one = Call((batch(2, 12, 12, 8),)), Call((batch(1, 12, 12, 8),))
+    plain, model = fitted_twins(ChannelsLast, two, budget="60%", stage_options=stage_options)
+    require_equal_steps(plain, model, lambda each, at: backward_step((two, one)[at])(each, at), 2)
+    fit_to_least(chainstay.unfit(model), one, stage_options=stage_options)
+    require_equal_steps(plain, model, backward_step(one))
+    assert recomputes(model)
+
+
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 def test_a_larger_batch_that_does_not_fit_is_refused_by_its_shape(by: str) -> None:
     model = fit_to_least(Wide(), SAMPLE, by=by)
