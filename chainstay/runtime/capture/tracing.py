@@ -50,6 +50,9 @@ _DECIDES: Final = (
 
 _TRACER: Final = "_dynamo/convert_frame.py"
 
+RAISES: Final = "it raises "
+"""How the reason begins why there is no graph of a function that raises something."""
+
 _RAISED: Final = "context: raised exception "
 """What TorchDynamo says where the traced code raises."""
 
@@ -246,11 +249,11 @@ def _reason(failure: Exception) -> str:
         )
     raised = [line.partition("raised exception ")[2] for line in lines if _RAISED in line]
     if raised:
-        text = f"it raises {raised[0]}"
+        text = f"{RAISES}{raised[0]}"
     elif text.startswith(_FAILED) and len(lines) > 1:
-        text = f"it raises {lines[1].rstrip('.')}"
+        text = f"{RAISES}{lines[1].rstrip('.')}"
     elif _WITH_FAKES in text and ": got " in text:
-        text = f"it raises {text.rpartition(': got ')[2]}"
+        text = f"{RAISES}{text.rpartition(': got ')[2]}"
     if places:
         file, _, rest = places[-1].removeprefix('File "').partition('", line ')
         number, _, function = rest.partition(", in ")
