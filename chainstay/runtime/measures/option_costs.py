@@ -52,6 +52,8 @@ _MOST: Final = 8
 """Options of a block, and of a stage that is part of none."""
 _FEWER: Final = 3
 """Options of a stage that is part of a block."""
+_MOST_OPERATORS: Final = 8_000
+"""Operators in all options of a stage, where there are more than so few options: each is run."""
 
 
 Kept: TypeAlias = Callable[[StageMemory, int, int], tuple[int, int, int]]
@@ -115,7 +117,7 @@ def observe_options(
                 )
                 most = _MOST if count > 1 or not in_span else _FEWER
                 kept_time = sum(each.time.kept for each in observed[first : last + 1])
-                options = stage_options(graph.taking(kept_time), given, most) if graph else []
+                options = _options(graph.taking(kept_time), given, most) if graph else []
                 if count == 1:
                     options = [option for option in options if option.selection.drops]
                 probes = [
@@ -136,6 +138,12 @@ def observe_options(
                 own = replace(option, stages=count)
                 found.append(ObservedOption(option=own, first=first, memory=memory))
     return found
+
+
+def _options(graph: StageGraph, given: tuple[State, Sequence[Any]], most: int) -> list[Option]:
+    """Return at most `most` options of a stage, fewer of one of thousands of operators."""
+    fewer = max(_FEWER, _MOST_OPERATORS // max(len(graph.operators), 1))
+    return stage_options(graph, given, min(most, fewer))
 
 
 def with_options(
