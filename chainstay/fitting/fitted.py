@@ -202,7 +202,7 @@ class Fitted:
                         f"blocks be stages: {other} (by blocks)"
                     ) from refusal
             self._blocks, self._capture = blocks, None
-        return blocks(call, planned) if is_real else None
+        return blocks(call, planned, is_new=True) if is_real else None
 
     def _run_graph(self, call: Call, *, is_real: bool) -> Any:  # noqa: ANN401  # the model's own
         """Trace the call and plan it; then make it, if `is_real`."""

@@ -330,3 +330,40 @@ def test_nested_tensors_as_arguments(layout: torch.layout) -> None:
         model(nested)
     with torch.no_grad():
         assert model(nested).is_nested
+
+
+class Heads(Wide):
+    """Each call goes through one of several heads, of two layers each."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, width), nn.Linear(width, 16)) for width in widths
+        )
+        self.task = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.heads[self.task](x)
+
+
+@pytest.mark.parametrize(("widths", "kinds"), [((32,) * 4, 1), ((32, 48, 64, 32), 3)])
+def test_heads_that_the_sample_left_out_are_told_and_planned_once_each(
+    widths: tuple[int, ...], kinds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However often calls go to and fro between them."""
+
+    def step(model: nn.Module, number: int) -> torch.Tensor | None:
+        model.task = (0, 1, 2, 3, 1, 1, 2, 2, 0, 0, 3, 2, 1, 0, 1, 2)[number]  # type: ignore[assignment]
+        return backward_step(SAMPLE)(model, number)
+
+    plain, model = fitted_twins(
+        lambda: Heads(widths), SAMPLE, budget="100%", by="blocks", progress=True
+    )
+    capsys.readouterr()
+    require_equal_steps(plain, model, step, 16)
+    told = capsys.readouterr().err
+    assert told.count("blocks that its plan does not have") <= kinds
+    assert told.count("planned for") == len(shown(model).plans) - 1 < kinds
+    assert kinds == 1 or told.count("its plan does not have") == kinds
