@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Final, TypeGuard
 
 import torch
@@ -24,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
-from chainstay.runtime.capture.trials.world import world_kept
+from chainstay.runtime.capture.trials.world import global_names, world_kept
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.execute.repeatable import (
@@ -150,6 +151,12 @@ class Trial:
 
     def _refusal(self, difference: str) -> NotTheModelError:
         """Return an error for people: where the two begin to differ, or the model from itself."""
+        if scripted := _scripted_function(self.call.model):
+            return NotTheModelError(
+                f"{self.call.name} calls {scripted}, compiled by torch.jit.script, which gives "
+                f"other bits than the same operators ({difference}); use the function that was "
+                "scripted in its place"
+            )
         model, graph, again = OperatorLog(), OperatorLog(), OperatorLog()
         self._both(dropping, (model, graph))
         self._both(dropping, (again, nullcontext()))
@@ -226,6 +233,16 @@ class _Outcome:
         finally:
             for leaf, gradient in before:
                 leaf.grad = gradient
+
+
+def _scripted_function(model: nn.Module) -> str:
+    """Return the name of a scripted function that methods of the model name; empty if none."""
+    for function in functions_of(model):
+        if isinstance(function, FunctionType):
+            for name in global_names(function.__code__):
+                if isinstance(function.__globals__.get(name), torch.jit.ScriptFunction):
+                    return name
+    return ""
 
 
 def _is_leaf(value: object) -> TypeGuard[torch.Tensor]:
