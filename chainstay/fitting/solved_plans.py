@@ -89,6 +89,7 @@ class SolvedPlans:
         settings: The arguments of `chainstay.fit`.
         budget_bytes: The budget; a share is one of what the first call needs.
         measured: The graphs that were measured, by their keys.
+        options: The options of stages that were measured; those that are alike have the same.
         loss_costs: The costs of the first call that was measured: its account, and the bytes that
             its loss was given.
     """
@@ -96,6 +97,7 @@ class SolvedPlans:
     settings: PlannerSettings
     budget_bytes: int | None = None
     measured: dict[Hashable, MeasuredGraph] = field(default_factory=dict)
+    options: dict[Hashable, Any] = field(default_factory=dict)
     loss_costs: tuple[Account, int] | None = None
 
     def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
@@ -310,7 +312,7 @@ class SolvedPlans:
             subject = subject_of(graph, call.inputs, loss, call.device, progress=bar)
             staged, costs = measured_graph(
                 graph,
-                subject,
+                replace(subject, options=self.options),
                 repeats=repeats,
                 cache=settings.cache,
                 wants_options=partial(self._wants_options, call.model),

@@ -13,6 +13,8 @@ from torch import nn
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.runtime.measures import option_costs
+from chainstay.runtime.options import Option, StageGraph, stage_options
 from twins import (
     SAMPLE,
     Call,
@@ -367,3 +369,27 @@ def test_heads_that_the_sample_left_out_are_told_and_planned_once_each(
     assert told.count("blocks that its plan does not have") <= kinds
     assert told.count("planned for") == len(shown(model).plans) - 1 < kinds
     assert kinds == 1 or told.count("its plan does not have") == kinds
+
+
+def test_options_of_stages_that_were_measured_are_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a graph, another head is another plan; the layers in front of it are as before."""
+    looks: list[str] = []
+
+    def look(graph: StageGraph, *args: Any) -> list[Option]:  # noqa: ANN401  # of `stage_options`
+        looks.append(graph.stage.name)
+        return stage_options(graph, *args)
+
+    def step(model: nn.Module, number: int) -> torch.Tensor | None:
+        model.task = number  # type: ignore[assignment]
+        return backward_step(SAMPLE)(model, number)
+
+    monkeypatch.setattr(option_costs, "stage_options", look)
+    plain, model = fitted_twins(lambda: Heads((32, 48, 64)), SAMPLE, budget="85%", by="graph")
+    first = len(looks)
+    require_equal_steps(plain, model, step, 3)
+    assert len(shown(model).plans) == 3
+    assert all(any(op.option for op in each.solution.schedule) for each in shown(model).plans)
+    assert first > 1
+    assert all("heads" in name for name in looks[first:]), looks

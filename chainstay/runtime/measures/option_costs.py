@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from chainstay.errors import PlanMismatchError
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.backend_settings import backend_settings
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
@@ -89,7 +91,7 @@ def observe_options(
         subjects = (_with_spans(subject, everything // _LEAST_PART) for subject in subjects)
     leaves_by_stage = [each.leaves for each in observed]
     held = [memory.leaf_gradients for memory in memories]
-    known: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
+    alike: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
     for first, (subject, stages, state) in enumerate(_places(subjects)):
         if state is subject.source:
@@ -109,7 +111,9 @@ def observe_options(
             key = (
                 _key(stage, state, subject.shared, gradients, output_stays=output_stays),
                 tuple(uses.of_leaf(leaf) for leaf in leaves.values()),  # sums take memory
+                (is_whole, Autocast.now(subject.device), backend_settings()),
             )
+            known = alike if subject.options is None else subject.options
             if key not in known:
                 given = (state, subject.shared)
                 graph = trace_stage(
