@@ -31,7 +31,7 @@ from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blo
 from chainstay.runtime.measures.progress import say
 
 _MOST_LOOKS: Final = 8
-"""How often a kind of call is looked at anew because it called other blocks than before."""
+"""How often a kind of call is looked at anew, and told of, for other blocks than before."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,8 @@ class _Kind:
     looks: int = 1  # how often its blocks were looked for
     is_outgrown: bool = False  # a call has run blocks that the plan does not know
     may_stay: bool = False  # it knew them, but with other numbers or kernels
-    is_told: bool = False  # that calls with blocks that the plan does not know go on
+    told: set[Hashable] = field(default_factory=set)  # blocks of calls that people were told of
+    looked_at: set[Hashable] = field(default_factory=set)  # those that no plan has all the same
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +72,8 @@ class BlockForward:
     def __post_init__(self) -> None:
         self.graphs = BlockGraphs(self.planner.name, self.device)
 
-    def __call__(self, call: Call, planned: PlannedBlocks | None) -> Any:  # noqa: ANN401  # the model's own
-        """The model's output, its blocks run as `planned` by `plan_for`."""
+    def __call__(self, call: Call, planned: PlannedBlocks | None, *, is_new: bool = False) -> Any:  # noqa: ANN401  # the model's own
+        """The model's output, its blocks run as `planned` by `plan_for`; `is_new` if just now."""
         if planned is None:
             return call()
         run = BlockRun(planned.schedule, self.device)
@@ -83,13 +84,14 @@ class BlockForward:
                 return self.graphs.call(block, (args, kwargs), run.block, checked=checked)
             except UnsupportedModelError:
                 run.others += 1
+                run.called.append(type(block).__qualname__)
                 return run_plainly(block, args, kwargs)
 
         with handed_to(handler):
             output = call()
         run.end()
         if run.others or run.changed:
-            self._outgrown(call, run)
+            self._outgrown(call, run, is_new=is_new)
         return output
 
     def use(self, planned: PlannedBlocks) -> None:
@@ -168,15 +170,22 @@ class BlockForward:
         self.open_entrances(call.model)
         return self.known[key]
 
-    def _outgrown(self, call: Call, run: BlockRun) -> None:
+    def _outgrown(self, call: Call, run: BlockRun, *, is_new: bool) -> None:
         """A call has run blocks that its plan does not know, or not as they are now."""
-        kind = self.kinds[self._look_of(call)]
+        kind, blocks = self.kinds[self._look_of(call)], tuple(run.called)
+        if is_new and run.others:
+            kind.looked_at.add(blocks)
+        known = [each for each in self.known.values() if each.schedule.chain.graph_keys == blocks]
         may_plan = kind.looks < _MOST_LOOKS and not is_sharded(call.model)
-        if may_plan:
+        if known and run.others:
+            kind.planned, then = known[-1], "the next one goes by the plan for such calls"
+        elif may_plan and blocks not in kind.looked_at:
             kind.is_outgrown, kind.may_stay = True, not run.others
-        if run.others and not kind.is_told:
-            kind.is_told = not may_plan
-            then = "the next one is planned anew" if may_plan else "others like it will, too"
+            then = "the next one is planned anew"
+        else:
+            then = "others like it will, too"
+        if run.others and blocks not in kind.told and len(kind.told) <= _MOST_LOOKS:
+            kind.told.add(blocks)
             say(
                 f"this call of {self.planner.name} ran {run.others} blocks that its plan does not "
                 f"have, so it may have needed more than the budget; {then}",

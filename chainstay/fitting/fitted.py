@@ -29,7 +29,6 @@ from chainstay.fitting.transformers_models import (
     output_hooks_installed,
 )
 from chainstay.plans.kept_in_part import KeptInPart
-from chainstay.runtime.capture.blocks.host import SampleFailsError
 from chainstay.runtime.capture.dynamo import (
     CapturedForward,
     GraphCapture,
@@ -40,7 +39,7 @@ from chainstay.runtime.capture.dynamo import (
 )
 from chainstay.runtime.capture.graph import NoStagesError
 from chainstay.runtime.capture.tracing import NoFullGraphError, NotRunError, NotTheModelError
-from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.call import Call, SampleFailsError
 from chainstay.runtime.capture.trials.dispatch_modes import require_no_transform, without_modes
 from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
@@ -50,7 +49,7 @@ from chainstay.runtime.capture.trials.model_forward import (
 )
 from chainstay.runtime.execute.alternatives import Alternative
 from chainstay.runtime.execute.block_executor import PlannedBlocks
-from chainstay.runtime.execute.handles import hooks_set_aside
+from chainstay.runtime.execute.handles import dropping, hooks_set_aside
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.repeatable import other_bits_accepted
 from chainstay.runtime.measures.kept_gradients import gradients_kept
@@ -109,7 +108,10 @@ class Fitted:
         try:
             return self._run_new(call)
         except SampleFailsError as failure:
-            raise failure.__cause__ or failure  # noqa: B904  # as the model raises it, with its own cause
+            cause = failure.__cause__ or failure
+        with dropping():
+            call()  # it fails after all that it draws and changes before, as in plain training
+        raise cause
 
     def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a plan for calls like this one, without making the call."""
@@ -117,11 +119,13 @@ class Fitted:
         with caches_off(caching), torch.enable_grad():
             try:
                 self._run_new(Call(model, args, kwargs, self._plain), is_real=False)
-            except ChainstayError:
-                raise
             except Exception as failure:
-                failure.add_note(f"raised while {self._name} was planned for the sample of fit")
-                raise
+                is_own = isinstance(failure, SampleFailsError)
+                error = (failure.__cause__ or failure) if is_own else failure
+                if isinstance(error, ChainstayError):
+                    raise
+                error.add_note(f"raised while {self._name} was planned for the sample of fit")
+                raise error  # noqa: B904  # as the model raises it, with its own cause
 
     def use(self, planned: AnyPlanned) -> None:
         """Go by another plan of the same stages wherever the plan made last was gone by."""
@@ -198,7 +202,7 @@ class Fitted:
                         f"blocks be stages: {other} (by blocks)"
                     ) from refusal
             self._blocks, self._capture = blocks, None
-        return blocks(call, planned) if is_real else None
+        return blocks(call, planned, is_new=True) if is_real else None
 
     def _run_graph(self, call: Call, *, is_real: bool) -> Any:  # noqa: ANN401  # the model's own
         """Trace the call and plan it; then make it, if `is_real`."""

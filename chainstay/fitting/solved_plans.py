@@ -38,7 +38,7 @@ from chainstay.runtime.measures.measured import Measurement, measuring
 from chainstay.runtime.measures.progress import progress_bar, say
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.loss_stage import loss_stage
+from chainstay.runtime.stage.loss_stage import UntraceableLossError, loss_stage
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
     StagedGraph,
@@ -89,6 +89,7 @@ class SolvedPlans:
         settings: The arguments of `chainstay.fit`.
         budget_bytes: The budget; a share is one of what the first call needs.
         measured: The graphs that were measured, by their keys.
+        options: The options of stages that were measured; those that are alike have the same.
         loss_costs: The costs of the first call that was measured: its account, and the bytes that
             its loss was given.
     """
@@ -96,6 +97,7 @@ class SolvedPlans:
     settings: PlannerSettings
     budget_bytes: int | None = None
     measured: dict[Hashable, MeasuredGraph] = field(default_factory=dict)
+    options: dict[Hashable, Any] = field(default_factory=dict)
     loss_costs: tuple[Account, int] | None = None
 
     def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
@@ -196,10 +198,12 @@ class SolvedPlans:
         try:
             if self.settings.loss is not None:
                 around = with_loss(around, self.settings.loss)
-        except UnsupportedModelError:
-            if is_first:
+        except UnsupportedModelError as refusal:
+            if is_first and not isinstance(refusal, UntraceableLossError):
                 raise
-            is_scaled = True  # it holds targets of another shape
+            if is_first:
+                self._leave_out_loss(refusal)
+            is_scaled = not is_first  # it holds targets of another shape
         measured = self._measured_blocks(around, is_scaled=is_scaled)
         account = Account.largest(gathered(around.host.model, measured.account))
         return around, replace(measured, account=account)
@@ -308,7 +312,7 @@ class SolvedPlans:
             subject = subject_of(graph, call.inputs, loss, call.device, progress=bar)
             staged, costs = measured_graph(
                 graph,
-                subject,
+                replace(subject, options=self.options),
                 repeats=repeats,
                 cache=settings.cache,
                 wants_options=partial(self._wants_options, call.model),
@@ -346,7 +350,22 @@ class SolvedPlans:
         if output is None:
             return None
         _, shared = graph.begin(inputs)
-        return loss_stage(self.settings.loss, output, graph.output, shared)
+        try:
+            return loss_stage(self.settings.loss, output, graph.output, shared)
+        except UntraceableLossError as refusal:
+            if self.loss_costs is not None:
+                raise
+            self._leave_out_loss(refusal)
+            return loss_stage(None, output, graph.output, shared)
+
+    def _leave_out_loss(self, refusal: Exception) -> None:
+        """Plan without the loss from now on, and say so."""
+        self.settings = replace(self.settings, loss=None)
+        say(
+            f"planning without loss=, which cannot be traced ({refusal.__cause__}): its memory is "
+            "yours to add",
+            wanted=self.settings.progress,
+        )
 
 
 def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import chainstay
 from chainstay.errors import UnsupportedModelError
 from twins import (
     SAMPLE,
+    Call,
     Stack,
+    batch,
     differences,
     picture,
     require_refused,
@@ -157,3 +161,96 @@ def test_a_loss_that_fails_on_what_blocks_give() -> None:
             by="blocks",
             progress=False,
         )
+
+
+def scripted_tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x) * 2
+
+
+class Scripted(nn.Module):
+    """Has a part, or parts of its blocks, or a function, that torch.jit.script compiled."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        part = torch.jit.script(nn.Linear(16, 16))
+        layers: list[nn.Module] = [nn.Linear(16, 16) for _ in range(4)]
+        if kind == "blocks":
+            layers = [torch.jit.script(each) for each in layers]
+        self.layers = nn.ModuleList(layers)
+        self.part = part if kind == "part" else nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        x = self.part(x)
+        return _scripted(x) if self.kind == "function" else x
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    _scripted = torch.jit.script(scripted_tanh)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("kind", "by", "reason"),
+    [
+        ("part", "graph", r"calls part, compiled by torch\.jit\.script, which no graph can"),
+        (
+            "blocks",
+            "auto",
+            r"calls layers\.0 and 3 more, .* be stages: .* layers\.0 and 3",
+        ),
+        ("blocks", "blocks", r"layers\.0 and 3 more: torch\.jit\.script has compiled it"),
+        (
+            "function",
+            "graph",
+            r"calls _scripted, compiled by torch\.jit\.script, which gives",
+        ),
+    ],
+)
+def test_what_is_scripted_is_named(kind: str, by: str, reason: str) -> None:
+    require_refused(lambda: Scripted(kind), SAMPLE, reason, by=by)
+
+
+class Recurrent(nn.Module):
+    """Runs over sequences of several lengths."""
+
+    def __init__(self, *, packs: bool) -> None:
+        super().__init__()
+        self.packs = packs
+        self.layer = nn.GRU(16, 16, batch_first=True)
+        self.cell = nn.GRUCell(16, 16)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        if self.packs:
+            packed = pack_padded_sequence(x, lengths, batch_first=True)
+            return pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+        state = torch.zeros_like(x[:, 0])
+        for step in range(int(lengths.max().item())):
+            state = self.cell(x[:, step], state)
+        return state
+
+
+@pytest.mark.parametrize(
+    ("packs", "reason"),
+    [
+        (True, r"packs sequences .* give the recurrent layer the padded batch, and mask"),
+        (False, r"by a Python bool or number that the module keeps, or that the call is given"),
+    ],
+)
+def test_recurrent_models_are_told_what_to_do(*, packs: bool, reason: str) -> None:
+    call = Call((batch(2, 4, 16), torch.tensor([4, 3])))
+    require_refused(lambda: Recurrent(packs=packs), call, reason)
+
+
+def test_a_loop_over_a_number_that_the_call_is_given_is_planned() -> None:
+    class Loop(Recurrent):
+        def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:  # type: ignore[override]
+            state = torch.zeros_like(x[:, 0])
+            for step in range(length):
+                state = self.cell(x[:, step], state)
+            return state
+
+    require_trains_equally(lambda: Loop(packs=False), Call((batch(2, 4, 16), 4)))

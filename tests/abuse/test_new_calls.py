@@ -13,6 +13,8 @@ from torch import nn
 
 import chainstay
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError, UnsupportedModelError
+from chainstay.runtime.measures import option_costs
+from chainstay.runtime.options import Option, StageGraph, stage_options
 from twins import (
     SAMPLE,
     Call,
@@ -81,6 +83,40 @@ def test_epochs_with_a_smaller_last_batch(by: str, capsys: pytest.CaptureFixture
     assert len(shown(model).plans) == 2
     budget = shown(model).plans[0].solution.budget
     assert peak_of(model, X) + X.nbytes <= budget < peak_of(plain, X) + X.nbytes
+
+
+class Mixing(nn.Module):
+    """A convolution on channels that lie last, and a linear layer that reads them so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.across = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.along = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.along(self.across(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ChannelsLast(nn.Module):
+    """Which kernels run where channels lie last is told by the strides, that of the batch too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.Sequential(*(Mixing() for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.first(x).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("stage_options", [False, True])
+def test_a_last_batch_of_one_runs_again_by_the_same_kernels(*, stage_options: bool) -> None:
+    two, one = Call((batch(2, 12, 12, 8),)), Call((batch(1, 12, 12, 8),))
+    plain, model = fitted_twins(ChannelsLast, two, budget="60%", stage_options=stage_options)
+    require_equal_steps(plain, model, lambda each, at: backward_step((two, one)[at])(each, at), 2)
+    fit_to_least(chainstay.unfit(model), one, stage_options=stage_options)
+    require_equal_steps(plain, model, backward_step(one))
+    assert recomputes(model)
 
 
 @pytest.mark.parametrize("by", ["graph", "blocks"])
@@ -296,3 +332,64 @@ def test_nested_tensors_as_arguments(layout: torch.layout) -> None:
         model(nested)
     with torch.no_grad():
         assert model(nested).is_nested
+
+
+class Heads(Wide):
+    """Each call goes through one of several heads, of two layers each."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, width), nn.Linear(width, 16)) for width in widths
+        )
+        self.task = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.heads[self.task](x)
+
+
+@pytest.mark.parametrize(("widths", "kinds"), [((32,) * 4, 1), ((32, 48, 64, 32), 3)])
+def test_heads_that_the_sample_left_out_are_told_and_planned_once_each(
+    widths: tuple[int, ...], kinds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However often calls go to and fro between them."""
+
+    def step(model: nn.Module, number: int) -> torch.Tensor | None:
+        model.task = (0, 1, 2, 3, 1, 1, 2, 2, 0, 0, 3, 2, 1, 0, 1, 2)[number]  # type: ignore[assignment]
+        return backward_step(SAMPLE)(model, number)
+
+    plain, model = fitted_twins(
+        lambda: Heads(widths), SAMPLE, budget="100%", by="blocks", progress=True
+    )
+    capsys.readouterr()
+    require_equal_steps(plain, model, step, 16)
+    told = capsys.readouterr().err
+    assert told.count("blocks that its plan does not have") <= kinds
+    assert told.count("planned for") == len(shown(model).plans) - 1 < kinds
+    assert kinds == 1 or told.count("its plan does not have") == kinds
+
+
+def test_options_of_stages_that_were_measured_are_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a graph, another head is another plan; the layers in front of it are as before."""
+    looks: list[str] = []
+
+    def look(graph: StageGraph, *args: Any) -> list[Option]:  # noqa: ANN401  # of `stage_options`
+        looks.append(graph.stage.name)
+        return stage_options(graph, *args)
+
+    def step(model: nn.Module, number: int) -> torch.Tensor | None:
+        model.task = number  # type: ignore[assignment]
+        return backward_step(SAMPLE)(model, number)
+
+    monkeypatch.setattr(option_costs, "stage_options", look)
+    plain, model = fitted_twins(lambda: Heads((32, 48, 64)), SAMPLE, budget="85%", by="graph")
+    first = len(looks)
+    require_equal_steps(plain, model, step, 3)
+    assert len(shown(model).plans) == 3
+    assert all(any(op.option for op in each.solution.schedule) for each in shown(model).plans)
+    assert first > 1
+    assert all("heads" in name for name in looks[first:]), looks

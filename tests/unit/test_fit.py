@@ -423,11 +423,6 @@ def _perceptron() -> nn.Module:
             "the loss has no gradient, .* look for detach",
         ),
         (
-            lambda: fitted(loss=lambda x: x.sum().item()),
-            UnsupportedModelError,
-            r"the loss cannot be traced .* the values of a tensor \(item\)",
-        ),
-        (
             lambda: fit(make_model().to("meta"), (batch(),), budget="50%"),
             UnsupportedModelError,
             "is on the meta device, .* chainstay.estimate",

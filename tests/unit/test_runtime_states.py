@@ -21,7 +21,7 @@ from chainstay.runtime.measures.boundary import Gradients, seeded, swallow
 from chainstay.runtime.measures.probe import leaves_of
 from chainstay.runtime.stage.lineage import Lineage, shared_skips
 from chainstay.runtime.stage.loss_stage import loss_in
-from chainstay.runtime.stage.states import State, copied, detached, state_bytes
+from chainstay.runtime.stage.states import State, copied, detached, non_leaves, state_bytes
 from chainstay.schedule import Schedule
 from strategies import chains
 
@@ -53,6 +53,15 @@ def test_copies_want_gradients_and_read_as_the_originals() -> None:
         assert [tensor.requires_grad for tensor in each] == [True, False, False]
         assert all(tensor.is_leaf for tensor in each)
         assert all(map(torch.equal, each, state))
+
+
+def test_what_runs_again_gets_strides_as_the_first_run_did() -> None:
+    """The batch of one, too: convolutions choose the layout of their result by its stride."""
+    image = torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last).requires_grad_()
+    (given,) = non_leaves((image,))
+    assert given.stride() == image.stride()
+    assert not given.is_leaf
+    assert given.data_ptr() == image.data_ptr()
 
 
 def run_alone(

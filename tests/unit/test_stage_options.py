@@ -17,6 +17,7 @@ from captured_graphs import chain_of
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.execute.handles import Staying
+from chainstay.runtime.measures import option_costs
 from chainstay.runtime.measures.costs import observe_chain, trace_chain
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.option_costs import observe_options
@@ -31,6 +32,7 @@ from chainstay.runtime.options import (
     stage_options,
     trace_stage,
 )
+from chainstay.runtime.options.generator import groups_of
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import subject_of
 from chainstay.runtime.stage.states import State
@@ -66,6 +68,57 @@ def ran(option: Option, state: State, shared: Sequence[Any]) -> tuple[OptionRun,
     return run, run_option(run, state, partial(Staying.of, 0))
 
 
+def observed_options(model: nn.Module, x: torch.Tensor, *, kept: int | None = None) -> list[Option]:
+    """The options of the model as one stage, as if keeping it took so many ns."""
+    chain, inputs = chain_of(model, x, granularity=1)
+    with measuring(CPU):
+        subject = subject_of(chain, inputs, None, CPU, merges=False)
+        observed = observe_chain(subject, 1)
+        assert all(each.time.kept > 0 for each in observed)
+        memories = trace_chain(observed, subject)
+        if kept is not None:
+            observed = [replace(each, time=replace(each.time, kept=kept)) for each in observed]
+        return [each.option for each in observe_options(observed, memories, [subject])]
+
+
+class Loop(nn.Module):
+    """A recurrence, with as many operators as there are steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.linear, self.steps = nn.Linear(4, 4), steps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = x
+        for _ in range(self.steps):
+            state = (self.linear(state) + x).sigmoid() * state.tanh().exp()
+        return state
+
+
+def test_of_many_operators_fewer_options_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three, and the steady one."""
+    model, x = Loop(6), torch.ones(2, 4)
+    usual = len(observed_options(model, x))
+    monkeypatch.setattr(option_costs, "_MOST_OPERATORS", 40)
+    assert usual > 4 >= len(observed_options(model, x)) > 1
+
+
+def test_operators_are_made_again_in_groups_that_read_each_other() -> None:
+    _, _, ((graph, _),) = traced(Loop(5), torch.ones(2, 4, requires_grad=True))
+    assert graph is not None
+    for selection in selections_of(graph):
+        groups = groups_of(graph, selection)
+        assert sorted(each for group in groups for each in group) == sorted(selection.replayed)
+        number = {each: index for index, group in enumerate(groups) for each in group}
+        joined = {
+            frozenset((number[each], number[source]))
+            for each in selection.replayed
+            for source in graph.operators[each].inputs
+            if source in selection.replayed
+        }
+        assert all(len(pair) == 1 for pair in joined)
+
+
 def test_a_stage_without_a_graph_has_no_options() -> None:
     (stage,) = stages_of(torch.tanh)
     state = (torch.ones(2, requires_grad=True),)
@@ -84,15 +137,8 @@ def test_operators_together_take_what_the_forward_takes_in_a_step() -> None:
 
 
 def test_options_are_priced_by_what_their_stages_take_in_a_step() -> None:
-    chain, inputs = chain_of(Rectified(), torch.ones(64, 4, requires_grad=True), granularity=1)
-    with measuring(CPU):
-        subject = subject_of(chain, inputs, None, CPU, merges=False)
-        observed = observe_chain(subject, 1)
-        assert all(each.time.kept > 0 for each in observed)
-        memories = trace_chain(observed, subject)
-        hour = 3600 * 10**9
-        slow = [replace(each, time=replace(each.time, kept=hour)) for each in observed]
-        options = [each.option for each in observe_options(slow, memories, [subject])]
+    hour = 3600 * 10**9
+    options = observed_options(Rectified(), torch.ones(64, 4, requires_grad=True), kept=hour)
     assert options
     assert all(0.01 * hour < option.replay_time < 2 * hour for option in options)
 

@@ -17,8 +17,8 @@ from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.measured import MeasuredModel, measure_model
 from chainstay.fitting.planner import PlannerSettings, StageSource
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.capture.blocks.host import SampleFailsError
 from chainstay.runtime.capture.cuts.cut_points import Granularity
+from chainstay.runtime.capture.trials.call import SampleFailsError
 from chainstay.schedule import Schedule
 from chainstay.validation.simulate import Replay, simulate
 

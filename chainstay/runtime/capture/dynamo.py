@@ -283,7 +283,7 @@ class GraphCapture:
     def _capture(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, admits_tracing: bool
     ) -> Any:  # noqa: ANN401  # whatever the function returns
-        with failures_named(self._name), tracing_settings(tree_leaves((args, kwargs))):
+        with failures_named(self._name, args), tracing_settings(tree_leaves((args, kwargs))):
             if admits_tracing:
                 return self._trace(args, kwargs)
             with seeming_eager():

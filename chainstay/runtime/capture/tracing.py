@@ -50,6 +50,9 @@ _DECIDES: Final = (
 
 _TRACER: Final = "_dynamo/convert_frame.py"
 
+RAISES: Final = "it raises "
+"""How the reason begins why there is no graph of a function that raises something."""
+
 _RAISED: Final = "context: raised exception "
 """What TorchDynamo says where the traced code raises."""
 
@@ -77,8 +80,13 @@ class NotTheModelError(UnsupportedModelError):
 
 
 @contextmanager
-def failures_named(name: str) -> Iterator[None]:
-    """Inside, TorchDynamo's failures to capture the function `name` become chainstay's own."""
+def failures_named(name: str, args: tuple[object, ...] = ()) -> Iterator[None]:
+    """Inside, TorchDynamo's failures to capture the function `name` become chainstay's own.
+
+    Args:
+        name: The function's name, for messages.
+        args: Its arguments: modules among them may be what no graph can have.
+    """
     from torch._dynamo import exc  # noqa: PLC0415  # takes more than a second
 
     try:
@@ -98,7 +106,7 @@ def failures_named(name: str) -> Iterator[None]:
             "keep it in a tensor"
         ) from failure
     except exc.TorchDynamoException as failure:
-        raise NoFullGraphError(_reason(failure)) from failure
+        raise NoFullGraphError(_reason(failure, args)) from failure
     except (ChainstayError, NotRunError):
         raise
     except Exception as failure:
@@ -109,7 +117,7 @@ def failures_named(name: str) -> Iterator[None]:
             ) from failure
         if not _is_from_tracing(failure):
             raise
-        text = f"{type(failure).__name__}: {_reason(failure)}"
+        text = f"{type(failure).__name__}: {_reason(failure, args)}"
         raise NoFullGraphError(f"TorchDynamo fails on {name} ({text})") from failure
 
 
@@ -225,7 +233,7 @@ def _limit_errors() -> tuple[type[Exception], ...]:
     return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
 
 
-def _reason(failure: Exception) -> str:
+def _reason(failure: Exception, args: tuple[object, ...]) -> str:
     """Return the reason why there is no full graph, in one line."""
     lines = [line.strip() for line in str(failure).strip().splitlines() if line.strip()]
     first = lines[0].rstrip(".") if lines else type(failure).__name__
@@ -242,20 +250,44 @@ def _reason(failure: Exception) -> str:
     elif re.search(_DECIDES, text, re.IGNORECASE):
         text = (
             "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide "
-            "by a Python bool or number that the module keeps"
+            "by a Python bool or number that the module keeps, or that the call is given"
+        )
+    elif "torch.jit.script" in text:
+        text = (
+            f"it calls {_scripted_in(args)}, compiled by torch.jit.script, which no graph can "
+            "look into; put the module that was scripted in its place"
+        )
+    elif "pack_padded_sequence" in text:
+        text = (
+            "it packs sequences (pack_padded_sequence), which no graph can; give the recurrent "
+            "layer the padded batch, and mask what is behind the end of each sequence"
         )
     raised = [line.partition("raised exception ")[2] for line in lines if _RAISED in line]
     if raised:
-        text = f"it raises {raised[0]}"
+        text = f"{RAISES}{raised[0]}"
     elif text.startswith(_FAILED) and len(lines) > 1:
-        text = f"it raises {lines[1].rstrip('.')}"
+        text = f"{RAISES}{lines[1].rstrip('.')}"
     elif _WITH_FAKES in text and ": got " in text:
-        text = f"it raises {text.rpartition(': got ')[2]}"
+        text = f"{RAISES}{text.rpartition(': got ')[2]}"
     if places:
         file, _, rest = places[-1].removeprefix('File "').partition('", line ')
         number, _, function = rest.partition(", in ")
         text += f" ({file.rsplit('/', 1)[-1]}:{number}, in {function})"
     return text
+
+
+def _scripted_in(args: tuple[object, ...]) -> str:
+    """Return the paths of the outermost scripted modules in these modules, for people."""
+    modules = (each for each in args if isinstance(each, torch.nn.Module))
+    found: list[str] = []
+    for path, module in (pair for each in modules for pair in each.named_modules()):
+        if isinstance(module, torch.jit.ScriptModule) and not any(
+            not known or path.startswith(f"{known}.") for known in found
+        ):
+            found.append(path)
+    if not found or not found[0]:
+        return "a module"
+    return f"{found[0]} and {len(found) - 1} more" if len(found) > 1 else found[0]
 
 
 def _is_from_tracing(failure: Exception) -> bool:

@@ -9,7 +9,7 @@ there, which is told, since no plan counts that memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -103,6 +103,7 @@ class BlockRun:
         following: The next block that is expected.
         others: How many blocks were called that are not.
         changed: How many were called that save something else than when they were planned.
+        called: What tells the blocks that were called from others, in order.
     """
 
     schedule: BlockSchedule | None
@@ -110,6 +111,7 @@ class BlockRun:
     following: int = 0
     others: int = 0
     changed: int = 0
+    called: list[Hashable] = field(default_factory=list)
     _run: Run | None = None
     _step: int = 0
     _state: State = ()
@@ -118,6 +120,7 @@ class BlockRun:
 
     def block(self, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
         """Run the next block's graph."""
+        self.called.append(graph.key)
         if self.schedule is not None and self._is_expected(self.schedule, graph, inputs):
             given, shared = graph.chain.begin(inputs)
             stage = self.schedule.chain.stages[self.following].by(graph, len(self._shared))

@@ -15,7 +15,7 @@ plain reading of the profile's fields:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,6 +54,7 @@ class Subject:
         progress: Told of every run of a stage.
         spans: The first and last of stages that may be kept together, such as those of a block.
         hands_out: Whether the model's own code gets what every stage gives, and may change it.
+        options: The options of stages that were measured before, to which more are added.
     """
 
     stages: tuple[ChainStage, ...]
@@ -64,6 +65,7 @@ class Subject:
     progress: Progress = unseen
     spans: tuple[tuple[int, int], ...] = ()
     hands_out: bool = False
+    options: dict[Hashable, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

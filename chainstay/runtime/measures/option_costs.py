@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from chainstay.errors import PlanMismatchError
+from chainstay.runtime.devices.autocast import Autocast
+from chainstay.runtime.devices.backend_settings import backend_settings
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.boundary import Gradients
@@ -52,6 +54,8 @@ _MOST: Final = 8
 """Options of a block, and of a stage that is part of none."""
 _FEWER: Final = 3
 """Options of a stage that is part of a block."""
+_MOST_OPERATORS: Final = 8_000
+"""Operators in all options of a stage, where there are more than so few options: each is run."""
 
 
 Kept: TypeAlias = Callable[[StageMemory, int, int], tuple[int, int, int]]
@@ -87,7 +91,7 @@ def observe_options(
         subjects = (_with_spans(subject, everything // _LEAST_PART) for subject in subjects)
     leaves_by_stage = [each.leaves for each in observed]
     held = [memory.leaf_gradients for memory in memories]
-    known: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
+    alike: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
     for first, (subject, stages, state) in enumerate(_places(subjects)):
         if state is subject.source:
@@ -107,7 +111,9 @@ def observe_options(
             key = (
                 _key(stage, state, subject.shared, gradients, output_stays=output_stays),
                 tuple(uses.of_leaf(leaf) for leaf in leaves.values()),  # sums take memory
+                (is_whole, Autocast.now(subject.device), backend_settings()),
             )
+            known = alike if subject.options is None else subject.options
             if key not in known:
                 given = (state, subject.shared)
                 graph = trace_stage(
@@ -115,7 +121,7 @@ def observe_options(
                 )
                 most = _MOST if count > 1 or not in_span else _FEWER
                 kept_time = sum(each.time.kept for each in observed[first : last + 1])
-                options = stage_options(graph.taking(kept_time), given, most) if graph else []
+                options = _options(graph.taking(kept_time), given, most) if graph else []
                 if count == 1:
                     options = [option for option in options if option.selection.drops]
                 probes = [
@@ -136,6 +142,12 @@ def observe_options(
                 own = replace(option, stages=count)
                 found.append(ObservedOption(option=own, first=first, memory=memory))
     return found
+
+
+def _options(graph: StageGraph, given: tuple[State, Sequence[Any]], most: int) -> list[Option]:
+    """Return at most `most` options of a stage, fewer of one of thousands of operators."""
+    fewer = max(_FEWER, _MOST_OPERATORS // max(len(graph.operators), 1))
+    return stage_options(graph, given, min(most, fewer))
 
 
 def with_options(

@@ -48,10 +48,8 @@ def generate(graph: StageGraph, selection: Selection) -> OptionCode:
             if pack.operator in group and pack.is_dropped(selection.replayed, selection.redrawn)
         }
         if wanted:
-            packs = [
-                (len(replays), list(wanted).index(index)) if index in wanted else known
-                for index, known in enumerate(packs)
-            ]
+            for slot, index in enumerate(wanted):
+                packs[index] = len(replays), slot
             writer = _ReplayWriter(graph, sorted(group), selection.redrawn, stashes)
             replays.append(writer.replay(tuple(wanted.values())))
     forward = function_of(stashes.forward())
@@ -62,10 +60,13 @@ def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
     """Operators to be run again, those together that read each other."""
     groups: dict[int, set[int]] = {}
     for index in sorted(selection.replayed):
-        merged = {index}
-        for source in graph.operators[index].inputs:
-            merged |= groups.get(source, set())
-        groups.update(dict.fromkeys(merged, merged))
+        read = [groups[source] for source in graph.operators[index].inputs if source in groups]
+        merged = max(read, key=len, default=set[int]())
+        for other in {id(group): group for group in read if group is not merged}.values():
+            merged |= other
+            groups.update(dict.fromkeys(other, merged))
+        merged.add(index)
+        groups[index] = merged
     distinct = {id(group): group for group in groups.values()}
     return [*distinct.values(), *({index} for index in sorted(selection.redrawn))]
 

@@ -133,7 +133,7 @@ def selections_of(graph: StageGraph) -> list[Selection]:
 def steady_selection(graph: StageGraph) -> Selection:
     """Return what keeps the fewest bytes, and of these what makes the fewest operators again."""
     alike = [replace(operator, time=1) for operator in graph.operators]
-    fewest = pareto_front(alike)[-1]
+    (fewest,) = pareto_front(alike, limit=1)
     again = sorted(fewest.replayed | fewest.redrawn)
     time = sum(graph.operators[each].time for each in again)
     return _with_hooks(graph, replace(fewest, replay_time=time))

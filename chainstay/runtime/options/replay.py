@@ -30,7 +30,7 @@ from chainstay.runtime.execute.environment import (
 )
 from chainstay.runtime.execute.handles import is_parameter
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
-from chainstay.runtime.stage.states import MemoryLayout, State, version_of
+from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
 
 _DRAWS: Final = Traits(draws_random=True, written=(), reads=())
 
@@ -285,8 +285,7 @@ def _start(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:  # noqa: 
     """A tensor as the operator got it: no leaf, or autocast would keep its copy of it."""
     if not requires_grad:
         return tensor
-    tensor = tensor.detach().requires_grad_(True)  # noqa: FBT003  # torch's own
-    return tensor.view_as(tensor)
+    return non_leaves((tensor.detach().requires_grad_(True),))[0]  # noqa: FBT003  # torch's own
 
 
 def _changed(what: str, stage: str) -> PlanMismatchError:

@@ -17,7 +17,7 @@ from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
 from chainstay.runtime.capture.graph import NoStagesError
 from chainstay.runtime.capture.operators import observe_graph
-from chainstay.runtime.capture.tracing import NoFullGraphError
+from chainstay.runtime.capture.tracing import RAISES, NoFullGraphError
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.stage.chain_stage import ChainStage
@@ -27,6 +27,7 @@ __all__ = [
     "Loss",
     "SumLoss",
     "TracedLoss",
+    "UntraceableLossError",
     "loss_in",
     "loss_stage",
     "on_stand_ins",
@@ -35,6 +36,10 @@ __all__ = [
 ]
 
 Loss = Callable[[Any], torch.Tensor]
+
+
+class UntraceableLossError(UnsupportedModelError):
+    """A loss that is no graph, but may well run: it reads values of tensors, say."""
 
 
 def loss_stage(
@@ -49,7 +54,8 @@ def loss_stage(
     It reads what the user's loss reads, until `on_stand_ins` gives it others.
 
     Raises:
-        UnsupportedModelError: The loss cannot be traced on this output.
+        UntraceableLossError: The loss is no graph.
+        UnsupportedModelError: The loss fails on this output.
     """
     if loss is None:
         own = loss_in(output.value)
@@ -73,7 +79,8 @@ def traced_loss(loss: Loss, output: object) -> TracedLoss:
     """The loss as a function that leaves no trace.
 
     Raises:
-        UnsupportedModelError: The loss cannot be traced on this output.
+        UntraceableLossError: The loss is no graph.
+        UnsupportedModelError: The loss fails on this output.
     """
     leaves = enumerate(tree_leaves(output))
     places = {
@@ -212,7 +219,8 @@ def _traced(loss: Loss, output: object, places: Mapping[int, object]) -> TracedL
 
 def _untraceable(reason: Exception) -> UnsupportedModelError:
     """Return the refusal of a loss that is no graph."""
-    return UnsupportedModelError(
+    kind = UnsupportedModelError if str(reason).startswith(RAISES) else UntraceableLossError
+    return kind(
         f"the loss cannot be traced on the model's output: {reason}; write it in torch "
         "operators, or leave loss= out (its memory is then yours to add)"
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from chainstay.runtime.devices.memory import allocated_bytes
+
+_alias: Final = torch.ops.aten.alias.default
 
 State = tuple[torch.Tensor, ...]
 """All that a stage needs from the stages before it."""
@@ -97,8 +99,11 @@ def detached(state: State) -> State:
 
 
 def non_leaves(state: State) -> State:
-    """The same memory as a stage in mid-chain gets it: autocast keeps its copies of leaves."""
-    return tuple(tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in state)
+    """The same memory as a stage in mid-chain gets it: autocast keeps its copies of leaves.
+
+    Strides stay, those of dimensions of one too, by which kernels are chosen; views change these.
+    """
+    return tuple(_alias(tensor) if tensor.requires_grad else tensor for tensor in state)
 
 
 def changeable(state: State, values: State) -> State:

@@ -126,6 +126,18 @@ def listed_modules(model: nn.Module) -> Mapping[nn.Module, tuple[str, str]]:
     return children
 
 
+def scripted_blocks(model: nn.Module) -> dict[str, str]:
+    """Return the reason why children of the model's containers cannot be stages, if scripted."""
+    return {
+        f"{path}.{name}" if path else name: "torch.jit.script has compiled it, so use the module "
+        "that was scripted"
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        for name, child in module.named_children()
+        if isinstance(child, torch.jit.ScriptModule)
+    }
+
+
 def _storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else tensor.nbytes
 

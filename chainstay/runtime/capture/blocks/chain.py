@@ -146,6 +146,11 @@ class BlockChain:
         return (tuple(stages), self.starts)
 
     @property
+    def graph_keys(self) -> tuple[Hashable, ...]:
+        """The keys of the blocks' graphs, in the order of their calls."""
+        return tuple(stage.graph.key for stage in self.stages)
+
+    @property
     def chain_stages(self) -> tuple[ChainStage, ...]:
         """The blocks as stages of a chain."""
         return tuple(ChainStage(stage.name, (stage,)) for stage in self.stages)

@@ -11,16 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from chainstay.errors import ChainstayError, UnsupportedModelError
+from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
 from chainstay.runtime.capture.trials.world import world_kept
 from chainstay.runtime.devices.sharding import is_sharded, left_sharded
 from chainstay.runtime.execute.environment import RandomStates, random_states, restore_random_states
-
-
-class SampleFailsError(UnsupportedModelError):
-    """The model itself fails on a call; its own exception is the cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +63,7 @@ class Host:
     def fresh(self) -> Iterator[tuple[nn.Module, Callable[[], Any]]]:
         """A model that is as it was before any call, and what calls its forward."""
         with (
-            self._told_by_name(),
+            self.call.failures_told(),
             world_kept(functions_of(self.model), self.device),
             torch.enable_grad(),
         ):
@@ -112,15 +108,3 @@ class Host:
                     buffer.copy_(value)
             if own is not None:
                 vars(model)["forward"] = own
-
-    @contextmanager
-    def _told_by_name(self) -> Iterator[None]:
-        try:
-            yield
-        except (torch.OutOfMemoryError, ChainstayError):
-            raise  # tell their own story
-        except Exception as cause:  # the model is the user's code and may raise anything
-            raise SampleFailsError(
-                f"{self.call.name} fails on the sample: "
-                f"{type(cause).__name__}: {str(cause).rstrip('.')}; check that it runs on it"
-            ) from cause

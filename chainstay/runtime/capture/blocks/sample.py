@@ -30,6 +30,7 @@ from chainstay.runtime.capture.blocks.calls import (
     follows,
     listed_modules,
     record_calls,
+    scripted_blocks,
 )
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
@@ -84,10 +85,11 @@ def sample_blocks(
     while True:
         chosen = choose_calls(recorded, unfit)
         if len(chosen) < 2:
+            unfit = scripted_blocks(host.model) | unfit
             raise UnsupportedModelError(
                 f"no blocks of {name} form a chain: none of its lists of modules "
-                f"has two that can run again{_reasons(unfit)}; put its blocks "
-                "into a ModuleList, or pass a list of stages"
+                f"has two that can run again{_reasons(unfit)}; put its blocks (layers that its "
+                "forward calls one after another) into a ModuleList"
             )
         with host.fresh() as (model, run), dropping():
             names = {model.get_submodule(call.name): call.name for call in chosen}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from chainstay.errors import UnsupportedModelError
+from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.runtime.capture.trials.isolation import (
     StandIns,
     arguments_like,
@@ -18,6 +19,10 @@ from chainstay.runtime.capture.trials.isolation import (
     shadow_of,
 )
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
+
+
+class SampleFailsError(UnsupportedModelError):
+    """The model itself fails on a call; its own exception is the cause."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +56,23 @@ class Call:
     def name(self) -> str:
         """The model's name, for messages."""
         return type(self.model).__name__
+
+    @contextmanager
+    def failures_told(self) -> Iterator[None]:
+        """Run the model's own Python inside; what it raises is told to be the model's.
+
+        Raises:
+            SampleFailsError: It raises something.
+        """
+        try:
+            yield
+        except (torch.OutOfMemoryError, ChainstayError):
+            raise  # tell their own story
+        except Exception as cause:  # the model is the user's code and may raise anything
+            raise SampleFailsError(
+                f"{self.name} fails on the sample: {type(cause).__name__}: "
+                f"{str(cause).rstrip('.')}; check that it runs on it"
+            ) from cause
 
     @property
     def leaves(self) -> list[Any]:

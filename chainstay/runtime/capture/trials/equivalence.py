@@ -15,17 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Final, TypeGuard
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
-from chainstay.runtime.capture.trials.world import world_kept
+from chainstay.runtime.capture.trials.world import global_names, world_kept
 from chainstay.runtime.execute.environment import random_states
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.execute.repeatable import (
@@ -78,7 +78,7 @@ class Trial:
 
         Raises:
             NotTheModelError: The text says what differs.
-            UnsupportedModelError: The model itself fails on the sample.
+            SampleFailsError: The model itself fails on the sample.
         """
         expected, found = self._both(dropping)
         difference = next(_differences(expected, found), None)
@@ -101,9 +101,6 @@ class Trial:
             key: pair for key, pair in stand_ins.known.items() if key not in self.written
         }
         others.of_all(self.inputs)
-        with world_kept((), self.device), torch.enable_grad(), hooks(), logs[1]:
-            leaves = list(self.graph(*given))
-            found = _Outcome(leaves, leaves, self._changed(stand_ins), random_states(self.device))
         shadow = self.call.of_shadow(others)
         with (
             world_kept(functions_of(self.call.model), self.device),
@@ -111,8 +108,8 @@ class Trial:
             hooks(),
             logs[0],
         ):
-            with values_kept(self._constant()) as spoiled:
-                value = self._made(shadow)
+            with values_kept(self._constant()) as spoiled, self.call.failures_told():
+                value = shadow()
             changed = self._changed(others)
             expected = _Outcome(value, tree_leaves(value), changed, random_states(self.device))
         if spoiled:
@@ -120,6 +117,9 @@ class Trial:
                 f"the forward of {self.call.name} changes a parameter in a way that "
                 "torch.compile does not see; make it a buffer, and change that in place"
             )
+        with world_kept((), self.device), torch.enable_grad(), hooks(), logs[1]:
+            leaves = list(self.graph(*given))
+            found = _Outcome(leaves, leaves, self._changed(stand_ins), random_states(self.device))
         expected.pair_with(found, {id(tensor) for _, tensor in others.known.values()})
         return expected, found
 
@@ -128,17 +128,6 @@ class Trial:
         for value in self.inputs:
             if isinstance(value, nn.Parameter) and id(value) not in self.written:
                 yield value
-
-    def _made(self, shadow: Call) -> Any:  # noqa: ANN401  # the model's own
-        try:
-            return shadow()
-        except ChainstayError:
-            raise  # tells its own story
-        except Exception as cause:  # the model is the user's code and may raise anything
-            raise UnsupportedModelError(
-                f"{self.call.name} fails on the sample: {type(cause).__name__}: "
-                f"{str(cause).rstrip('.')}; check that it takes these arguments"
-            ) from cause
 
     def _changed(self, stand_ins: StandIns) -> list[torch.Tensor]:
         """Values of what was written, in the order of the inputs."""
@@ -162,6 +151,12 @@ class Trial:
 
     def _refusal(self, difference: str) -> NotTheModelError:
         """Return an error for people: where the two begin to differ, or the model from itself."""
+        if scripted := _scripted_function(self.call.model):
+            return NotTheModelError(
+                f"{self.call.name} calls {scripted}, compiled by torch.jit.script, which gives "
+                f"other bits than the same operators ({difference}); use the function that was "
+                "scripted in its place"
+            )
         model, graph, again = OperatorLog(), OperatorLog(), OperatorLog()
         self._both(dropping, (model, graph))
         self._both(dropping, (again, nullcontext()))
@@ -238,6 +233,16 @@ class _Outcome:
         finally:
             for leaf, gradient in before:
                 leaf.grad = gradient
+
+
+def _scripted_function(model: nn.Module) -> str:
+    """Return the name of a scripted function that methods of the model name; empty if none."""
+    for function in functions_of(model):
+        if isinstance(function, FunctionType):
+            for name in global_names(function.__code__):
+                if isinstance(function.__globals__.get(name), torch.jit.ScriptFunction):
+                    return name
+    return ""
 
 
 def _is_leaf(value: object) -> TypeGuard[torch.Tensor]:

@@ -90,7 +90,7 @@ class _World:
             yield from self._cell(cell)
         if _is_module_of_users(function.__module__):
             own = function.__globals__
-            for name in _global_names(function.__code__):
+            for name in global_names(function.__code__):
                 yield own.get(name)
                 self.restores.append(_slot_restored(own, name))
 
@@ -248,8 +248,8 @@ _OTHERS: Final = ("torch", "numpy", "chainstay", "builtins", "")
 
 
 @lru_cache(maxsize=4096)
-def _global_names(code: CodeType) -> tuple[str, ...]:
-    """Globals that a function, or one that is defined inside, reads or sets."""
+def global_names(code: CodeType) -> tuple[str, ...]:
+    """Return the globals that a function, or one that is defined inside, reads or sets."""
     names: dict[str, None] = {}
     pending = [code]
     while pending:
