@@ -157,3 +157,43 @@ def test_a_loss_that_fails_on_what_blocks_give() -> None:
             by="blocks",
             progress=False,
         )
+
+
+class Passing(nn.Module):
+    """Layers that give back what they got, between others; one draws random numbers at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [
+            (nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)), nn.Dropout(0))
+            for _ in range(4)
+        ]
+        self.layers = nn.ModuleList([*(each for pair in layers for each in pair), nn.Identity()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5])
+def test_blocks_that_give_back_what_they_got(chance: float) -> None:
+    """They are no stages by blocks: no gradient comes to them."""
+
+    def step(model: Any, number: int) -> torch.Tensor:  # noqa: ANN401  # its layers are Tensors to mypy
+        model.layers[3].p = chance * (number == 1)
+        loss = loss_of(model(X))
+        loss.backward()
+        return loss
+
+    fitted = require_trains_equally(Passing, SAMPLE, step, by="blocks")
+    assert len(shown(fitted).plans[0].profile) == 5  # with the loss
+
+
+def test_a_refused_budget_tells_why_stages_are_blocks() -> None:
+    model = Conditioned()
+    model.cond = {"shift": torch.zeros(16)}
+    with pytest.raises(chainstay.InfeasibleBudgetError, match=r"Its blocks are .*\(item\)"):
+        chainstay.fit(model, (X,), budget=1000, progress=False, repeats=1)
+    with pytest.raises(chainstay.InfeasibleBudgetError, match=r"finer stages\.$"):
+        chainstay.fit(model, (X,), budget=1000, progress=False, repeats=1, by="blocks")
