@@ -13,6 +13,7 @@ import chainstay
 from chainstay.errors import UnsupportedModelError
 from twins import (
     SAMPLE,
+    Call,
     Stack,
     differences,
     picture,
@@ -197,3 +198,71 @@ def test_a_refused_budget_tells_why_stages_are_blocks() -> None:
         chainstay.fit(model, (X,), budget=1000, progress=False, repeats=1)
     with pytest.raises(chainstay.InfeasibleBudgetError, match=r"finer stages\.$"):
         chainstay.fit(model, (X,), budget=1000, progress=False, repeats=1, by="blocks")
+
+
+class Jittering(Wide):
+    """Catches what a factorisation raises at some values, and takes another matrix."""
+
+    def forward(self, x: torch.Tensor, shift: float | torch.Tensor = 0.0) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        matrix = out.T @ out + torch.eye(16)
+        try:
+            root = torch.linalg.cholesky(matrix - shift * torch.eye(16))
+        except RuntimeError:
+            root = torch.linalg.cholesky(matrix)
+        return root
+
+
+def test_an_error_by_values_that_the_model_catches() -> None:
+    """A graph raises it; the first calls do not show that."""
+    shifts = torch.tensor([0.0, 99.0, 0.0])
+
+    def step(model: nn.Module, number: int) -> torch.Tensor:
+        loss = loss_of(model(X, shifts[number]))
+        loss.backward()
+        return loss
+
+    call = Call((X, shifts[0]))
+    require_trains_equally(Jittering, call, step, recomputed=False)
+    require_refused(Jittering, call, r"catches an error of linalg_cholesky.*\.py:\d", by="graph")
+
+
+class Trying(Wide):
+    """Knows another way where torch has no kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            try:
+                more = torch.special.ndtri(x.half()).sum()
+            except RuntimeError:
+                more = x.sum()
+            x = torch.tanh(layer(x) + more)
+        return x
+
+
+def test_an_error_of_torch_that_the_model_catches() -> None:
+    require_trains_equally(Trying, SAMPLE)
+    require_refused(Trying, SAMPLE, r"is not the model, which catches an error: ", by="graph")
+
+
+class Built(Wide):
+    """Makes a layer by what it gets first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head: nn.Module | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.head is None:
+            self.head = nn.Linear(x.shape[1], 3)
+        out: torch.Tensor = self.head(super().forward(x))
+        return out
+
+
+def test_layers_that_the_first_call_makes() -> None:
+    require_refused(Built, SAMPLE, r"makes parameters.*under torch\.no_grad", by="graph")
+    model = chainstay.fit(Built(), budget="60%", progress=False, repeats=1, by="graph")
+    with torch.no_grad():
+        model(X)
+    loss_of(model(X)).backward()
+    assert shown(model).plans

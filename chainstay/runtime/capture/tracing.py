@@ -239,6 +239,11 @@ def _reason(failure: Exception) -> str:
         )
     elif "trace_autograd_ops" in text:  # a setting that would lead astray
         text = "it takes gradients inside of the forward (torch.autograd.grad)"
+    elif "nn.Parameter()" in text:
+        text = (
+            "it makes parameters while it runs; if its first call does that, make this one under "
+            "torch.no_grad()"
+        )
     elif re.search(_DECIDES, text, re.IGNORECASE):
         text = (
             "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide "

@@ -13,7 +13,7 @@ what is saved for them is on the CPU meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
@@ -80,7 +80,13 @@ class Trial:
             NotTheModelError: The text says what differs.
             UnsupportedModelError: The model itself fails on the sample.
         """
-        expected, found = self._both(dropping)
+        try:
+            expected, found = self._both(dropping)
+        except ChainstayError:
+            raise
+        except Exception as failure:
+            self._require_model_fails(failure)
+            raise
         difference = next(_differences(expected, found), None)
         if difference is None and expected.autograd_graph() != found.autograd_graph():
             difference = next(self._differing_gradients(), None)
@@ -122,6 +128,26 @@ class Trial:
             )
         expected.pair_with(found, {id(tensor) for _, tensor in others.known.values()})
         return expected, found
+
+    def _require_model_fails(self, failure: Exception) -> None:
+        """Refuse a graph that fails where its model goes on: that may catch an error."""
+        others = StandIns(self.written)
+        others.of_all(self.inputs)
+        shadow, has_run = self.call.of_shadow(others), False
+        with (
+            world_kept(functions_of(self.call.model), self.device),
+            torch.enable_grad(),
+            dropping(),
+            values_kept(self._constant()),
+            suppress(Exception),
+        ):  # the failure is the model's own, then
+            shadow()
+            has_run = True
+        if has_run:
+            raise NotTheModelError(
+                f"what torch.compile makes of {self.call.name} is not the model, which catches an "
+                f"error: {type(failure).__name__}: {str(failure).rstrip('.')}"
+            ) from failure
 
     def _constant(self) -> Iterator[torch.Tensor]:
         """The model's parameters that are not known to be changed."""
