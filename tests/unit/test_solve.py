@@ -66,6 +66,8 @@ def test_percentages_are_of_plain_training() -> None:
         ("-3 GiB", "budget is '-3 GiB'; write bytes"),
         ("9" * 100, "write bytes"),
         (1.5, r"budget is 1.5; write whole bytes"),
+        (2**63, r"budget is a number of 64 bits; it must be below 2\*\*63 bytes"),
+        ("99999999999 GiB", "number of 67 bits"),
         (True, "budget is True; write whole bytes"),
         (None, "budget is None; write whole bytes"),
     ],
