@@ -60,6 +60,10 @@ def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
         raise InvalidBudgetError(f"budget is {budget!r}; write whole bytes, '8GiB' or '50%'")
     else:
         size = operator.index(budget)
+    if size <= 0 and isinstance(budget, str) and parse_percentage(budget):
+        raise InvalidBudgetError(
+            f"budget is {budget!r} of what plain training needs: no whole byte; write bytes"
+        )
     if size <= 0:
         raise InvalidBudgetError(
             f"budget is {budget!r}; it must be at least 1 byte (a share of plain training "

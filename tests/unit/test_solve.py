@@ -61,6 +61,7 @@ def test_percentages_are_of_plain_training() -> None:
         (0, "budget is 0; it must be at least 1 byte"),
         (-5, "budget is -5; it must be at least 1"),
         ("0%", "budget is '0%'; it must be at least 1"),
+        ("0.0001%", "of what plain training needs: no whole byte; write bytes"),
         ("1.5 apples", r"budget is '1.5 apples'; write bytes, '8GiB'"),
         ("", "budget is ''; write bytes"),
         ("-3 GiB", "budget is '-3 GiB'; write bytes"),
