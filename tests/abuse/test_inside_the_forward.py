@@ -266,3 +266,30 @@ def test_layers_that_the_first_call_makes() -> None:
         model(X)
     loss_of(model(X)).backward()
     assert shown(model).plans
+
+
+class Recursive(Wide):
+    """Calls itself on half of the batch."""
+
+    def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        less: torch.Tensor = self(x[::2], depth - 1).mean(0) if depth else x.mean(0)
+        out: torch.Tensor = super().forward(x + less)
+        return out
+
+
+def test_a_model_that_calls_itself() -> None:
+    def trained(budget: str | None) -> Any:  # noqa: ANN401  # a picture
+        seed(0)
+        model = Recursive()
+        if budget is not None:
+            chainstay.fit(model, budget=budget, progress=False, repeats=1)
+        losses = []
+        for _ in range(3):
+            losses.append(loss_of(model(X)))
+            losses[-1].backward()
+        return picture([loss.detach() for loss in losses], list(model.parameters()))
+
+    assert differences(trained(None), trained("90%")) == []
+    model = chainstay.fit(Recursive(), budget="90%", progress=False, repeats=1, by="graph")
+    with pytest.raises(UnsupportedModelError, match="calls a forward that no graph takes in"):
+        model(X)

@@ -43,6 +43,7 @@ _SKIPPED: Final = "found no compiled frames"
 """What torch.compile says where it has run nothing, in a message without a class of its own."""
 
 _DRAWS: Final = r"\bRandom\.\w+|\bnumpy\.random\b"
+_APART: Final = r"torch\.compiler\.disable.*\.forward at 0x"
 _DECIDES: Final = (
     "data-dependent (expression|branching)|Could not extract specialized"
     r"|Dynamic control flow is not|builtin: bool \["  # by torch 2.6
@@ -243,6 +244,11 @@ def _reason(failure: Exception) -> str:
         text = (
             "it makes parameters while it runs; if its first call does that, make this one under "
             "torch.no_grad()"
+        )
+    elif re.search(_APART, text):
+        text = (
+            "it calls a forward that no graph takes in: that of a fitted model, itself for "
+            "example, or one under torch.compiler.disable"
         )
     elif re.search(_DECIDES, text, re.IGNORECASE):
         text = (
