@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -57,6 +58,11 @@ class _Commands(TyperGroup):
         except ChainstayError as error:
             print_note(f"{type(error).__name__}: {error}")
             raise typer.Exit(exit_code_for(error)) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads on, which click knows
+                raise
+            print_note(f"{type(error).__name__}: {error}")
+            raise typer.Exit(ExitCode.MISUSED) from None
 
 
 app = typer.Typer(

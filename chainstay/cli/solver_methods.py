@@ -75,7 +75,8 @@ def require_link(link: Link | None, options: SolveOptions) -> Link:
     """
     if link is None:
         raise CommandLineError(
-            "offloading takes as long as the link does: give its speed, as in --link 12GB/s"
+            "offloading takes as long as the link does: give its speed, as in --offload "
+            "--link 12GB/s"
         )
     capacity = None if options.host_budget is None else parse_bytes(options.host_budget)
     return link if capacity is None else replace(link, capacity=capacity)

@@ -153,8 +153,10 @@ def fastest_strategy(strategies: Sequence[Strategy], plain_time: Time = 1) -> St
     raise refusals[0]
 
 
-def strategy_table(strategies: Sequence[Strategy], chosen: Strategy, plain_time: Time) -> Table:
-    """Return a table of all strategies with the chosen one marked."""
+def strategy_table(
+    strategies: Sequence[Strategy], chosen: Strategy, plain_time: Time, unit: str
+) -> Table:
+    """Return a table of all strategies with the chosen one marked; sizes are in `unit`."""
     table = new_table()
     table.add_column("", no_wrap=True)
     table.add_column("strategy", overflow="fold")
@@ -165,15 +167,17 @@ def strategy_table(strategies: Sequence[Strategy], chosen: Strategy, plain_time:
         is_chosen = strategy is chosen
         style = "bold" if is_chosen else "" if strategy.makespan is not None else "dim"
         mark = ">" if is_chosen else ""
-        cells = (mark, *_cells(strategy, plain_time))
+        cells = (mark, *_cells(strategy, plain_time, unit))
         table.add_row(*(Text(cell, style=style) for cell in cells))
     return table
 
 
-def _cells(strategy: Strategy, plain_time: Time) -> Iterator[str]:
+def _cells(strategy: Strategy, plain_time: Time, unit: str) -> Iterator[str]:
+    is_of_slots = unit == "slots"  # then times are no nanoseconds either
+    size, makespan = strategy.peak_bytes, strategy.makespan
     yield strategy.name
-    yield "" if strategy.peak_bytes is None else short_bytes(strategy.peak_bytes)
-    yield "" if strategy.makespan is None else format_time(strategy.makespan)
+    yield "" if size is None else f"{size} {unit}" if is_of_slots else short_bytes(size)
+    yield "" if makespan is None else str(makespan) if is_of_slots else format_time(makespan)
     has_times = strategy.makespan and plain_time
     slower = float(strategy.slowdown(plain_time)) - 1 if has_times else 0.0
     yield "" if strategy.makespan is None else f"{slower:.1%}"

@@ -162,13 +162,19 @@ class BlockForward:
             try:
                 planned = planner.maker.of_blocks(around, is_first=not planner.plans)
             except InfeasibleBudgetError as refusal:
-                raise planner.at_shapes(refusal, shapes) from None
+                raise planner.at_shapes(refusal, shapes, self._told()) from None
             origin = f"by blocks ({stages[0].name} to {stages[-1].name}){self.reason}\n"
             self.known.pop(key, None)  # the plan made last is at the end
             self.known[key] = replace(planned, origin=origin)
             planner.add(self.known[key], shapes, call, self.device)
         self.open_entrances(call.model)
         return self.known[key]
+
+    def _told(self) -> str:
+        """Return a sentence on why the model has no finer stages; empty if blocks are asked for."""
+        if self.planner.settings.by == "blocks":
+            return ""
+        return f" Its blocks are the stages, not the operators of its graph{self.reason}."
 
     def _outgrown(self, call: Call, run: BlockRun, *, is_new: bool) -> None:
         """A call has run blocks that its plan does not know, or not as they are now."""

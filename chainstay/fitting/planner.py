@@ -271,15 +271,17 @@ class Planner:
         peak = format_bytes(solution.peak_bytes)
         say(f"planned for {shapes}: {peak}{limit}, {told}", wanted=self.settings.progress)
 
-    def at_shapes(self, refusal: InfeasibleBudgetError, shapes: str) -> InfeasibleBudgetError:
-        """The same refusal, of a call with these shapes."""
+    def at_shapes(
+        self, refusal: InfeasibleBudgetError, shapes: str, stages: str = ""
+    ) -> InfeasibleBudgetError:
+        """The same refusal, of a call with these shapes, and a sentence on its `stages`."""
         told, budget = f"for a call with {shapes}: {refusal}", self.settings.budget
         if self.plans and is_share(budget):
             told += (
                 f" The budget {budget!r} is a share of what the first call planned needed, and the "
                 "same bytes hold for all: fit with a sample of the largest call, or give bytes."
             )
-        refusal.args = (told, *refusal.args[1:])
+        refusal.args = (told + stages, *refusal.args[1:])
         return refusal
 
     def use(self, planned: AnyPlanned) -> None:

@@ -83,7 +83,11 @@ def solve(model: Model, limits: Limits, *, gap: float, warm_start: bool = False)
         highs.setOptionValue("presolve", "off")
         highs.setOptionValue("time_limit", left)
         highs.clearSolver()
-        _check(highspy, _run(highspy, highs, start), "the solve")
+        if _run(highspy, highs, start) == highspy.HighsStatus.kError:
+            raise BackendError(
+                "HiGHS cannot solve this within its tolerances: sizes of bytes beside sizes of "
+                "TiB, most likely; use method='cpsat' or 'dp', or measure in coarser units"
+            )
     return _outcome(highspy, highs, columns)
 
 

@@ -91,6 +91,10 @@ class OffloadProfile:
             InvalidProfileError: The chain has skips: what a stage saves is then read by
                 later forwards, which this model does not represent.
         """
+        if not isinstance(profile, ChainProfile):
+            raise InvalidProfileError(
+                f"profile is a {type(profile).__name__}, must be a ChainProfile"
+            )
         require_plain(profile, "offloading whole activations")
         if profile.skips:
             raise InvalidProfileError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from chainstay.documents import Fields
 from chainstay.errors import InvalidProfileError
@@ -238,16 +238,16 @@ class Stage:
     def from_fields(cls, document: Fields) -> Self:
         """Read the JSON object that `to_fields` writes."""
         options = document.children("options") if document.has("options") else []
-        return cls(
-            name=document.string("name"),
-            **{field: document.integer(field) for field in QUANTITIES},
-            options=tuple(map(StageOption.from_fields, options)),
-            first=_run_in(document, "first"),
-            again=_run_in(document, "again"),
-            dropped_first=_run_in(document, "dropped_first"),
-            dropped_again=_run_in(document, "dropped_again"),
-            needs_input=document.boolean("needs_input") if document.has("needs_input") else True,
-        )
+        found: dict[str, Any] = {field: document.integer(field) for field in QUANTITIES}
+        found |= {name: _run_in(document, name) for name in _RUNS}
+        found["name"] = document.string("name")
+        found["options"] = tuple(map(StageOption.from_fields, options))
+        if document.has("needs_input"):
+            found["needs_input"] = document.boolean("needs_input")
+        try:
+            return cls(**found)
+        except InvalidProfileError as refusal:  # of many stages, which often have no names
+            raise InvalidProfileError(f"{document.path}: {refusal}") from None
 
 
 _RUNS: Final = ("first", "again", "dropped_first", "dropped_again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Final
 
 from chainstay.baselines.join import keep_all_join
 from chainstay.errors import InvalidBudgetError
@@ -12,6 +13,9 @@ from chainstay.schedule import Schedule
 from chainstay.units import parse_bytes, parse_percentage
 from chainstay.validation.join.simulate import simulate_join
 from chainstay.validation.simulate import simulate
+
+_LARGEST: Final = 2**63 - 1
+"""Largest budget: one that every method can count with, and ``sys.maxsize``."""
 
 
 def plain_peak(profile: AnyProfile) -> int:
@@ -56,9 +60,16 @@ def parse_budget(budget: int | str, plain_bytes: Callable[[], int]) -> int:
         raise InvalidBudgetError(f"budget is {budget!r}; write whole bytes, '8GiB' or '50%'")
     else:
         size = operator.index(budget)
+    if size <= 0 and isinstance(budget, str) and parse_percentage(budget):
+        raise InvalidBudgetError(
+            f"budget is {budget!r} of what plain training needs: no whole byte; write bytes"
+        )
     if size <= 0:
         raise InvalidBudgetError(
             f"budget is {budget!r}; it must be at least 1 byte (a share of plain training "
             "is written '50%')"
         )
+    if size > _LARGEST:
+        bits = size.bit_length()
+        raise InvalidBudgetError(f"budget is a number of {bits} bits; it must be below 2**63 bytes")
     return size

@@ -42,6 +42,7 @@ from itertools import repeat
 from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Discards, Op, Schedule
+from chainstay.validation.arguments import require_replayable
 from chainstay.validation.chain_memory import ChainMemory, InvalidOperationError
 
 __all__ = ["InvalidOperationError", "Replay", "Snapshot", "simulate"]
@@ -124,6 +125,7 @@ def simulate(
         >>> replay.makespan, replay.peak_bytes
         (12, 45)
     """
+    require_replayable(profile, schedule, ChainProfile)
     memory = ChainMemory(profile, Discards(discards))
     timeline: list[Snapshot] = []
     clock = 0

@@ -254,3 +254,138 @@ def test_a_loop_over_a_number_that_the_call_is_given_is_planned() -> None:
             return state
 
     require_trains_equally(lambda: Loop(packs=False), Call((batch(2, 4, 16), 4)))
+
+
+class Passing(nn.Module):
+    """Layers that give back what they got, between others; one draws random numbers at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [
+            (nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)), nn.Dropout(0))
+            for _ in range(4)
+        ]
+        self.layers = nn.ModuleList([*(each for pair in layers for each in pair), nn.Identity()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5])
+def test_blocks_that_give_back_what_they_got(chance: float) -> None:
+    """They are no stages by blocks: no gradient comes to them."""
+
+    def step(model: Any, number: int) -> torch.Tensor:  # noqa: ANN401  # its layers are Tensors to mypy
+        model.layers[3].p = chance * (number == 1)
+        loss = loss_of(model(X))
+        loss.backward()
+        return loss
+
+    fitted = require_trains_equally(Passing, SAMPLE, step, by="blocks")
+    assert len(shown(fitted).plans[0].profile) == 5  # with the loss
+
+
+def test_a_refused_budget_tells_why_stages_are_blocks() -> None:
+    model = Conditioned()
+    model.cond = {"shift": torch.zeros(16)}
+    with pytest.raises(chainstay.InfeasibleBudgetError, match=r"Its blocks are .*\(item\)"):
+        chainstay.fit(model, (X,), budget=1000, progress=False, repeats=1)
+    with pytest.raises(chainstay.InfeasibleBudgetError, match=r"finer stages\.$"):
+        chainstay.fit(model, (X,), budget=1000, progress=False, repeats=1, by="blocks")
+
+
+class Jittering(Wide):
+    """Catches what a factorisation raises at some values, and takes another matrix."""
+
+    def forward(self, x: torch.Tensor, shift: float | torch.Tensor = 0.0) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        matrix = out.T @ out + torch.eye(16)
+        try:
+            root = torch.linalg.cholesky(matrix - shift * torch.eye(16))
+        except RuntimeError:
+            root = torch.linalg.cholesky(matrix)
+        return root
+
+
+def test_an_error_by_values_that_the_model_catches() -> None:
+    """A graph raises it; the first calls do not show that."""
+    shifts = torch.tensor([0.0, 99.0, 0.0])
+
+    def step(model: nn.Module, number: int) -> torch.Tensor:
+        loss = loss_of(model(X, shifts[number]))
+        loss.backward()
+        return loss
+
+    call = Call((X, shifts[0]))
+    require_trains_equally(Jittering, call, step, recomputed=False)
+    require_refused(Jittering, call, r"catches an error of linalg_cholesky.*\.py:\d", by="graph")
+
+
+class Trying(Wide):
+    """Knows another way where torch has no kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            try:
+                more = torch.special.ndtri(x.half()).sum()
+            except RuntimeError:
+                more = x.sum()
+            x = torch.tanh(layer(x) + more)
+        return x
+
+
+def test_an_error_of_torch_that_the_model_catches() -> None:
+    require_trains_equally(Trying, SAMPLE)
+    require_refused(Trying, SAMPLE, r"is not the model, which catches an error: ", by="graph")
+
+
+class Built(Wide):
+    """Makes a layer by what it gets first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head: nn.Module | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.head is None:
+            self.head = nn.Linear(x.shape[1], 3)
+        out: torch.Tensor = self.head(super().forward(x))
+        return out
+
+
+def test_layers_that_the_first_call_makes() -> None:
+    require_refused(Built, SAMPLE, r"makes parameters.*under torch\.no_grad", by="graph")
+    model = chainstay.fit(Built(), budget="60%", progress=False, repeats=1, by="graph")
+    with torch.no_grad():
+        model(X)
+    loss_of(model(X)).backward()
+    assert shown(model).plans
+
+
+class Recursive(Wide):
+    """Calls itself on half of the batch."""
+
+    def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        less: torch.Tensor = self(x[::2], depth - 1).mean(0) if depth else x.mean(0)
+        out: torch.Tensor = super().forward(x + less)
+        return out
+
+
+def test_a_model_that_calls_itself() -> None:
+    def trained(budget: str | None) -> Any:  # noqa: ANN401  # a picture
+        seed(0)
+        model = Recursive()
+        if budget is not None:
+            chainstay.fit(model, budget=budget, progress=False, repeats=1)
+        losses = []
+        for _ in range(3):
+            losses.append(loss_of(model(X)))
+            losses[-1].backward()
+        return picture([loss.detach() for loss in losses], list(model.parameters()))
+
+    assert differences(trained(None), trained("90%")) == []
+    model = chainstay.fit(Recursive(), budget="90%", progress=False, repeats=1, by="graph")
+    with pytest.raises(UnsupportedModelError, match="calls a forward that no graph takes in"):
+        model(X)

@@ -78,6 +78,15 @@ def gradients_of_some_parameters(model: nn.Module, _: int) -> torch.Tensor:
 
 
 @loop
+def gradients_of_several_outputs_at_once(model: nn.Module, _: int) -> torch.Tensor:
+    output, first = model(X), next(model.parameters())
+    rows = torch.eye(3, output.numel()).view(3, *output.shape)
+    (several,) = torch.autograd.grad(output, [first], rows, is_grads_batched=True)
+    first.grad = several.sum(0)
+    return several
+
+
+@loop
 def backward_to_some_inputs(model: nn.Module, _: int) -> torch.Tensor:
     loss = loss_of(model(X))
     loss.backward(inputs=list(model.parameters())[2:4])

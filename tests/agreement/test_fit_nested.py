@@ -201,6 +201,7 @@ def test_a_training_step_compiled_around_it(subject: str) -> None:
 
 def test_a_graph_in_one_piece_is_refused() -> None:
     """Who asks for no breaks is told that the plan is one."""
+    torch.compiler.reset()  # after the tests before, torch compiles no more calls of modules
     _, planned, sample = pair("layered", "least")
     sample.loss(planned)  # which captures it: frames are compiled inside
     whole: Any = torch.compile(planned, backend="eager", fullgraph=True)

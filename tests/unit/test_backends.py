@@ -132,6 +132,22 @@ def test_a_model_that_highs_refuses_is_an_error() -> None:
         backends.solve(model, MINUTE, gap=0.5)
 
 
+def test_answers_that_highs_calls_wrong_either_way_are_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bytes beside TiB in one chain are beyond its tolerances."""
+    highspy = pytest.importorskip("highspy")
+    run = backends._run
+
+    def fail(*given: Any) -> object:  # noqa: ANN401
+        run(*given)
+        return highspy.HighsStatus.kError
+
+    monkeypatch.setattr(backends, "_run", fail)
+    with pytest.raises(BackendError, match=r"within its tolerances.* use method='cpsat' or 'dp'"):
+        backends.solve(knapsack(), MINUTE, gap=0.5)
+
+
 def test_an_answer_that_highs_itself_calls_wrong_is_sought_without_presolve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,6 +32,8 @@ def net(depth=4):
     blocks = (nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)) for _ in range(depth))
     return nn.Sequential(*blocks)
 
+MODEL = net()
+
 def trained():
     return net(), (torch.randn(8, 32),), {}, lambda output: output.square().mean()
 
@@ -265,6 +267,7 @@ def test_names_from_files_do_not_steer_the_terminal() -> None:
         ("plan models.py -b 50%", 2, "models.py:function"),
         ("plan models.py:absent -b 50%", 2, "models.py has no function 'absent'"),
         ("plan models.py:nothing -b 50%", 2, "returned a int, must return a model"),
+        ("plan models.py:MODEL -b 50%", 2, "is a model itself, must be a function"),
         ("plan models.py:broken -b 50%", 4, "RuntimeError: no such weights (models.py, line"),
         ("plan absent.py:net -b 50%", 2, "there is no file absent.py"),
         ("plan models.py:net -b 50%", 2, "write --input 32x3x224x224"),
@@ -286,7 +289,7 @@ def test_names_from_files_do_not_steer_the_terminal() -> None:
         ("plan models.py:net -b 50% -i 8x32 --method magic", 2, "'magic'"),
         ("plan chain.json -b 1%", 3, "the least feasible budget is"),
         ("plan chain.json -b 50% -i 8x32", 2, "--input is for models, and chain.json is a profile"),
-        ("plan chain.json -b 50% --offload", 2, "as in --link 12GB/s"),
+        ("plan chain.json -b 50% --offload", 2, "as in --offload --link 12GB/s"),
         ("plan absent.json -b 50%", 2, "absent.json: No such file"),
         ("plan broken.json -b 50%", 2, "not JSON"),
         ("plan menu.json -b 50%", 2, "the document is a 'menu', must be one of chain-profile"),

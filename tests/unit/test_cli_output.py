@@ -216,6 +216,9 @@ def test_joins_of_files_are_not_offloaded_and_slots_are_no_bytes() -> None:
     result = chainstay("plan", "slots.json", "-b", "6")
     assert result.exit_code == 0, result.output
     assert "budget: 6 slots" in result.stdout
+    assert "  6 slots  " in result.stdout
+    assert " B " not in result.stdout
+    assert " ns " not in result.stdout
     assert " time units in " in result.stdout
     assert "bytes" not in result.stdout
     refused = chainstay("plan", "slots.json", "-b", "6", "--offload", "--link", "1GB/s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,12 @@ def test_document_says_what_it_is() -> None:
         "version": 3,
         "dish": "soup",
     }
+
+
+@pytest.mark.parametrize("text", [{"chainstay": "menu"}, b"{}", None, Path("menu.json")])
+def test_only_text_is_read(text: str) -> None:
+    with pytest.raises(InvalidProfileError, match=f"a {type(text).__name__}, must be JSON text"):
+        read(text)
 
 
 @given(

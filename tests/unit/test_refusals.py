@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from chainstay.profiles import (
     Join,
     JoinProfile,
     Link,
+    OffloadProfile,
     Skip,
     kept_gradients,
 )
@@ -23,6 +27,7 @@ from chainstay.validation.hybrid.search import hybrid_optimum
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.join.search import join_optimum
 from chainstay.validation.join.simulate import simulate_join
+from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.simulate import simulate
 from chainstay.verify.chain_instances import with_skip
 from hybrid_support import CHAIN
@@ -102,6 +107,31 @@ def test_schedules_of_joins_that_cannot_run_are_pointed_at(
     with pytest.raises(InvalidScheduleError) as caught:
         simulate_join(profile, Schedule.parse(text))
     refused(text, caught.value, step, reason)
+
+
+@pytest.mark.parametrize(
+    "replayed",
+    [
+        simulate,
+        simulate_join,
+        lambda profile, schedule: simulate_offload(profile, schedule, budget=9, link=LINK),
+        lambda profile, schedule: simulate_hybrid(profile, schedule, budget=9, link=LINK),
+    ],
+)
+def test_what_is_no_schedule_or_no_profile_is_told(replayed: Callable[[Any, Any], object]) -> None:
+    with pytest.raises(InvalidProfileError, match=r"profile is a Link, must be a \w+Profile"):
+        replayed(LINK, Schedule.keep_all(2))
+    for profile in (CHAIN, TURNING, OffloadProfile.from_chain(CHAIN)):
+        with suppress(InvalidProfileError):
+            with pytest.raises(InvalidScheduleError, match=r"is a str, must be .*Schedule\.parse"):
+                replayed(profile, "Fa0 B0")
+            return
+    pytest.fail("no profile was taken")
+
+
+def test_what_is_offloaded_is_of_a_chain() -> None:
+    with pytest.raises(InvalidProfileError, match="profile is a JoinProfile, must be a Chain"):
+        OffloadProfile.from_chain(TURNING)  # type: ignore[arg-type]  # the point of the test
 
 
 def test_questions_that_a_referee_does_not_know_are_refused() -> None:

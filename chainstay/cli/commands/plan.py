@@ -124,7 +124,7 @@ def _print_result(result: PlanResult) -> None:
     budget = problem.format_size(solution.budget)
     print_result(result.title, style="bold")
     print_result(f"budget: {budget}, {share:.0%} of what plain training needs\n")
-    print_table(strategy_table(result.strategies, result.chosen, result.plain_time))
+    print_table(strategy_table(result.strategies, result.chosen, result.plain_time, problem.unit))
     text = solution.describe()
     if problem.unit == "slots":  # whose sizes are no bytes, and whose times no nanoseconds
         text = f"{solution.makespan} time units in {problem.format_size(solution.peak_bytes)}"

@@ -149,6 +149,11 @@ def _own_model(spec: ModelSpec) -> BuiltModel:
     assert spec.path is not None
     module = _module_at(spec.path)
     function = getattr(module, spec.name, None)
+    if isinstance(function, nn.Module):
+        raise CommandLineError(
+            f"{spec.path}:{spec.name} is a model itself, must be a function that returns one, so "
+            "that each run has its own"
+        )
     if not callable(function):
         own = [
             name

@@ -22,6 +22,7 @@ import torch
 from torch import fx, nn
 
 from chainstay.errors import UnsupportedModelError
+from chainstay.runtime.capture.caught_errors import caught_at
 from chainstay.runtime.capture.custom_functions import OPERATOR, CustomFunction
 from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
 from chainstay.runtime.capture.recurrent_layers import has_layers, split_layers
@@ -213,8 +214,7 @@ class _GraphCopier:
 
     def _operator(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> None:
         name = _name_of(node)
-        if name in _REFUSED:
-            raise NoStagesError(_REFUSED[name])
+        _require_runs_again(node, name)
         if name in _DROPPED:
             return
         if node.target is stage_border:
@@ -335,6 +335,17 @@ class _GraphCopier:
         ]
         for node in reversed(span):
             self.graph.erase_node(node)
+
+
+def _require_runs_again(node: fx.Node, name: str) -> None:
+    """Refuse an operator that no plan can run again as the model does."""
+    if name in _REFUSED:
+        raise NoStagesError(_REFUSED[name])
+    if (place := caught_at(node, name)) is not None:
+        raise NoStagesError(
+            f"the forward catches an error of {name}, which its graph cannot ({place}); use what "
+            "tells without an error, such as torch.linalg.cholesky_ex"
+        )
 
 
 def _spans(graph: fx.Graph) -> Iterator[list[fx.Node]]:

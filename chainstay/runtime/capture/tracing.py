@@ -42,11 +42,37 @@ _LOUD: Final = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch
 _SKIPPED: Final = "found no compiled frames"
 """What torch.compile says where it has run nothing, in a message without a class of its own."""
 
-_DRAWS: Final = r"\bRandom\.\w+|\bnumpy\.random\b"
-_DECIDES: Final = (
-    "data-dependent (expression|branching)|Could not extract specialized"
-    r"|Dynamic control flow is not|builtin: bool \["  # by torch 2.6
-)
+_REASONS: Final[Mapping[str, str]] = {
+    r"\bRandom\.\w+|\bnumpy\.random\b": (
+        "it draws from Python's random or from NumPy, which no graph can; draw from torch, or in "
+        "front of the model"
+    ),
+    "trace_autograd_ops": (  # a setting that would lead astray
+        "it takes gradients inside of the forward (torch.autograd.grad)"
+    ),
+    r"nn\.Parameter\(\)": (
+        "it makes parameters while it runs; if its first call does that, make this one under "
+        "torch.no_grad()"
+    ),
+    r"torch\.compiler\.disable.*\.forward at 0x": (
+        "it calls a forward that no graph takes in: that of a fitted model, itself for example, "
+        "or one under torch.compiler.disable"
+    ),
+    "(?i)data-dependent (expression|branching)|Could not extract specialized"
+    r"|Dynamic control flow is not|builtin: bool \[": (  # by torch 2.6
+        "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide by a "
+        "Python bool or number that the module keeps, or that the call is given"
+    ),
+    r"torch\.jit\.script": (
+        "it calls {scripted}, compiled by torch.jit.script, which no graph can look into; put the "
+        "module that was scripted in its place"
+    ),
+    "pack_padded_sequence": (
+        "it packs sequences (pack_padded_sequence), which no graph can; give the recurrent layer "
+        "the padded batch, and mask what is behind the end of each sequence"
+    ),
+}
+"""Why there is no full graph, by what TorchDynamo says; the first that is found counts."""
 
 _TRACER: Final = "_dynamo/convert_frame.py"
 
@@ -240,28 +266,9 @@ def _reason(failure: Exception, args: tuple[object, ...]) -> str:
     details = [line.partition(": ")[2].rstrip(".") for line in lines if line.startswith("Expl")]
     places = [line for line in lines if line.startswith('File "')]
     text = f"{first}: {details[0]}" if details else first
-    if re.search(_DRAWS, text):
-        text = (
-            "it draws from Python's random or from NumPy, which no graph can; draw from torch, or "
-            "in front of the model"
-        )
-    elif "trace_autograd_ops" in text:  # a setting that would lead astray
-        text = "it takes gradients inside of the forward (torch.autograd.grad)"
-    elif re.search(_DECIDES, text, re.IGNORECASE):
-        text = (
-            "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide "
-            "by a Python bool or number that the module keeps, or that the call is given"
-        )
-    elif "torch.jit.script" in text:
-        text = (
-            f"it calls {_scripted_in(args)}, compiled by torch.jit.script, which no graph can "
-            "look into; put the module that was scripted in its place"
-        )
-    elif "pack_padded_sequence" in text:
-        text = (
-            "it packs sequences (pack_padded_sequence), which no graph can; give the recurrent "
-            "layer the padded batch, and mask what is behind the end of each sequence"
-        )
+    known = (reason for pattern, reason in _REASONS.items() if re.search(pattern, text))
+    if reason := next(known, ""):
+        text = reason.format(scripted=_scripted_in(args))
     raised = [line.partition("raised exception ")[2] for line in lines if _RAISED in line]
     if raised:
         text = f"{RAISES}{raised[0]}"

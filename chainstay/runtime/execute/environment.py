@@ -233,12 +233,26 @@ class Environment:
 
     def entered(self) -> AbstractContextManager[None]:
         """Run the body in these surroundings; afterwards the present ones are back."""
+        if (level := _vmap_level()) > 0:
+            return self._without_vmap(level)
         differing = [each for each in self.autocast if each != _autocast_setting(each[0])]
         if self.backends != backend_settings():
             return self._with_backends(differing)
         if not (differing or self.random):
             return _NOTHING
         return self._entered(differing)
+
+    @contextmanager
+    def _without_vmap(self, level: int) -> Iterator[None]:
+        """Leave the vmap in which backwards run, but no forward did: it draws no random numbers."""
+        for _ in range(level):
+            torch._C._vmapmode_decrement_nesting()  # noqa: SLF001  # no public way
+        try:
+            with self.entered():
+                yield
+        finally:
+            for _ in range(level):
+                torch._C._vmapmode_increment_nesting()  # noqa: SLF001  # no public way
 
     @contextmanager
     def _with_backends(self, autocast: list[AutocastSetting]) -> Iterator[None]:
@@ -260,6 +274,12 @@ class Environment:
                 yield
         finally:
             restore_random_states(present)
+
+
+def _vmap_level() -> int:
+    """Return how deep the backward is in the vmap of ``is_grads_batched``, which has no getter."""
+    torch._C._vmapmode_increment_nesting()  # noqa: SLF001  # no public way
+    return torch._C._vmapmode_decrement_nesting()  # noqa: SLF001  # no public way
 
 
 def require_repeatable(

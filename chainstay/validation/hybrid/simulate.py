@@ -34,6 +34,7 @@ from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.profiles import ChainProfile, Link, StageOption
 from chainstay.profiles.chain import require_single_stage_options
 from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.validation.arguments import require_replayable
 from chainstay.validation.event_machine import EventMachine, TransferReplay
 from chainstay.validation.hybrid.data_items import (
     Item,
@@ -83,6 +84,7 @@ def simulate_hybrid(
         >>> simulate_hybrid(chain, schedule, budget=40, link=Link(bandwidth=5)).makespan
         13
     """
+    require_replayable(profile, schedule, ChainProfile)
     if overheads is not None and len(overheads) != len(schedule):
         raise ValueError(
             f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"

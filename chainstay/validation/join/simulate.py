@@ -38,6 +38,7 @@ from chainstay.profiles import (
     kept_gradients,
 )
 from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.validation.arguments import require_replayable
 from chainstay.validation.join.slot_memory import SlotMemory
 from chainstay.validation.simulate import InvalidOperationError, Replay, Snapshot
 
@@ -78,6 +79,7 @@ def simulate_join(
         >>> replay.makespan, replay.peak_bytes
         (6, 3)
     """
+    require_replayable(profile, schedule, JoinProfile, HomogeneousJoin)
     flags = kept_gradients(profile, keep)
     memory: _JoinMemory
     if isinstance(profile, HomogeneousJoin):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import Link, OffloadProfile
 from chainstay.schedule import Op, OpKind, Schedule
+from chainstay.validation.arguments import require_replayable
 from chainstay.validation.event_machine import EventMachine, TransferReplay
 from chainstay.validation.simulate import InvalidOperationError
 
@@ -47,6 +48,7 @@ def simulate_offload(
         >>> simulate_offload(profile, schedule, budget=8, link=Link(bandwidth=2)).makespan
         9
     """
+    require_replayable(profile, schedule, OffloadProfile)
     index = None
     try:
         machine = OffloadMachine(profile, budget, link)

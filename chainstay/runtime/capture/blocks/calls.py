@@ -89,10 +89,9 @@ class BlockCall:
 
     @property
     def is_stage(self) -> bool:
-        """Whether there is a gradient to run it again for."""
-        return any(tensor.requires_grad for tensor in self.outputs) and not any(
-            tensor.is_parameter for tensor in self.taken
-        )
+        """Whether it makes something that has a gradient; ``nn.Identity`` does not."""
+        makes = any(each.requires_grad and each not in self.inputs for each in self.outputs)
+        return makes and not any(tensor.is_parameter for tensor in self.taken)
 
 
 def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]:

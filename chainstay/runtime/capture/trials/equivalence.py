@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from chainstay.errors import ChainstayError
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
@@ -118,10 +119,22 @@ class Trial:
                 "torch.compile does not see; make it a buffer, and change that in place"
             )
         with world_kept((), self.device), torch.enable_grad(), hooks(), logs[1]:
-            leaves = list(self.graph(*given))
+            leaves = self._graph_leaves(given)
             found = _Outcome(leaves, leaves, self._changed(stand_ins), random_states(self.device))
         expected.pair_with(found, {id(tensor) for _, tensor in others.known.values()})
         return expected, found
+
+    def _graph_leaves(self, given: Sequence[Any]) -> list[Any]:
+        """Run the graph of a model that has just run by itself."""
+        try:
+            return list(self.graph(*given))
+        except (torch.OutOfMemoryError, ChainstayError):
+            raise  # tell their own story
+        except Exception as failure:  # an operator's, which the model may catch
+            raise NotTheModelError(
+                f"what torch.compile makes of {self.call.name} is not the model, which catches an "
+                f"error: {type(failure).__name__}: {str(failure).rstrip('.')}"
+            ) from failure
 
     def _constant(self) -> Iterator[torch.Tensor]:
         """The model's parameters that are not known to be changed."""

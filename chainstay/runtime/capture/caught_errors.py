@@ -1,0 +1,50 @@
+"""Operators whose errors a model may catch, which its graph cannot.
+
+TorchDynamo traces what follows ``try:`` as if no operator failed. Some fail by the values that
+they get, such as the Cholesky factorisation of a matrix that is not positive definite; where the
+model catches that, to go on in another way, its graph is not the model.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from torch import fx
+
+_FAILS_BY_VALUES: Final = re.compile(
+    r"(linalg_)?(cholesky|cond|eig|eigh|eigvals|eigvalsh|inv|inverse|ldl_factor|lstsq|lu|lu_factor"
+    r"|solve|svd|svdvals|tensorinv|tensorsolve|matrix_norm|matrix_rank|pinv)"
+)
+"""Names of operators that raise ``torch.linalg.LinAlgError``; those of ``*_ex`` do not."""
+
+_PLACE: Final = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
+
+
+def caught_at(node: fx.Node, name: str) -> str | None:
+    """Return the place where the model catches an error of this operator, ``None`` if nowhere.
+
+    Args:
+        node: A node of TorchDynamo's graph, which knows the lines that it comes from.
+        name: The bare name of what it calls.
+    """
+    if not _FAILS_BY_VALUES.fullmatch(name):
+        return None
+    for file, line in _PLACE.findall(node.stack_trace or ""):
+        if any(int(line) in lines for lines in _tried_lines(file)):
+            return f"{file.rsplit('/', 1)[-1]}:{line}"
+    return None
+
+
+def _tried_lines(file: str) -> Iterator[range]:
+    """The lines of a file whose errors are caught."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return
+    for found in ast.walk(tree):
+        if isinstance(found, ast.Try) and found.handlers:
+            yield range(found.body[0].lineno, (found.body[-1].end_lineno or 0) + 1)

@@ -1,0 +1,23 @@
+"""What every simulator asks of its arguments before it begins."""
+
+from __future__ import annotations
+
+from chainstay.errors import InvalidProfileError, InvalidScheduleError
+from chainstay.schedule import Schedule
+
+
+def require_replayable(profile: object, schedule: object, *kinds: type) -> None:
+    """Refuse a profile that is not of `kinds`, and what is no schedule, such as its text.
+
+    Raises:
+        InvalidProfileError: The profile is of another kind.
+        InvalidScheduleError: The schedule is none.
+    """
+    if not isinstance(profile, kinds):
+        needed = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidProfileError(f"profile is a {type(profile).__name__}, must be a {needed}")
+    if not isinstance(schedule, Schedule):
+        raise InvalidScheduleError(
+            f"schedule is a {type(schedule).__name__}, must be a Schedule; read its text by "
+            "Schedule.parse(text)"
+        )
