@@ -28,7 +28,7 @@ class Tell(TrainerCallback):  # type: ignore[misc]  # the library's own types ar
 
     said = "plain"
 
-    def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:  # noqa: ANN401
+    def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
         """After every step."""
         self.said = str(getattr(model, "chainstay", "plain"))
 

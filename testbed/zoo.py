@@ -38,7 +38,7 @@ class Sample:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self) -> Any:  # noqa: ANN401  # the model's own output
+    def __call__(self) -> Any:
         """Call the model."""
         return self.model(*self.args, **self.kwargs)
 
@@ -73,7 +73,7 @@ def loss_of(output: object) -> torch.Tensor:
     return total
 
 
-def _torchvision(name: str, size: int, batch: int = 2, **options: Any) -> Sample:  # noqa: ANN401
+def _torchvision(name: str, size: int, batch: int = 2, **options: Any) -> Sample:
     models = pytest.importorskip("torchvision.models")
     model = models.get_model(name, weights=None, num_classes=10, **options)
     return Sample(model, (torch.randn(batch, 3, size, size),))
@@ -130,7 +130,7 @@ def _vit_b_16() -> Sample:
     return Sample(model, (torch.randn(8, 3, 64, 64),))
 
 
-def _transformers(kind: str, config: Any) -> nn.Module:  # noqa: ANN401  # a transformers config
+def _transformers(kind: str, config: Any) -> nn.Module:
     model: nn.Module = getattr(pytest.importorskip("transformers"), kind)(config)
     return model
 

@@ -21,7 +21,7 @@ _WORDS: Final = 100
 _LENGTH: Final = 32
 
 
-def _of_torchvision(name: str, size: int = _IMAGE, batch: int = 2, **options: Any) -> Sample:  # noqa: ANN401
+def _of_torchvision(name: str, size: int = _IMAGE, batch: int = 2, **options: Any) -> Sample:
     models = import_module("torchvision.models")
     model = models.get_model(name, weights=None, num_classes=10, **options)
     return Sample(model, (torch.randn(batch, 3, size, size),))
@@ -32,7 +32,7 @@ def _of_videos() -> Sample:
     return Sample(video.r3d_18(num_classes=10), (torch.randn(1, 3, 8, 32, 32),))
 
 
-def _of_timm(name: str, size: int = _IMAGE, batch: int = 2, **options: Any) -> Sample:  # noqa: ANN401
+def _of_timm(name: str, size: int = _IMAGE, batch: int = 2, **options: Any) -> Sample:
     timm = import_module("timm")
     model = timm.create_model(name, pretrained=False, num_classes=10, **options)
     return Sample(model, (torch.randn(batch, 3, size, size),))
@@ -41,7 +41,7 @@ def _of_timm(name: str, size: int = _IMAGE, batch: int = 2, **options: Any) -> S
 def _of_transformers(
     name: str,
     inputs: Callable[[], Mapping[str, torch.Tensor]],
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> Sample:
     """The model of that class, with its own kind of configuration."""
     kind = getattr(import_module("transformers"), name)
@@ -102,12 +102,12 @@ _PAIR: Final = {
 }
 
 
-def _decoder(name: str, **options: Any) -> Sample:  # noqa: ANN401
+def _decoder(name: str, **options: Any) -> Sample:
     settings = {**_SMALL, **_SPECIAL, "num_key_value_heads": 2, "use_cache": False, **options}
     return _of_transformers(f"{name}ForCausalLM", _text, **settings)
 
 
-def _encoder(name: str, **options: Any) -> Sample:  # noqa: ANN401
+def _encoder(name: str, **options: Any) -> Sample:
     return _of_transformers(f"{name}ForMaskedLM", _masked_text, **{**_SMALL, **options})
 
 

@@ -109,13 +109,13 @@ def compiled(model: nn.Module, backend: str, share: float) -> Forward:
     config: Any = import_module("torch._functorch.config")
     work: Any = import_module("torch._dynamo").lookup_backend(backend)
 
-    def within_budget(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401
+    def within_budget(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         with config.patch(activation_memory_budget=share):
             return work(graph, inputs)
 
     return torch.compile(model, backend=within_budget, fullgraph=True, dynamic=False)
 
 
-def _saved_on_cpu(model: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _saved_on_cpu(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     with torch.autograd.graph.save_on_cpu():
         return model(*args, **kwargs)

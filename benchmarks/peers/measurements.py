@@ -72,7 +72,7 @@ class Course:
         """By the allocator's own account, the sample included in the peak."""
         given, sizes = self._training.given_bytes, []
 
-        def ahead() -> Any:  # noqa: ANN401  # as the model's
+        def ahead() -> Any:
             output = forward(*self._training.args, **self._training.kwargs)
             sizes.append(sum(each.untyped_storage().nbytes() for each in _tensors_of(output)))
             return output
@@ -140,7 +140,7 @@ def _gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
     return [each.grad for each in parameters if each.grad is not None]
 
 
-def _tensors_of(output: Any) -> list[torch.Tensor]:  # noqa: ANN401  # as the model's
+def _tensors_of(output: Any) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         return [output]
     parts = output.values() if isinstance(output, Mapping) else output

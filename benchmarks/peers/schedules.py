@@ -79,7 +79,7 @@ def _chain(stages: int, saved: int) -> ChainProfile:
     return ChainProfile(input_bytes=SIZE, input_gradient_bytes=SIZE, stages=(stage,) * stages)
 
 
-def _revolved(library: Any, stages: int, slots: int, saved: int) -> str:  # noqa: ANN401
+def _revolved(library: Any, stages: int, slots: int, saved: int) -> str:
     chain = _chain(stages, saved)
     theirs = simulate(chain, translated(library, _revolve(library, stages, slots)))
     ours = solve_chain(chain, theirs.peak_bytes, method="dp")
@@ -94,11 +94,11 @@ def _revolved(library: Any, stages: int, slots: int, saved: int) -> str:  # noqa
     )
 
 
-def _revolve(library: Any, stages: int, slots: int) -> list[Any]:  # noqa: ANN401
+def _revolve(library: Any, stages: int, slots: int) -> list[Any]:
     return list(library.Revolve(stages, slots, uf=FORWARD, ub=BACKWARD))
 
 
-def translated(library: Any, actions: Sequence[Any]) -> Schedule:  # noqa: ANN401
+def translated(library: Any, actions: Sequence[Any]) -> Schedule:
     """Actions on memory alone, in chainstay's language."""
     ops: list[Op] = []
     is_kept = False  # whether the activation that comes next stays in its slot
@@ -118,7 +118,7 @@ def translated(library: Any, actions: Sequence[Any]) -> Schedule:  # noqa: ANN40
     return Schedule(tuple(ops))
 
 
-def _hierarchical(library: Any, stages: int, memory: int, disk: int, time: int) -> str:  # noqa: ANN401
+def _hierarchical(library: Any, stages: int, memory: int, disk: int, time: int) -> str:
     chain = _chain(stages, saved=memory + 1)
     budget = simulate(chain, translated(library, _revolve(library, stages, memory))).peak_bytes
     theirs = min(
@@ -141,7 +141,7 @@ def _hierarchical(library: Any, stages: int, memory: int, disk: int, time: int) 
     )
 
 
-def _makespan(library: Any, actions: Sequence[Any], time: int) -> int:  # noqa: ANN401
+def _makespan(library: Any, actions: Sequence[Any], time: int) -> int:
     """Of actions done one after another."""
     total = 0
     for action in actions:

@@ -162,7 +162,7 @@ def link(setting: Setting) -> Iterator[Row]:
         here = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
         there = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
 
-        def copies(ways: str, here: Any = here, there: Any = there) -> None:  # noqa: ANN401  # lists of tensors
+        def copies(ways: str, here: Any = here, there: Any = there) -> None:
             if "out" in ways:
                 with accelerator.on(out):
                     there[0].copy_(here[0], non_blocking=True)

@@ -40,11 +40,11 @@ Your own model: a file with a function that returns it, as path/to/file.py:funct
 class _Commands(TyperGroup):
     """A group whose errors end with a sentence and an exit code."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # inherited
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         use_nearest_characters()
         return super().main(*args, **kwargs)
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  # a context of typer's own click, or of click
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

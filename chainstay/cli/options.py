@@ -195,7 +195,7 @@ def flatten_options(
             parameters += options
 
         @functools.wraps(command)
-        def flat(**values: Any) -> None:  # noqa: ANN401  # options of any type
+        def flat(**values: Any) -> None:
             for name, (group, options) in groups.items():
                 values[name] = group(**{option: values.pop(option) for option in options})
             command(**values)
@@ -207,7 +207,7 @@ def flatten_options(
     return decorate
 
 
-def _option_parameters(group: Any, omit: Collection[str]) -> list[inspect.Parameter]:  # noqa: ANN401  # any dataclass
+def _option_parameters(group: Any, omit: Collection[str]) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     return [
         inspect.Parameter(

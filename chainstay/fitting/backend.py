@@ -81,7 +81,7 @@ def chainstay_backend(
         return graph.forward
     forward = GraphForward.from_graph(graph, inputs)
 
-    def planned(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+    def planned(*inputs: Any) -> Sequence[Any]:
         try:
             return forward(*inputs)
         except UnplannedGraphError as found:

@@ -72,14 +72,14 @@ class BlockForward:
     def __post_init__(self) -> None:
         self.graphs = BlockGraphs(self.planner.name, self.device)
 
-    def __call__(self, call: Call, planned: PlannedBlocks | None, *, is_new: bool = False) -> Any:  # noqa: ANN401  # the model's own
+    def __call__(self, call: Call, planned: PlannedBlocks | None, *, is_new: bool = False) -> Any:
         """The model's output, its blocks run as `planned` by `plan_for`; `is_new` if just now."""
         if planned is None:
             return call()
         run = BlockRun(planned.schedule, self.device)
         checked = not is_sharded(call.model)
 
-        def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+        def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             try:
                 return self.graphs.call(block, (args, kwargs), run.block, checked=checked)
             except UnsupportedModelError:

@@ -80,7 +80,7 @@ class Fitted:
         self.settings = settings
         self.planner = Planner(self._name, settings, maker)
 
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401  # the model's own
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's output."""
         if type(model) is not self._kind or any(
             kind.forward is not known for kind, known in self._forwards
@@ -94,7 +94,7 @@ class Fitted:
         with caches_off(self._caching):
             return self._run(model, args, kwargs)
 
-    def _run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401  # the model's own
+    def _run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Go by the plan for such a call; make one where there is none."""
         if self._capture is not None:
             try:
@@ -171,7 +171,7 @@ class Fitted:
         self._capture = self._blocks = self._latest = None
         release_blocks(model)
 
-    def _run_new(self, call: Call, *, is_real: bool = True) -> Any:  # noqa: ANN401  # the model's own
+    def _run_new(self, call: Call, *, is_real: bool = True) -> Any:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
         call.require_no_nested()
         with _PLANNING, other_bits_accepted(wanted=not self.settings.bit_for_bit):
@@ -204,7 +204,7 @@ class Fitted:
             self._blocks, self._capture = blocks, None
         return blocks(call, planned, is_new=True) if is_real else None
 
-    def _run_graph(self, call: Call, *, is_real: bool) -> Any:  # noqa: ANN401  # the model's own
+    def _run_graph(self, call: Call, *, is_real: bool) -> Any:
         """Trace the call and plan it; then make it, if `is_real`."""
         try:
             return self._run_traced(call, is_real=is_real)
@@ -214,7 +214,7 @@ class Fitted:
                     raise
                 return self._run_traced(call, is_real=is_real)
 
-    def _run_traced(self, call: Call, *, is_real: bool) -> Any:  # noqa: ANN401  # the model's own
+    def _run_traced(self, call: Call, *, is_real: bool) -> Any:
         if self._capture is None:
             self._capture = GraphCapture(self._plain, GraphForward.if_trained, self._name)
 
@@ -306,7 +306,7 @@ def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward of a fitted model, which stands for its plain one."""
 
     @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]  # a traced plan gives silently wrong gradients
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         model = _called_module(self)
         fitted = fitted_of(model)
         if fitted is None or model is not self:

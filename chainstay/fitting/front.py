@@ -194,7 +194,7 @@ def settings_of(  # noqa: PLR0913  # those of `fit`
     link: Link | None = None,
     host_budget: int | str | None = None,
     reserve: int | str = 0,
-    **others: Any,  # noqa: ANN401  # those of `PlannerSettings`
+    **others: Any,
 ) -> PlannerSettings:
     """The arguments of `fit`, looked through; its errors, as far as they need no model."""
     settings = PlannerSettings(

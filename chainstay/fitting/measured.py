@@ -84,7 +84,7 @@ class MeasuredModel:
     def forward(self, planned: AnyPlanned) -> Callable[..., Any]:
         """The model as a function that goes by a plan of these stages; plans may take turns."""
 
-        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+        def forward(*args: Any, **kwargs: Any) -> Any:
             with self.running(planned):
                 return self.call.model(*args, **kwargs)
 

@@ -12,11 +12,11 @@ from chainstay.errors import BackendError
 class _Pyomo:
     """``pyomo.environ``, imported when it is first used, since that takes a second."""
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # Pyomo is untyped
+    def __getattr__(self, name: str) -> Any:
         return getattr(_imported("pyomo.environ"), name)
 
 
-def _imported(module: str) -> Any:  # noqa: ANN401  # Pyomo is untyped
+def _imported(module: str) -> Any:
     """Import a module of Pyomo.
 
     Raises:

@@ -33,7 +33,7 @@ class FitCallback(TrainerCallback):  # type: ignore[misc]  # the library's own t
         control: TrainerControl,  # noqa: ARG002  # likewise
         *,
         model: nn.Module,
-        **others: Any,  # noqa: ANN401, ARG002  # likewise
+        **others: Any,  # noqa: ARG002  # likewise
     ) -> None:
         """Let the model wait for its first batch."""
         fit_at_first_call(model, self.settings)
@@ -45,7 +45,7 @@ class FitCallback(TrainerCallback):  # type: ignore[misc]  # the library's own t
         control: TrainerControl,  # noqa: ARG002  # likewise
         *,
         model: nn.Module,
-        **others: Any,  # noqa: ANN401, ARG002  # likewise
+        **others: Any,  # noqa: ARG002  # likewise
     ) -> None:
         """The model is plain again, so that it can be saved and copied as ever."""
         unfit_if_fitted(model)

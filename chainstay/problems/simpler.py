@@ -36,7 +36,7 @@ def with_smaller_numbers(record: _Record) -> Iterator[_Record]:
                 yield replace(record, **changes)  # type: ignore[type-var]  # as above
 
 
-def _smaller_values(value: Any) -> Iterator[Any]:  # noqa: ANN401  # whatever a record holds
+def _smaller_values(value: Any) -> Iterator[Any]:
     if isinstance(value, int) and not isinstance(value, bool):
         yield from smaller(value)
     elif isinstance(value, tuple):

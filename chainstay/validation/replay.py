@@ -15,7 +15,7 @@ from chainstay.validation.simulate import Replay, simulate
 
 def replay(
     problem: AnyProblem,
-    claim: Any,  # noqa: ANN401  # of a class that belongs to the problem
+    claim: Any,
     *,
     overheads: Sequence[int] | None = None,
 ) -> Replay | TransferReplay:

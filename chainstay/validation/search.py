@@ -47,7 +47,7 @@ class _State(Protocol):
 
     @property
     def gradient(self) -> int: ...
-    def __lt__(self, other: Any, /) -> bool: ...  # noqa: ANN401  # of the same class
+    def __lt__(self, other: Any, /) -> bool: ...
 
 
 _S = TypeVar("_S", bound=_State)

@@ -27,7 +27,7 @@ def exhaustive_search(discards: Discards = Discards.TABLE1) -> NamedFunction:
 
 
 def _exact(
-    method: Any,  # noqa: ANN401  # MIP or CPSAT
+    method: Any,
     rules: Discards,
     *,
     most_stages: int,
@@ -129,7 +129,7 @@ class ChainSuite(Suite):
         draw = random_chain_with_options if number % 4 == _WITH_OPTIONS else random_chain
         return draw(seed, number)
 
-    def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # a ChainProblem
+    def meets(self, restriction: str, problem: Any) -> bool:
         """Return whether a chain has no skips or super-stages, is plain, or is not."""
         if restriction == "no skips":
             return not problem.profile.skips
@@ -137,12 +137,12 @@ class ChainSuite(Suite):
             return keeps_stages_apart(problem.profile)
         return restriction == ("plain" if problem.profile.is_plain else "options")
 
-    def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:  # noqa: ANN401  # as above
+    def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:
         """Run a method."""
         claim: Claim = tested.method(problem.profile, problem.budget)
         return claim
 
-    def certify(self, tested: MethodUnderTest, problem: Any, claim: Claim) -> Solution:  # noqa: ANN401  # as above
+    def certify(self, tested: MethodUnderTest, problem: Any, claim: Claim) -> Solution:
         """Return the claim as a solution; no schedule may be below the bound on all of them."""
         return certify_chain(problem, claim, method=tested.name)
 

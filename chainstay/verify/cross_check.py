@@ -49,7 +49,7 @@ class NamedFunction:
     def __str__(self) -> str:
         return self.name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the function's own
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         return self.function(*args, **kwargs)
 
@@ -213,7 +213,7 @@ class Suite(ABC):
         """Run a method and return its claim, which is not certified yet."""
 
     @abstractmethod
-    def certify(self, tested: MethodUnderTest, problem: AnyProblem, claim: Any) -> Solution:  # noqa: ANN401  # of the problem's class
+    def certify(self, tested: MethodUnderTest, problem: AnyProblem, claim: Any) -> Solution:
         """Return the claim as a solution.
 
         Raises:

@@ -99,18 +99,18 @@ class HybridSuite(Suite):
         """Return instance `number` of `seed`."""
         return random_hybrid(seed, number)
 
-    def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # a HybridProblem
+    def meets(self, restriction: str, problem: Any) -> bool:
         """Return whether the link is plain, or stages have no options."""
         part = problem.link if restriction == "simple link" else problem.profile
         return bool(part.is_plain)
 
-    def ask(self, tested: MethodUnderTest, problem: Any) -> HybridClaim:  # noqa: ANN401  # as above
+    def ask(self, tested: MethodUnderTest, problem: Any) -> HybridClaim:
         """Run a method."""
         problem.require_feasible()
         claim: HybridClaim = tested.method(problem)
         return claim
 
-    def certify(self, tested: MethodUnderTest, problem: Any, claim: HybridClaim) -> Solution:  # noqa: ANN401  # as above
+    def certify(self, tested: MethodUnderTest, problem: Any, claim: HybridClaim) -> Solution:
         """Return the claim as a solution; a plan of [POFO] takes no less than by parts of items."""
         solution = certify_with_bound(problem, claim, method=tested.name)
         if reason := _fractional_contradiction(problem, solution):

@@ -77,7 +77,7 @@ class JoinSuite(Suite):
         """Return instance `number` of `seed`."""
         return random_join(seed, number)
 
-    def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # a JoinProblem
+    def meets(self, restriction: str, problem: Any) -> bool:
         """Return whether a join is in slots, has no tail, or has options or kinds of runs."""
         if restriction == "slots":
             return bool(problem.unit == "slots")
@@ -86,11 +86,11 @@ class JoinSuite(Suite):
             return bool(is_plain == (restriction == "plain"))
         return restriction == "no tail" and not problem.profile.tail_length
 
-    def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:  # noqa: ANN401  # as above
+    def ask(self, tested: MethodUnderTest, problem: Any) -> Claim:
         """Run a method."""
         return join_claim(tested.method, problem.profile, problem.budget, keep=problem.keep)
 
-    def certify(self, tested: MethodUnderTest, problem: Any, claim: Claim) -> Solution:  # noqa: ANN401  # as above
+    def certify(self, tested: MethodUnderTest, problem: Any, claim: Claim) -> Solution:
         """Return the claim as a solution; in slots, none may be below the waterfilling bound."""
         solution = certify(problem, claim, method=tested.name)
         if problem.unit == "slots":

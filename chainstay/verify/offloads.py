@@ -88,16 +88,16 @@ class OffloadSuite(Suite):
         """Return instance `number` of `seed`."""
         return random_offload(seed, number)
 
-    def meets(self, restriction: str, problem: Any) -> bool:  # noqa: ANN401  # an OffloadProblem
+    def meets(self, restriction: str, problem: Any) -> bool:
         """Return whether the link has neither latency nor two directions at once."""
         return bool(restriction == "simple link" and problem.link.is_plain)
 
-    def ask(self, tested: MethodUnderTest, problem: Any) -> OffloadClaim:  # noqa: ANN401  # as above
+    def ask(self, tested: MethodUnderTest, problem: Any) -> OffloadClaim:
         """Run a method."""
         claim: OffloadClaim = tested.method(problem)
         return claim
 
-    def certify(self, tested: MethodUnderTest, problem: Any, claim: OffloadClaim) -> Solution:  # noqa: ANN401  # as above
+    def certify(self, tested: MethodUnderTest, problem: Any, claim: OffloadClaim) -> Solution:
         """Return the claim as a solution; no schedule may be below the fractional optimum."""
         bound = fractional_optimum(problem)
         return certify_offload(problem, claim, bound=bound, method=tested.name, solve_seconds=0.0)

@@ -19,7 +19,7 @@ _REWRITTEN: Final = (
 class ReadableDocstrings(griffe.Extension):
     """Rewrites every docstring before it is parsed."""
 
-    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:  # noqa: ANN401  # as it is called
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite one."""
         if obj.docstring:
             for pattern, replacement in _REWRITTEN:

@@ -55,7 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:  # noqa: ANN401  # as called
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Citation keys in brackets lead to the references."""
     source = page.file.src_uri
     if source == "references.md":
@@ -63,12 +63,12 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:  # noqa: AN
     return markdown + citations(BIBLIOGRAPHY, "../" * source.count("/") + "references.md")
 
 
-def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401  # as it is called
+def on_page_content(html: str, **_: Any) -> str:
     """Numbers and their units stay on one line."""
     return html.replace('<td style="text-align: right;">', '<td class="number">')
 
 
-def on_post_page(output: str, *, page: Page, **_: Any) -> str:  # noqa: ANN401  # as it is called
+def on_post_page(output: str, *, page: Page, **_: Any) -> str:
     """Nothing is loaded from a network.
 
     Raises:
@@ -80,6 +80,6 @@ def on_post_page(output: str, *, page: Page, **_: Any) -> str:  # noqa: ANN401  
     return output
 
 
-def on_post_template(output_content: str, **_: Any) -> str:  # noqa: ANN401  # as it is called
+def on_post_template(output_content: str, **_: Any) -> str:
     """Likewise, for the page of a server that finds nothing."""
     return output_content.replace(SHIM, f"/{VENDORED_SHIM}")

@@ -64,7 +64,7 @@ class Taking(Stack):
 
     tensor_of: Callable[..., torch.Tensor]
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         y: torch.Tensor = super().forward(type(self).tensor_of(*args, **kwargs))
         return y
 
@@ -156,7 +156,7 @@ class Giving(Stack):
 
     output_of: Callable[[torch.Tensor, Any], Any]
 
-    def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401
+    def forward(self, x: torch.Tensor) -> Any:
         return type(self).output_of(super().forward(x), x)
 
 
@@ -179,7 +179,7 @@ GIVEN: dict[str, Callable[[torch.Tensor, Any], Any]] = {
 def test_given(name: str) -> None:
     make = type("Model", (Giving,), {"output_of": staticmethod(GIVEN[name])})
 
-    def loss_in(output: Any) -> torch.Tensor:  # noqa: ANN401
+    def loss_in(output: Any) -> torch.Tensor:
         if isinstance(output, (Batch, Own)):  # torch 2.6 traces no union
             output = output.x
         return loss_of(list(output) if hasattr(output, "__next__") else output)

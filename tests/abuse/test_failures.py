@@ -422,12 +422,12 @@ class Square(torch.autograd.Function):
     """Keeps its input for the backward where nobody sees it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # has no type
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.x = x.detach()
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # likewise
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = gradient * 2 * ctx.x
         return y
 
@@ -575,7 +575,7 @@ class Quantize(TorchFunctionMode):
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # as torch has it
+    ) -> Any:
         output = func(*args, **(kwargs or {}))
         return output.bfloat16().float() if func is functional.linear else output
 

@@ -140,7 +140,7 @@ READERS: Final[dict[str, tuple[Callable[[str], Any], Callable[[], Any]]]] = {
 each_reader = pytest.mark.parametrize("name", READERS)
 
 
-def only_own_errors(function: Callable[[], Any]) -> Any:  # noqa: ANN401  # whatever it returns
+def only_own_errors(function: Callable[[], Any]) -> Any:
     """The result, or None after an error of chainstay's own whose text can be shown."""
     found = None
     try:
@@ -152,7 +152,7 @@ def only_own_errors(function: Callable[[], Any]) -> Any:  # noqa: ANN401  # what
 
 
 @cache
-def made(name: str) -> Any:  # noqa: ANN401  # whatever there is to write
+def made(name: str) -> Any:
     """What the document is of."""
     return READERS[name][1]()
 
@@ -164,7 +164,7 @@ def valid(name: str) -> str:
     return text
 
 
-def changed(value: Any, data: st.DataObject) -> Any:  # noqa: ANN401  # any JSON value
+def changed(value: Any, data: st.DataObject) -> Any:
     """`value` with one change somewhere in it; in text that is a document, within that."""
     if isinstance(value, str) and value.startswith("{"):
         return json.dumps(changed(json.loads(value), data))
@@ -184,7 +184,7 @@ def changed(value: Any, data: st.DataObject) -> Any:  # noqa: ANN401  # any JSON
     return copy
 
 
-def near(value: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401  # any JSON value
+def near(value: Any) -> st.SearchStrategy[Any]:
     """Values like this one."""
     if isinstance(value, int):
         return st.integers(value - 2, value + 2)
@@ -272,7 +272,7 @@ def test_schedules(text: str) -> None:
 
 
 @given(st.sampled_from(OpKind) | SCALARS, SCALARS, SCALARS)
-def test_operations(kind: Any, stage: Any, branch: Any) -> None:  # noqa: ANN401  # anything
+def test_operations(kind: Any, stage: Any, branch: Any) -> None:
     op = only_own_errors(lambda: Op(kind, stage, branch))
     if op is not None:
         assert Schedule.parse(str(op)).ops == (op,)
@@ -308,7 +308,7 @@ def test_stages(fields: dict[str, Any]) -> None:
 
 
 @given(VALUES, VALUES, VALUES | st.just((_STAGE,)), VALUES)
-def test_chains_of_anything(first: Any, gradient: Any, stages: Any, skips: Any) -> None:  # noqa: ANN401
+def test_chains_of_anything(first: Any, gradient: Any, stages: Any, skips: Any) -> None:
     only_own_errors(
         lambda: ChainProfile(
             input_bytes=first, input_gradient_bytes=gradient, stages=stages, skips=skips
@@ -317,7 +317,7 @@ def test_chains_of_anything(first: Any, gradient: Any, stages: Any, skips: Any) 
 
 
 @given(VALUES, VALUES | st.just(_BARE))
-def test_joins_of_anything(branches: Any, tail: Any) -> None:  # noqa: ANN401  # anything
+def test_joins_of_anything(branches: Any, tail: Any) -> None:
     only_own_errors(lambda: JoinProfile(branches=branches, tail=tail))
     only_own_errors(lambda: JoinProfile(branches=(_BARE,), tail=tail))
     only_own_errors(
@@ -333,10 +333,10 @@ def test_offloading_of_anything(values: list[Any]) -> None:
 
 @given(VALUES | st.fractions(), VALUES | st.fractions(), VALUES, VALUES)
 def test_links_of_anything(
-    bandwidth: Any,  # noqa: ANN401  # anything
-    latency: Any,  # noqa: ANN401
-    duplex: Any,  # noqa: ANN401
-    capacity: Any,  # noqa: ANN401
+    bandwidth: Any,
+    latency: Any,
+    duplex: Any,
+    capacity: Any,
 ) -> None:
     link = only_own_errors(
         lambda: Link(bandwidth=bandwidth, latency=latency, duplex=duplex, capacity=capacity)
@@ -347,7 +347,7 @@ def test_links_of_anything(
 
 
 @given(VALUES)
-def test_schedules_of_anything(ops: Any) -> None:  # noqa: ANN401  # anything
+def test_schedules_of_anything(ops: Any) -> None:
     only_own_errors(lambda: Schedule(ops))
     only_own_errors(lambda: Schedule.parse(ops))
 

@@ -78,7 +78,7 @@ class Forces(Wide):
 
 
 @pytest.mark.parametrize("by", ["auto", "blocks"])
-def test_gradients_taken_inside(by: Any) -> None:  # noqa: ANN401  # of `fit`
+def test_gradients_taken_inside(by: Any) -> None:
     """The refusal says so, and no setting of torch's is told."""
     require_refused(Forces, SAMPLE, r"gradients (are taken )?inside of the forward", by=by)
     model = chainstay.fit(Forces(), budget="60%", progress=False, by=by)
@@ -105,7 +105,7 @@ class Conditioned(Wide):
 def test_a_condition_that_another_model_computes() -> None:
     """Planning by blocks runs the model backward, but never what made its condition."""
 
-    def trained(budget: str | None) -> Any:  # noqa: ANN401  # a picture
+    def trained(budget: str | None) -> Any:
         seed(0)
         model, encoder = Conditioned(), nn.Linear(3, 16)
         if budget is not None:
@@ -139,7 +139,7 @@ class Picky(Wide):
 
 @pytest.mark.parametrize("loss", [None, loss_of], ids=["no loss", "loss"])
 @pytest.mark.parametrize("by", ["auto", "blocks"])
-def test_an_exception_is_the_models_own(by: Any, loss: Any) -> None:  # noqa: ANN401  # of `fit`
+def test_an_exception_is_the_models_own(by: Any, loss: Any) -> None:
     """A loop that leaves out bad batches catches what it did without a plan."""
     model = Picky()
     chainstay.fit(model, (X,), budget="70%", loss=loss, by=by, progress=False, repeats=1)
@@ -277,7 +277,7 @@ class Passing(nn.Module):
 def test_blocks_that_give_back_what_they_got(chance: float) -> None:
     """They are no stages by blocks: no gradient comes to them."""
 
-    def step(model: Any, number: int) -> torch.Tensor:  # noqa: ANN401  # its layers are Tensors to mypy
+    def step(model: Any, number: int) -> torch.Tensor:
         model.layers[3].p = chance * (number == 1)
         loss = loss_of(model(X))
         loss.backward()
@@ -374,7 +374,7 @@ class Recursive(Wide):
 
 
 def test_a_model_that_calls_itself() -> None:
-    def trained(budget: str | None) -> Any:  # noqa: ANN401  # a picture
+    def trained(budget: str | None) -> Any:
         seed(0)
         model = Recursive()
         if budget is not None:

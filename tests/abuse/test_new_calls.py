@@ -46,7 +46,7 @@ def wide_layer() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
 
 
-def fit(model: nn.Module, **settings: Any) -> nn.Module:  # noqa: ANN401  # of `chainstay.fit`
+def fit(model: nn.Module, **settings: Any) -> nn.Module:
     return chainstay.fit(model, **{"loss": loss_of, "repeats": 1, "method": "dp", **settings})
 
 
@@ -377,7 +377,7 @@ def test_options_of_stages_that_were_measured_are_not_measured_again(
     """By a graph, another head is another plan; the layers in front of it are as before."""
     looks: list[str] = []
 
-    def look(graph: StageGraph, *args: Any) -> list[Option]:  # noqa: ANN401  # of `stage_options`
+    def look(graph: StageGraph, *args: Any) -> list[Option]:
         looks.append(graph.stage.name)
         return stage_options(graph, *args)
 

@@ -93,128 +93,128 @@ def way(keep: Keep) -> Keep:
 
 
 @way
-def a_hidden_state(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # Keeping
+def a_hidden_state(model: Any, x: torch.Tensor) -> torch.Tensor:
     y = x if model.state is None else x + 0.1 * model.state
     model.state = y.detach()
     return y
 
 
 @way
-def a_list_of_states(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_list_of_states(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.states.append(x.detach())
     return x + sum(model.states) / 10
 
 
 @way
-def a_tensor_in_a_dict(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_tensor_in_a_dict(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.cache["last"] = x.detach().mean(0) + model.cache.get("last", 0)
     return x + model.cache["last"]
 
 
 @way
-def a_mask_by_shape(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_mask_by_shape(model: Any, x: torch.Tensor) -> torch.Tensor:
     if x.shape not in model.cache:
         model.cache[x.shape] = torch.ones(x.shape[-1]).cumsum(0) / 16
     return x * model.cache[x.shape]
 
 
 @way
-def a_log_of_numbers(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_log_of_numbers(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.logs.append(len(model.logs))
     return x * (1 + len(model.logs) / 100)
 
 
 @way
-def a_log_of_values(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_log_of_values(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.logs.append(x.detach().abs().max().item())
     return x
 
 
 @way
-def a_branch_on_values(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_branch_on_values(model: Any, x: torch.Tensor) -> torch.Tensor:
     if x.mean().item() > 0:
         model.steps += 1
     return x * (1 + model.steps / 10)
 
 
 @way
-def a_counter_of_itertools(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_counter_of_itertools(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x * (1 + next(model.counter) / 100)
 
 
 @way
-def a_torch_generator(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_torch_generator(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x * torch.rand(x.shape, generator=model.generator)
 
 
 @way
-def a_python_generator(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_python_generator(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x * model.random.random()
 
 
 @way
-def a_choice_by_chance(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_choice_by_chance(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x.sin() if model.random.random() < 0.5 else x
 
 
 @way
-def a_numpy_generator(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_numpy_generator(model: Any, x: torch.Tensor) -> torch.Tensor:
     return x * float(model.numpy.random())
 
 
 @way
-def global_python_numbers(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def global_python_numbers(_: Any, x: torch.Tensor) -> torch.Tensor:
     return x * random.random()
 
 
 @way
-def global_numpy_numbers(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def global_numpy_numbers(_: Any, x: torch.Tensor) -> torch.Tensor:
     return x * float(np.random.rand())  # noqa: NPY002  # as users write it
 
 
 @way
-def generators_of_the_module(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def generators_of_the_module(_: Any, x: torch.Tensor) -> torch.Tensor:
     return x * (RNG.random() + float(NUMPY_RNG.random()))
 
 
 @way
-def a_numpy_array(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_numpy_array(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.array += 1
     return x * (1 + float(model.array[0]) / 100)
 
 
 @way
-def a_hidden_batchnorm(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_hidden_batchnorm(model: Any, x: torch.Tensor) -> torch.Tensor:
     y: torch.Tensor = model.hidden[0](x)
     return y
 
 
 @way
-def a_plain_tensor_in_place(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_plain_tensor_in_place(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.plain.add_(x.detach().mean(0))
     return x + model.plain
 
 
 @way
-def an_object_of_its_own(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def an_object_of_its_own(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.registry.calls += 1
     return x * (1 + model.registry.calls / 100)
 
 
 @way
-def a_set(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_set(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.seen.add(len(model.seen))
     return x * (1 + len(model.seen) / 100)
 
 
 @way
-def a_weak_dictionary(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_weak_dictionary(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.weak[model.registry] = model.weak.get(model.registry, 0) + 1
     return x
 
 
 @way
-def buffers_in_place(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def buffers_in_place(model: Any, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         model.mean.lerp_(x.mean(0), 0.1)
         model.count += 1
@@ -222,13 +222,13 @@ def buffers_in_place(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN4
 
 
 @way
-def a_buffer_replaced(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_buffer_replaced(model: Any, x: torch.Tensor) -> torch.Tensor:
     model.mean = model.mean * 0.9 + x.detach().mean(0) * 0.1
     return x - model.mean
 
 
 @way
-def a_queue_with_a_pointer(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_queue_with_a_pointer(model: Any, x: torch.Tensor) -> torch.Tensor:
     start = int(model.count) % 64
     model.queue[start : start + 8] = x[:8].detach()
     model.count += 8
@@ -236,45 +236,45 @@ def a_queue_with_a_pointer(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa
 
 
 @way
-def a_global_list(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_global_list(_: Any, x: torch.Tensor) -> torch.Tensor:
     LOG.append(float(len(LOG)))
     return x * (1 + len(LOG) / 100)
 
 
 @way
-def a_nested_global_dict(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_nested_global_dict(_: Any, x: torch.Tensor) -> torch.Tensor:
     FEATURES["deep"]["seen"] += 1
     FEATURES["items"].append(x.detach())
     return x * (1 + FEATURES["deep"]["seen"] / 100)
 
 
 @way
-def a_global_number(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_global_number(_: Any, x: torch.Tensor) -> torch.Tensor:
     global CALLS  # noqa: PLW0603  # as users write it
     CALLS += 1
     return x * (1 + CALLS / 100)
 
 
 @way
-def a_global_object(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_global_object(_: Any, x: torch.Tensor) -> torch.Tensor:
     REGISTRY.calls += 1
     return x * (1 + REGISTRY.calls / 100)
 
 
 @way
-def a_global_tensor_in_place(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_global_tensor_in_place(_: Any, x: torch.Tensor) -> torch.Tensor:
     EMA.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
     return x - EMA
 
 
 @way
-def a_class_attribute(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_class_attribute(model: Any, x: torch.Tensor) -> torch.Tensor:
     type(model).calls += 1
     return x * (1 + type(model).calls / 100)
 
 
 @way
-def a_default_dtype(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_default_dtype(_: Any, x: torch.Tensor) -> torch.Tensor:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     y = x + torch.ones(16).to(x.dtype)
@@ -283,7 +283,7 @@ def a_default_dtype(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
 
 
 @way
-def a_warning(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def a_warning(_: Any, x: torch.Tensor) -> torch.Tensor:
     warnings.warn("as libraries do", stacklevel=1)
     return x
 
@@ -291,7 +291,7 @@ def a_warning(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
 def _closure() -> Keep:
     calls = 0
 
-    def a_number_in_a_closure(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def a_number_in_a_closure(_: Any, x: torch.Tensor) -> torch.Tensor:
         nonlocal calls
         calls += 1
         WATCHED_CLOSURE[0] = calls

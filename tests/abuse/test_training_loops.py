@@ -139,7 +139,7 @@ def training_in_evaluation_mode(model: nn.Module, number: int) -> torch.Tensor |
 
 
 @loop
-def freezing_in_the_middle(model: Any, number: int) -> torch.Tensor | None:  # noqa: ANN401
+def freezing_in_the_middle(model: Any, number: int) -> torch.Tensor | None:
     model.layers[0].requires_grad_(number != 1)
     return backward_step(SAMPLE)(model, number)
 
@@ -245,14 +245,14 @@ def weights_loaded_in_the_middle(model: nn.Module, number: int) -> torch.Tensor 
 
 
 @loop
-def a_parameter_that_is_replaced(model: Any, number: int) -> torch.Tensor | None:  # noqa: ANN401
+def a_parameter_that_is_replaced(model: Any, number: int) -> torch.Tensor | None:
     if number == 1:
         model.layers[1][0].weight = nn.Parameter(torch.ones(48, 16) / 16)
     return backward_step(SAMPLE)(model, number)
 
 
 @loop
-def a_module_that_is_replaced(model: Any, number: int) -> torch.Tensor | None:  # noqa: ANN401
+def a_module_that_is_replaced(model: Any, number: int) -> torch.Tensor | None:
     if number == 1:
         torch.manual_seed(3)
         model.layers[1] = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
@@ -260,7 +260,7 @@ def a_module_that_is_replaced(model: Any, number: int) -> torch.Tensor | None:  
 
 
 @loop
-def weights_that_are_tied_later(model: Any, number: int) -> torch.Tensor | None:  # noqa: ANN401
+def weights_that_are_tied_later(model: Any, number: int) -> torch.Tensor | None:
     if number == 1:
         model.layers[1][0].weight = model.layers[0][0].weight
     return backward_step(SAMPLE)(model, number)
@@ -274,14 +274,14 @@ def data_assigned_in_the_middle(model: nn.Module, number: int) -> torch.Tensor |
 
 
 @loop
-def a_hook_that_is_added_later(model: Any, number: int) -> torch.Tensor | None:  # noqa: ANN401
+def a_hook_that_is_added_later(model: Any, number: int) -> torch.Tensor | None:
     if number == 1:
         model.layers[0].register_forward_hook(lambda _, __, output: output * 2)
     return backward_step(SAMPLE)(model, number)
 
 
 @loop
-def a_hook_on_the_model_itself(model: Any, number: int) -> torch.Tensor | None:  # noqa: ANN401
+def a_hook_on_the_model_itself(model: Any, number: int) -> torch.Tensor | None:
     hook = model.register_forward_hook(lambda _, __, output: output * (1 + number))
     try:
         return backward_step(SAMPLE)(model, number)
@@ -290,7 +290,7 @@ def a_hook_on_the_model_itself(model: Any, number: int) -> torch.Tensor | None: 
 
 
 @loop
-def a_backward_hook_on_a_module(model: Any, number: int) -> torch.Tensor | None:  # noqa: ANN401
+def a_backward_hook_on_a_module(model: Any, number: int) -> torch.Tensor | None:
     if number == 1:
         model.layers[1].register_full_backward_hook(lambda _, given, __: (given[0] * 2,))
     return backward_step(SAMPLE)(model, number)
@@ -306,7 +306,7 @@ def a_checkpoint_around_the_model(model: nn.Module, number: int) -> torch.Tensor
 
 
 @loop
-def spectral_norm_that_is_added_later(model: Any, number: int) -> torch.Tensor | None:  # noqa: ANN401
+def spectral_norm_that_is_added_later(model: Any, number: int) -> torch.Tensor | None:
     if number == 1:
         torch.manual_seed(3)
         parametrizations.spectral_norm(model.layers[0][0])

@@ -128,7 +128,7 @@ def _patched(_: object, number: int) -> None:
 _DOUBLES = (double, halve, torch.sin)
 
 
-def _by_config(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # a Reader
+def _by_config(model: Any, x: torch.Tensor) -> torch.Tensor:
     match model.config.mode:
         case Mode.SIN:
             return x.sin()
@@ -137,7 +137,7 @@ def _by_config(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # 
     return x.tanh()
 
 
-def _by_plugins(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # a Reader
+def _by_plugins(model: Any, x: torch.Tensor) -> torch.Tensor:
     for plugin in model.plugins:
         x = plugin(x)
     return x

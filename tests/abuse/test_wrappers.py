@@ -81,7 +81,7 @@ class Halving(TorchDispatchMode):
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # as torch has it
+    ) -> Any:
         output = func(*args, **(kwargs or {}))
         return output.bfloat16().float() if "addmm" in str(func) else output
 

@@ -23,7 +23,7 @@ def context() -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16)
 
 
-def pair(by: Any) -> tuple[nn.Module, nn.Module, torch.Tensor]:  # noqa: ANN401  # a `StageSource`
+def pair(by: Any) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     make, x = FAMILIES["GPT"]
     torch.manual_seed(0)
     plain = make().train()

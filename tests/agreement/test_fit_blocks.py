@@ -54,7 +54,7 @@ class SampleUnder(Sample):
             return loss_of(model(*self.args, **self.kwargs))
 
 
-def fitted(model: nn.Module, sample: SampleUnder, share: str, **options: Any) -> nn.Module:  # noqa: ANN401
+def fitted(model: nn.Module, sample: SampleUnder, share: str, **options: Any) -> nn.Module:
     budget, method = {"all": ("100%", "auto"), IN_PART: ("85%", "dp")}.get(share, (RECOMPUTING, ""))
     with sample.surroundings():
         return chainstay.fit(
@@ -86,7 +86,7 @@ def require_by_blocks(
     sample: SampleUnder,
     share: str,
     reason: str,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> nn.Module:
     """Fit `model` by its blocks; it must train like a copy of it, within the promised peak."""
     planned = require_planned(model, sample, share, **options)
@@ -100,7 +100,7 @@ def require_planned(
     model: nn.Module,
     sample: SampleUnder,
     share: str,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> nn.Module:
     """Fit `model`; it must train like a copy of it, within the promised peak."""
     expected = trained(copy.deepcopy(model), sample)
@@ -162,7 +162,7 @@ def test_hooks_inside(name: str, path: str, share: str) -> None:
     require_planned(model, sample, share)
 
 
-def _scaled(_module: nn.Module, _args: object, output: Any) -> Any:  # noqa: ANN401
+def _scaled(_module: nn.Module, _args: object, output: Any) -> Any:
     if isinstance(output, tuple):
         return (output[0] * 1.5, *output[1:])
     return output * 1.5
@@ -216,13 +216,13 @@ class Doubling(torch.autograd.Function):
     """Keeps one tensor as it should, and one where no hook sees it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x.sin())
         ctx.unseen = x.cos()
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         sine: torch.Tensor = ctx.saved_tensors[0]
         unseen: torch.Tensor = ctx.unseen
         return gradient * (2 + sine * unseen)
@@ -236,7 +236,7 @@ class Odd(nn.Module):
         self.inner, self.kind = Block(16), kind
         self.norm = nn.BatchNorm1d(16)
 
-    def forward(self, x: torch.Tensor, scale: float = 1.0, *, table: Any = None) -> Any:  # noqa: ANN401
+    def forward(self, x: torch.Tensor, scale: float = 1.0, *, table: Any = None) -> Any:
         match self.kind:
             case "custom function":
                 return Doubling.apply(self.inner(x))  # type: ignore[no-untyped-call]
@@ -545,7 +545,7 @@ def test_another_model_has_a_file_of_its_own(
 
 
 def test_another_call_or_loss_has_a_file_of_its_own(tmp_path: Path) -> None:
-    def loss_times(factor: float, output: Any) -> torch.Tensor:  # noqa: ANN401
+    def loss_times(factor: float, output: Any) -> torch.Tensor:
         return loss_of(output) * factor
 
     model = Transformer(2)

@@ -49,7 +49,7 @@ def scaled(x: torch.Tensor) -> torch.Tensor:
 class Watched(Language):
     """A GPT in small whose forward calls what is no part of any graph."""
 
-    def __init__(self, between: Any = looked_at) -> None:  # noqa: ANN401  # a function
+    def __init__(self, between: Any = looked_at) -> None:
         super().__init__(dropout=0.1)
         self.between = between
 
@@ -61,11 +61,11 @@ class Watched(Language):
         return scores
 
 
-def fitted(model: nn.Module, budget: int | str, **settings: Any) -> nn.Module:  # noqa: ANN401
+def fitted(model: nn.Module, budget: int | str, **settings: Any) -> nn.Module:
     return chainstay.fit(model, SAMPLE.args, budget=budget, loss=loss_of, repeats=1, **settings)
 
 
-def watched(between: Any = looked_at) -> Watched:  # noqa: ANN401
+def watched(between: Any = looked_at) -> Watched:
     torch.manual_seed(0)
     return Watched(between).train()
 
@@ -79,7 +79,7 @@ def require_trains_plainly(planned: nn.Module, plain: nn.Module) -> None:
 
 @pytest.mark.parametrize("share", ["85%", "60%"])
 @pytest.mark.parametrize("between", [looked_at, scaled])
-def test_a_model_whose_graph_breaks_keeps_blocks_in_part(between: Any, share: str) -> None:  # noqa: ANN401
+def test_a_model_whose_graph_breaks_keeps_blocks_in_part(between: Any, share: str) -> None:
     planned = fitted(watched(between), share)
     told = str(planned.chainstay)
     assert "by blocks (layers.0 to layers.2)" in told
@@ -157,7 +157,7 @@ def test_a_block_is_kept_under_any_option_whenever_it_runs() -> None:
 def test_blocks_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     looks: list[object] = []
 
-    def counting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def counting(*args: Any, **kwargs: Any) -> Any:
         looks.append(args)
         return stage_options(*args, **kwargs)
 

@@ -47,7 +47,7 @@ Trial = Callable[[int], list[str]]
 """What a process does, given its rank; it reports what is wrong."""
 
 
-def _run_trials(rank: int, port: int, queue: Any) -> None:  # noqa: ANN401  # a multiprocessing queue
+def _run_trials(rank: int, port: int, queue: Any) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun
     torch.set_num_threads(1)
@@ -92,7 +92,7 @@ class Partial(nn.Module):
         self.model = model
         self.unused = nn.Parameter(torch.zeros(3))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
 

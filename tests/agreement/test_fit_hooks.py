@@ -135,11 +135,11 @@ def test_hooks_on_the_stages_of_a_sequential(share: str) -> None:
 
 
 def _count_and_change(module: nn.Module, count: list[int]) -> None:
-    def after(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def after(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
         count[0] += 1
         return output * 1.5
 
-    def behind(_module: nn.Module, gradients: Any, _: Any) -> Any:  # noqa: ANN401
+    def behind(_module: nn.Module, gradients: Any, _: Any) -> Any:
         count[1] += 1
         return tuple(None if each is None else each * 0.5 for each in gradients)
 
@@ -184,7 +184,7 @@ def _scale_input(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[to
     return (args[0] * 0.5, *args[1:])
 
 
-def _scale_gradients(_module: nn.Module, gradients: Any, *_: object) -> Any:  # noqa: ANN401
+def _scale_gradients(_module: nn.Module, gradients: Any, *_: object) -> Any:
     return tuple(None if each is None else each * 0.5 for each in gradients)
 
 

@@ -215,11 +215,11 @@ def tanh_until_told(x: torch.Tensor) -> torch.Tensor:
 tanh_until_told.register_fake(torch.empty_like)
 
 
-def _save(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:  # noqa: ANN401, ARG001
+def _save(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(output)
 
 
-def _slope(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def _slope(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
     output: torch.Tensor
     (output,) = ctx.saved_tensors
     return gradient * (1 - output**2)

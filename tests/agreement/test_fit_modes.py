@@ -176,7 +176,7 @@ def test_a_forward_wrapped_after_fitting(subject: str) -> None:
     def wrap(model: nn.Module) -> None:
         forward = model.forward
 
-        def in_low_precision(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def in_low_precision(*args: Any, **kwargs: Any) -> Any:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 return forward(*args, **kwargs)
 

@@ -45,7 +45,7 @@ class Checkpointed(nn.Module):
         self.inner = inner
         self.use_reentrant = use_reentrant
 
-    def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401  # as torch annotates it
+    def forward(self, x: torch.Tensor) -> Any:
         return checkpoint(self.inner, x, use_reentrant=self.use_reentrant)
 
 
@@ -120,8 +120,8 @@ def test_a_checkpoint_around_it(subject: str, share: str, *, use_reentrant: bool
             super().__init__()
             self.model = model
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            def first(*args: Any) -> Any:  # noqa: ANN401
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            def first(*args: Any) -> Any:
                 return self.model(*args, **kwargs)
 
             return checkpoint(first, *args, use_reentrant=use_reentrant)
@@ -132,7 +132,7 @@ def test_a_checkpoint_around_it(subject: str, share: str, *, use_reentrant: bool
 
 @pytest.mark.parametrize("share", ["60 %", "least"])
 def test_compiled_stages(share: str) -> None:
-    def compiled(inner: nn.Module) -> Any:  # noqa: ANN401  # torch.compile gives a module
+    def compiled(inner: nn.Module) -> Any:
         return torch.compile(inner, backend="aot_eager")
 
     plain, planned = chain_of(compiled), fit_to(chain_of(compiled), sample_of(), share)

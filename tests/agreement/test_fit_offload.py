@@ -93,7 +93,7 @@ def test_extracted_models(family: str, share: float, *, recompute: bool) -> None
     assert set(threading.enumerate()) <= threads
 
 
-def fitted(model: nn.Module, batch: torch.Tensor, **settings: Any) -> Any:  # noqa: ANN401
+def fitted(model: nn.Module, batch: torch.Tensor, **settings: Any) -> Any:
     keywords = {"budget": 0.6, "offload": True, "recompute": False, "repeats": 1, **settings}
     return fit(model, (batch,), **keywords)
 
@@ -191,7 +191,7 @@ def test_refusals_leave_the_model_alone(
     assert not hasattr(model, "chainstay")
 
 
-def ways(model: Any) -> dict[str, Alternative]:  # noqa: ANN401
+def ways(model: Any) -> dict[str, Alternative]:
     return {each.name: each for each in model.chainstay.alternatives}
 
 

@@ -32,7 +32,7 @@ each_way = pytest.mark.parametrize("by", ["graph", "blocks"])
 @each_way
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("share", [85, 65])
-def test_families(family: str, share: int, by: Any) -> None:  # noqa: ANN401  # a `StageSource`
+def test_families(family: str, share: int, by: Any) -> None:
     if (family, by) == ("CNN", "blocks"):
         pytest.skip("blocks of one operator each have nothing to drop")
     make, x = FAMILIES[family]
@@ -125,7 +125,7 @@ def numbers() -> nn.Sequential:
     return nn.Sequential(*(Numbers() for _ in range(4)))
 
 
-def in_part(make: Callable[[], nn.Module], x: torch.Tensor, by: Any = "graph") -> list[nn.Module]:  # noqa: ANN401  # a `StageSource`
+def in_part(make: Callable[[], nn.Module], x: torch.Tensor, by: Any = "graph") -> list[nn.Module]:
     """A plain model, and an equal one that keeps stages in part."""
     torch.manual_seed(0)
     plain = make()
@@ -244,7 +244,7 @@ def test_copies_and_files_of_a_model_whose_stages_are_kept_in_part(by: str) -> N
 
 
 @each_way
-def test_without_options_stages_run_again(by: Any) -> None:  # noqa: ANN401  # a `StageSource`
+def test_without_options_stages_run_again(by: Any) -> None:
     x = torch.randn(256, 64)
     model = chainstay.fit(numbers(), (x,), budget="70%", by=by, stage_options=False, repeats=1)
     assert recomputes(model)
@@ -273,7 +273,7 @@ def test_a_loss_that_is_the_output() -> None:
 
 @pytest.mark.long
 @each_way
-def test_costs_of_options_on_file_are_for_those_who_want_options(tmp_path: Path, by: Any) -> None:  # noqa: ANN401  # a `StageSource`
+def test_costs_of_options_on_file_are_for_those_who_want_options(tmp_path: Path, by: Any) -> None:
     """A fit without options, or one that needs none, has no use for those on file."""
     x, model = torch.randn(256, 64), numbers()
 

@@ -67,7 +67,7 @@ def _noise(request: pytest.FixtureRequest) -> Iterator[None]:
     Noise.size = 0.0
 
 
-def fitted(**settings: Any) -> nn.Module:  # noqa: ANN401  # as `fit` takes them
+def fitted(**settings: Any) -> nn.Module:
     torch.manual_seed(0)
     settings = {"budget": "100%", "repeats": 1, "progress": False, **settings}
     loss = torch.Tensor.sum

@@ -17,13 +17,13 @@ from training_conditions import Sample, differences, keeps_in_part, recomputes, 
 class Recurrent(nn.Module):
     """A language model that may start from states and returns its last ones."""
 
-    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:  # noqa: ANN401  # the module's own
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
         super().__init__()
         self.embed = nn.Embedding(30, 12)
         self.layers = kind(12, 12, num_layers=4, **options)
         self.head = nn.LazyLinear(30)
 
-    def forward(self, tokens: torch.Tensor, start: Any = None) -> dict[str, Any]:  # noqa: ANN401  # a tensor, or two
+    def forward(self, tokens: torch.Tensor, start: Any = None) -> dict[str, Any]:
         y, last = self.layers(self.embed(tokens), start)
         return {"scores": self.head(y), "last": last}
 

@@ -106,7 +106,7 @@ def test_hugging_face_trainer(tmp_path: Path, *, is_low: bool) -> None:
     seen: list[str] = []
 
     class Watch(transformers.TrainerCallback):  # type: ignore[name-defined, misc]
-        def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:  # noqa: ANN401
+        def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
             seen.append(str(getattr(model, "chainstay", "plain")))
 
     def train(callbacks: list[Any]) -> nn.Module:
@@ -182,7 +182,7 @@ def test_lightning(tmp_path: Path, precision: str) -> None:
 
 @pytest.mark.parametrize("accelerator", ["no", "bf16"], indirect=True)
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_accelerate(subject: str, accelerator: Any) -> None:  # noqa: ANN401  # an Accelerator
+def test_accelerate(subject: str, accelerator: Any) -> None:
     ours = pytest.importorskip("chainstay.integrations.accelerate")
     sample = SUBJECTS[subject][1]
     plain, planned = (accelerator.prepare(plain_of(subject)) for _ in range(2))
@@ -195,7 +195,7 @@ def test_accelerate(subject: str, accelerator: Any) -> None:  # noqa: ANN401  # 
 
 @pytest.mark.parametrize("accelerator", ["bf16"], indirect=True)
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_accelerate_prepares_a_fitted_model(subject: str, accelerator: Any) -> None:  # noqa: ANN401
+def test_accelerate_prepares_a_fitted_model(subject: str, accelerator: Any) -> None:
     """The other order: mixed precision is around the plan, which is made anew for it."""
     _, planned, sample = pair(subject, "least")
     planned, plain = accelerator.prepare(planned), accelerator.prepare(plain_of(subject))

@@ -19,7 +19,7 @@ from stage_options_support import STEPS, options_in, traced
 class Attention(nn.Module):
     """Attention with dropout between two linear layers."""
 
-    def __init__(self, mask: Callable[[], torch.Tensor] | None = None, **options: Any) -> None:  # noqa: ANN401  # attention's own
+    def __init__(self, mask: Callable[[], torch.Tensor] | None = None, **options: Any) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(8, 24), nn.Linear(8, 8)
         self.bias = None if mask is None else mask()
@@ -49,7 +49,7 @@ class GroupedAttention(nn.Module):
         return functional.dropout(found, 0.1)
 
 
-def dropped(function: Callable[..., torch.Tensor], *args: Any) -> nn.Module:  # noqa: ANN401  # the function's
+def dropped(function: Callable[..., torch.Tensor], *args: Any) -> nn.Module:
     """Return dropout by `function`, between linear layers, of a tensor that is not contiguous."""
 
     class Dropped(nn.Module):
@@ -120,7 +120,7 @@ def test_parts_that_give_other_bits_are_not_used(
     x: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def other(*args: Any) -> torch.Tensor:  # noqa: ANN401  # the function's
+    def other(*args: Any) -> torch.Tensor:
         torch.rand(1)
         return function(*args)
 

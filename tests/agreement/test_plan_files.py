@@ -78,12 +78,12 @@ def sequential() -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-def solution_of(model: Any) -> Solution:  # noqa: ANN401
+def solution_of(model: Any) -> Solution:
     solution: Solution = model.chainstay.solution
     return solution
 
 
-def loss_of(output: Any) -> torch.Tensor:  # noqa: ANN401
+def loss_of(output: Any) -> torch.Tensor:
     loss: torch.Tensor = output["loss"] if isinstance(output, Mapping) else output.square().mean()
     return loss
 

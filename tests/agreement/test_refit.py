@@ -40,7 +40,7 @@ def test_a_second_fit_measures_nothing_again_and_takes_the_numbers_of_now(
     fit(model, (sample,), budget="90%", loss=mean_square, progress=False, repeats=1)
     measured: list[object] = []
 
-    def noted(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401  # as given
+    def noted(*args: Any, **kwargs: Any) -> object:
         measured.append(args)
         return measured_graph(*args, **kwargs)
 

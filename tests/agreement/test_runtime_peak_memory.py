@@ -131,13 +131,13 @@ class HidesItsTensor(torch.autograd.Function):
     """Keeps a tensor where no hook sees it, so that nobody can drop it."""
 
     @staticmethod
-    def forward(ctx: Any, activation: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, activation: torch.Tensor) -> torch.Tensor:
         ctx.hidden = activation.exp()
         doubled: torch.Tensor = ctx.hidden * 2
         return doubled
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = gradients[0] * ctx.hidden * 2
         return product
 

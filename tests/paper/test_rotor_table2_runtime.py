@@ -44,11 +44,11 @@ class Diary(TorchDispatchMode):
 
     def __torch_dispatch__(  # torch's own name
         self,
-        func: Any,  # noqa: ANN401  # an operator
-        types: Any,  # noqa: ANN401
+        func: Any,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what the operator gives
+    ) -> Any:
         last = len(self.layers)
         if func is torch.ops.aten.dot.default:
             self.entries.append(f"F{last}")

@@ -25,7 +25,7 @@ LINK: Final = chainstay.Link(bandwidth=1, latency=10_000)
 """Bytes per ns; as slow as that, plans for small networks have something to decide."""
 
 
-def fit(case: Case, share: float, **means: Any) -> None:  # noqa: ANN401  # as `fit` takes them
+def fit(case: Case, share: float, **means: Any) -> None:
     """Fit to a share of plain training, or to the least budget that there is."""
     if means.get("offload"):
         means["link"] = LINK

@@ -336,7 +336,7 @@ class Copies(TorchDispatchMode):
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if "copy" in str(func) and result.device.type == "cpu" and result.numel() == 100:
             self.count += 1

@@ -134,7 +134,7 @@ def _built() -> Path:
     return library
 
 
-def _loaded(library: Path) -> Any:  # noqa: ANN401  # a module of C++
+def _loaded(library: Path) -> Any:
     spec = importlib.util.spec_from_file_location(_NAME, library)
     assert spec is not None
     assert spec.loader is not None
@@ -143,7 +143,7 @@ def _loaded(library: Path) -> Any:  # noqa: ANN401  # a module of C++
     return module
 
 
-def _device_module(extension: Any) -> ModuleType:  # noqa: ANN401  # a module of C++
+def _device_module(extension: Any) -> ModuleType:
     """Return ``torch.sim``, with what torch and the package look for in such a module."""
 
     def index_of(device: object) -> int:

@@ -20,8 +20,8 @@ __all__ = ["captured", "chain_of", "observed"]
 
 def captured(
     function: Callable[..., Any],
-    *args: Any,  # noqa: ANN401
-    **kwargs: Any,  # noqa: ANN401
+    *args: Any,
+    **kwargs: Any,
 ) -> tuple[GraphForward, Sequence[Any]]:
     """The graph of a call, which is not run, and the inputs that the graph gets."""
     capture = GraphCapture(function, GraphForward.from_graph, "the function")
@@ -30,7 +30,7 @@ def captured(
     return caught.value.forward, caught.value.inputs
 
 
-def observed(function: Callable[..., Any], *args: Any) -> tuple[ObservedGraph, Sequence[Any]]:  # noqa: ANN401
+def observed(function: Callable[..., Any], *args: Any) -> tuple[ObservedGraph, Sequence[Any]]:
     """What the operators of a call do, and the inputs that the graph gets."""
     forward, inputs = captured(function, *args)
     return observe_graph("the function", forward, inputs), inputs
@@ -38,7 +38,7 @@ def observed(function: Callable[..., Any], *args: Any) -> tuple[ObservedGraph, S
 
 def chain_of(
     model: nn.Module,
-    *args: Any,  # noqa: ANN401
+    *args: Any,
     granularity: Granularity = "fine",
 ) -> tuple[GraphChain, Sequence[Any]]:
     """The model's graph in stages, and the inputs that the graph gets."""

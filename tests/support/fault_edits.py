@@ -41,7 +41,7 @@ def _is(*kinds: type[nn.Module]) -> Callable[[nn.Module], bool]:
     return lambda module: isinstance(module, kinds)
 
 
-def with_weight(model: nn.Module) -> Any:  # noqa: ANN401  # a module with a weight
+def with_weight(model: nn.Module) -> Any:
     parent, name = _inner(model, _has_weight)
     return getattr(parent, name)
 
@@ -176,7 +176,7 @@ def parametrizes(model: nn.Module) -> Undo:
     return lambda: _unparametrize(module)
 
 
-def _unparametrize(module: Any) -> None:  # noqa: ANN401  # a module with a weight
+def _unparametrize(module: Any) -> None:
     nn.utils.parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
 
 

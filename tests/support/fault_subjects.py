@@ -117,7 +117,7 @@ def _halved(sample: Sample) -> Sample:
     """The first half of the rows of every argument that has as many as the first."""
     rows = sample.args[0].shape[0]
 
-    def half(value: Any) -> Any:  # noqa: ANN401  # any argument
+    def half(value: Any) -> Any:
         is_batched = isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
         return value[: rows // 2] if is_batched else value
 
@@ -134,13 +134,13 @@ def _of(
     return Subject(name, plain, planned, sample, smaller, initial)
 
 
-def _recomputing(name: str, share: str, **settings: Any) -> Subject:  # noqa: ANN401  # of fit
+def _recomputing(name: str, share: str, **settings: Any) -> Subject:
     model, sample = SUBJECTS[name][0]().train(), SUBJECTS[name][1]
     title = f"{name} by blocks" if settings else name
     return _of(title, model, sample, lambda each: _fit(each, sample, share, **settings))
 
 
-def _fit(model: nn.Module, sample: Sample, share: str, **settings: Any) -> nn.Module:  # noqa: ANN401
+def _fit(model: nn.Module, sample: Sample, share: str, **settings: Any) -> nn.Module:
     return chainstay.fit(
         model,
         sample.args,

@@ -120,7 +120,7 @@ class _Operators(TorchDispatchMode):
         types: Sequence[type],  # as torch calls it
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
+    ) -> Any:
         self._counter.event()
         return func(*args, **(kwargs or {}))
 

@@ -123,5 +123,5 @@ def _instances(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _document(name: str) -> Any:  # noqa: ANN401 - JSON
+def _document(name: str) -> Any:
     return json.loads((_FOLDER / f"{name}.json").read_text())

@@ -29,7 +29,7 @@ class Interrupting(TorchDispatchMode):
         types: Sequence[type],  # as torch calls it
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
+    ) -> Any:
         if self.count == self.at:
             raise self.error("on purpose")
         self.count += 1

@@ -74,7 +74,7 @@ def _resnet18() -> nn.Module:
     resnet = pytest.importorskip("torchvision.models.resnet")
 
     class Narrow(resnet.ResNet):  # type: ignore[misc,name-defined]  # known only at run time
-        def _make_layer(self, block: Any, planes: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        def _make_layer(self, block: Any, planes: int, *args: Any, **options: Any) -> Any:
             return super()._make_layer(block, planes // 8, *args, **options)
 
     model: nn.Module = Narrow(resnet.BasicBlock, [2, 2, 2, 2], num_classes=16)
@@ -152,7 +152,7 @@ class JoinCase:
         with self.captured.running(planned_join(self.join, self.measured, solution, profile)):
             yield
 
-    def __call__(self) -> Any:  # noqa: ANN401  # the model's own output
+    def __call__(self) -> Any:
         args, kwargs = self.call
         return self.model(*args, **kwargs)
 

@@ -71,7 +71,7 @@ class Layer(nn.Module):
 class Language(nn.Module):
     """Tokens through layers to scores."""
 
-    def __init__(self, *, is_tied: bool = False, **settings: Any) -> None:  # noqa: ANN401  # of a Layer
+    def __init__(self, *, is_tied: bool = False, **settings: Any) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(32, 64), nn.Linear(64, 32, bias=False)
         if is_tied:

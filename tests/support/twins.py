@@ -75,7 +75,7 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, model: nn.Module) -> Any:  # noqa: ANN401  # the model's own
+    def __call__(self, model: nn.Module) -> Any:
         return model(*self.args, **self.kwargs)
 
 
@@ -97,7 +97,7 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layer() for _ in range(depth))
 
-    def forward(self, x: torch.Tensor) -> Any:  # noqa: ANN401  # subclasses return anything
+    def forward(self, x: torch.Tensor) -> Any:
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return x
@@ -121,7 +121,7 @@ def backward_step(call: Call) -> Step:
     return step
 
 
-def peak_of(model: nn.Module, *args: Any) -> int:  # noqa: ANN401  # the model's own
+def peak_of(model: nn.Module, *args: Any) -> int:
     """Bytes that the second of two steps needs, without its inputs; gradients are there before."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -148,7 +148,7 @@ def recomputes(model: nn.Module) -> bool:
     return runs_twice or any(op.option for plan in plans for op in plan)
 
 
-def fit_to_least(model: nn.Module, call: Call, **settings: Any) -> nn.Module:  # noqa: ANN401
+def fit_to_least(model: nn.Module, call: Call, **settings: Any) -> nn.Module:
     """`model`, fitted to the least budget that there is."""
     budget, options = 1, {**_QUICK, **settings}
     for _ in range(4):
@@ -164,7 +164,7 @@ def fitted_twins(
     call: Call,
     *,
     watched: Sequence[object] = (),
-    **settings: Any,  # noqa: ANN401  # of `chainstay.fit`
+    **settings: Any,
 ) -> tuple[nn.Module, nn.Module]:
     """A plain model and an equal one that is fitted; fitting must have changed nothing.
 
@@ -208,7 +208,7 @@ def require_trains_equally(
     recomputed: bool = True,
     steps: int = 3,
     watched: Sequence[object] = (),
-    **settings: Any,  # noqa: ANN401  # of `chainstay.fit`
+    **settings: Any,
 ) -> nn.Module:
     """Fit a model to the least budget and train it beside a plain one.
 
@@ -238,7 +238,7 @@ def require_refused(
     step: Step | None = None,
     error: type[Exception] = UnsupportedModelError,
     watched: Sequence[object] = (),
-    **settings: Any,  # noqa: ANN401  # of `chainstay.fit`
+    **settings: Any,
 ) -> None:
     """Fitting must be refused for this reason, and leave the model as if it had not been tried."""
     plain, refused = _two_of(make)
@@ -323,7 +323,7 @@ class _Painter:
     found: Picture = field(default_factory=dict)
     seen: dict[int, tuple[int, object]] = field(default_factory=dict)
 
-    def paint(self, path: str, value: Any) -> None:  # noqa: ANN401  # anything
+    def paint(self, path: str, value: Any) -> None:
         if isinstance(value, _LEAVES):
             self.found[path] = value
         elif id(value) in self.seen:
@@ -336,7 +336,7 @@ class _Painter:
                     return
             self._paint_parts(path, value)
 
-    def _paint_parts(self, path: str, value: Any) -> None:  # noqa: ANN401  # anything
+    def _paint_parts(self, path: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             self._paint_tensor(path, value)
         elif isinstance(value, Mapping):
@@ -371,7 +371,7 @@ class _Painter:
         )
         self._note_identity(path, value)
 
-    def _paint_items(self, path: str, items: Any, what: object) -> None:  # noqa: ANN401  # pairs
+    def _paint_items(self, path: str, items: Any, what: object) -> None:
         self.found[f"{path} items"] = what
         for key, item in items:
             self.paint(f"{path}[{key}]", item)

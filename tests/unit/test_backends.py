@@ -139,7 +139,7 @@ def test_answers_that_highs_calls_wrong_either_way_are_an_error(
     highspy = pytest.importorskip("highspy")
     run = backends._run
 
-    def fail(*given: Any) -> object:  # noqa: ANN401
+    def fail(*given: Any) -> object:
         run(*given)
         return highspy.HighsStatus.kError
 
@@ -155,7 +155,7 @@ def test_an_answer_that_highs_itself_calls_wrong_is_sought_without_presolve(
     highspy = pytest.importorskip("highspy")
     run, statuses = backends._run, iter([highspy.HighsStatus.kError])
 
-    def fail_once(*given: Any) -> object:  # noqa: ANN401
+    def fail_once(*given: Any) -> object:
         status = run(*given)
         return next(statuses, status)
 

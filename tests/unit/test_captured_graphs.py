@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 
 
-def key_of(function: Callable[..., Any], *args: Any) -> Hashable:  # noqa: ANN401
+def key_of(function: Callable[..., Any], *args: Any) -> Hashable:
     seen, inputs = observed(function, *args)
     return graph_key(seen, inputs, Autocast.now(CPU))
 
@@ -73,13 +73,13 @@ class Cubed(torch.autograd.Function):
     """With what it saves in two ways."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, by: float) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: torch.Tensor, by: float) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.by = by
         return x**3 * by
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (x,) = ctx.saved_tensors
         return gradients[0] * 3 * x**2 * ctx.by, None
 

@@ -256,7 +256,7 @@ def test_plain_training_that_does_not_fit_or_repeat_is_told(
     count = iter(range(100))
     plain = training_steps.TrainingRecord.from_steps.__func__  # type: ignore[attr-defined]
 
-    def unsteady(cls: type, *args: Any) -> training_steps.TrainingRecord:  # noqa: ANN401
+    def unsteady(cls: type, *args: Any) -> training_steps.TrainingRecord:
         found: training_steps.TrainingRecord = plain(cls, *args)
         return training_steps.TrainingRecord((torch.tensor(float(next(count))),), found.tensors)
 

@@ -85,12 +85,12 @@ def test_devices_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["H1000", "", None])
-def test_unknown_devices_are_told_what_is_known(name: Any) -> None:  # noqa: ANN401
+def test_unknown_devices_are_told_what_is_known(name: Any) -> None:
     with pytest.raises(UnknownDeviceError, match=f"{name!r}, must be one of A100-40GB, .*H200"):
         estimate(nn.Linear(4, 4), SAMPLE, device=name)
 
 
-def watched(function: Any, *shapes: tuple[int, ...]) -> tuple[int, int, int]:  # noqa: ANN401
+def watched(function: Any, *shapes: tuple[int, ...]) -> tuple[int, int, int]:
     """Peak, end and time of a function of fake tensors."""
     mode = FakeTensorMode()
     with mode:
@@ -189,7 +189,7 @@ class Customised(nn.Linear):
         (None, "the model is a NoneType, must be a torch.nn.Module"),
     ],
 )
-def test_what_cannot_be_estimated(model: Any, text: str) -> None:  # noqa: ANN401
+def test_what_cannot_be_estimated(model: Any, text: str) -> None:
     with pytest.raises(UnsupportedModelError, match=text):
         estimate(model, SAMPLE, device="L4")
 

@@ -20,24 +20,24 @@ from chainstay.runtime.capture.extract import ExtractedChain, extract
 class Written(nn.Module):
     """A module whose forward is given."""
 
-    def __init__(self, forward: Any, **modules: nn.Module) -> None:  # noqa: ANN401
+    def __init__(self, forward: Any, **modules: nn.Module) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
         self.given = forward
         for name, module in modules.items():
             self.add_module(name, module)
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return self.given(self, x, *args, **kwargs)
 
 
 class Doubled(torch.autograd.Function):
     @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     @staticmethod
-    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0] * 3
 
 
@@ -51,21 +51,21 @@ def hooked(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def tripled(given: Any) -> Any:  # noqa: ANN401
+def tripled(given: Any) -> Any:
     return (given[0] * 3,) if isinstance(given, tuple) else given * 3
 
 
-def counted(model: Any) -> Any:  # noqa: ANN401
+def counted(model: Any) -> Any:
     model.count = getattr(model, "count", 0) + 1
     return model
 
 
-def watched(model: Any) -> Any:  # noqa: ANN401
+def watched(model: Any) -> Any:
     model.first.register_forward_hook(lambda *_: None)
     return model
 
 
-def scaled_without_gradient(model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def scaled_without_gradient(model: Any, x: torch.Tensor) -> torch.Tensor:
     """torch 2.13 loses a no_grad inside autocast."""
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.first(x)
@@ -79,7 +79,7 @@ def perceptron() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
 
 
-def gradients(model: nn.Module, forward: Any, *args: Any) -> list[torch.Tensor | None]:  # noqa: ANN401
+def gradients(model: nn.Module, forward: Any, *args: Any) -> list[torch.Tensor | None]:
     model.zero_grad()
     torch.manual_seed(1)
     output = forward(*args)
@@ -87,7 +87,7 @@ def gradients(model: nn.Module, forward: Any, *args: Any) -> list[torch.Tensor |
     return [parameter.grad for parameter in model.parameters()]
 
 
-def require_equal(model: nn.Module, chain: ExtractedChain, *args: Any) -> None:  # noqa: ANN401
+def require_equal(model: nn.Module, chain: ExtractedChain, *args: Any) -> None:
     expected, found = gradients(model, model, *args), gradients(model, chain, *args)
     for old, new in zip(expected, found, strict=True):
         assert (old is None and new is None) or torch.equal(old, new)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ class TestItIsTheModel:
         require_equal(model, extract(model, (x,)), x)
 
     def test_a_layer_used_twice_updates_its_statistics_twice(self) -> None:
-        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor) -> Any:
             return self.norm(self.second(self.norm(self.first(x)).relu()))
 
         model, x = Written(forward, norm=nn.BatchNorm1d(4)), torch.randn(3, 4)
@@ -126,7 +126,7 @@ class TestItIsTheModel:
         assert model.get_buffer("norm.num_batches_tracked") == 2
 
     def test_autocast_of_the_model_itself(self) -> None:
-        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor) -> Any:
             with torch.autocast("cpu", torch.bfloat16):
                 hidden = self.second(self.first(x).relu())
             return self.first(hidden.float())
@@ -139,7 +139,7 @@ class TestItIsTheModel:
     def test_autocast_inside_and_outside_of_a_choice_of_kernels(self) -> None:
         """Operators between other switches are one, which enters its modes itself."""
 
-        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor) -> Any:
             with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
                 hidden = self.second(self.first(x).relu())
             with sdpa_kernel(SDPBackend.MATH):
@@ -161,7 +161,7 @@ class TestItIsTheModel:
             assert chain(x).dtype == torch.bfloat16
 
     def test_no_grad_inside(self) -> None:
-        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor) -> Any:
             hidden = self.first(x)
             with torch.no_grad():
                 scale = self.second(hidden).std()
@@ -177,7 +177,7 @@ class TestItIsTheModel:
         require_equal(model, chain, x)
 
     def test_checkpoints_inside(self) -> None:
-        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor) -> Any:
             hidden = checkpoint(lambda x: self.first(x).relu(), x, use_reentrant=False)
             return self.second(functional.dropout(hidden, 0.5))
 
@@ -192,7 +192,7 @@ class TestItIsTheModel:
         assert x.grad is not None
 
     def test_outputs_of_every_kind(self) -> None:
-        def forward(self: Any, x: torch.Tensor, factor: int) -> dict[str, Any]:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor, factor: int) -> dict[str, Any]:
             early = self.first(x)
             count = torch.arange(x.shape[0]) * factor
             late = self.second(early.relu())
@@ -217,7 +217,7 @@ class TestItIsTheModel:
         assert torch.equal(found["a"][0], expected["a"][0])
 
     def test_values_without_gradient_are_made_once(self) -> None:
-        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor) -> Any:
             mask = torch.ones(4, 4).tril_()
             hidden = self.first(x) @ mask
             return self.second(hidden.relu()) @ mask
@@ -229,7 +229,7 @@ class TestItIsTheModel:
         require_equal(model, chain, x)
 
     def test_random_values_are_drawn_where_the_model_draws_them(self) -> None:
-        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor) -> Any:
             hidden = torch.dropout(self.first(x), 0.5, train=True)
             noise = torch.rand(3, 4)
             return self.first(self.second(hidden * noise).relu() * noise) * noise
@@ -241,7 +241,7 @@ class TestItIsTheModel:
         require_equal(model, chain, x)
 
     def test_no_cut_before_a_change_in_place(self) -> None:
-        def forward(self: Any, x: torch.Tensor) -> Any:  # noqa: ANN401
+        def forward(self: Any, x: torch.Tensor) -> Any:
             hidden = self.second(self.first(x).relu())
             hidden += 1
             return self.first(hidden).relu()
@@ -266,7 +266,7 @@ class TestItIsTheModel:
         ],
         ids=["changes its input", "its own backward", "a hook on a tensor", "no_grad in autocast"],
     )
-    def test_what_torch_lets_a_forward_do(self, forward: Any) -> None:  # noqa: ANN401
+    def test_what_torch_lets_a_forward_do(self, forward: Any) -> None:
         model, x = Written(forward), torch.randn(3, 4)
         before = x.clone()
         chain = extract(model, (x,))
@@ -310,12 +310,12 @@ class TestItRefuses:
             (nn.Linear(4, 4), (torch.ones(1, 5),), "no full graph of Linear on .* must have same"),
         ],
     )
-    def test_wrong_calls(self, model: Any, args: Any, message: str) -> None:  # noqa: ANN401
+    def test_wrong_calls(self, model: Any, args: Any, message: str) -> None:
         with pytest.raises(UnsupportedModelError, match=message):
             extract(model, args)
 
     @pytest.mark.parametrize("granularity", [0, -1, "coarse", 2.5])
-    def test_granularity(self, granularity: Any) -> None:  # noqa: ANN401
+    def test_granularity(self, granularity: Any) -> None:
         with pytest.raises(ValueError, match=f"granularity is {granularity!r}, must be"):
             extract(perceptron(), (torch.ones(1, 4),), granularity=granularity)
 
@@ -334,7 +334,7 @@ class TestItRefuses:
             (lambda self, x: watched(self).first(x), r"of Written .* in watched|hooks\.py"),
         ],
     )
-    def test_what_stages_would_not_do(self, forward: Any, message: str) -> None:  # noqa: ANN401
+    def test_what_stages_would_not_do(self, forward: Any, message: str) -> None:
         model = Written(forward)
         before = dict(vars(model))
         with pytest.raises(UnsupportedModelError, match=message):
@@ -397,7 +397,7 @@ class TestItHoldsForSuchCallsOnly:
             lambda model: model.bfloat16(),
         ],
     )
-    def test_a_changed_model(self, change: Any) -> None:  # noqa: ANN401
+    def test_a_changed_model(self, change: Any) -> None:
         model, x = perceptron(), torch.ones(1, 4)
         chain = extract(model, (x,))
         chain(x)

@@ -65,7 +65,7 @@ def test_another_graph_passes_if_values_and_gradients_are_the_same() -> None:
 
 
 def counts_twice(graph: Graph) -> Graph:
-    def twice(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401
+    def twice(*inputs: Any) -> Sequence[Any]:
         (count,) = (each for each in inputs if each.dim() == 0)
         count += 1
         return graph(*inputs)
@@ -74,7 +74,7 @@ def counts_twice(graph: Graph) -> Graph:
 
 
 def draws_once_more(graph: Graph) -> Graph:
-    def drawing(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401
+    def drawing(*inputs: Any) -> Sequence[Any]:
         output = graph(*inputs)
         torch.rand(1)
         return output

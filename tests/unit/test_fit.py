@@ -48,7 +48,7 @@ class Branches(nn.Module):
             for _ in range(4)
         )
 
-    def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None) -> Any:  # noqa: ANN401
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None) -> Any:
         first = x = self.enter(x).tanh()
         for block in self.blocks:
             x = x + block(x)
@@ -76,7 +76,7 @@ def square(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-def fitted(returns: str = "tensor", **settings: Any) -> Branches:  # noqa: ANN401
+def fitted(returns: str = "tensor", **settings: Any) -> Branches:
     model = make_model(returns)
     fit(model, (batch(),), **{"budget": "70%", **settings})
     return model
@@ -584,12 +584,12 @@ def test_compiling_around_it_changes_nothing() -> None:
     assert same(step(torch.compile(model, backend="eager")), step(plain))  # type: ignore[arg-type]
 
 
-def switched_off() -> Any:  # noqa: ANN401
+def switched_off() -> Any:
     """What TORCHDYNAMO_DISABLE=1 sets."""
     return torch._dynamo.config.patch(disable=True)
 
 
-def only_eager() -> Any:  # noqa: ANN401
+def only_eager() -> Any:
     return torch.compiler.set_stance("force_eager")
 
 

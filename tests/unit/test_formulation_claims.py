@@ -42,7 +42,7 @@ PROGRAM = Schedule.parse("Oa0 Fa0 Fa1 B1 Pa0 B0")  # of 19
 LARGEST = ModelSize(sweeps=4, prefetches=5)
 
 
-def offload_problem(transfers: str = "integral", **link: Any) -> OffloadProblem:  # noqa: ANN401
+def offload_problem(transfers: str = "integral", **link: Any) -> OffloadProblem:
     asked = OffloadProblem(GAP.profile, GAP.budget, GAP.link, Transfers(transfers))
     return replace(asked, link=replace(asked.link, **link))
 

@@ -146,7 +146,7 @@ def test_a_least_budget_is_looked_for_below_what_a_loose_bound_leaves_open(
     solve = backends.solve
     answers: list[TerminationStatus] = []
 
-    def loose(model: Model, limits: Limits, **settings: Any) -> HighsResult:  # noqa: ANN401
+    def loose(model: Model, limits: Limits, **settings: Any) -> HighsResult:
         if not answers:
             for variable in model.component_data_objects(pyo.Var):
                 variable.set_value(0)
@@ -170,7 +170,7 @@ def test_a_least_budget_that_time_ran_out_to_prove(monkeypatch: pytest.MonkeyPat
     late = HighsResult(status=TerminationStatus.LIMIT, has_values=False, bound=0.0)
     outcomes = iter([None, late])
 
-    def slow(*given: Any, **settings: Any) -> HighsResult:  # noqa: ANN401
+    def slow(*given: Any, **settings: Any) -> HighsResult:
         return next(outcomes) or replace(solve(*given, **settings), bound=0.0)
 
     monkeypatch.setattr(backends, "solve", slow)

@@ -30,7 +30,7 @@ ODD = OffloadProfile(
 )
 
 
-def least_time(golden: GoldenOffload, model: Any, transfers: str) -> float:  # noqa: ANN401
+def least_time(golden: GoldenOffload, model: Any, transfers: str) -> float:
     """The optimum of a model as it is, in the profile's time units."""
     asked = OffloadProblem(golden.profile, golden.budget, golden.link, Transfers(transfers))
     formulation = model.build(asked)

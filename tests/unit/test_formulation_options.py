@@ -36,11 +36,11 @@ LEAN: Final = StageOption(
 STAGE: Final = replace(CHAIN.stages[0], options=(LEAN,))
 
 
-def chain_of(stage: Stage, **changes: Any) -> ChainProfile:  # noqa: ANN401  # fields of a Stage
+def chain_of(stage: Stage, **changes: Any) -> ChainProfile:
     return replace(CHAIN, stages=(replace(stage, **changes),) * 3)
 
 
-def beginning_with(**changes: Any) -> ChainProfile:  # noqa: ANN401  # fields of a Stage
+def beginning_with(**changes: Any) -> ChainProfile:
     return replace(CHAIN, stages=(replace(STAGE, **changes), STAGE, STAGE))
 
 

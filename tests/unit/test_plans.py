@@ -75,7 +75,7 @@ def every_kind() -> dict[str, Plan]:
     offloaded = OffloadProfile.from_chain(CHAIN)
     slots = JoinProfile.homogeneous((2, 3), forward_time=1, backward_time=1, turn_time=1)
 
-    def plan(solution: Solution, profile: AnyProfile, **more: Any) -> Plan:  # noqa: ANN401
+    def plan(solution: Solution, profile: AnyProfile, **more: Any) -> Plan:
         return Plan(solution=solution, profile=profile, **more)
 
     chain = solve_chain(CHAIN, 100, method="dp")
@@ -146,7 +146,7 @@ def changed(kind: str, change: Callable[[Any], None]) -> str:
 
 
 def put(value: object, *path: str | int) -> Callable[[Any], None]:
-    def change(document: Any) -> None:  # noqa: ANN401
+    def change(document: Any) -> None:
         *inner, last = path
         for key in inner:
             document = document[key]
@@ -295,7 +295,7 @@ VALUES = st.one_of(
 )
 
 
-def nodes(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:  # noqa: ANN401
+def nodes(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths of everything inside."""
     found = [path] if path else []
     items: Any = ()
@@ -312,7 +312,7 @@ DOCUMENTS = {kind: json.loads(plan.to_json()) for kind, plan in PLANS.items()}
 PATHS = {kind: nodes(document) for kind, document in DOCUMENTS.items()}
 
 
-def mutated(document: Any, path: tuple[Any, ...], how: str, value: object) -> None:  # noqa: ANN401
+def mutated(document: Any, path: tuple[Any, ...], how: str, value: object) -> None:
     *inner, last = path
     for key in inner:
         document = document[key]

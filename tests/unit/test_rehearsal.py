@@ -16,7 +16,7 @@ from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
 X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16)
 
 
-def fitted() -> Any:  # noqa: ANN401
+def fitted() -> Any:
     torch.manual_seed(0)
     layers = [(nn.Linear(16, 16), nn.Tanh(), nn.GELU()) for _ in range(6)]
     model = nn.Sequential(*(each for layer in layers for each in layer))
@@ -28,7 +28,7 @@ def test_a_rehearsal_finds_what_was_predicted_and_leaves_no_trace(
 ) -> None:
     found: list[tuple[int, Rehearsal]] = []
 
-    def noted(planned: Any, *args: Any) -> Rehearsal:  # noqa: ANN401
+    def noted(planned: Any, *args: Any) -> Rehearsal:
         result = rehearse_graph(planned, *args)
         found.append((planned.solution.peak_bytes, result))
         return result
@@ -44,7 +44,7 @@ def test_a_rehearsal_finds_what_was_predicted_and_leaves_no_trace(
 def test_an_operator_beyond_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Rehearsal] = []
 
-    def tight(planned: Any, inputs: Any, loss: Any, limit: int) -> Rehearsal:  # noqa: ANN401
+    def tight(planned: Any, inputs: Any, loss: Any, limit: int) -> Rehearsal:
         found.append(rehearse_graph(planned, inputs, loss, limit // 2))
         return rehearse_graph(planned, inputs, loss, limit)
 
@@ -60,7 +60,7 @@ def test_a_plan_that_needs_more_is_replaced_by_a_tighter_one(
     generous = fitted().chainstay.solution
     needs: list[int] = []
 
-    def more(planned: Any, *_: Any) -> Rehearsal:  # noqa: ANN401
+    def more(planned: Any, *_: Any) -> Rehearsal:
         needs.append(planned.solution.peak_bytes)
         return Rehearsal(generous.budget + (2048 if len(needs) == 1 else 0), "aten.mm.default")
 
@@ -75,7 +75,7 @@ def test_a_plan_that_always_needs_more_is_refused(monkeypatch: pytest.MonkeyPatc
     budget = fitted().chainstay.solution.budget
     tried: list[int] = []
 
-    def more(planned: Any, *_: Any) -> Rehearsal:  # noqa: ANN401
+    def more(planned: Any, *_: Any) -> Rehearsal:
         tried.append(planned.solution.peak_bytes)
         return Rehearsal(budget + 64, "aten.mm.default")
 

@@ -73,7 +73,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:  # noqa: ANN401
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     tabs: list[Any] = []
 
     def opened(text: str, **settings: object) -> Opened:

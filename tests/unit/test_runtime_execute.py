@@ -409,11 +409,11 @@ class CountingLayers(TorchDispatchMode):
 
     def __torch_dispatch__(  # torch's own name
         self,
-        func: Any,  # noqa: ANN401  # an operator
-        types: Any,  # noqa: ANN401
+        func: Any,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what the operator gives
+    ) -> Any:
         if func is torch.ops.aten.addmm.default:
             self.runs[args[2].shape[1]] += 1
         return func(*args, **(kwargs or {}))

@@ -44,7 +44,7 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(*blocks, nn.Linear(8, 8))
 
 
-def step(model: nn.Module, forward: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def step(model: nn.Module, forward: Any) -> list[torch.Tensor]:
     """What a step leaves behind; the model is afterwards as it was."""
     state = {name: each.clone() for name, each in model.state_dict().items()}
     model.zero_grad()
@@ -88,7 +88,7 @@ def test_every_edit_is_seen_or_read_anew(name: str) -> None:
     ],
     ids=["rows", "type", "gradient", "number", "nesting"],
 )
-def test_another_call_is_refused(args: Any, kwargs: Any) -> None:  # noqa: ANN401
+def test_another_call_is_refused(args: Any, kwargs: Any) -> None:
     chain = extract(make_model(), (BATCH,))
     with pytest.raises(UnsupportedModelError, match="makes another graph than the sample"):
         chain(*args, **kwargs)
@@ -117,6 +117,6 @@ def test_stages_that_are_alike_share_their_code() -> None:
         assert torch.equal(found, expected)
 
 
-def _placeholders(body: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def _placeholders(body: Any) -> list[torch.Tensor]:
     nodes = [node for node in body.graph.nodes if node.op == "placeholder"]
     return [torch.empty(8) if "bias" in node.name else torch.empty(8, 8) for node in nodes]

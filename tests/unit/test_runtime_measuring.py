@@ -209,11 +209,11 @@ def _(x: torch.Tensor, forward: int, backward: int) -> torch.Tensor:  # noqa: AR
     return torch.empty_like(x)
 
 
-def _keep_time(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ANN401, ARG001  # as torch calls it
+def _keep_time(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG001  # as torch calls it
     ctx.backward_time = inputs[2]
 
 
-def _tick_back(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ANN401  # as torch calls it
+def _tick_back(ctx: Any, gradient: torch.Tensor) -> Any:
     CLOCK[0] += ctx.backward_time
     return gradient, None, None
 

@@ -76,7 +76,7 @@ def test_wrong_calls_are_refused() -> None:
     [AutoHybrid(exact_stages=0), AutoHybrid(time_limit_s=0.5), Pofo(), QUICK_CPSAT],
     ids=str,
 )
-def test_too_little_host_memory_names_enough(method: Any) -> None:  # noqa: ANN401
+def test_too_little_host_memory_names_enough(method: Any) -> None:
     with pytest.raises(SolverLimitError):
         method(NO_ROOM)
     with pytest.raises(HostBudgetError) as caught:
@@ -129,7 +129,7 @@ def test_a_bound_on_offloading_above_what_is_known_is_caught(
 @pytest.mark.parametrize(
     "method", [AutoOffload(exact_stages=0), AutoOffload(), "greedy", "dp"], ids=repr
 )
-def test_offloading_without_room_on_the_host_names_enough(method: Any) -> None:  # noqa: ANN401
+def test_offloading_without_room_on_the_host_names_enough(method: Any) -> None:
     none = replace(GAP.link, capacity=0)
     with pytest.raises(HostBudgetError) as caught:
         solve_offload(GAP.profile, GAP.budget, link=none, method=method)

@@ -41,7 +41,7 @@ require_solvers()
 LINK = Link(bandwidth=1)
 
 
-def solved(method: Any = "auto", **options: Any) -> OffloadSolution:  # noqa: ANN401
+def solved(method: Any = "auto", **options: Any) -> OffloadSolution:
     return solve_offload(GAP.profile, GAP.budget, link=GAP.link, method=method, **options)
 
 
@@ -179,7 +179,7 @@ class Liar:
     def __str__(self) -> str:
         return "liar"
 
-    def __call__(self, problem: OffloadProblem) -> Any:  # noqa: ANN401
+    def __call__(self, problem: OffloadProblem) -> Any:
         claim = Heuristics()(problem)
         match self.lie:
             case "makespan":
@@ -259,7 +259,7 @@ def test_too_many_states_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("slots", [0, -1, 1.5, True])
-def test_slots_are_a_positive_number(slots: Any) -> None:  # noqa: ANN401
+def test_slots_are_a_positive_number(slots: Any) -> None:
     with pytest.raises(UnknownMethodError, match="slots is"):
         Algorithm1(slots=slots)
 

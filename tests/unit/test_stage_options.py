@@ -155,12 +155,12 @@ class Conditional(nn.Module):
 
 class Doubled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x.exp())
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         (saved,) = ctx.saved_tensors
         gradient: torch.Tensor = gradients[0] * 2 + saved
         return gradient

@@ -21,12 +21,12 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(*(each for layer in layers for each in layer), nn.Linear(16, 2))
 
 
-def compiled(model: nn.Module, **options: Any) -> Any:  # noqa: ANN401
+def compiled(model: nn.Module, **options: Any) -> Any:
     torch._dynamo.reset()
     return torch.compile(model, backend="chainstay", options={"repeats": 1, **options})
 
 
-def step(model: nn.Module, run: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def step(model: nn.Module, run: Any) -> list[torch.Tensor]:
     torch.manual_seed(5)
     model.zero_grad()
     output = run(X)
@@ -35,7 +35,7 @@ def step(model: nn.Module, run: Any) -> list[torch.Tensor]:  # noqa: ANN401
     return [output.detach(), *gradients, torch.get_rng_state()]
 
 
-def peak(model: nn.Module, run: Any) -> int:  # noqa: ANN401
+def peak(model: nn.Module, run: Any) -> int:
     def one() -> None:
         run(X).square().mean().backward()
 

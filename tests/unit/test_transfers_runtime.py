@@ -60,11 +60,11 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _keep_output(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ANN401, ARG001  # as torch calls it
+def _keep_output(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001  # as torch calls it
     ctx.save_for_backward(output)
 
 
-def _may_fail_back(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # as torch calls it
+def _may_fail_back(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
     if "backward" in FAILING:
         raise ZeroDivisionError
     output: torch.Tensor
@@ -182,7 +182,7 @@ class Counts(CopyingEngine):
         self.bytes = self.storages = 0
         self.sizes: list[int] = []
 
-    def send(self, transfers: Any) -> Any:  # noqa: ANN401  # as it comes
+    def send(self, transfers: Any) -> Any:
         self.sizes += [memory.nbytes for memory, _ in transfers]
         self.bytes += sum(memory.nbytes for memory, _ in transfers)
         self.storages += len(transfers)

@@ -23,7 +23,7 @@ _HEADS: Final = (
 _USUAL_LENGTH: Final = 512
 
 
-def build_config(kind: str, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401  # of its own class
+def build_config(kind: str, settings: Mapping[str, Any]) -> Any:
     """Return the configuration of a type of model, with `settings` in place of defaults.
 
     Raises:
@@ -49,7 +49,7 @@ def build_config(kind: str, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401
     return config
 
 
-def model_with_head(config: Any) -> nn.Module:  # noqa: ANN401  # as above
+def model_with_head(config: Any) -> nn.Module:
     """Build a model of that configuration that computes a loss of its own.
 
     Raises:
@@ -67,7 +67,7 @@ def model_with_head(config: Any) -> nn.Module:  # noqa: ANN401  # as above
     )
 
 
-def default_shape(model: nn.Module, config: Any) -> tuple[int, ...]:  # noqa: ANN401  # as above
+def default_shape(model: nn.Module, config: Any) -> tuple[int, ...]:
     """Return the shape of a small batch that the model is made for."""
     if model.main_input_name == "pixel_values":
         seen = getattr(config, "vision_config", config)
@@ -80,7 +80,7 @@ def default_shape(model: nn.Module, config: Any) -> tuple[int, ...]:  # noqa: AN
 
 def make_batch(
     model: nn.Module,
-    config: Any,  # noqa: ANN401  # of its own class
+    config: Any,
     shape: tuple[int, ...],
     device: torch.device,
     dtype: torch.dtype,
@@ -110,7 +110,7 @@ def make_batch(
     return {"input_ids": tokens, "labels": tokens}
 
 
-def _positions(model: nn.Module, config: Any) -> tuple[int | None, int]:  # noqa: ANN401  # as above
+def _positions(model: nn.Module, config: Any) -> tuple[int | None, int]:
     """Return the most tokens that have a position, or None, and the reserved positions.
 
     RoBERTa and its kin count positions from behind the one of padding.

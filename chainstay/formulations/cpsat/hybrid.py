@@ -337,7 +337,7 @@ def _store_in_budget(program: HybridProgram) -> None:
     spans: list[Any] = []
     sizes: list[int] = []
 
-    def store(span: Any, size: int) -> None:  # noqa: ANN401  # an interval of CP-SAT
+    def store(span: Any, size: int) -> None:
         if size:
             spans.append(span)
             sizes.append(size)

@@ -106,7 +106,7 @@ def _rounded_up(bound: float) -> int:
     return math.ceil(bound - _RELATIVE_ERROR * abs(bound))
 
 
-def _cp_model() -> Any:  # noqa: ANN401  # a compiled module, typed in part
+def _cp_model() -> Any:
     try:
         return importlib.import_module("ortools.sat.python.cp_model")
     except ImportError as error:

@@ -38,7 +38,7 @@ class CustomFunction(nn.Module):
         self.is_old = mask is not None  # torch 2.6: graphs take a context; only these get gradients
         self.count = None if mask is None else sum(mask)
 
-    def forward(self, *args: Any) -> Any:  # noqa: ANN401  # tensors and numbers
+    def forward(self, *args: Any) -> Any:
         """Return the results of the function."""
         if self.count is None:
             return _Applied.apply(self, (), *args)  # type: ignore[no-untyped-call]  # torch does not annotate it
@@ -80,7 +80,7 @@ def _switches(node: fx.Node) -> bool:
 
 class _Applied(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: CustomFunction, constants: tuple[Any, ...], *args: Any) -> Any:  # noqa: ANN401  # autograd's context has no type
+    def forward(ctx: Any, function: CustomFunction, constants: tuple[Any, ...], *args: Any) -> Any:
         output, saved = function.run_first((*args, *constants))
         outputs = output if isinstance(output, tuple | list) else (output,)
         if function.dirty:
@@ -100,7 +100,7 @@ class _Applied(torch.autograd.Function):
         return tuple(output) if isinstance(output, list) else output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # noqa: ANN401  # autograd's context has no type
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         saved = list(ctx.saved)
         for place, value in zip(ctx.places, ctx.saved_tensors, strict=True):
             saved[place] = value

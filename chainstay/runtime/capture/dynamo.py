@@ -123,7 +123,7 @@ class GraphForward:
             return cls.from_graph(graph, inputs)
         return graph.forward
 
-    def __call__(self, *inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the plan of the graph for such inputs.
 
         Raises:
@@ -183,7 +183,7 @@ class GraphCapture:
             assert capture is not None, "it traces"
             forward = capture._receive(graph, inputs)  # noqa: SLF001  # its own
 
-            def run(*given: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+            def run(*given: Any) -> Sequence[Any]:
                 if _tracing.is_sample and not isinstance(forward, GraphForward):
                     raise NothingToPlanError
                 return in_modes(forward, given) if set_aside.modes else forward(*given)
@@ -201,7 +201,7 @@ class GraphCapture:
         self._admits_tracing = admits_tracing
         torch.compiler.allow_in_graph(stage_border)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # whatever the function returns
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph for such a call, and what the function does around it.
 
         Raises:
@@ -212,7 +212,7 @@ class GraphCapture:
         with modes_set_aside():
             return self._run(args, kwargs)
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # likewise
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         random_state = random.getstate() if self._draws_numbers else None
         try:
             return self._known(self._function, args, kwargs, _unguarded(args))
@@ -228,7 +228,7 @@ class GraphCapture:
         kwargs: Mapping[str, Any],
         *,
         is_run: bool = True,
-    ) -> Any:  # noqa: ANN401  # likewise
+    ) -> Any:
         """Trace such a call, let its graph be planned, then run it, if it `is_run`.
 
         A function whose graph is another one, traced in the usual way, is never told again that
@@ -253,7 +253,7 @@ class GraphCapture:
             if not is_run:
                 return None
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # likewise
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Trace such a call, then run it.
 
         A model may ask whether it is being traced, and take another way then. It is told the
@@ -282,14 +282,14 @@ class GraphCapture:
 
     def _capture(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, admits_tracing: bool
-    ) -> Any:  # noqa: ANN401  # whatever the function returns
+    ) -> Any:
         with failures_named(self._name, args), tracing_settings(tree_leaves((args, kwargs))):
             if admits_tracing:
                 return self._trace(args, kwargs)
             with seeming_eager():
                 return self._trace(args, kwargs)
 
-    def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the model's own
+    def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         random_state = random.getstate()
         _tracing.active = True
         try:
@@ -316,7 +316,7 @@ def _sampling(*, wanted: bool) -> Iterator[None]:
 
 def _guarded(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], state: str
-) -> Any:  # noqa: ANN401  # the model's own
+) -> Any:
     """`function`, as traced code; run as it is, it refuses before it has done anything.
 
     What the traced code asks `state` for becomes a guard.

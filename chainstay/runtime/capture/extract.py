@@ -41,7 +41,7 @@ class _Extracted:
     model: nn.Module
     capture: GraphCapture
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the model's own
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """All stages in order: what ``model(*args, **kwargs)`` gives, bit for bit.
 
         Raises:

@@ -184,7 +184,7 @@ class _GraphCopier:
 
     def _body(
         self, module: fx.GraphModule, copies: dict[fx.Node, Any], constants: Mapping[str, fx.Node]
-    ) -> Any:  # noqa: ANN401  # nodes nested in tuples
+    ) -> Any:
         """Copy what `module` computes, its inputs being in `copies`; its output."""
         for node in module.graph.nodes:
             match node.op:
@@ -236,7 +236,7 @@ class _GraphCopier:
         elif not self._switched(name, node, copies):
             copies[node] = self._copied(module, node, copies)
 
-    def _inlined(self, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:  # noqa: ANN401  # as `_body`
+    def _inlined(self, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:
         body: fx.GraphModule = copies[node.all_input_nodes[0]]
         placeholders = body.graph.find_nodes(op="placeholder")
         given = [fx.node.map_arg(each, copies.__getitem__) for each in node.args[1:]]
@@ -263,7 +263,7 @@ class _GraphCopier:
                 return False
         return True
 
-    def _copied(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:  # noqa: ANN401  # a node, or results by number
+    def _copied(self, module: fx.GraphModule, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:
         if has_layers(node):
             arguments = fx.node.map_arg(node.args, copies.__getitem__)
             return split_layers(node, arguments, partial(self._part, node))
@@ -294,7 +294,7 @@ class _GraphCopier:
             copy.meta[REGIONS] = regions
         return copy
 
-    def _argument(self, value: Any) -> Any:  # noqa: ANN401  # a node, or a graph
+    def _argument(self, value: Any) -> Any:
         if not isinstance(value, nn.Module):
             return value
         name = self._module_name(value)
@@ -303,7 +303,7 @@ class _GraphCopier:
                 return node
         return self.graph.create_node("get_attr", name)
 
-    def _module_name(self, module: Any) -> str:  # noqa: ANN401  # a graph
+    def _module_name(self, module: Any) -> str:
         for name, known in self.modules.items():
             if known is module:
                 return name

@@ -82,7 +82,7 @@ def _text(node: fx.Node, places: Mapping[fx.Node, int], captured: CapturedGraph)
     )
 
 
-def _masked(arguments: Any, places: Mapping[fx.Node, int]) -> str:  # noqa: ANN401  # however they nest
+def _masked(arguments: Any, places: Mapping[fx.Node, int]) -> str:
     """Return arguments as a text, a mark in place of every number; flags and texts stay."""
 
     def mask(value: object) -> str:

@@ -346,7 +346,7 @@ class _Kernels(TorchDispatchMode):
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
+    ) -> Any:
         self.written += _written_by(func, args, kwargs or {})
         self.draws_random |= torch.Tag.nondeterministic_seeded in func.tags
         self.fills_saved |= "rrelu_with_noise" in str(func)

@@ -50,7 +50,7 @@ class Accelerator:
     device: torch.device
 
     @property
-    def _module(self) -> Any:  # noqa: ANN401  # torch.cuda, torch.xpu or another module
+    def _module(self) -> Any:
         return torch.get_device_module(self.device)
 
     def name(self) -> str:

@@ -156,9 +156,9 @@ def _split_phases(events: Sequence[Any]) -> tuple[MemoryTrace, ...]:  # kineto e
     return tuple(traces)
 
 
-def _is_mark(event: Any) -> bool:  # noqa: ANN401  # kineto events have no type
+def _is_mark(event: Any) -> bool:
     return bool(event.name() == _PHASE_END)
 
 
-def _is_cpu_memory(event: Any) -> bool:  # noqa: ANN401  # kineto events have no type
+def _is_cpu_memory(event: Any) -> bool:
     return bool(event.name() == "[memory]") and "CPU" in str(event.device_type())

@@ -106,7 +106,7 @@ def _has_parts(module: nn.Module) -> bool:
     return False
 
 
-def gathered(model: nn.Module, value: Any) -> list[Any]:  # noqa: ANN401  # anything that pickles
+def gathered(model: nn.Module, value: Any) -> list[Any]:
     """`value` of every process that has a part of `model`, the same list in each of them."""
     values = [value]
     for mesh in _meshes(model):

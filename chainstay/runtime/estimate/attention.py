@@ -35,7 +35,7 @@ class _WithoutDropout(TorchFunctionMode):
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
+    ) -> Any:
         kwargs = dict(kwargs or {})
         rate = _RATES.get(func)
         if rate is not None and not _gives_weights(func, kwargs):

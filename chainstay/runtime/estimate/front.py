@@ -112,7 +112,7 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
     )
 
 
-def _built(model: object) -> Any:  # noqa: ANN401  # whether it is a module is asked later
+def _built(model: object) -> Any:
     """The model itself, or what a function builds where tensors need no memory."""
     if isinstance(model, nn.Module) or not callable(model):
         return model

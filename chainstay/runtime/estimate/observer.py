@@ -69,7 +69,7 @@ class _Watch(TorchDispatchMode):
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what the operator returns
+    ) -> Any:
         kwargs = kwargs or {}
         with self._letting_go(func):
             result = func(*args, **kwargs)

@@ -52,7 +52,7 @@ class TracedCall:
         def receive(graph: fx.GraphModule, examples: Sequence[Any]) -> CapturedForward:
             forward = GraphForward.from_graph(graph, examples)
 
-            def run(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+            def run(*inputs: Any) -> Sequence[Any]:
                 observed = observe_graph(name, forward, inputs)
                 outputs: Sequence[Any] = graph.forward(*inputs)
                 calls.append((observed, inputs, outputs))

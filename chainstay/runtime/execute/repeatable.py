@@ -74,7 +74,7 @@ class OperatorLog(TorchDispatchMode):
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # what func returns
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         given = () if "empty" in str(func) else tree_leaves(result)  # which holds anything
         tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]

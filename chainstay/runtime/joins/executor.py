@@ -164,7 +164,7 @@ class PlannedJoin(Planned):
     executor: JoinExecutor
     profile: JoinProfile
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Return the outputs of the graph."""
         given, shared = self.graph.begin(inputs)
         return self.graph.finish(self.executor(given, shared), shared)

@@ -33,7 +33,7 @@ class GraphJoin(GraphStages):
     widths: tuple[int, ...]
     sums: tuple[tuple[GraphStage, ...], ...]
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """All stages, branch by branch: what the graph gives, bit for bit."""
         given, shared = self.begin(inputs)
         met: State = ()

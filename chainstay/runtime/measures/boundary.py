@@ -108,7 +108,7 @@ class _Swallow(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401  # autograd's context has no type
+        ctx: Any,
         receive: Callable[[tuple[torch.Tensor | None, ...]], None],
         anchor: torch.Tensor,  # noqa: ARG004  # makes the outputs want gradients
         *tensors: torch.Tensor,
@@ -118,7 +118,7 @@ class _Swallow(torch.autograd.Function):
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ANN401  # autograd's context has no type
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
         ctx.receive(gradients)
         return None, None, *(None for _ in gradients)
 
@@ -137,13 +137,13 @@ class _Note(torch.autograd.Function):
     """Hands tensors on and gradients back, and says so."""
 
     @staticmethod
-    def forward(ctx: Any, reached: Callable[[], None], *tensors: torch.Tensor) -> State:  # noqa: ANN401  # autograd's context has no type
+    def forward(ctx: Any, reached: Callable[[], None], *tensors: torch.Tensor) -> State:
         ctx.reached = reached
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401  # autograd's context has no type
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         ctx.reached()
         return None, *gradients
 
@@ -174,7 +174,7 @@ class _Seed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401  # autograd's context has no type
+        ctx: Any,
         gradients: Gradients,
         uses: LeafUses,
         *tensors: torch.Tensor,
@@ -184,7 +184,7 @@ class _Seed(torch.autograd.Function):
         return torch.zeros((), dtype=dtype, device=device)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401, ARG004  # autograd's context has no type, and the gradient is 1
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004  # autograd's context has no type, and the gradient is 1
         made = ctx.made.allocate()
         for leaf in ctx.uses.behind:
             total = torch.zeros_like(leaf)
@@ -207,11 +207,11 @@ class _Wait(torch.autograd.Function):
     """Sends no gradient; whoever sums gradients waits for it all the same."""
 
     @staticmethod
-    def forward(ctx: Any, device: torch.device, *leaves: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  # autograd's context has no type
+    def forward(ctx: Any, device: torch.device, *leaves: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         ctx.count = len(leaves)
         return torch.empty(0, device=device)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ANN401, ARG004  # autograd's context has no type, and there is no gradient
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ARG004  # autograd's context has no type, and there is no gradient
         return None, *(None for _ in range(ctx.count))

@@ -177,7 +177,7 @@ class PlannedChain(StageLoop):
             raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
         executor = self._executor.with_chain(staged.chain, staged.traits, staged.options)
 
-        def planned(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+        def planned(*inputs: Any) -> Sequence[Any]:
             state, shared = graph.begin(inputs)
             return graph.finish(executor(state, shared), shared)
 

@@ -30,7 +30,7 @@ class ReplayCapture(Protocol):
         ...
 
 
-def stash(stashes: list[Any], index: int, value: Any) -> None:  # noqa: ANN401  # a tensor, or a number
+def stash(stashes: list[Any], index: int, value: Any) -> None:
     """Set a value aside: without the graph that made it, or it would be held in a circle."""
     stashes[index] = value.detach() if isinstance(value, torch.Tensor) else value
 

@@ -133,7 +133,7 @@ class StageRun:
                             del held[each]
         raise AssertionError("a graph without an output")
 
-    def _call(self, node: fx.Node, held: Held) -> Any:  # noqa: ANN401  # tensors, or tuples of them
+    def _call(self, node: fx.Node, held: Held) -> Any:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), held.__getitem__)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -151,12 +151,12 @@ def operator_times(
 
     where = device_at(device)
 
-    def note(key: fx.Node | Cast, call: Callable[[], Any]) -> Any:  # noqa: ANN401  # what the call gives
+    def note(key: fx.Node | Cast, call: Callable[[], Any]) -> Any:
         value, elapsed = run_timed(call, where)
         least[key] = min(least[key], elapsed)
         return value
 
-    def around(node: fx.Node, held: Held, call: Callable[[], Any]) -> Any:  # noqa: ANN401  # what the node gives
+    def around(node: fx.Node, held: Held, call: Callable[[], Any]) -> Any:
         for cast in casts:
             if cast.user is node:
                 note(cast, partial(held[cast.argument].to, cast.dtype))

@@ -141,7 +141,7 @@ class Trace:
         if not is_parameter(tensor):
             self._packed.append(tensor)
 
-    def _note(self, node: fx.Node, held: Held, call: Callable[[], Any]) -> Any:  # noqa: ANN401  # what the node gives
+    def _note(self, node: fx.Node, held: Held, call: Callable[[], Any]) -> Any:
         """Run a node."""
         arguments = [each for each in node.all_input_nodes if each.op != "get_attr"]
         given = [(each, version_of(each)) for arg in arguments for each in _tensors_in(held[arg])]

@@ -83,7 +83,7 @@ class PlannedGraph(Planned):
     executor: Executor
     profile: ChainProfile
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Return the outputs of the graph."""
         state, shared = self.graph.begin(inputs)
         return self.graph.finish(self.executor(state, shared), shared)

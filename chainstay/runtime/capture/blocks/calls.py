@@ -99,7 +99,7 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
     numbers, listed = TensorNumbers(), listed_modules(model)
     calls: list[BlockCall] = []
 
-    def record(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+    def record(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         container, name = listed[block]
         inputs = numbers.all_seen((args, kwargs))
         with handed_to(record):  # what is in the block, too

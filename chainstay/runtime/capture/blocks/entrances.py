@@ -45,7 +45,7 @@ def open_entrance(block: nn.Module) -> None:
     """Let calls of `block` be handed over; nothing happens if they can be already."""
     plain = unbound_forward(block)
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the block's own
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return plain(self, *args, **kwargs)
         handler = _handler() if torch.is_grad_enabled() else None
@@ -82,7 +82,7 @@ def entered(blocks: Iterable[nn.Module]) -> Iterator[None]:
             close_entrance(block)
 
 
-def run_plainly(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+def run_plainly(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run a block's own forward, as a `BlockHandler` that does nothing else."""
     return traced_forward(block)(traced_module(block), *args, **kwargs)
 
@@ -118,13 +118,13 @@ class _CompiledCall:
     def __init__(self, block: nn.Module, compiled: Callable[..., Any]) -> None:
         self.block, self.compiled = block, compiled
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the block's own
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _handler() is None or not torch.is_grad_enabled():
             return self.compiled(*args, **kwargs)
         return self.block._call_impl(*args, **kwargs)  # noqa: SLF001  # hooks, then the forward
 
 
-def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # its own
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 

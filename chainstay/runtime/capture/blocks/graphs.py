@@ -81,7 +81,7 @@ class BlockGraphs:
         runner: BlockRunner,
         *,
         checked: bool = True,
-    ) -> Any:  # noqa: ANN401  # the block's own
+    ) -> Any:
         """Return the result of the forward of `block`, its graph run by `runner`.
 
         Args:
@@ -131,7 +131,7 @@ class BlockGraphs:
             Trial(call, found.inputs, chain, written, self.device).require_same()
         graph = BlockGraph(key, chain, is_compiled=compiler is not None)
 
-        def run(*inputs: Any) -> Sequence[Any]:  # noqa: ANN401  # tensors and numbers
+        def run(*inputs: Any) -> Sequence[Any]:
             return _current()(graph, inputs)
 
         return run

@@ -139,7 +139,7 @@ def blocks_run_by(
 ) -> Iterator[None]:
     """Inside, the blocks of these names are run by `runner`; without gradients, by themselves."""
 
-    def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+    def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return graphs.call(block, (args, kwargs), runner)
 
     with entered(map(model.get_submodule, dict.fromkeys(names))), handed_to(handler):
@@ -179,7 +179,7 @@ class _Sampler:
     numbers: TensorNumbers = field(default_factory=TensorNumbers)
     autocasts: set[Autocast | None] = field(default_factory=set)
 
-    def called(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401  # the block's own
+    def called(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A `BlockHandler`."""
         name = self.names.get(block)
         if name is not None and name not in self.unfit:

@@ -163,7 +163,7 @@ class GraphChain(GraphStages):
     borders: tuple[int, ...] = ()
     not_a_join: str = ""
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:  # noqa: ANN401  # tensors and numbers
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """All stages in order: what the graph gives, bit for bit."""
         state, shared = self.begin(inputs)
         for stage in self.stages:

@@ -48,7 +48,7 @@ class Call:
         """Return a call of the model's own forward."""
         return cls(model, args, dict(kwargs or {}), unbound_forward(model))
 
-    def __call__(self) -> Any:  # noqa: ANN401  # the model's own
+    def __call__(self) -> Any:
         """Make the call: only the model's own forward runs."""
         return self.function(self.model, *self.args, **self.kwargs)
 

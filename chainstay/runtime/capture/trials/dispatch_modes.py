@@ -60,7 +60,7 @@ def without_modes() -> Iterator[None]:
             set_aside.modes = hidden
 
 
-def in_modes(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:  # noqa: ANN401  # whatever the function gives
+def in_modes(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Call `function` in the modes that were set aside."""
     modes, set_aside.modes = set_aside.modes, ()
     try:

@@ -158,7 +158,7 @@ class _WithoutGraphs(TorchFunctionMode):
         types: object,  # as torch calls it
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401  # as `func`
+    ) -> Any:
         if func is not torch.Tensor.__deepcopy__ or args[0].is_leaf:
             return func(*args, **(kwargs or {}))
         tensor, memo = args
@@ -174,7 +174,7 @@ def _copied_method(method: MethodType, memo: dict[int, Any]) -> object:
     return MethodType(type(owner).forward, owner) if replaced is None else _copied(replaced, memo)  # type: ignore[attr-defined]  # a module
 
 
-def _rebound(function: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401  # anything callable
+def _rebound(function: Any, memo: dict[int, Any]) -> Any:
     """A function whose closure has the shadow's modules, methods and tensors for the model's."""
     cells = getattr(function, "__closure__", None) or ()
     if not isinstance(function, FunctionType) or id(function) in memo:
@@ -202,7 +202,7 @@ def _rebound_cell(cell: CellType, memo: dict[int, Any]) -> CellType:
     return cell if other is value else CellType(other)
 
 
-def arguments_like(arguments: Any, stand_ins: StandIns) -> Any:  # noqa: ANN401  # as nested
+def arguments_like(arguments: Any, stand_ins: StandIns) -> Any:
     """The arguments of a call, with stand-ins for their tensors, objects copied."""
     tree_map_only(torch.Tensor, stand_ins.of, arguments)
     return _copied(arguments, stand_ins.memo())

@@ -24,12 +24,12 @@ def unbound_forward(module: nn.Module) -> Callable[..., Any]:
     if isinstance(own, partial) and own.args[:1] == (module,):  # as hooks of accelerate do
         function, others, keywords = own.func, own.args[1:], own.keywords
 
-        def partly(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the module's own
+        def partly(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return function(self, *others, *args, **{**keywords, **kwargs})
 
         return update_wrapper(partly, own)
 
-    def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # the module's own
+    def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return own(*args, **kwargs)
 
     return update_wrapper(forward, own)

@@ -73,7 +73,7 @@ class _World:
             elif depth < _DEPTH:
                 pending += [(part, depth + 1) for part in self._parts_of(value)]
 
-    def _parts_of(self, value: Any) -> Iterable[object]:  # noqa: ANN401  # anything
+    def _parts_of(self, value: Any) -> Iterable[object]:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, torch.Tensor):
@@ -122,7 +122,7 @@ class _World:
         self.restores.append(restore)
         yield from before.values()
 
-    def _container(self, value: Any) -> Iterable[object]:  # noqa: ANN401  # one of several kinds
+    def _container(self, value: Any) -> Iterable[object]:
         if len(value) > _MOST_ITEMS:
             return ()
         if isinstance(value, dict):
@@ -177,7 +177,7 @@ class _World:
         self.restores.append(restore)
         return ()
 
-    def _generator(self, value: Any) -> bool:  # noqa: ANN401  # anything
+    def _generator(self, value: Any) -> bool:
         numpy = sys.modules.get("numpy")
         if isinstance(value, random.Random):
             self.restores.append(_called(value.setstate, value.getstate()))

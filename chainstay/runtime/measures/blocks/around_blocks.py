@@ -336,7 +336,7 @@ class _Bridge(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401  # autograd's context has no type
+        ctx: Any,
         trip: _Trip,
         index: int,
         values: State,
@@ -349,7 +349,7 @@ class _Bridge(torch.autograd.Function):
         return tuple(each.detach().to(anchor.device, copy=True) for each in values)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:  # noqa: ANN401  # autograd's context has no type
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         present = tuple(each for each in gradients if each is not None)
         made = ctx.trip.before_backward(ctx.index, present)
         wanted = (each if wants else None for each, wants in zip(made, ctx.wanting, strict=True))
