@@ -130,6 +130,21 @@ def test_parts_that_give_other_bits_are_not_used(
     assert graph.composition.split is split
 
 
+def test_parts_that_save_something_else_are_not_used(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device whose dropout saves its mask: a stage dropped as a whole may then be kept."""
+
+    def same(tensor: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        product = tensor * noise
+        return torch.where(noise.bool(), product, product)
+
+    monkeypatch.setattr(operator_parts, "dropout", same)
+    _, _, ((graph, _),) = traced(nn.Dropout(0.2), x.requires_grad_())
+    assert graph is not None
+    assert graph.composition.split is SplitLevel.WHOLE
+
+
 def test_parts_that_fail_are_not_used(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> torch.Tensor:
         raise RuntimeError("no kernel")

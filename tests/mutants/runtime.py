@@ -216,9 +216,15 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/stage_run.py",
-        "return [*output, *gradients, *(state",
-        "return [*output, *(state",
+        "return saved, [*output, *gradients, *(state",
+        "return saved, [*output, *(state",
         "agreement/test_operator_parts.py::test_parts_with_other_gradients_are_not_used",
+    ),
+    Mutant(
+        "runtime/options/stage_run.py",
+        "return saved == saved_by_nodes and all(",
+        "return all(",
+        "agreement/test_operator_parts.py::test_parts_that_save_something_else_are_not_used",
     ),
     Mutant(
         "runtime/options/stage_run.py",

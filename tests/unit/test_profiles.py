@@ -313,11 +313,12 @@ def without_in_stage(name: str) -> str:
         (edited_stage(name=5), "chain-profile.stages[1]: field 'name' is 5, must be a string"),
         (
             edited_stage(saved_bytes=-4),
-            "stage 'loss': saved_bytes is -4, must be from 0 to 2**48",
+            "chain-profile.stages[1]: stage 'loss': saved_bytes is -4, must be from 0 to 2**48",
         ),
         (
             edited_stage(saved_bytes=LARGEST + 1),
-            "stage 'loss': saved_bytes is 281474976710657, must be from 0 to 2**48",
+            ("chain-profile.stages[1]: stage 'loss': saved_bytes is 281474976710657, must be from 0 "
+            "to 2**48"),
         ),
         (edited(stages=[]), "a chain needs at least one stage (the loss), got none"),
         (edited(stages={}), "chain-profile: field 'stages' is {}, must be a list"),

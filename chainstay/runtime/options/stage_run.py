@@ -76,26 +76,38 @@ class StageRun:
         """Whether the nodes give what the stage gives.
 
         That is its output, the gradients of its input, and where they leave the random numbers of
-        the device, bit for bit. Call it inside `measuring`: the stage is run, and its nodes are.
+        the device, bit for bit; and autograd saves tensors of the same sizes and types in the same
+        order, as a stage may be dropped as a whole and then kept in part. Call it inside
+        `measuring`: the stage is run, and its nodes are.
         """
 
         def by_nodes(state: State) -> Sequence[torch.Tensor]:
             return self.run(self._inputs(state), lambda _node, _held, call: call())
 
         random = random_states(device)
-        own = self._observed(lambda state: self.stage(state, self.given[1]), device)
+        saved, values = self._observed(lambda state: self.stage(state, self.given[1]), device)
         restore_random_states(random)
         try:
-            nodes = self._observed(by_nodes, device)
+            saved_by_nodes, others = self._observed(by_nodes, device)
         except RuntimeError:  # a part does not take what the operator itself takes
             return False
-        return all(is_equal(one, other) for one, other in zip(own, nodes, strict=True))
+        return saved == saved_by_nodes and all(
+            is_equal(one, other) for one, other in zip(values, others, strict=True)
+        )
 
     def _observed(
         self, forward: Callable[[State], Sequence[torch.Tensor]], device: torch.device
-    ) -> list[torch.Tensor]:
+    ) -> tuple[list[tuple[torch.Size, torch.dtype]], list[torch.Tensor]]:
+        """Return the sizes and types of what a forward saves, and all that it gives."""
+        saved: list[tuple[torch.Size, torch.dtype]] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved.append((tensor.shape, tensor.dtype))
+            return tensor.detach()
+
         leaves = detached(self.given[0])
-        with torch.enable_grad():
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with torch.enable_grad(), hooks:
             output = forward(self._state(leaves))
         ends = [tensor for tensor in output if tensor.requires_grad]
         starts = [tensor for tensor in leaves if tensor.requires_grad]
@@ -104,7 +116,7 @@ class StageRun:
             gradients = torch.autograd.grad(
                 ends, starts, [end.detach() for end in ends], materialize_grads=True
             )
-        return [*output, *gradients, *(state for _, state in random_states(device))]
+        return saved, [*output, *gradients, *(state for _, state in random_states(device))]
 
     def run(
         self, inputs: Sequence[Any], around: Callable[[fx.Node, Held, Callable[[], Any]], Any]
