@@ -317,8 +317,10 @@ def without_in_stage(name: str) -> str:
         ),
         (
             edited_stage(saved_bytes=LARGEST + 1),
-            ("chain-profile.stages[1]: stage 'loss': saved_bytes is 281474976710657, must be from 0 "
-            "to 2**48"),
+            (
+                "chain-profile.stages[1]: stage 'loss': saved_bytes is 281474976710657, must be "
+                "from 0 to 2**48"
+            ),
         ),
         (edited(stages=[]), "a chain needs at least one stage (the loss), got none"),
         (edited(stages={}), "chain-profile: field 'stages' is {}, must be a list"),
