@@ -1,4 +1,4 @@
-"""What every simulator asks of its arguments before it begins."""
+"""Checks that every simulator makes of its arguments before it begins."""
 
 from __future__ import annotations
 
