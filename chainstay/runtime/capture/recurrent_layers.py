@@ -32,10 +32,11 @@ def has_layers(node: fx.Node) -> bool:
     """Whether a node runs several layers, one behind another, on the CPU."""
     if node.target not in _STATES or len(node.args) != 9 or node.kwargs:
         return False
-    weights, layers = node.args[2], node.args[4]
+    initial, weights, layers = node.args[1], node.args[2], node.args[4]
     example = _example(node.args[0])
     return (  # sequences that are packed have their weights elsewhere
         isinstance(weights, list | tuple)
+        and isinstance(initial, list | tuple) == (_STATES[node.target] > 1)
         and isinstance(layers, int)
         and layers > 1
         and example is not None

@@ -184,7 +184,7 @@ class _Seed(torch.autograd.Function):
         return torch.zeros((), dtype=dtype, device=device)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004  # autograd's context has no type, and the gradient is 1
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004  # autograd calls it so; the gradient is 1
         made = ctx.made.allocate()
         for leaf in ctx.uses.behind:
             total = torch.zeros_like(leaf)
@@ -213,5 +213,5 @@ class _Wait(torch.autograd.Function):
         return torch.empty(0, device=device)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ARG004  # autograd's context has no type, and there is no gradient
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:  # noqa: ARG004  # autograd calls it so; there is no gradient
         return None, *(None for _ in range(ctx.count))

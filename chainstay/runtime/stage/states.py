@@ -120,11 +120,11 @@ class _Changeable(torch.autograd.Function):
     """Hands gradients on. Its results are neither leaves nor views of leaves."""
 
     @staticmethod
-    def forward(ctx: Any, values: State, *state: torch.Tensor) -> State:  # noqa: ARG004  # autograd's context has no type, and autograd calls it so
+    def forward(ctx: Any, values: State, *state: torch.Tensor) -> State:  # noqa: ARG004  # autograd calls it so
         return tuple(value.detach() for value in values)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004  # autograd's context has no type, and autograd calls it so
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004  # autograd calls it so
         return None, *gradients
 
 
