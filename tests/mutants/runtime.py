@@ -288,9 +288,27 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/replay.py",
-        "        self._groups, self._stashes = [], []  # first",
+        "        self._groups, self.stashes, self.hooks = [], [], None  # first",
         "        # first",
         "agreement/test_stage_options.py::test_nothing_is_left_without_a_garbage_collector",
+    ),
+    Mutant(
+        "runtime/options/replay.py",
+        "            self.hooks.__exit__(None, None, None)\n",
+        "",
+        "unit/test_stage_options.py::test_an_operator_that_fails_leaves_no_hooks",
+    ),
+    Mutant(
+        "runtime/options/generator.py",
+        "number for number, pack in enumerate(graph.packs) if pack.saver in savers",
+        "number for number, _ in enumerate(graph.packs)",
+        "unit/test_stage_options.py::test_hooks_are_around_those_operators_alone_that_save_what_goes",
+    ),
+    Mutant(
+        "runtime/options/special_operators.py",
+        "torch.Tag.pointwise in _tags_of(name)",
+        "True",
+        "unit/test_stage_options.py::test_products_are_replayed_with_gradients_on",
     ),
     Mutant(
         "runtime/options/replay_operators.py",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from torch.nn import functional
 from captured_graphs import chain_of
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.capture.cuts.chain import GraphChain
-from chainstay.runtime.execute.handles import Staying
 from chainstay.runtime.measures import option_costs
 from chainstay.runtime.measures.costs import observe_chain, trace_chain
 from chainstay.runtime.measures.measured import measuring
@@ -33,6 +31,7 @@ from chainstay.runtime.options import (
     trace_stage,
 )
 from chainstay.runtime.options.generator import groups_of
+from chainstay.runtime.options.special_operators import is_graphless
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import subject_of
 from chainstay.runtime.stage.states import State
@@ -65,7 +64,7 @@ def leanest(
 
 def ran(option: Option, state: State, shared: Sequence[Any]) -> tuple[OptionRun, State]:
     run = OptionRun(option.code, shared, ("the batch",) * len(shared))
-    return run, run_option(run, state, partial(Staying.of, 0))
+    return run, run_option(run, state, 0)
 
 
 def observed_options(model: nn.Module, x: torch.Tensor, *, kept: int | None = None) -> list[Option]:
@@ -249,6 +248,79 @@ def test_a_changed_input_or_parameter_is_noticed() -> None:
         next(each for each in shared if isinstance(each, nn.Parameter)).mul_(2.0)
     with pytest.raises(PlanMismatchError, match="the batch was changed in place"):
         output.sum().backward()
+
+
+class Curves(nn.Module):
+    """What is dropped of it is saved by some of its operators only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x).sigmoid()
+        return self.linear(y.sin().exp()).tanh() * y.mean()
+
+
+def hooked(monkeypatch: pytest.MonkeyPatch, outcome: Callable[[], None]) -> OptionRun:
+    """Run the option of `Curves` that drops least, `outcome` in each call of its hook."""
+    packed = OptionRun.packed
+
+    def observed(run: OptionRun, tensor: torch.Tensor) -> object:
+        outcome()
+        return packed(run, tensor)
+
+    chain, inputs, ((graph, _),) = traced(Curves(), torch.ones(8, 64, requires_grad=True))
+    assert graph is not None
+    option = next(option_of(graph, each) for each in selections_of(graph) if each.drops)
+    monkeypatch.setattr(OptionRun, "packed", observed)
+    return ran(option, *chain.begin(inputs))[0]
+
+
+def test_hooks_are_around_those_operators_alone_that_save_what_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[None] = []
+    run = hooked(monkeypatch, lambda: calls.append(None))
+    savers = {
+        pack.saver
+        for pack, place in zip(run.code.graph.packs, run.code.packs, strict=True)
+        if place
+    }
+    expected = [pack for pack in run.code.graph.packs if pack.saver in savers]
+    assert 0 < len(calls) == len(expected) < len(run.code.packs)
+
+
+def test_an_operator_that_fails_leaves_no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+
+    def fail() -> None:
+        calls.append(None)
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        hooked(monkeypatch, fail)
+    torch.ones(2, requires_grad=True).exp().sum().backward()
+    assert len(calls) == 1
+
+
+def test_products_are_replayed_with_gradients_on() -> None:
+    """Without, they may choose other kernels."""
+    _, _, ((graph, _),) = traced(Curves(), torch.ones(8, 64, requires_grad=True))
+    assert graph is not None
+    names = {step.name: is_graphless(step.node) for step in graph.steps}
+    assert names == {
+        "linear": False,
+        "sigmoid": True,
+        "sin": True,
+        "exp": True,
+        "tanh": True,
+        "mean": True,
+        "mul": True,
+    }
+    for selection in selections_of(graph):
+        for replay in option_of(graph, selection).code.replays:
+            assert replay.needs_graph == ("linear" in replay.function.__code__.co_names)
 
 
 def test_another_shape_is_noticed() -> None:

@@ -231,6 +231,13 @@ class Environment:
                     "backward first"
                 )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it and the present have neither autocast nor vmap."""
+        return _vmap_level() == 0 and not any(
+            enabled or torch.is_autocast_enabled(kind) for kind, enabled, _, _ in self.autocast
+        )
+
     def entered(self) -> AbstractContextManager[None]:
         """Run the body in these surroundings; afterwards the present ones are back."""
         if (level := _vmap_level()) > 0:

@@ -28,7 +28,6 @@ from chainstay.runtime.execute.handles import (
     Handles,
     Kept,
     Source,
-    Staying,
     dropping,
     unpack,
 )
@@ -172,7 +171,7 @@ class Run:
                 )
             run = self._option_run(step, self.shared)
             if run is not None:
-                output = run_option(run, state, partial(Staying.of, step.stage))
+                output = run_option(run, state, step.stage)
             else:
                 with self._hooked(step, state):
                     output = self._run(step, state, self.shared)

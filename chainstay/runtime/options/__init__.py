@@ -5,10 +5,11 @@
 `OptionPart` in a `ChainStage` it runs as any stage does, so that `measures.probe` and
 `measures.clock` see its memory, the temporaries of its replays included, and its time.
 
-An executor makes an `OptionRun` per run, and either calls `run_option` with its own pack hook for
-what stays, or asks ``run.packed(tensor)`` in a hook of its own, once per saved tensor and in
-order (parameters left out), for the `ReplayHandle` in the tensor's place: a handle is an
-`execute.handles.Absent`. Then ``run.close(state)``. The first run of a stage belongs inside
+An executor makes an `OptionRun` per run. In a first run it calls `run_option`, which puts hooks
+around those operators alone of whose saved tensors some are dropped. In a later run it asks
+``run.packed(tensor)`` in a hook of its own, once per saved tensor and in order (parameters left
+out), for the `ReplayHandle` in the tensor's place: a handle is an `execute.handles.Absent`. Then
+``run.close(state)``. The first run of a stage belongs inside
 `execute.environment.alone`, as any. A run with an option goes to the end of the forward, even if
 all tensors have been captured before: stashes may come later.
 
@@ -35,7 +36,6 @@ from chainstay.runtime.options.option import (
     run_option,
     selections_of,
     stage_options,
-    unpack_option,
 )
 from chainstay.runtime.options.replay import OptionRun, ReplayHandle
 
@@ -51,5 +51,4 @@ __all__ = [
     "selections_of",
     "stage_options",
     "trace_stage",
-    "unpack_option",
 ]

@@ -8,7 +8,7 @@ Operators are run again in the order of the forward, so that changes in place co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,17 +28,20 @@ from chainstay.runtime.options.replay_operators import (
     blank,
     draw_from,
     draw_on,
+    hook,
     mark,
     scratch,
     stash,
     stash_random,
+    unhook,
 )
-from chainstay.runtime.options.special_operators import scratch_arguments
+from chainstay.runtime.options.special_operators import is_graphless, scratch_arguments
 
 
 def generate(graph: StageGraph, selection: Selection) -> OptionCode:
     """Return the code of a choice of what to keep."""
-    stashes = _Stashes(graph)
+    stashes = _Stashes()
+    hooked = hooked_packs(graph, selection)
     packs: list[tuple[int, int] | None] = [None] * len(graph.packs)
     replays: list[ReplayCode] = []
     for group in groups_of(graph, selection):
@@ -52,8 +55,51 @@ def generate(graph: StageGraph, selection: Selection) -> OptionCode:
                 packs[index] = len(replays), slot
             writer = _ReplayWriter(graph, sorted(group), selection.redrawn, stashes)
             replays.append(writer.replay(tuple(wanted.values())))
-    forward = function_of(stashes.forward())
+    forward = function_of(_forward(graph, stashes.places, hooked))
     return OptionCode(graph, forward, len(stashes.places), tuple(packs), tuple(replays))
+
+
+def hooked_packs(graph: StageGraph, selection: Selection) -> list[range]:
+    """Return the saved tensors around which the forward has hooks, in uninterrupted ranges.
+
+    They are those of operators that save what is dropped. All others are saved as in plain
+    training, which takes a fraction of the time.
+    """
+    savers = {
+        pack.saver for pack in graph.packs if pack.is_dropped(selection.replayed, selection.redrawn)
+    }
+    numbers = [number for number, pack in enumerate(graph.packs) if pack.saver in savers]
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number + 1 for number in numbers if number + 1 not in numbers]
+    return [range(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _forward(
+    graph: StageGraph, places: Mapping[tuple[fx.Node, bool], int], hooked: Sequence[range]
+) -> fx.Graph:
+    """Return the stage's own graph, with what sets values aside, and with hooks."""
+    own = graph.composition
+    kinds = {step.node: step.generators for step in graph.steps}
+    savers = [graph.steps[pack.saver].node for pack in graph.packs]
+    first = {savers[numbers.start]: numbers.start for numbers in hooked}
+    last = {savers[numbers.stop - 1]: numbers.stop for numbers in hooked}
+    forward = fx.Graph()
+    run = forward.placeholder("run")
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in own.graph.nodes:
+        if node.op == "output":
+            break
+        if (place := places.get((node, True))) is not None:
+            forward.call_function(stash_random, (run, place, graph.device, kinds[node]))
+        if (number := first.get(node)) is not None:
+            forward.call_function(hook, (run, number))
+        copies[node] = forward.node_copy(node, copies.__getitem__)
+        if (number := last.get(node)) is not None:
+            forward.call_function(unhook, (run, number))
+        if (place := places.get((node, False))) is not None:
+            forward.call_function(stash, (run, place, copies[node]))
+    forward.output(tuple(copies[leaf] for leaf in own.results))
+    return forward
 
 
 def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
@@ -73,33 +119,13 @@ def groups_of(graph: StageGraph, selection: Selection) -> list[set[int]]:
 
 @dataclass(slots=True)
 class _Stashes:
-    """Values that the forward sets aside."""
+    """Places of the values that the forward sets aside."""
 
-    graph: StageGraph
     places: dict[tuple[fx.Node, bool], int] = field(default_factory=dict)
 
     def place(self, node: fx.Node, *, is_random: bool) -> int:
         """The place of a node's result, or of the states of generators in front of it."""
         return self.places.setdefault((node, is_random), len(self.places))
-
-    def forward(self) -> fx.Graph:
-        """The stage's own graph, with what sets values aside."""
-        own = self.graph.composition
-        kinds = {step.node: step.generators for step in self.graph.steps}
-        graph = fx.Graph()
-        stashes = graph.placeholder("stashes")
-        copies: dict[fx.Node, fx.Node] = {}
-        for node in own.graph.nodes:
-            if node.op == "output":
-                break
-            if (place := self.places.get((node, True))) is not None:
-                arguments = (stashes, place, self.graph.device, kinds[node])
-                graph.call_function(stash_random, arguments)
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            if (place := self.places.get((node, False))) is not None:
-                graph.call_function(stash, (stashes, place, copies[node]))
-        graph.output(tuple(copies[leaf] for leaf in own.results))
-        return graph
 
 
 @dataclass(slots=True)
@@ -162,7 +188,11 @@ class _ReplayWriter:
             for each in wanted
         ]
         function = function_of(self.graph)
-        return ReplayCode(function, tuple(self.inputs), tuple(slots), bool(states))
+        needs_graph = bool(states or marks) or not all(
+            steps[index].cast is not None or is_graphless(steps[index].node) for index in self.group
+        )
+        inputs = tuple(self.inputs)
+        return ReplayCode(function, inputs, tuple(slots), bool(states), needs_graph)
 
     def _take_inputs(self) -> list[fx.Node]:
         """Make an input of all that comes from outside of the group; return the views inside."""

@@ -31,7 +31,13 @@ from chainstay.runtime.options.special_operators import (
     scratch_arguments,
 )
 from chainstay.runtime.options.stage_run import Cast, StageRun, operator_times
-from chainstay.runtime.options.trace import EXTERNAL, NotPlainError, Operation, Trace
+from chainstay.runtime.options.trace import (
+    EXTERNAL,
+    NotPlainError,
+    Operation,
+    Trace,
+    TracedPack,
+)
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import MemoryLayout, State
 
@@ -85,12 +91,14 @@ class Pack:
 
     Attributes:
         layout: How it lies in memory.
+        saver: The operator that saves it.
         operator: The operator that can make it again; ``None`` if it always stays.
         extra: Its number among what that operator saves; ``None`` if it lies in the result.
         is_input: Whether it lies in the stage's incoming state.
     """
 
     layout: MemoryLayout
+    saver: int
     operator: int | None = None
     extra: int | None = None
     is_input: bool = False
@@ -264,9 +272,9 @@ class _Assembly:
         for node in trace.operations:
             keys += [*(cast for cast in trace.casts if cast.user is node), node]
         self.places = {key: place for place, key in enumerate(keys)}
-        packs = tuple(self._pack(*pack) for pack in trace.packs)
+        packs = tuple(map(self._pack, trace.packs))
         fixed = set(trace.outputs)
-        for index in {index for index, _, _ in trace.packs} - {EXTERNAL}:
+        for index in {pack.value for pack in trace.packs} - {EXTERNAL}:
             match self._source(index):
                 case None:
                     fixed.add(index)
@@ -290,11 +298,11 @@ class _Assembly:
             time=sum(time for key, time in self.times.items() if isinstance(key, fx.Node)),
         )
 
-    def _pack(self, index: int, layout: MemoryLayout, storage: int) -> Pack:
-        source = self._source(index)
+    def _pack(self, pack: TracedPack) -> Pack:
+        source, saver = self._source(pack.value), self.places[pack.saver]
         if source is None:
-            return Pack(layout, is_input=storage in self.trace.state)
-        return Pack(layout, *source)
+            return Pack(pack.layout, saver, is_input=pack.storage in self.trace.state)
+        return Pack(pack.layout, saver, *source)
 
     def _source(self, index: int) -> tuple[int, int | None] | None:
         """The operator that makes a value, and its number if it is an extra; ``None``: it stays."""

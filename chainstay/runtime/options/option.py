@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import torch
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.environment import incoming
-from chainstay.runtime.execute.handles import Packed, Staying, is_parameter, unpack
+from chainstay.runtime.execute.handles import Packed, is_parameter, unpack
 from chainstay.runtime.options.front import Selection, pareto_front, thinned
-from chainstay.runtime.options.generator import generate, groups_of
+from chainstay.runtime.options.generator import generate, groups_of, hooked_packs
 from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
@@ -24,7 +23,9 @@ from chainstay.runtime.stage.states import MemoryLayout, State, detached, non_le
 _RUN_TIME: Final = 20_000
 """What a run with an option takes besides its operators, in ns (measured, one thread)."""
 _PACK_TIME: Final = 6_000
-"""What hooks around each tensor that is saved take in forward and backward, dropped or not."""
+"""What hooks around a tensor that is saved take in forward and backward, dropped or not."""
+_HOOK_TIME: Final = 2_000
+"""What setting hooks and taking them away takes."""
 _GROUP_TIME: Final = 50_000
 """What a replay takes besides its operators."""
 
@@ -102,7 +103,11 @@ def stage_options(
 def _with_hooks(graph: StageGraph, selection: Selection) -> Selection:
     """Return the selection with the runtime's own work in its time."""
     groups = len(groups_of(graph, selection))
-    own = _RUN_TIME + _PACK_TIME * len(graph.packs) + _GROUP_TIME * groups if groups else 0
+    if not groups:
+        return selection
+    hooked = hooked_packs(graph, selection)
+    hooks = _HOOK_TIME * len(hooked) + _PACK_TIME * sum(map(len, hooked))
+    own = _RUN_TIME + hooks + _GROUP_TIME * groups
     return replace(selection, replay_time=selection.replay_time + own)
 
 
@@ -158,25 +163,26 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
     )
 
 
-def run_option(run: OptionRun, state: State, otherwise: Callable[[torch.Tensor], object]) -> State:
-    """Run the forward of a stage with an option; return the next state.
+def run_option(run: OptionRun, state: State, stage: int) -> State:
+    """Run the forward of a stage with an option, the first of a step; return the next state.
 
     Args:
         run: The run.
         state: The stage's input.
-        otherwise: The pack hook for what stays, whose results `unpack_option` understands.
+        stage: The stage's number in its chain, for messages.
     """
-    pack = OptionPack(run, otherwise)
+    pack = OptionPack(run, stage)
+    run.hooks = torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack_option):
-            output = run.forward(state)
+        output = run.forward(state)
         run.close(state)
     finally:
+        run.unhook_all()
         pack.close()
     return output
 
 
-def unpack_option(packed: ReplayHandle | Packed) -> torch.Tensor:
+def _unpack(packed: ReplayHandle | Packed) -> torch.Tensor:
     """Unpack hook of runs with an option; see `handles.unpack`."""
     return packed.restored() if isinstance(packed, ReplayHandle) else unpack(packed)
 
@@ -227,7 +233,7 @@ class OptionPart:
         if not self.option.selection.drops:
             return self.stage(state, shared)
         run = OptionRun(self.option.code, shared, ("an input of the model",) * len(shared))
-        return run_option(run, state, partial(Staying.of, 0))
+        return run_option(run, state, 0)
 
 
 def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:

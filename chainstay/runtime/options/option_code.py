@@ -69,12 +69,15 @@ class ReplayCode:
         inputs: Where its inputs come from.
         slots: What it makes.
         draws_random: Whether it draws random numbers.
+        needs_graph: Whether autograd records it: what operators save is wanted, or some give
+            other bits without.
     """
 
     function: Callable[..., tuple[torch.Tensor, ...]]
     inputs: tuple[ReplayInput, ...]
     slots: tuple[SavedSlot, ...]
     draws_random: bool
+    needs_graph: bool
 
     @cached_property
     def reads(self) -> frozenset[int]:
@@ -97,8 +100,8 @@ class OptionCode:
 
     Attributes:
         graph: The stage.
-        forward: Takes the modules that are called, a list for stashes, and the stage's inputs.
-        stashes: How long that list is.
+        forward: Takes the modules that are called, the run, and the stage's inputs.
+        stashes: How many values it sets aside.
         packs: Per saved tensor, the replay that makes it and the slot there; ``None``: it stays.
         replays: All replays.
     """

@@ -11,8 +11,8 @@ Python's garbage collector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, Final
@@ -28,7 +28,7 @@ from chainstay.runtime.execute.environment import (
     alone,
     restore_random_states,
 )
-from chainstay.runtime.execute.handles import is_parameter
+from chainstay.runtime.execute.handles import Staying, is_parameter
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
 
@@ -65,6 +65,9 @@ class OptionRun:
         code: What to run.
         shared: The values that all stages may read.
         names: What messages call these.
+        hooks: The hooks for what operators save of which the option drops something; ``None``
+            where hooks are around the whole run.
+        stashes: Values that the forward has set aside.
         environment: The settings of the forward.
         state: What replays read of the incoming state, by position.
         versions: How often each of these had been changed.
@@ -73,25 +76,53 @@ class OptionRun:
     code: OptionCode
     shared: Sequence[Any]
     names: Sequence[str]
+    hooks: AbstractContextManager[object] | None = None
+    stashes: list[Any] = field(init=False)
     environment: Environment = field(init=False)
     state: dict[int, torch.Tensor] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
-    _stashes: list[Any] = field(init=False)
     _groups: list[_Group] = field(init=False)
     _packed: int = 0
+    _is_hooked: bool = False
 
     def __post_init__(self) -> None:
         graph = self.code.graph
         traits = Traits(draws_random=False, written=(), reads=self.code.shared_reads)
         self.environment = Environment.capture(graph.stage, traits, self.shared, graph.device)
-        self._stashes = [None] * self.code.stashes
+        self.stashes = [None] * self.code.stashes
         self._groups = [_Group(replay) for replay in self.code.replays]
 
     def forward(self, state: State) -> State:
-        """The next state; call it where `packed` gets all that autograd saves, then `close`."""
+        """Return the next state; call `close` afterwards.
+
+        Without `hooks`, call it where `packed` gets all that autograd saves.
+        """
         code = self.code
         shared = [self.shared[position] for position in code.graph.composition.shared]
-        return code.forward(code.root, self._stashes, *state, *shared)
+        return code.forward(code.root, self, *state, *shared)
+
+    def hook(self, number: int) -> None:
+        """Put the hooks around what is saved from `number` on."""
+        if self.hooks is not None:
+            self._packed = number
+            self.hooks.__enter__()
+            self._is_hooked = True
+
+    def unhook(self, number: int) -> None:
+        """Take the hooks away before saved tensor `number`.
+
+        Raises:
+            PlanMismatchError: Fewer have been saved than when the option was made.
+        """
+        if self.hooks is not None:
+            self.unhook_all()
+            self._require_packed(number)
+
+    def unhook_all(self) -> None:
+        """Take the hooks away, if they are on: an operator may have failed."""
+        if self._is_hooked and self.hooks is not None:
+            self._is_hooked = False
+            self.hooks.__exit__(None, None, None)
 
     def packed(self, tensor: torch.Tensor) -> ReplayHandle | None:
         """Return the stand-in for what autograd saves next, ``None`` if that stays.
@@ -115,12 +146,16 @@ class OptionRun:
         Raises:
             PlanMismatchError: It saved less than when the option was made.
         """
-        if self._packed != len(self.code.packs):
-            raise self._mismatch(f"saves {self._packed} tensors")
+        if self.hooks is None:
+            self._require_packed(len(self.code.packs))
         self.state = {index: state[index].detach() for index in self.code.state_reads}
         self.versions = {index: version_of(each) for index, each in self.state.items()}
-        groups, stashes = self._groups, self._stashes
-        self._groups, self._stashes = [], []  # first: a circle would outlive an interruption
+        groups, stashes = self._groups, self.stashes
+        self._groups, self.stashes, self.hooks = (
+            [],
+            [],
+            None,
+        )  # first: a circle would outlive an interruption
         for group in groups:
             group.close(self, stashes)
 
@@ -135,6 +170,10 @@ class OptionRun:
             raise _changed("the input", self.code.graph.stage.name)
         return tensor
 
+    def _require_packed(self, number: int) -> None:
+        if self._packed != number:
+            raise self._mismatch(f"saves {self._packed} tensors where it saved {number}")
+
     def _mismatch(self, found: str) -> PlanMismatchError:
         return PlanMismatchError(
             f"stage {self.code.graph.stage.name} {found}, which it did not when its options were "
@@ -148,19 +187,19 @@ class OptionPack:
 
     Attributes:
         run: The run, until `close`.
-        otherwise: The hook for what is not dropped.
+        stage: The stage's number in its chain, for messages.
     """
 
     run: OptionRun | None
-    otherwise: Callable[[torch.Tensor], object]
+    stage: int
 
     def __call__(self, tensor: torch.Tensor) -> object:
-        """Return a handle, or what the other hook gives; parameters stay."""
+        """Return a handle for what is dropped; the rest stays."""
         if is_parameter(tensor):
             return tensor
         assert self.run is not None, "saved in the forward"
         handle = self.run.packed(tensor)
-        return self.otherwise(tensor) if handle is None else handle
+        return Staying.of(self.stage, tensor) if handle is None else handle
 
     def close(self) -> None:
         """Let go of the run."""
@@ -227,26 +266,35 @@ class _Group:
 
     def _replay(self, run: OptionRun) -> None:
         code, capture = self.code, _SavingHook()
-        hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
-        with (
-            torch.enable_grad(),
-            hooks,
-            alone(_DRAWS) if code.draws_random else nullcontext(),
-            run.environment.entered(),
-        ):
-            try:
+        if code.needs_graph or not run.environment.is_plain:
+            results = self._recorded(run, capture)
+        else:
+            with torch.no_grad():
                 results = code.function(run.code.root, capture, *self._inputs(run))
-            finally:
-                restore_random_states(capture.present)
         for reference, slot in zip(self.handles, code.slots, strict=True):
             handle = None if reference is None else reference()
             if handle is not None:
                 handle.tensor = self._made(run, slot, results, capture)
                 handle.group = None
 
+    def _recorded(self, run: OptionRun, capture: _SavingHook) -> tuple[torch.Tensor, ...]:
+        """Run the operators as in the forward, and capture what they save."""
+        hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
+        with (
+            torch.enable_grad(),
+            hooks,
+            alone(_DRAWS) if self.code.draws_random else nullcontext(),
+            run.environment.entered(),
+        ):
+            try:
+                return self.code.function(run.code.root, capture, *self._inputs(run))
+            finally:
+                restore_random_states(capture.present)
+
     def _inputs(self, run: OptionRun) -> list[Any]:
         # What only other replays read may be trained by now, where optimizers run in the backward.
-        run.environment.require_unchanged(run.shared, run.names, self.code.reads)
+        if self.code.reads:
+            run.environment.require_unchanged(run.shared, run.names, self.code.reads)
         given = []
         for each in self.code.inputs:
             match each.origin:
@@ -283,7 +331,7 @@ class _Group:
 
 def _start(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:  # noqa: FBT001  # as `ReplayInput` says
     """A tensor as the operator got it: no leaf, or autocast would keep its copy of it."""
-    if not requires_grad:
+    if not (requires_grad and torch.is_grad_enabled()):
         return tensor
     return non_leaves((tensor.detach().requires_grad_(True),))[0]  # noqa: FBT003  # torch's own
 

@@ -13,7 +13,35 @@ from chainstay.runtime.execute.environment import (
 )
 from chainstay.runtime.stage.states import changeable
 
-__all__ = ["blank", "draw_from", "draw_on", "mark", "scratch", "stash", "stash_random"]
+__all__ = [
+    "blank",
+    "draw_from",
+    "draw_on",
+    "hook",
+    "mark",
+    "scratch",
+    "stash",
+    "stash_random",
+    "unhook",
+]
+
+
+class ForwardRun(Protocol):
+    """A forward with an option as its operators see it.
+
+    Attributes:
+        stashes: What it sets aside.
+    """
+
+    stashes: list[Any]
+
+    def hook(self, number: int) -> None:
+        """Drop from now on what the option drops; saved tensor `number` is next."""
+        ...
+
+    def unhook(self, number: int) -> None:
+        """Let everything stay from now on, before saved tensor `number`."""
+        ...
 
 
 class ReplayCapture(Protocol):
@@ -30,17 +58,25 @@ class ReplayCapture(Protocol):
         ...
 
 
-def stash(stashes: list[Any], index: int, value: Any) -> None:
+def hook(run: ForwardRun, number: int) -> None:
+    """Begin operators of whose saved tensors, the first of which is `number`, some are dropped."""
+    run.hook(number)
+
+
+def unhook(run: ForwardRun, number: int) -> None:
+    """End these operators; the next saved tensor is `number`."""
+    run.unhook(number)
+
+
+def stash(run: ForwardRun, index: int, value: Any) -> None:
     """Set a value aside: without the graph that made it, or it would be held in a circle."""
-    stashes[index] = value.detach() if isinstance(value, torch.Tensor) else value
+    run.stashes[index] = value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def stash_random(
-    stashes: list[Any], index: int, device: torch.device, kinds: tuple[str, ...]
-) -> None:
+def stash_random(run: ForwardRun, index: int, device: torch.device, kinds: tuple[str, ...]) -> None:
     """Set aside the states of the generators that the next operator draws from."""
     states = random_states(device)
-    stashes[index] = tuple(each for each in states if each[0].type in kinds)
+    run.stashes[index] = tuple(state for state in states if state[0].type in kinds)
 
 
 def scratch(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -67,7 +103,7 @@ def draw_from(capture: ReplayCapture, states: RandomStates) -> None:
     capture.present = tuple(
         (device, state)
         for device, state in random_states(states[-1][0])
-        if device in [each for each, _ in states]
+        if device in [drawn_from for drawn_from, _ in states]
     )
     restore_random_states(states)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional
 
 ArgumentPlace = int | str
@@ -14,6 +16,12 @@ ArgumentPlace = int | str
 _DROPOUTS: Final = (functional.dropout, torch.dropout, torch.dropout_, torch.native_dropout)
 
 _ARITHMETIC: Final = frozenset({"add", "sub", "subtract", "mul", "multiply", "div", "truediv"})
+
+_GRAPHLESS: Final = frozenset(
+    {"bfloat16", "cat", "double", "dropout_noise", "float", "half", "layer_norm", "layout_like"}
+    | {"mean", "scale", "softmax", "stack", "sum", "to", "truediv", "type_as"}
+)
+"""Operators, besides elementwise ones, of the same bits whether or not autograd records them."""
 
 _RUNNING_MEAN: Final[dict[Any, int]] = {functional.batch_norm: 1, torch.batch_norm: 3}
 """Its position among the arguments. (Norms of instances save statistics after their update.)"""
@@ -29,6 +37,25 @@ def is_dropout(node: fx.Node) -> bool:
 def is_arithmetic(node: fx.Node) -> bool:
     """Whether what a node saves is the same with any number among its arguments."""
     return operator_name(node) in _ARITHMETIC
+
+
+def is_graphless(node: fx.Node) -> bool:
+    """Whether a node gives the same bits whether or not autograd records it.
+
+    Convolutions and products of matrices, for instance, choose other kernels without gradients.
+    """
+    name = operator_name(node)
+    if node.op == "call_module" or isinstance(node.target, OpOverload | OpOverloadPacket):
+        return False
+    return name in _GRAPHLESS or torch.Tag.pointwise in _tags_of(name)
+
+
+@cache
+def _tags_of(name: str) -> frozenset[torch.Tag]:
+    """Return the tags of all overloads of torch's operator of that name."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else packet.overloads()
+    return frozenset(tag for overload in overloads for tag in getattr(packet, overload).tags)
 
 
 def scratch_arguments(node: fx.Node) -> dict[ArgumentPlace, fx.Node]:

@@ -54,6 +54,23 @@ class TracedValue:
     cast: Cast | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TracedPack:
+    """A tensor that autograd saves.
+
+    Attributes:
+        value: The number of its value, or `EXTERNAL`.
+        layout: How it lies in memory.
+        storage: The key of its storage.
+        saver: The node that saves it.
+    """
+
+    value: int
+    layout: MemoryLayout
+    storage: int
+    saver: fx.Node
+
+
 @dataclass(slots=True)
 class Operation:
     """Observations of a node that is no view.
@@ -87,7 +104,7 @@ class Trace:
         values: All values that it makes.
         operations: Its nodes, but for views and for those that only give numbers.
         views: Nodes that give nothing but views.
-        packs: What autograd saves: the value, how it lies, and the storage.
+        packs: What autograd saves.
         written: Storages from outside that it changes.
         state: Storages of the incoming state.
         outputs: Values of the outgoing state.
@@ -100,7 +117,7 @@ class Trace:
     values: list[TracedValue] = field(default_factory=list)
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
     views: set[fx.Node] = field(default_factory=set)
-    packs: list[tuple[int, MemoryLayout, int]] = field(default_factory=list)
+    packs: list[TracedPack] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
     state: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
@@ -195,7 +212,7 @@ class Trace:
             is_extra = _key(tensor) not in self._current
             key = self._know(tensor, node)
             index = self._current[key]
-            self.packs.append((index, MemoryLayout.of(tensor), key))
+            self.packs.append(TracedPack(index, MemoryLayout.of(tensor), key, node))
             if index == EXTERNAL:
                 continue
             value = self.values[index]
