@@ -196,14 +196,14 @@ _SHOWN: Final = (
     ),
     Mutant(
         "runtime/options/front.py",
-        "each in indices and operators[each].is_replayable for each in self.replayed",
-        "operators[each].is_replayable for each in self.replayed",
+        "place in indices and operators[place].is_replayable for place in self.replayed",
+        "operators[place].is_replayable for place in self.replayed",
         "agreement/test_plan_files.py::test_an_option_that_a_stage_does_not_have_is_refused",
     ),
     Mutant(
         "runtime/options/front.py",
-        "each in indices and operators[each].is_redrawable for each in self.redrawn",
-        "each in indices for each in self.redrawn",
+        "place in indices and operators[place].is_redrawable for place in self.redrawn",
+        "place in indices for place in self.redrawn",
         "agreement/test_plan_files.py::test_an_option_that_a_stage_does_not_have_is_refused",
     ),
 )

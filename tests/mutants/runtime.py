@@ -186,14 +186,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/execute/handles.py",
-        "for each in several for reference in each.references]",
-        "for each in reversed(several) for reference in each.references]",
+        "for handles in several for reference in handles.references]",
+        "for handles in reversed(several) for reference in handles.references]",
         "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
     ),
     Mutant(
         "runtime/execute/environment.py",
-        "first = {where: (where, state) for each in several[::-1] for where, state in each.random}",
-        "first = {where: (where, state) for each in several for where, state in each.random}",
+        "for environment in reversed(several) for state in environment.random",
+        "for environment in several for state in environment.random",
         "agreement/test_fit_options.py::test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again",
     ),
     Mutant(
@@ -288,7 +288,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/options/replay.py",
-        "        self._groups, self.stashes, self.hooks = [], [], None  # first",
+        "        self._groups, self.stashes = [], []  # first",
         "        # first",
         "agreement/test_stage_options.py::test_nothing_is_left_without_a_garbage_collector",
     ),

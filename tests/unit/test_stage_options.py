@@ -259,7 +259,8 @@ class Curves(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.linear(x).sigmoid()
-        return self.linear(y.sin().exp()).tanh() * y.mean()
+        z: torch.Tensor = self.linear(y.sin().exp()).tanh() * y.mean()
+        return z
 
 
 def hooked(monkeypatch: pytest.MonkeyPatch, outcome: Callable[[], None]) -> OptionRun:

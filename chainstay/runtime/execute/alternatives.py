@@ -47,7 +47,7 @@ def table_of(alternatives: Sequence[Alternative]) -> str:
     """
     rows = [
         ("", "way", "step", "peak", "host", ""),
-        *(_cells(each) for each in alternatives if each.is_tried),
+        *(_cells(alternative) for alternative in alternatives if alternative.is_tried),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
@@ -58,12 +58,12 @@ def table_of(alternatives: Sequence[Alternative]) -> str:
     )
 
 
-def _cells(each: Alternative) -> tuple[str, ...]:
+def _cells(alternative: Alternative) -> tuple[str, ...]:
     return (
-        "*" if each.is_chosen else "",
-        each.name,
-        "--" if each.makespan is None else format_time(each.makespan),
-        "--" if each.peak_bytes is None else format_bytes(each.peak_bytes),
-        format_bytes(each.host_bytes) if each.host_bytes else "--",
-        each.remark,
+        "*" if alternative.is_chosen else "",
+        alternative.name,
+        "--" if alternative.makespan is None else format_time(alternative.makespan),
+        "--" if alternative.peak_bytes is None else format_bytes(alternative.peak_bytes),
+        format_bytes(alternative.host_bytes) if alternative.host_bytes else "--",
+        alternative.remark,
     )

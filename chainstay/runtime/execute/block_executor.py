@@ -76,7 +76,7 @@ class BlockSchedule:
 
     def is_for(self, chain: BlockChain, shared: Sequence[Any]) -> bool:
         """Whether blocks that differ in numbers save what they did when options were measured."""
-        found = (self.options_of(index, each, shared) for index, each in enumerate(chain.stages))
+        found = (self.options_of(index, stage, shared) for index, stage in enumerate(chain.stages))
         return all(options is not None for options in found)
 
     def options_of(
@@ -90,7 +90,7 @@ class BlockSchedule:
             own = {key: option for key, option in again.items() if option is not None}
             if len(own) < len(again):
                 return None
-        return own if all(each.code.graph.is_for(shared) for each in own.values()) else None
+        return own if all(option.code.graph.is_for(shared) for option in own.values()) else None
 
 
 @dataclass(slots=True, eq=False)

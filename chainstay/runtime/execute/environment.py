@@ -91,15 +91,15 @@ class Traits:
         """Return the traits of stages that run one behind another."""
         if len(several) == 1:
             return several[0]
-        written = tuple(dict.fromkeys(position for each in several for position in each.written))
-        reads = dict.fromkeys(position for each in several for position in each.reads)
+        written = dict.fromkeys(position for traits in several for position in traits.written)
+        reads = dict.fromkeys(position for traits in several for position in traits.reads)
         return cls(
-            draws_random=any(each.draws_random for each in several),
-            written=written,
+            draws_random=any(traits.draws_random for traits in several),
+            written=tuple(written),
             reads=tuple(position for position in reads if position not in written),
             changes_input=several[0].changes_input,
-            fills_what_it_saved=any(each.fills_what_it_saved for each in several),
-            draws_on_host=any(each.draws_random and each.draws_on_host for each in several),
+            fills_what_it_saved=any(traits.fills_what_it_saved for traits in several),
+            draws_on_host=any(traits.draws_random and traits.draws_on_host for traits in several),
         )
 
     @property
@@ -184,7 +184,8 @@ class Environment:
         """Return what stages that run one behind another are entered in, as one."""
         if len(several) == 1:
             return several[0]
-        first = {where: (where, state) for each in several[::-1] for where, state in each.random}
+        states = (state for environment in reversed(several) for state in environment.random)
+        first = {state[0]: state for state in states}
         return replace(several[0], random=tuple(first.values()))
 
     def size_on(self, device: torch.device) -> int:
@@ -242,7 +243,9 @@ class Environment:
         """Run the body in these surroundings; afterwards the present ones are back."""
         if (level := _vmap_level()) > 0:
             return self._without_vmap(level)
-        differing = [each for each in self.autocast if each != _autocast_setting(each[0])]
+        differing = [
+            setting for setting in self.autocast if setting != _autocast_setting(setting[0])
+        ]
         if self.backends != backend_settings():
             return self._with_backends(differing)
         if not (differing or self.random):

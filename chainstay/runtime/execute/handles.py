@@ -162,7 +162,7 @@ class Handles:
         """Return the handles of stages that are run again as one."""
         if len(several) == 1:
             return several[0]
-        return cls([reference for each in several for reference in each.references])
+        return cls([reference for handles in several for reference in handles.references])
 
     def add(self, handle: Handle) -> Handle:
         """Know `handle` from now on, without holding it."""
@@ -175,8 +175,8 @@ class Handles:
     @property
     def needed(self) -> int:
         """The number of tensors to save again until the last living handle has its own."""
-        alive = (index + 1 for index, each in enumerate(self.references) if each() is not None)
-        return max(alive, default=0)
+        alive = (index for index, known in enumerate(self.references) if known() is not None)
+        return max(alive, default=-1) + 1
 
     def lay_over(self, state: State) -> None:
         """Give the stage's input, made anew, to the handles that lie in it."""

@@ -109,7 +109,7 @@ def standing_bytes(profile: ChainProfile, schedule: Schedule) -> Iterator[int]:
         works = op.kind.is_forward or op.kind is OpKind.BACKWARD
         if (made := op.makes) is not None:
             held.add(made)
-        states = {each.stage + 1 for each in held}
+        states = {item.stage + 1 for item in held}
         size = sum(s.bytes for s in profile.skips if s.first and not states.isdisjoint(s.states))
         if op.kind is OpKind.BACKWARD:
             size -= _passed_on(profile, op.stage)

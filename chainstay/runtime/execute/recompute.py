@@ -208,7 +208,7 @@ class Run:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
         self._transfer(step.actions)
         inputs = self.plan.shape.inputs(step.stage)
-        held = [self.checkpoints[each] for each in inputs]  # to tell them from what it makes
+        held = [self.checkpoints[number] for number in inputs]  # to tell them from what it makes
         state, environments = self._take_start(step)
         traits = self._traits_of(step)
         capture = Capture(

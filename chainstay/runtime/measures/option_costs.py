@@ -89,7 +89,7 @@ def observe_options(
     everything = sum(memory.kept_bytes for memory in memories)
     if has_spans:
         subjects = (_with_spans(subject, everything // _LEAST_PART) for subject in subjects)
-    leaves_by_stage = [each.leaves for each in observed]
+    leaves_by_stage = [observation.leaves for observation in observed]
     held = [memory.leaf_gradients for memory in memories]
     alike: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
@@ -106,7 +106,7 @@ def observe_options(
             stage, output_stays = fused(stages[:count]), _output_stays(subject, stages, count)
             gradients = memories[last].output_gradients
             own_leaves = leaves_by_stage[first : last + 1]
-            leaves = {id(leaf): leaf for each in own_leaves for leaf in each}
+            leaves = {id(leaf): leaf for own_of_stage in own_leaves for leaf in own_of_stage}
             uses = LeafUses.of(leaves_by_stage, first, last, held)
             key = (
                 _key(stage, state, subject.shared, gradients, output_stays=output_stays),
@@ -120,7 +120,7 @@ def observe_options(
                     stage, given, subject.device, output_stays=output_stays, repeats=2
                 )
                 most = _MOST if count > 1 or not in_span else _FEWER
-                kept_time = sum(each.time.kept for each in observed[first : last + 1])
+                kept_time = sum(observation.time.kept for observation in observed[first : last + 1])
                 options = _options(graph.taking(kept_time), given, most) if graph else []
                 if count == 1:
                     options = [option for option in options if option.selection.drops]
@@ -156,9 +156,9 @@ def with_options(
     """Return the account with the costs of options, and the options by stage and number."""
     table: dict[tuple[int, int], Option] = {}
     stages = list(account.stages)
-    for each in found:
-        option, first = each.option, each.first
-        sizes = kept(each.memory, first, first + option.stages - 1)
+    for candidate in found:
+        option, first = candidate.option, candidate.first
+        sizes = kept(candidate.memory, first, first + option.stages - 1)
         cost = option_cost(option, sizes)
         stages[first] = replace(stages[first], options=(*stages[first].options, cost))
         table[first, len(stages[first].options)] = option
@@ -198,16 +198,16 @@ def restored_options(
     """
     table: dict[tuple[int, int], Option] = {}
     for first, place in enumerate(_places(subjects)):
-        own = {key: each for key, each in wanted.items() if key[0] == first}
-        for length in sorted({each.stages for each in own.values()}):
+        own = {key: option for key, option in wanted.items() if key[0] == first}
+        for length in sorted({option.stages for option in own.values()}):
             given = (place.state, place.subject.shared)
             graph = _traced_once(place, length)
-            for key, each in own.items():
-                if each.stages != length:
+            for key, known in own.items():
+                if known.stages != length:
                     continue
-                if graph is None or not each.selection.is_of(graph.operators):
+                if graph is None or not known.selection.is_of(graph.operators):
                     raise _no_option(*key)
-                option = replace(option_of(graph, each.selection), stages=length)
+                option = replace(option_of(graph, known.selection), stages=length)
                 if is_checked and not admitted(option, given):
                     raise _no_option(*key)
                 table[key] = option
@@ -334,10 +334,10 @@ def _ends(first: int, subject: Subject, observed: Sequence[ObservedStage]) -> li
 
 def _is_apart(observed: Sequence[ObservedStage]) -> bool:
     """Whether no stage reads what another one of these changes, so that they run again as one."""
-    written = [set(each.traits.written) for each in observed]
+    written = [set(observation.traits.written) for observation in observed]
     return not any(
-        set(each.stage.reads) & written[other]
-        for index, each in enumerate(observed)
+        set(observation.stage.reads) & written[other]
+        for index, observation in enumerate(observed)
         for other in range(len(observed))
         if other != index
     )
@@ -356,7 +356,7 @@ def _key(
     return (
         tuple((part.text, len(part.written)) for part in stage.parts),
         tuple(map(_kind, state)),
-        tuple((positions.index(each), _kind(shared[each])) for each in positions),
+        tuple((positions.index(position), _kind(shared[position])) for position in positions),
         gradients,
         output_stays,
     )

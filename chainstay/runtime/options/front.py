@@ -65,8 +65,8 @@ class Selection:
         """Whether it is about these operators, and they can be run again as it says."""
         indices = range(len(operators))
         return all(
-            each in indices and operators[each].is_replayable for each in self.replayed
-        ) and (all(each in indices and operators[each].is_redrawable for each in self.redrawn))
+            place in indices and operators[place].is_replayable for place in self.replayed
+        ) and (all(place in indices and operators[place].is_redrawable for place in self.redrawn))
 
 
 class _Action(Enum):
@@ -104,10 +104,10 @@ def pareto_front(operators: Sequence[Operator], limit: int = LIMIT) -> list[Sele
         ...     Operator(time=90, result_bytes=8, is_saved=True),
         ...     Operator(time=2, inputs=(0,), result_bytes=8, is_saved=True),
         ... )
-        >>> [(each.kept_bytes, each.replay_time) for each in pareto_front(stage)]
+        >>> [(selection.kept_bytes, selection.replay_time) for selection in pareto_front(stage)]
         [(16, 0), (8, 2), (0, 92)]
     """
-    reads = [sum(1 << each for each in set(operator.inputs)) for operator in operators]
+    reads = [sum(1 << source for source in set(operator.inputs)) for operator in operators]
     states: dict[int, _Labels] = {0: [(0, 0, None)]}
     for index in reversed(range(len(operators))):
         operator, bit = operators[index], 1 << index
@@ -159,7 +159,7 @@ def _merged(parts: Iterable[_Labels], limit: int) -> _Labels:
     if len(several) == 1 and len(several[0]) <= limit:
         return several[0]
     kept: _Labels = []
-    for label in sorted((each for part in several for each in part), key=itemgetter(0, 1)):
+    for label in sorted((label for part in several for label in part), key=itemgetter(0, 1)):
         if not kept or label[1] < kept[-1][1]:
             kept.append(label)
     if len(kept) <= limit:
@@ -201,7 +201,7 @@ def thinned(front: Sequence[Selection], most: int = 8) -> list[Selection]:
     while len(taken) < most:
         gaps = pairwise(taken)
         inner = ((low, index, high) for low, high in gaps for index in range(low + 1, high))
-        _, index, _ = max(inner, key=lambda each: _lost_area(front, *each))
+        _, index, _ = max(inner, key=lambda triple: _lost_area(front, *triple))
         taken = sorted([*taken, index])
     return [front[index] for index in taken]
 

@@ -159,7 +159,7 @@ class _ReplayWriter:
             for index in self.group
             if steps[index].generators
         }
-        savers = [each.operator for each in wanted if each.extra is not None]
+        savers = [pack.operator for pack in wanted if pack.extra is not None]
         marks = {operator: number for number, operator in enumerate(dict.fromkeys(savers))}
         made: dict[int | None, fx.Node] = {}
         for node, index in self._ordered(views):
@@ -177,15 +177,15 @@ class _ReplayWriter:
                 self.graph.call_function(mark, (capture, -1))
             if steps[index].cast is None:
                 self.copies[node] = made[index]
-        results = list(dict.fromkeys(each.operator for each in wanted if each.extra is None))
+        results = list(dict.fromkeys(pack.operator for pack in wanted if pack.extra is None))
         self.graph.output(tuple(made[operator] for operator in results))
         slots = [
             SavedSlot(
-                each.layout,
-                results.index(each.operator) if each.extra is None else marks[each.operator],
-                each.extra,
+                pack.layout,
+                results.index(pack.operator) if pack.extra is None else marks[pack.operator],
+                pack.extra,
             )
-            for each in wanted
+            for pack in wanted
         ]
         function = function_of(self.graph)
         needs_graph = bool(states or marks) or not all(

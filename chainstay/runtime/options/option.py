@@ -91,8 +91,10 @@ def stage_options(
     """
     steady = steady_selection(graph)
     front = thinned(selections_of(graph), most + 1)
-    others = (each for each in front if not each.drops or not _is_like(each, steady))
-    options = [option_of(graph, each) for each in others]
+    others = (
+        selection for selection in front if not selection.drops or not _is_like(selection, steady)
+    )
+    options = [option_of(graph, selection) for selection in others]
     if steady.drops:
         options.append(replace(option_of(graph, steady), is_steady=True))
     if options and _replays_all(options) and admitted(options[-1], given):
@@ -127,8 +129,8 @@ def _replays_all(options: Sequence[Option]) -> bool:
 def selections_of(graph: StageGraph) -> list[Selection]:
     """Return the front of a stage, the runtime's own work in its times."""
     front: list[Selection] = []
-    for each in pareto_front(graph.operators):
-        selection = _with_hooks(graph, each)
+    for bare in pareto_front(graph.operators):
+        selection = _with_hooks(graph, bare)
         while front and front[-1].replay_time >= selection.replay_time:
             front.pop()  # more bytes, and no less time
         front.append(selection)
@@ -140,7 +142,7 @@ def steady_selection(graph: StageGraph) -> Selection:
     alike = [replace(operator, time=1) for operator in graph.operators]
     (fewest,) = pareto_front(alike, limit=1)
     again = sorted(fewest.replayed | fewest.redrawn)
-    time = sum(graph.operators[each].time for each in again)
+    time = sum(graph.operators[place].time for place in again)
     return _with_hooks(graph, replace(fewest, replay_time=time))
 
 
@@ -271,7 +273,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same bits in the same places."""
     if MemoryLayout.of(one) != MemoryLayout.of(other):
         return False
-    first, second = (each.resolve_conj().resolve_neg().contiguous() for each in (one, other))
+    first, second = (tensor.resolve_conj().resolve_neg().contiguous() for tensor in (one, other))
     return torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))
 
 

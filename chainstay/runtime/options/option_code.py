@@ -83,15 +83,15 @@ class ReplayCode:
     def reads(self) -> frozenset[int]:
         """Positions of the shared values that nobody may change before."""
         return frozenset(
-            each.index
-            for each in self.inputs
-            if each.origin is Origin.SHARED and not each.is_scratch
+            given.index
+            for given in self.inputs
+            if given.origin is Origin.SHARED and not given.is_scratch
         )
 
     @cached_property
     def stashes(self) -> frozenset[int]:
         """Places of what the forward has set aside for it."""
-        return frozenset(each.index for each in self.inputs if each.origin is Origin.STASH)
+        return frozenset(given.index for given in self.inputs if given.origin is Origin.STASH)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +126,12 @@ class OptionCode:
     @cached_property
     def shared_reads(self) -> tuple[int, ...]:
         """Positions of the shared values that replays read and nobody may change."""
-        return tuple(sorted(frozenset[int]().union(*(each.reads for each in self.replays))))
+        return tuple(sorted(frozenset[int]().union(*(replay.reads for replay in self.replays))))
 
     @cached_property
     def state_reads(self) -> tuple[int, ...]:
         """Positions in the incoming state of what replays read and nobody may change."""
-        inputs = (each for replay in self.replays for each in replay.inputs)
+        inputs = (given for replay in self.replays for given in replay.inputs)
         return tuple(
             sorted({e.index for e in inputs if e.origin is Origin.STATE and not e.is_scratch})
         )

@@ -149,13 +149,10 @@ class OptionRun:
         if self.hooks is None:
             self._require_packed(len(self.code.packs))
         self.state = {index: state[index].detach() for index in self.code.state_reads}
-        self.versions = {index: version_of(each) for index, each in self.state.items()}
+        self.versions = {index: version_of(tensor) for index, tensor in self.state.items()}
         groups, stashes = self._groups, self.stashes
-        self._groups, self.stashes, self.hooks = (
-            [],
-            [],
-            None,
-        )  # first: a circle would outlive an interruption
+        self._groups, self.stashes = [], []  # first: a circle would outlive an interruption
+        self.hooks = None
         for group in groups:
             group.close(self, stashes)
 
@@ -252,9 +249,9 @@ class _Group:
         self.run = run
         self.stashes = {index: stashes[index] for index in self.code.stashes}
         self.versions = {
-            index: version_of(each)
-            for index, each in self.stashes.items()
-            if isinstance(each, torch.Tensor)
+            index: version_of(value)
+            for index, value in self.stashes.items()
+            if isinstance(value, torch.Tensor)
         }
 
     def replay(self) -> None:
@@ -296,18 +293,18 @@ class _Group:
         if self.code.reads:
             run.environment.require_unchanged(run.shared, run.names, self.code.reads)
         given = []
-        for each in self.code.inputs:
-            match each.origin:
+        for source in self.code.inputs:
+            match source.origin:
                 case Origin.SHARED:
-                    given.append(run.shared[each.index])
+                    given.append(run.shared[source.index])
                 case Origin.STATE:
-                    given.append(_start(run.input_of(each.index), each.requires_grad))
+                    given.append(_start(run.input_of(source.index), source.requires_grad))
                 case Origin.STASH:
-                    value = self.stashes[each.index]
-                    if each.index in self.versions:
-                        if version_of(value) != self.versions[each.index]:
+                    value = self.stashes[source.index]
+                    if source.index in self.versions:
+                        if version_of(value) != self.versions[source.index]:
                             raise _changed("a result inside", run.code.graph.stage.name)
-                        value = _start(value, each.requires_grad)
+                        value = _start(value, source.requires_grad)
                     given.append(value)
         return given
 

@@ -66,7 +66,7 @@ def scratch_arguments(node: fx.Node) -> dict[ArgumentPlace, fx.Node]:
     if first is None or places.get(5, places.get("training")) is not True:
         return {}
     kinds = (first, first + 1, "running_mean", "running_var")
-    return {key: each for key in kinds if isinstance(each := places.get(key), fx.Node)}
+    return {key: argument for key in kinds if isinstance(argument := places.get(key), fx.Node)}
 
 
 def operator_name(node: fx.Node) -> str:

@@ -129,7 +129,7 @@ class StageRun:
         """
         held: Held = {}
         given = iter(inputs)
-        last = {each: node for node in self.nodes for each in node.all_input_nodes}
+        last = {source: node for node in self.nodes for source in node.all_input_nodes}
         for node in self.nodes:
             match node.op:
                 case "placeholder":
@@ -140,9 +140,9 @@ class StageRun:
                     return [held[leaf] for leaf in self.composition.results]
                 case _:
                     held[node] = around(node, held, partial(self._call, node, held))
-                    for each in (*node.all_input_nodes, node):
-                        if last.get(each, node) is node:
-                            del held[each]
+                    for source in (*node.all_input_nodes, node):
+                        if last.get(source, node) is node:
+                            del held[source]
         raise AssertionError("a graph without an output")
 
     def _call(self, node: fx.Node, held: Held) -> Any:

@@ -80,7 +80,7 @@ def require_current_copies(table: OptionTable, shared: Sequence[Any], device: to
     Raises:
         PlanMismatchError: It is so, as after an optimizer's step within one context.
     """
-    read = (each for option in table.values() for each in option.code.shared_reads)
+    read = (position for option in table.values() for position in option.code.shared_reads)
     if has_outdated_copies((w for w in map(shared.__getitem__, read) if is_parameter(w)), device):
         raise PlanMismatchError(
             "a weight has changed inside one context of torch.autocast, which goes on with its "

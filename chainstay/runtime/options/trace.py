@@ -160,9 +160,13 @@ class Trace:
 
     def _note(self, node: fx.Node, held: Held, call: Callable[[], Any]) -> Any:
         """Run a node."""
-        arguments = [each for each in node.all_input_nodes if each.op != "get_attr"]
-        given = [(each, version_of(each)) for arg in arguments for each in _tensors_in(held[arg])]
-        is_stale = any(each in self._stale or self._has_changed(each) for each in arguments)
+        arguments = [source for source in node.all_input_nodes if source.op != "get_attr"]
+        given = [
+            (tensor, version_of(tensor))
+            for source in arguments
+            for tensor in _tensors_in(held[source])
+        ]
+        is_stale = any(source in self._stale or self._has_changed(source) for source in arguments)
         noise = MemoryLayout.of(held[node.args[0]]) if is_dropout(node) else None  # type: ignore[index]  # a node
         before = random_states(self.device)
         self._packed = []
@@ -173,7 +177,9 @@ class Trace:
             if not torch.equal(old, new)
         )
         written = {_key(tensor) for tensor, old in given if version_of(tensor) != old}
-        updated = {key for each in scratch_arguments(node).values() for key in self.made[each]}
+        updated = {
+            key for argument in scratch_arguments(node).values() for key in self.made[argument]
+        }
         is_outside = any(self._current[key] == EXTERNAL for key in written - updated)
         self._overwrite(node, written)
         results = list(_tensors_in(value))
@@ -218,7 +224,7 @@ class Trace:
             value = self.values[index]
             value.saver = value.saver or (node, number)
             if is_extra and torch.is_autocast_enabled(self.device.type):
-                copied = (each for each in arguments if _is_cast(held[each], tensor))
+                copied = (source for source in arguments if _is_cast(held[source], tensor))
                 argument = next(copied, None)
                 if argument is not None:
                     value.cast = Cast(argument, node, tensor.dtype, index)
