@@ -22,6 +22,7 @@ _MOST_GRAPHS: Final = 256
 _SETTINGS: Final[Mapping[str, object]] = MappingProxyType(
     {
         "skip_nnmodule_hook_guards": False,  # a hook that is added later must be seen
+        "skip_tensor_guards_with_matching_dict_tags": False,  # types of parameters may change
         "optimize_ddp": False,  # else a graph is split at the buckets of gradients
         "cache_size_limit": _MOST_GRAPHS,
         "accumulated_cache_size_limit": 1 << 30,
