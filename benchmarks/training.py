@@ -196,7 +196,7 @@ def checkpointed_ways(task: Task, rounds: int) -> list[Way]:
 def smallest_and_fastest(ways: list[Way]) -> list[Way]:
     """Those that no other beats in memory and time at once, from least memory to most."""
     kept: list[Way] = []
-    for way in sorted(ways, key=lambda each: (each.peak_bytes, each.times.least)):
+    for way in sorted(ways, key=lambda candidate: (candidate.peak_bytes, candidate.times.least)):
         if not kept or way.times.least < kept[-1].times.least:
             kept.append(way)
     return kept

@@ -52,7 +52,7 @@ class Training:
     @property
     def given_bytes(self) -> int:
         """Bytes of the call's arguments; budgets count them."""
-        return sum(each.nbytes for each in (*self.args, *self.kwargs.values()))
+        return sum(tensor.nbytes for tensor in (*self.args, *self.kwargs.values()))
 
 
 def training_of(name: str, device: torch.device) -> Training:

@@ -33,7 +33,7 @@ def worker(rank: int, meeting: str) -> None:
     chainstay.fit(
         planned, (images,), budget="50%", loss=lambda out: CRITERION(out, labels), progress=False
     )
-    peaks = [train(DistributedDataParallel(each), images, labels) for each in (plain, planned)]
+    peaks = [train(DistributedDataParallel(model), images, labels) for model in (plain, planned)]
     is_equal = all(map(torch.equal, plain.state_dict().values(), planned.state_dict().values()))
     verdicts: list[bool | None] = [None] * PROCESSES
     distributed.all_gather_object(verdicts, is_equal)

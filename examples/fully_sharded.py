@@ -52,8 +52,8 @@ def gradients(model: nn.Module, batch: torch.Tensor) -> tuple[list[torch.Tensor]
     vector_norm(model(batch)).backward()  # what is made once is made
     model.zero_grad()
     trace = trace_memory(lambda: vector_norm(model(batch)).backward(), "cpu")
-    shards = [each.grad for each in model.parameters()]
-    return [each.full_tensor() for each in shards if isinstance(each, DTensor)], trace.peak_bytes
+    shards = [parameter.grad for parameter in model.parameters()]
+    return [shard.full_tensor() for shard in shards if isinstance(shard, DTensor)], trace.peak_bytes
 
 
 def worker(rank: int, meeting: str) -> None:

@@ -43,8 +43,8 @@ def step(model: nn.Module, images: tuple[torch.Tensor, ...]) -> dict[str, torch.
     loss = model(*images)
     loss.backward()
     found = {"loss": loss.detach()}
-    found |= {name: each.grad.clone() for name, each in model.named_parameters()}  # type: ignore[union-attr]
-    return found | {name: each.clone() for name, each in model.named_buffers()}
+    found |= {name: parameter.grad.clone() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
+    return found | {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
 def peak_bytes(model: nn.Module, images: tuple[torch.Tensor, ...]) -> int:
@@ -63,7 +63,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model, images = Siamese(), (torch.randn(4, 3, 32, 32), torch.randn(4, 3, 32, 32))
-    initial = {name: each.clone() for name, each in model.state_dict().items()}
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
     expected = step(model, images)
     print(f"{'budget':>10} {'peak':>12} {'slower':>8}  equal bit for bit")
     print(f"{'plain':>10} {format_bytes(peak_bytes(model, images)):>12}")
@@ -81,7 +81,7 @@ def main() -> None:
         assert isinstance(fitted, Fitted)
         planned = fitted.plans[-1]
         found = step(model, images)
-        is_equal = all(torch.equal(found[name], each) for name, each in expected.items())
+        is_equal = all(torch.equal(found[name], value) for name, value in expected.items())
         assert planned.plain_time is not None, "it was measured just now"
         slower = float(planned.solution.makespan) / planned.plain_time - 1
         peak = format_bytes(peak_bytes(model, images))

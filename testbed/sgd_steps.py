@@ -37,7 +37,7 @@ def three_steps(
             if parameter.grad is not None:
                 found[f"gradient {step} {name}"] = parameter.grad.clone()
         optimizer.step()
-        found |= {f"buffer {step} {name}": each.clone() for name, each in model.named_buffers()}
+        found |= {f"buffer {step} {name}": buffer.clone() for name, buffer in model.named_buffers()}
         found[f"random state {step}"] = torch.get_rng_state()
     return found
 
@@ -55,8 +55,10 @@ def two_plain_steps(model: nn.Module, loss: Callable[[], torch.Tensor]) -> list[
             for parameter in model.parameters():
                 assert parameter.grad is not None
                 parameter.sub_(parameter.grad, alpha=0.1)
-    gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
-    buffers = [each.clone() for each in model.buffers()]
+    gradients = [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
+    buffers = [buffer.clone() for buffer in model.buffers()]
     return [*found, *gradients, *buffers, torch.get_rng_state()]
 
 

@@ -214,8 +214,8 @@ def _outcome_elsewhere(name: str) -> Outcome | str:
     except subprocess.CalledProcessError as failure:
         return str(failure.stderr).strip().rpartition("\n")[2]
     read: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
-    for each in ("least", "halfway"):
-        read[each] = Trial(**read[each])
+    for field in ("least", "halfway"):
+        read[field] = Trial(**read[field])
     return Outcome(**read)
 
 
@@ -225,7 +225,9 @@ def _is_right(outcome: Outcome | str) -> bool:
 
 def _summary(outcomes: dict[str, Outcome | str]) -> Iterator[str]:
     done = [outcome for outcome in outcomes.values() if isinstance(outcome, Outcome)]
-    ratios = sorted(trial.predicted / trial.measured for each in done for trial in each.trials)
+    ratios = sorted(
+        trial.predicted / trial.measured for outcome in done for trial in outcome.trials
+    )
     right = sum(map(_is_right, outcomes.values()))
     yield (
         f"{right} of {len(outcomes)} families are equal bit for bit and within both budgets; "

@@ -64,7 +64,7 @@ class Case:
     @property
     def given_bytes(self) -> int:
         """Bytes of the call's arguments; budgets count them."""
-        return sum(each.nbytes for each in (*self.args, *self.kwargs.values()))
+        return sum(tensor.nbytes for tensor in (*self.args, *self.kwargs.values()))
 
 
 def case_of(name: str) -> Case:
@@ -107,8 +107,8 @@ def rows_of(name: str, budgets: tuple[int, ...], rounds: int) -> Iterator[str]:
     """Yield the rows of a network."""
     case = case_of(name)
     plain, model = case.model, copy.deepcopy(case.model)
-    for each in (*plain.parameters(), *model.parameters()):
-        each.grad = torch.zeros_like(each)
+    for parameter in (*plain.parameters(), *model.parameters()):
+        parameter.grad = torch.zeros_like(parameter)
     case.step(plain)
     step_time = min(_timed(lambda: case.step(plain)) for _ in range(3))
     for budget in budgets:
@@ -164,10 +164,10 @@ def _equal(case: Case, plain: nn.Module, model: nn.Module) -> bool:
     """Whether one step leaves the same gradients, buffers and random state, bit for bit."""
     model.load_state_dict(plain.state_dict())
     states = []
-    for each in (plain, model):
-        each.zero_grad()
+    for module in (plain, model):
+        module.zero_grad()
         torch.manual_seed(1)
-        case.step(each)
+        case.step(module)
         states.append(torch.get_rng_state())
     pairs = [*zip(plain.parameters(), model.parameters(), strict=True)]
     gradients = [(one.grad, other.grad) for one, other in pairs]

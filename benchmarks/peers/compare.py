@@ -131,15 +131,15 @@ def compare(name: str, rounds: int, inductor: bool) -> Outcome:  # noqa: FBT001 
     course = Course(training)
     taking_part: list[tuple[Contestant, Memory]] = []
     refusals: list[Refusal] = []
-    for each in contestants(training, inductor=inductor):
-        if isinstance(each, Refusal):
-            refusals.append(each)
+    for contestant in contestants(training, inductor=inductor):
+        if isinstance(contestant, Refusal):
+            refusals.append(contestant)
             continue
         try:
-            taking_part.append((each, course.memory(each.forward)))
+            taking_part.append((contestant, course.memory(contestant.forward)))
         except RuntimeError as failure:  # the peer's, torch.compile's own errors among them
             reason = str(failure).partition("\n")[0]
-            refusals.append(Refusal(each.peer, each.setting, reason))
+            refusals.append(Refusal(contestant.peer, contestant.setting, reason))
     with TemporaryDirectory() as cache:
         planner = Planner(training, course, Path(cache))
         found = [planner.plan_below(memory.peak) for _, memory in taking_part]
@@ -159,10 +159,10 @@ def _timed(
     training, course = planner.training, planner.course
     plain = Contestant(peer="plain", setting="", forward=training.model)
     memory = course.memory(training.model)
-    plans = [each for each in planner.found.values() if any(each is rival for rival in rivals)]
+    plans = [plan for plan in planner.found.values() if any(plan is rival for rival in rivals)]
     own = [(plan.contestant, plan.memory) for plan in plans]
     entries = [(plain, memory), *taking_part, (plain, memory), *own, (plain, memory)]
-    times = course.times([each.forward for each, _ in entries], rounds)
+    times = course.times([entrant.forward for entrant, _ in entries], rounds)
     runs = [
         run_of(contestant, memory, elapsed, course)
         for (contestant, memory), elapsed in zip(entries, times, strict=True)

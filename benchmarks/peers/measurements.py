@@ -50,7 +50,7 @@ class Course:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._buffers = [each.clone() for each in training.model.buffers()]
+        self._buffers = [buffer.clone() for buffer in training.model.buffers()]
         self._plain = self._state_after(training.model)
 
     def likeness(self, forward: Forward) -> Likeness:
@@ -74,7 +74,7 @@ class Course:
 
         def ahead() -> Any:
             output = forward(*self._training.args, **self._training.kwargs)
-            sizes.append(sum(each.untyped_storage().nbytes() for each in _tensors_of(output)))
+            sizes.append(sum(tensor.untyped_storage().nbytes() for tensor in _tensors_of(output)))
             return output
 
         self._step(forward)  # what a first step leaves in place is no step's
@@ -110,7 +110,7 @@ class Course:
         torch.manual_seed(1)
         loss = self._step(forward)
         kept = ((loss.detach(),), gradients, model.buffers())
-        groups = (tuple(each.clone() for each in group) for group in kept)
+        groups = (tuple(tensor.clone() for tensor in group) for group in kept)
         return _State(tuple(groups), torch.get_rng_state())
 
 
@@ -130,18 +130,18 @@ def run_of(contestant: Contestant, memory: Memory, runs: list[int], course: Cour
 
 def _difference(mine: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> float:
     """The largest, by the largest number there is: single gradients may be nothing but noise."""
-    largest = max((float(each.abs().max()) for each in theirs), default=0.0)
+    largest = max((float(tensor.abs().max()) for tensor in theirs), default=0.0)
     pairs = zip(mine, theirs, strict=True)
     apart = max((float((one - other).abs().max()) for one, other in pairs), default=0.0)
     return apart / largest if apart else 0.0
 
 
 def _gradients(parameters: Iterable[torch.nn.Parameter]) -> list[torch.Tensor]:
-    return [each.grad for each in parameters if each.grad is not None]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def _tensors_of(output: Any) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         return [output]
     parts = output.values() if isinstance(output, Mapping) else output
-    return [each for each in parts if isinstance(each, torch.Tensor)]
+    return [part for part in parts if isinstance(part, torch.Tensor)]

@@ -139,16 +139,16 @@ class Outcome:
         """What `store` wrote."""
         fields = json.loads(path.read_text(encoding="utf-8"))
         fields["plain"] = Run(**fields["plain"])
-        fields["plans"] = tuple(Run(**each) for each in fields["plans"])
-        fields["refusals"] = tuple(Refusal(**each) for each in fields["refusals"])
+        fields["plans"] = tuple(Run(**plan) for plan in fields["plans"])
+        fields["refusals"] = tuple(Refusal(**refusal) for refusal in fields["refusals"])
         fields["duels"] = tuple(
             Duel(
                 **{
-                    **each,
-                    "peer": Run(**each["peer"]),
-                    "plan": Run(**each["plan"]) if each["plan"] else None,
+                    **duel,
+                    "peer": Run(**duel["peer"]),
+                    "plan": Run(**duel["plan"]) if duel["plan"] else None,
                 }
             )
-            for each in fields["duels"]
+            for duel in fields["duels"]
         )
         return cls(**fields)

@@ -58,7 +58,7 @@ def events_of(function: Callable[[], object]) -> list[Event]:
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-    found.sort(key=lambda each: each[0])
+    found.sort(key=lambda allocation: allocation[0])
     return [(address, size) for _, address, size in found]
 
 
@@ -104,7 +104,7 @@ def rows_of(name: str, budgets: Sequence[int]) -> Iterator[str]:
     case = case_of(name)
     model = case.model
     parameters = list(model.parameters())
-    standing = [each.nbytes for each in (*parameters, *model.buffers(), *parameters)]
+    standing = [tensor.nbytes for tensor in (*parameters, *model.buffers(), *parameters)]
     for share in budgets:
         try:
             chainstay.fit(
@@ -114,8 +114,8 @@ def rows_of(name: str, budgets: Sequence[int]) -> Iterator[str]:
         except chainstay.InfeasibleBudgetError as refusal:
             yield cells(name, f"{share} %", f"needs {mebibytes(refusal.required)}", *[""] * 8)
             continue
-        for each in parameters:
-            each.grad = torch.zeros_like(each)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
         case.step(model)
         seen = [*_given(case.args, case.kwargs), *events_of(lambda: _twice(case.step, model))]
         planned: int = model.chainstay.solution.budget  # type: ignore[union-attr,assignment]
@@ -133,7 +133,7 @@ def rows_of(name: str, budgets: Sequence[int]) -> Iterator[str]:
 
 def _given(args: Sequence[torch.Tensor], kwargs: dict[str, torch.Tensor]) -> list[Event]:
     """Return the allocation of the batch, which counts in budgets."""
-    return [(-1 - place, each.nbytes) for place, each in enumerate((*args, *kwargs.values()))]
+    return [(-1 - place, tensor.nbytes) for place, tensor in enumerate((*args, *kwargs.values()))]
 
 
 def _twice(step: Callable[[nn.Module], None], model: nn.Module) -> None:

@@ -183,14 +183,15 @@ def draw(result: Frontier, path: Path) -> None:
     samples, plain = result.subject.training.samples, result.points[0].planned_time
     for way, color in COLORS.items():
         points = sorted(
-            (each for each in result.points if each.way == way), key=lambda each: each.planned_peak
+            (point for point in result.points if point.way == way),
+            key=lambda point: point.planned_peak,
         )
         if not points:
             continue
         is_line = way in SOLVERS
         axes.plot(
-            [each.planned_peak / MEBIBYTE for each in points],
-            [samples / each.planned_time * 1e9 for each in points],
+            [point.planned_peak / MEBIBYTE for point in points],
+            [samples / point.planned_time * 1e9 for point in points],
             "o-" if is_line else ("*" if way == "keep all" else "s"),
             color=color,
             markersize=12 if way == "keep all" else 5,
@@ -199,10 +200,10 @@ def draw(result: Frontier, path: Path) -> None:
             zorder=3 if way == "combined" else 2,
             alpha=0.9,
         )
-        run = [each for each in points if each.measured_time]
+        run = [point for point in points if point.measured_time]
         axes.plot(
-            [each.measured_peak / MEBIBYTE for each in run],
-            [samples / (each.measured_time / each.plain_time * plain) * 1e9 for each in run],
+            [point.measured_peak / MEBIBYTE for point in run],
+            [samples / (point.measured_time / point.plain_time * plain) * 1e9 for point in run],
             "x",
             color=color,
             markersize=6,
@@ -239,17 +240,17 @@ COLUMNS: Final = (
 def rows(result: Frontier) -> Iterator[str]:
     """One per plan."""
     samples, plain = result.subject.training.samples, result.points[0].planned_time
-    for each in result.points:
+    for point in result.points:
         yield cells(
             result.subject.training.name,
-            each.way + (f" ({each.segments})" if each.segments else ""),
-            _mebibytes(each.budget),
-            _mebibytes(each.planned_peak),
-            _mebibytes(each.host_bytes),
-            f"{samples / each.planned_time * 1e9:.1f}",
-            f"{plain / each.planned_time:.1%}",
-            _mebibytes(each.measured_peak),
-            f"{each.against_plan(plain):.2f}" if each.measured_time else "",
+            point.way + (f" ({point.segments})" if point.segments else ""),
+            _mebibytes(point.budget),
+            _mebibytes(point.planned_peak),
+            _mebibytes(point.host_bytes),
+            f"{samples / point.planned_time * 1e9:.1f}",
+            f"{plain / point.planned_time:.1%}",
+            _mebibytes(point.measured_peak),
+            f"{point.against_plan(plain):.2f}" if point.measured_time else "",
         )
 
 
@@ -260,13 +261,13 @@ def _mebibytes(size: int) -> str:
 def summary(results: list[Frontier]) -> Iterator[str]:
     """The goals, with figures."""
     run = [
-        (each, each.against_plan(result.points[0].planned_time))
+        (point, point.against_plan(result.points[0].planned_time))
         for result in results
-        for each in result.points
-        if each.measured_time and each.solution is not None
+        for point in result.points
+        if point.measured_time and point.solution is not None
     ]
     for way in SOLVERS:
-        ratios = [ratio for each, ratio in run if each.way == way]
+        ratios = [ratio for point, ratio in run if point.way == way]
         if ratios:
             yield (
                 f"* Steps against plans, {way}, both in times of plain training, {len(ratios)} "
@@ -274,7 +275,7 @@ def summary(results: list[Frontier]) -> Iterator[str]:
                 f"{fmean(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}."
             )
     if run:
-        over = sum(each.measured_peak > each.budget for each, _ in run)
+        over = sum(point.measured_peak > point.budget for point, _ in run)
         yield f"* Peaks above the budget: {over} of {len(run)}."
 
 

@@ -125,8 +125,8 @@ def run(subject: Subject, link: Link, point: Point, repeats: int) -> Point:
     peak = trace_memory(step, device).peak_bytes + subject.training.given_bytes
     times: tuple[list[_Times], list[_Times]] = ([], [])
     for turn in range(repeats + 1):
-        for runs, each in zip(times, (plain, step), strict=True):
-            elapsed = _timed(each, engine)
+        for runs, one_step in zip(times, (plain, step), strict=True):
+            elapsed = _timed(one_step, engine)
             if turn > 0:  # the first one warms up
                 runs.append(elapsed)
     engine.close()

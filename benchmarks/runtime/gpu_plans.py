@@ -173,7 +173,7 @@ class _Bench:
     def _times(self, planned: Forward, solution: Solution, peak: int) -> Row:
         forwards: dict[str, Forward] = {"plain": self.task.model, "ours": planned}
         # Both get the same memory: what the plan was given.
-        fitting = [each for each in self.peers if each.peak_bytes <= max(peak, solution.budget)]
+        fitting = [rival for rival in self.peers if rival.peak_bytes <= max(peak, solution.budget)]
         if fitting:
             forwards["its"] = fitting[-1].forward
         times = interleaved_times(self.task, forwards, self.rounds)

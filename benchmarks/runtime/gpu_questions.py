@@ -352,7 +352,7 @@ def ways(setting: Setting) -> Iterator[Row]:
         step = interleaved_times(task, {"ours": task.model}, setting.rounds)["ours"].median
         fitted: Any = task.model.chainstay
         makespan = fitted.solution.makespan
-        chosen = [each.name for each in fitted.alternatives if each.is_chosen]
+        chosen = [alternative.name for alternative in fitted.alternatives if alternative.is_chosen]
         yield {
             "way": name,
             "chosen": ", ".join(chosen) or name,

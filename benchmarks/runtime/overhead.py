@@ -150,7 +150,7 @@ class WholeRow:
         return self.ratio > WHOLE_GOAL
 
     def __str__(self) -> str:
-        steps = (f"{median(each) / 1e6:.1f} ms" for each in (self.plain, self.fitted))
+        steps = (f"{median(times) / 1e6:.1f} ms" for times in (self.plain, self.fitted))
         return cells(self.network, *steps, f"{self.ratio:.3f}", str(len(self.plain)))
 
 
@@ -273,7 +273,7 @@ def _row(task: Task, front: str, forwards: Forwards, rounds: int, seconds: float
     return Row(
         stage=task.name,
         front=front,
-        plain=median(sum(each) for each in runs["plain"]) / STAGES / 1e3,
+        plain=median(sum(run) for run in runs["plain"]) / STAGES / 1e3,
         kept=cost("kept", slice(2)),
         kept_forward=cost("kept", slice(1)),
         recomputed=cost("recomputed", slice(2)),

@@ -68,7 +68,7 @@ def _lines(options: argparse.Namespace) -> Iterator[str]:
     for name, by_stages in times.items():
         if len(by_stages) > 1:
             sizes = [math.log(stages) for stages in by_stages]
-            medians = [math.log(statistics.median(each)) for each in by_stages.values()]
+            medians = [math.log(statistics.median(durations)) for durations in by_stages.values()]
             exponent = statistics.linear_regression(sizes, medians).slope
             few, many = min(by_stages), max(by_stages)
             yield f"{name}: from {few} to {many} stages the median time grows as n^{exponent:.1f}."

@@ -41,7 +41,7 @@ class _Compiled:
 
 
 _OPTIONS: Final = (
-    signature(settings_of).parameters.keys() | {each.name for each in fields(PlannerSettings)}
+    signature(settings_of).parameters.keys() | {field.name for field in fields(PlannerSettings)}
 ) - {"device", "others", "memory", "loss", "by"}
 _COMPILED: Final[dict[int, _Compiled]] = {}
 """By the identity of the options, which each use of torch.compile has of its own."""

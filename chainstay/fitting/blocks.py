@@ -113,14 +113,14 @@ class BlockForward:
                     open_entrance(modules[name])
                 path = name.split(".")
                 around = (".".join(path[:count]) for count in range(len(path)))
-                for module in (modules[each] for each in around if each in modules):
+                for module in (modules[outer] for outer in around if outer in modules):
                     self.lists[module] = _children(module)
 
     def known_kind(self, call: Call) -> _Kind | None:
         """Return the kind of `call`, if it is known how such a call runs."""
         if any(_children(module) != before for module, before in self.lists.items()):
-            for each in self.kinds.values():
-                each.is_outgrown = each.planned is not None
+            for known in self.kinds.values():
+                known.is_outgrown = known.planned is not None
         kind = self.kinds.get(self._look_of(call))
         return None if kind is None or kind.is_outgrown else kind
 
@@ -181,7 +181,11 @@ class BlockForward:
         kind, blocks = self.kinds[self._look_of(call)], tuple(run.called)
         if is_new and run.others:
             kind.looked_at.add(blocks)
-        known = [each for each in self.known.values() if each.schedule.chain.graph_keys == blocks]
+        known = [
+            planned
+            for planned in self.known.values()
+            if planned.schedule.chain.graph_keys == blocks
+        ]
         may_plan = kind.looks < _MOST_LOOKS and not is_sharded(call.model)
         if known and run.others:
             kind.planned, then = known[-1], "the next one goes by the plan for such calls"

@@ -31,7 +31,7 @@ def fingerprint_of(
     named = dict(model.named_modules())
     autocast = Autocast.now(device)
     return Fingerprint(
-        modules={path: _module(each) for path, each in named.items()},
+        modules={path: _module(module) for path, module in named.items()},
         parameters=dict(_tensors(model.named_parameters(remove_duplicate=False))),
         buffers=dict(_tensors(model.named_buffers(remove_duplicate=False))),
         training=_training(named),

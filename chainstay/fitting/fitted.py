@@ -175,7 +175,7 @@ class Fitted:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
         call.require_no_nested()
         with _PLANNING, other_bits_accepted(wanted=not self.settings.bit_for_bit):
-            kinds = {type(each) for each in call.model.modules()}
+            kinds = {type(module) for module in call.model.modules()}
             kinds.update(kind for kind, _ in self._forwards)
             self._forwards = tuple(
                 (kind, kind.forward) for kind in kinds if hasattr(kind, "forward")

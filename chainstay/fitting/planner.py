@@ -301,7 +301,7 @@ class Planner:
             for key, planned in self.known.items()
             if planned.executor.transport is None
         }
-        again = {id(each) for each in known.values() if isinstance(each, PlannedGraph)}
+        again = {id(planned) for planned in known.values() if isinstance(planned, PlannedGraph)}
         plans = [noted for noted in self.plans if id(noted.planned) in again]
         return replace(self, known=known, plans=plans, shapes=set(self.shapes))
 

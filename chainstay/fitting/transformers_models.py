@@ -27,7 +27,9 @@ _MARK: Final = "_output_capturing_hooks_installed"
 def caching_configs(model: nn.Module) -> tuple[Any, ...]:
     """Return the distinct configurations in `model` that can have keys and values kept."""
     configs = (getattr(module, "config", None) for module in model.modules())
-    return tuple({id(each): each for each in configs if hasattr(each, "use_cache")}.values())
+    return tuple(
+        {id(config): config for config in configs if hasattr(config, "use_cache")}.values()
+    )
 
 
 @contextmanager

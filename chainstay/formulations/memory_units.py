@@ -55,7 +55,7 @@ def enough_bytes(profile: ChainProfile) -> int:
     needs = [0] * (len(profile) + 1)  # of the stages from i on
     for i, stage in reversed(list(enumerate(profile.stages))):
         needs[i] = min(
-            sum(each.output_bytes for each in profile.stages[i : i + option.stages])
+            sum(inner.output_bytes for inner in profile.stages[i : i + option.stages])
             + profile.gradient_bytes(i)
             + profile.gradient_bytes(i + option.stages)
             + option.saved_bytes
@@ -70,5 +70,7 @@ def enough_bytes(profile: ChainProfile) -> int:
 def _forward_overheads(stage: Stage) -> list[int]:
     """Return the overheads of all kinds of runs of a stage, in bytes."""
     kinds = (True, False)
-    kept = [each.run(first=first).overhead_bytes for each in stage.all_options for first in kinds]
+    kept = [
+        option.run(first=first).overhead_bytes for option in stage.all_options for first in kinds
+    ]
     return kept + [stage.dropped(first=first).overhead_bytes for first in kinds]

@@ -191,7 +191,7 @@ class _JoinSearch:
         measured, account = self.measured, self.measured.account
         orders = runnable_orders(measured, schedule)
         peak, schedule = min(
-            ((peak_of_join(measured, each), each) for each in orders),
+            ((peak_of_join(measured, order), order) for order in orders),
             key=itemgetter(0),
             default=(2 * self.budget, self.latest),
         )
@@ -235,7 +235,8 @@ class _JoinSearch:
 def _steady(options: tuple[OptionCost, ...]) -> tuple[OptionCost, ...]:
     """Return options of the same numbers, of which only those are of use that no times decide."""
     return tuple(
-        each if each.is_steady else replace(each, saved_bytes=_TOO_LARGE) for each in options
+        option if option.is_steady else replace(option, saved_bytes=_TOO_LARGE)
+        for option in options
     )
 
 

@@ -65,14 +65,14 @@ def kept_in_part(profile: object, schedule: Schedule) -> tuple[KeptInPart, ...]:
 def _part(chain: ChainProfile, branch: int | None, first: int, number: int) -> KeptInPart:
     option = chain.stages[first].all_options[number]
     whole = [stage.all_options[0] for stage in chain.stages[first : first + option.stages]]
-    whole_time = sum(each.first.time + each.first.backward_time for each in whole)
+    whole_time = sum(full.first.time + full.first.backward_time for full in whole)
     return KeptInPart(
         stage=first,
         stages=option.stages,
         name=chain.stages[first].name,
         option=number,
         dropped=option.name,
-        less_bytes=sum(each.saved_bytes for each in whole) - option.saved_bytes,
+        less_bytes=sum(full.saved_bytes for full in whole) - option.saved_bytes,
         extra_time=option.first.time + option.first.backward_time - whole_time,
         branch=branch,
     )
@@ -104,7 +104,7 @@ def table_of_parts(parts: Sequence[KeptInPart], stages: int, plain_time: int) ->
         totals[cells] += part.less_bytes
     kinds = [kind for kind, _ in totals.most_common(_MOST_LINES)]
     rows = [
-        (f"{counts[kind]}x", kind[0], *(f"{each} each" for each in kind[1:]))
+        (f"{counts[kind]}x", kind[0], *(f"{cell} each" for cell in kind[1:]))
         if counts[kind] > 1
         else ("1x", *kind)
         for kind in kinds

@@ -64,7 +64,7 @@ def _is_forward_full(profile: ChainProfile, i: int, option: StageOption, *, firs
     """Return whether a forward under an option needs all that it takes to drop its result."""
     run, span = option.run(first=first), range(i, i + option.stages)
     dropped = {j: profile.stages[j].dropped(first=first) for j in span}
-    return run.time >= sum(each.time for each in dropped.values()) and all(
+    return run.time >= sum(cost.time for cost in dropped.values()) and all(
         option.saved_bytes + run.overhead_bytes
         >= profile.activation_bytes(j) * (j > i)
         + profile.activation_bytes(j + 1)

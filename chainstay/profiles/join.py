@@ -61,7 +61,7 @@ class SharedGradient:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bytes", whole(self.bytes, "bytes of a shared gradient"))
-        users = tuple(whole(each, "a user of a shared gradient") for each in self.users)
+        users = tuple(whole(user, "a user of a shared gradient") for user in self.users)
         object.__setattr__(self, "users", users)
         if len(users) < 2 or users != tuple(sorted(set(users))):
             raise InvalidProfileError(
@@ -210,7 +210,7 @@ class JoinProfile:
         """The users of each shared gradient by chain, the tail being the last, and stage."""
         chains = (*self.branches, self.closing)
         places = [(c, i) for c, chain in enumerate(chains) for i in range(len(chain))]
-        return tuple(tuple(places[user] for user in each.users) for each in self.shared)
+        return tuple(tuple(places[user] for user in gradient.users) for gradient in self.shared)
 
     @property
     def is_plain(self) -> bool:
@@ -228,7 +228,9 @@ class JoinProfile:
         body = {
             "branches": [json.loads(branch.to_json()) for branch in self.branches],
             "tail": [json.loads(tail.to_json()) for tail in tails],
-            "shared": [{"bytes": each.bytes, "users": each.users} for each in self.shared],
+            "shared": [
+                {"bytes": gradient.bytes, "users": gradient.users} for gradient in self.shared
+            ],
         }
         return documents.dump(_KIND, _VERSION, body)
 
@@ -250,8 +252,8 @@ class JoinProfile:
             branches=tuple(map(_chain, document.children("branches"))),
             tail=_chain(tails[0]) if tails else None,
             shared=tuple(
-                SharedGradient(bytes=each.integer("bytes"), users=each.integers("users"))
-                for each in (document.children("shared") if has_shared else ())
+                SharedGradient(bytes=gradient.integer("bytes"), users=gradient.integers("users"))
+                for gradient in (document.children("shared") if has_shared else ())
             ),
         )
 

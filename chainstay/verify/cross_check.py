@@ -231,7 +231,7 @@ class Suite(ABC):
     def takes(self, tested: MethodUnderTest, number: int, problem: AnyProblem) -> bool:
         """Return whether the plan runs a method on instance `number`, which is this problem."""
         is_sampled = problem.stages <= tested.most_stages and number % tested.every == 0
-        return is_sampled and all(self.meets(each, problem) for each in tested.only)
+        return is_sampled and all(self.meets(restriction, problem) for restriction in tested.only)
 
     def checks(self, numbers: Iterable[int], *, seed: int, workers: int = 1) -> Iterator[Check]:
         """Check the instances `numbers` of `seed`; the results come in their order.

@@ -123,11 +123,11 @@ def _chain(draw: random.Random, family: str, count: int, largest: int) -> ChainP
 def _bounds(profile: JoinProfile) -> tuple[int, int]:
     """Return about the least budget, and about what plain training needs."""
     chains = (*profile.branches, profile.closing)
-    held = sum(each.input_bytes for each in profile.branches)
-    held += sum(each.bytes for each in profile.shared)
+    held = sum(branch.input_bytes for branch in profile.branches)
+    held += sum(gradient.bytes for gradient in profile.shared)
     needs = [
         stage.gradient_bytes
-        + min(each.saved_bytes + each.backward_overhead_bytes for each in stage.all_options)
+        + min(option.saved_bytes + option.backward_overhead_bytes for option in stage.all_options)
         for chain in chains
         for stage in chain.stages
     ]

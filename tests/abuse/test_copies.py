@@ -92,8 +92,8 @@ def test_a_moving_average_of_the_weights() -> None:
         for model, average in zip((plain, fitted), averages, strict=True):
             loss_of(SAMPLE(model)).backward()
             with torch.no_grad():
-                for each in model.parameters():
-                    each.sub_(each.grad, alpha=0.1)  # type: ignore[arg-type]  # there is one
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad, alpha=0.1)  # type: ignore[arg-type]  # there is one
             average.update_parameters(model)
     with torch.no_grad():
         assert torch.equal(SAMPLE(averages[0]), SAMPLE(averages[1]))

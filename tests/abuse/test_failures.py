@@ -294,8 +294,8 @@ def test_12_a_depth_that_grows_later(by: StageSource, capsys: pytest.CaptureFixt
     model.depth.fill_(4)
     plain.depth.fill_(4)
     capsys.readouterr()
-    for each in (model, plain):
-        loss_of(each(x)).backward()
+    for module in (model, plain):
+        loss_of(module(x)).backward()
     told = capsys.readouterr().err
     assert (
         "this call of Halting ran 2 blocks that its plan does not have"

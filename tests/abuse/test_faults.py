@@ -55,7 +55,7 @@ def test_a_model_in_other_conditions_is_right_or_refused(name: str) -> None:
 )
 def test_models_edited_after_planning(name: str, edit: str, place: str) -> None:
     """Each of these once ran silently as it was, in one of the two places."""
-    (condition,) = (each for each in CONDITIONS if each.name == f"{edit} {place}")
+    (condition,) = (known for known in CONDITIONS if known.name == f"{edit} {place}")
     assert condition_trial(subject(name), condition) == []
 
 

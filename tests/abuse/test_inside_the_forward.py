@@ -176,7 +176,7 @@ class Scripted(nn.Module):
         part = torch.jit.script(nn.Linear(16, 16))
         layers: list[nn.Module] = [nn.Linear(16, 16) for _ in range(4)]
         if kind == "blocks":
-            layers = [torch.jit.script(each) for each in layers]
+            layers = [torch.jit.script(layer) for layer in layers]
         self.layers = nn.ModuleList(layers)
         self.part = part if kind == "part" else nn.Linear(16, 16)
 
@@ -265,7 +265,7 @@ class Passing(nn.Module):
             (nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)), nn.Dropout(0))
             for _ in range(4)
         ]
-        self.layers = nn.ModuleList([*(each for pair in layers for each in pair), nn.Identity()])
+        self.layers = nn.ModuleList([*(layer for pair in layers for layer in pair), nn.Identity()])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:

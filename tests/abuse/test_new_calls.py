@@ -65,7 +65,7 @@ def test_epochs_with_a_smaller_last_batch(by: str, capsys: pytest.CaptureFixture
     plain, model = fitted_twins(Wide, SAMPLE, budget="60%", by=by)
     fit(chainstay.unfit(model), budget="60%", by=by)
     capsys.readouterr()
-    require_equal_steps(plain, model, lambda each, _: epoch(each))
+    require_equal_steps(plain, model, lambda module, _: epoch(module))
     told = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in told] == ["chainstay"] * 4
     size = r"[\d.]+ KiB"
@@ -113,7 +113,9 @@ class ChannelsLast(nn.Module):
 def test_a_last_batch_of_one_runs_again_by_the_same_kernels(*, stage_options: bool) -> None:
     two, one = Call((batch(2, 12, 12, 8),)), Call((batch(1, 12, 12, 8),))
     plain, model = fitted_twins(ChannelsLast, two, budget="60%", stage_options=stage_options)
-    require_equal_steps(plain, model, lambda each, at: backward_step((two, one)[at])(each, at), 2)
+    require_equal_steps(
+        plain, model, lambda module, at: backward_step((two, one)[at])(module, at), 2
+    )
     fit_to_least(chainstay.unfit(model), one, stage_options=stage_options)
     require_equal_steps(plain, model, backward_step(one))
     assert recomputes(model)
@@ -144,13 +146,13 @@ def test_new_shapes_refused(by: str) -> None:
     assert random.getstate() == state
     with torch.no_grad():
         assert torch.equal(model(batch(40, 16)), plain(batch(40, 16)))
-    require_equal_steps(plain, model, lambda each, _: epoch(each, (64, 64)))
+    require_equal_steps(plain, model, lambda module, _: epoch(module, (64, 64)))
 
 
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 def test_new_shapes_run_plainly(by: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain, model = fitted_twins(Wide, SAMPLE, budget="60%", on_new_shape="run plainly", by=by)
-    require_equal_steps(plain, model, lambda each, _: epoch(each))
+    require_equal_steps(plain, model, lambda module, _: epoch(module))
     assert len(shown(model).plans) == 1
     assert peak_of(model, batch(256, 16)) == peak_of(plain, batch(256, 16))
     assert capsys.readouterr().err == ""
@@ -159,11 +161,11 @@ def test_new_shapes_run_plainly(by: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("by", ["graph", "blocks"])
 def test_fit_again_with_another_budget(by: str) -> None:
     plain, model = fitted_twins(Wide, SAMPLE, budget="100%", by=by)
-    step = lambda each, _: epoch(each, (64, 40))  # noqa: E731  # three times
+    step = lambda module, _: epoch(module, (64, 40))  # noqa: E731  # three times
     require_equal_steps(plain, model, step, 1)
     assert not recomputes(model)
     fit_to_least(model, SAMPLE, by=by)
-    require_equal_steps(plain, model, lambda each, _: epoch(each, (64, 40)), 1)
+    require_equal_steps(plain, model, lambda module, _: epoch(module, (64, 40)), 1)
     assert recomputes(model)
     assert peak_of(model, X) + X.nbytes <= shown(model).plans[0].solution.budget
     fit(model, sample_args=SAMPLE.args, budget="100%", by=by, progress=False)
@@ -230,7 +232,7 @@ def test_without_a_sample_the_first_call_plans(share: object) -> None:
     assert not shown(model).plans
     loss_of(SAMPLE(model)).backward()
     fit(other, sample_args=SAMPLE.args, budget=share, progress=False)
-    budgets = [shown(each).plans[0].solution.budget for each in (model, other)]
+    budgets = [shown(module).plans[0].solution.budget for module in (model, other)]
     assert budgets[0] == budgets[1]
 
 
@@ -275,10 +277,10 @@ def test_blocks_that_come_and_go(by: str, edit: Callable[[Any], None]) -> None:
     """The first call afterwards is planned anew: new blocks never run without a plan."""
     plain, model = fitted_twins(Wide, SAMPLE, budget="70%", by=by)
     model(X)
-    for each in (plain, model):
+    for module in (plain, model):
         seed(1)
-        edit(each)
-    require_equal_steps(plain, model, lambda each, _: epoch(each, (64,)), steps=2)
+        edit(module)
+    require_equal_steps(plain, model, lambda module, _: epoch(module, (64,)), steps=2)
     assert peak_of(model, X) <= shown(model).solution.peak_bytes < peak_of(plain, X)
 
 
@@ -299,14 +301,14 @@ def test_a_class_that_is_another_later(by: str, *, is_block: bool) -> None:
     """As libraries do that exchange forwards; evaluation goes by the new one, too."""
     plain, model = fitted_twins(Wide, SAMPLE, budget="70%", by=by)
     model(X)
-    for each in (plain, model):
-        changed: Any = each.layers[1] if is_block else each  # type: ignore[index]  # a ModuleList
+    for module in (plain, model):
+        changed: Any = module.layers[1] if is_block else module  # type: ignore[index]  # a ModuleList
         forward = type(changed).forward
         body = {"forward": lambda self, x, forward=forward: 2 * forward(self, x)}
         changed.__class__ = type("Doubled", (type(changed),), body)
     with torch.no_grad():
         assert torch.equal(plain(X), model(X))
-    require_equal_steps(plain, model, lambda each, _: epoch(each, (64,)), steps=2)
+    require_equal_steps(plain, model, lambda module, _: epoch(module, (64,)), steps=2)
 
 
 class Nesting(Stack):
@@ -315,7 +317,7 @@ class Nesting(Stack):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = torch.nested.nested_tensor([x[:3], x[3:8]], layout=torch.jagged)
         output = super().forward(rows)
-        return torch.stack([each.mean(0) for each in output.unbind()])
+        return torch.stack([row.mean(0) for row in output.unbind()])
 
 
 @pytest.mark.parametrize("by", ["auto", "blocks"])
@@ -390,6 +392,6 @@ def test_options_of_stages_that_were_measured_are_not_measured_again(
     first = len(looks)
     require_equal_steps(plain, model, step, 3)
     assert len(shown(model).plans) == 3
-    assert all(any(op.option for op in each.solution.schedule) for each in shown(model).plans)
+    assert all(any(op.option for op in plan.solution.schedule) for plan in shown(model).plans)
     assert first > 1
     assert all("heads" in name for name in looks[first:]), looks

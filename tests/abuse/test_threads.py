@@ -25,7 +25,7 @@ def _many_switches() -> Iterator[None]:
 def test_two_threads_that_train_two_models() -> None:
     """A third of all steps had the dropout of the other thread in their gradients once."""
     models = [planned_products() for _ in range(2)]
-    assert in_threads([partial(inconsistent_steps, each, _STEPS) for each in models]) == [0, 0]
+    assert in_threads([partial(inconsistent_steps, model, _STEPS) for model in models]) == [0, 0]
 
 
 def test_two_threads_that_train_the_same_model() -> None:

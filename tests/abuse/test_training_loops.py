@@ -105,9 +105,9 @@ def a_gradient_penalty(model: nn.Module, _: int) -> torch.Tensor:
 
 @loop
 def a_hessian_vector_product(model: nn.Module, _: int) -> torch.Tensor:
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss_of(model(X)), parameters, create_graph=True)
-    loss = torch.stack([each.square().sum() for each in gradients]).sum()
+    loss = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
     loss.backward()
     return loss
 
@@ -171,9 +171,9 @@ def autocast_with_a_scaler(model: nn.Module, _: int) -> torch.Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_of(model(X))
     (loss * 1024).backward()
-    for each in model.parameters():
-        if each.grad is not None:
-            each.grad /= 1024
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= 1024
     return loss
 
 
@@ -181,9 +181,9 @@ def autocast_with_a_scaler(model: nn.Module, _: int) -> torch.Tensor:
 def an_infinite_loss(model: nn.Module, _: int) -> torch.Tensor:
     loss = (model(X) * float("inf")).sum().nan_to_num(0)
     loss.backward()
-    for each in model.parameters():
-        if each.grad is not None:
-            each.grad.nan_to_num_(0, 0, 0)
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.nan_to_num_(0, 0, 0)
     return loss
 
 
@@ -226,7 +226,9 @@ def an_optimizer_step_in_the_backward(model: nn.Module, _: int) -> torch.Tensor:
             parameter.sub_(parameter.grad, alpha=0.05)  # type: ignore[arg-type]
         parameter.grad = None
 
-    hooks = [each.register_post_accumulate_grad_hook(update) for each in model.parameters()]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()
+    ]
     loss = loss_of(model(X))
     loss.backward()
     for hook in hooks:
@@ -239,8 +241,8 @@ def weights_loaded_in_the_middle(model: nn.Module, number: int) -> torch.Tensor 
     if number == 1:
         state = {name: value * 0.5 for name, value in model.state_dict().items()}
         model.load_state_dict(state, assign=True)
-        for each in model.parameters():
-            each.requires_grad_()
+        for parameter in model.parameters():
+            parameter.requires_grad_()
     return backward_step(SAMPLE)(model, number)
 
 
@@ -268,8 +270,8 @@ def weights_that_are_tied_later(model: Any, number: int) -> torch.Tensor | None:
 
 @loop
 def data_assigned_in_the_middle(model: nn.Module, number: int) -> torch.Tensor | None:
-    for each in model.parameters():
-        each.data = each.data * 0.9
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.9
     return backward_step(SAMPLE)(model, number)
 
 

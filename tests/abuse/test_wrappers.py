@@ -199,7 +199,7 @@ def tangent(model: nn.Module) -> torch.Tensor:
 def test_forward_mode_ad(settings: dict[str, Any]) -> None:
     """It is refused in words; without gradients the model runs plainly; training goes on."""
     plain, fitted = fitted_twins(make, SAMPLE, **settings)
-    for ask in (tangent, lambda each: torch.func.jvp(lambda x: each(x).sum(), (X,), (X,))):
+    for ask in (tangent, lambda model: torch.func.jvp(lambda x: model(x).sum(), (X,), (X,))):
         with pytest.raises(UnsupportedModelError, match=r"in forward-mode AD .* under torch.no_g"):
             ask(fitted)
         with torch.no_grad():
@@ -236,8 +236,8 @@ PREPARED: dict[str, Callable[[nn.Module], object]] = {
 def test_parametrizations(name: str, by: str) -> None:
     def prepared() -> nn.Module:
         model = make()
-        for each in model.layers:
-            PREPARED[name](each[0])  # type: ignore[index]
+        for block in model.layers:
+            PREPARED[name](block[0])  # type: ignore[index]
         return model
 
     require_trains_equally(prepared, SAMPLE, by=by)
@@ -248,7 +248,7 @@ def test_a_wrapper_that_replaces_the_forward_after_fit() -> None:
     model = fit_to_least(make(), SAMPLE)
     inner = model.forward
     model.forward = lambda x: inner(x) * 2
-    for act in (chainstay.unfit, lambda each: fit_to_least(each, SAMPLE)):
+    for act in (chainstay.unfit, lambda module: fit_to_least(module, SAMPLE)):
         with pytest.raises(UnsupportedModelError, match="was replaced or wrapped after fitting"):
             act(model)
     assert recomputes(model)

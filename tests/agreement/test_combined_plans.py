@@ -158,8 +158,10 @@ def test_items_and_what_stands_beside_them_are_the_whole_chain(
     schedule = random_persistent(len(profile), seed)
     replay = simulate(profile, schedule, discards="free")
     bare = simulate(profile, schedule, discards="free", overheads=[0] * len(schedule))
-    bares = [each.during_bytes for each in bare.timeline]
-    own = [each.during_bytes - bare for each, bare in zip(replay.timeline, bares, strict=True)]
+    bares = [snapshot.during_bytes for snapshot in bare.timeline]
+    own = [
+        snapshot.during_bytes - bare for snapshot, bare in zip(replay.timeline, bares, strict=True)
+    ]
     standing = standing_bytes(profile, schedule)
     overheads = [sum(both) for both in zip(own, standing, strict=True)]
     movable = bounding_chain(profile)
@@ -168,7 +170,7 @@ def test_items_and_what_stands_beside_them_are_the_whole_chain(
     )
     found = question(budget=replay.peak_bytes)
     assert found.makespan == replay.makespan
-    assert found.peak_bytes == max(each.during_bytes for each in replay.timeline)
+    assert found.peak_bytes == max(snapshot.during_bytes for snapshot in replay.timeline)
     with pytest.raises(InvalidScheduleError):
         question(budget=replay.peak_bytes - 1)
     assert simulate(movable, schedule, discards="free").peak_bytes <= replay.peak_bytes

@@ -153,7 +153,10 @@ def test_seeded_bugs_are_caught(make: Callable[[], Case], bug: Callable[[], Copy
     """DenseNet's plans use what they move so late that even these engines are in time."""
     case = make()
     chain = max(
-        (case.measured.planned(combined(make).solution(each), engine=bug()) for each in PERCENT),
+        (
+            case.measured.planned(combined(make).solution(percent), engine=bug())
+            for percent in PERCENT
+        ),
         key=lambda chain: len(plan_of(chain).moved),
     )
     started(case.model)
@@ -188,7 +191,7 @@ def tight_plan(schedule: Schedule, profile: ChainProfile) -> tuple[int, Transfer
     budget, _ = least_plan(schedule, profile)
     places = range(len(schedule))
     needs = [
-        least_plan(schedule, profile, [budget * (each == place) for each in places])[0]
+        least_plan(schedule, profile, [budget * (other == place) for other in places])[0]
         for place in places
     ]
     return least_plan(schedule, profile, [budget + max(needs) - need for need in needs])
@@ -285,4 +288,4 @@ def test_what_breaks_off_leaves_nothing(make: Callable[[], Case]) -> None:
 def tensors_alive() -> int:
     """Whoever holds them."""
     gc.collect()
-    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+    return sum(issubclass(type(candidate), torch.Tensor) for candidate in gc.get_objects())

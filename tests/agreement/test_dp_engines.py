@@ -57,7 +57,8 @@ def test_compiled_fronts_without_a_limit_equal_numpy_corner_by_corner(
 ) -> None:
     recursion = Recursion.from_profile(profile)
     compiled, plain = (
-        ChainFronts.all(recursion, recursion.keep_all_need, compiled=each) for each in (True, False)
+        ChainFronts.all(recursion, recursion.keep_all_need, compiled=is_jitted)
+        for is_jitted in (True, False)
     )
     assert compiled.root.memory.tolist() == plain.root.memory.tolist()
     assert compiled.root.overhead.tolist() == plain.root.overhead.tolist()
@@ -70,7 +71,8 @@ def test_engines_decide_for_a_sub_chain_where_it_fits(profile: ChainProfile) -> 
     recursion = Recursion.from_profile(profile)
     least = LeastMemory(recursion)
     engines = [
-        ChainFronts.all(recursion, recursion.keep_all_need, compiled=each) for each in (True, False)
+        ChainFronts.all(recursion, recursion.keep_all_need, compiled=is_jitted)
+        for is_jitted in (True, False)
     ]
     for s in range(len(profile)):
         for t in range(s, len(profile)):

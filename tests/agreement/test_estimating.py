@@ -91,14 +91,14 @@ def test_what_is_not_seen_is_only_ever_missing(family: str) -> None:
 @pytest.mark.parametrize("family", ["U-Net", "two towers"])
 def test_without_memory_it_is_the_same(family: str) -> None:
     sample = zoo.build(family)
-    weights = {name: each.clone() for name, each in sample.model.state_dict().items()}
+    weights = {name: value.clone() for name, value in sample.model.state_dict().items()}
     expected = estimated(family)
     found = estimate(
         sample.model.to("meta"), sample.args, sample.kwargs, device=PROCESSOR, loss=zoo.loss_of
     )
     assert found == expected
-    assert {name: each.shape for name, each in weights.items()} == {
-        name: each.shape for name, each in sample.model.state_dict().items()
+    assert {name: value.shape for name, value in weights.items()} == {
+        name: value.shape for name, value in sample.model.state_dict().items()
     }
 
 
@@ -106,7 +106,9 @@ def test_fused_attention_saves_no_weights() -> None:
     sample = zoo.build("GPT-2")
     fused = estimate(sample.model, sample.args, sample.kwargs, device="H100", loss=zoo.loss_of)
     plain = estimated("GPT-2")
-    saved, more = (sum(s.saved_bytes for s in each.profile.stages) for each in (fused, plain))
+    saved, more = (
+        sum(s.saved_bytes for s in estimation.profile.stages) for estimation in (fused, plain)
+    )
     weights = 3 * 2 * 4 * 24 * 24 * 4  # layers, samples, heads, tokens, tokens, bytes
     assert more - saved > weights
 

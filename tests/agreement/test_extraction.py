@@ -126,7 +126,9 @@ def test_recomputation_on_detached_states_gives_the_same_gradients() -> None:
                 for tensor, gradient in zip(end, gradients, strict=True)
                 if gradient is not None
             ]
-            torch.autograd.backward([each for each, _ in wanted], [each for _, each in wanted])
+            torch.autograd.backward(
+                [tensor for tensor, _ in wanted], [gradient for _, gradient in wanted]
+            )
         gradients = [tensor.grad for tensor in start]
     for name, parameter in sample.model.named_parameters():
         assert parameter.grad is not None
@@ -146,7 +148,7 @@ def step_of(sample: zoo.Sample, forward: Callable[..., Any]) -> dict[str, torch.
     for name, parameter in sample.model.named_parameters():
         if parameter.grad is not None:
             found[f"gradient {name}"] = parameter.grad
-    found |= {f"buffer {name}": each for name, each in sample.model.named_buffers()}
+    found |= {f"buffer {name}": buffer for name, buffer in sample.model.named_buffers()}
     return {name: tensor.detach().clone() for name, tensor in found.items()}
 
 

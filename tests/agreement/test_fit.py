@@ -64,7 +64,7 @@ def budgets_of(sample: Sample) -> list[int]:
 @pytest.mark.parametrize("family", [*FAMILIES, "perceptron"])
 def test_three_steps_are_equal_and_within_the_promised_peak(family: str) -> None:
     sample = perceptron() if family == "perceptron" else build(family)
-    initial = {name: each.clone() for name, each in sample.model.state_dict().items()}
+    initial = {name: value.clone() for name, value in sample.model.state_dict().items()}
     expected = steps_of(sample, initial)
     schedules = set()
     budgets = budgets_of(sample)
@@ -84,7 +84,7 @@ def test_three_steps_are_equal_and_within_the_promised_peak(family: str) -> None
 def test_the_comparison_is_sharp() -> None:
     """Other random numbers would be found out, so a plan that did not restore them would be."""
     sample = build("GPT-2")
-    initial = {name: each.clone() for name, each in sample.model.state_dict().items()}
+    initial = {name: value.clone() for name, value in sample.model.state_dict().items()}
     expected = steps_of(sample, initial)
     assert differences(steps_of(sample, initial), expected) == []
     assert "loss 0" in differences(steps_of(sample, initial, seed=8), expected)
@@ -94,7 +94,7 @@ def test_the_comparison_is_sharp() -> None:
 def test_any_schedule_gives_equal_bits_within_its_peak(family: str) -> None:
     """Also schedules that make again what they hold: what that takes is known beforehand."""
     sample = build(family)
-    initial = {name: each.clone() for name, each in sample.model.state_dict().items()}
+    initial = {name: value.clone() for name, value in sample.model.state_dict().items()}
     expected = steps_of(sample, initial)
     measured = measured_sample(sample, granularity=14)
     profile = measured.costs.profile

@@ -75,10 +75,10 @@ def test_a_second_step_within_one_context_is_refused(by: str) -> None:
     optimizer = torch.optim.SGD(planned.parameters(), 0.1)
     with context():
         stepped(planned, optimizer, x)
-        before = {name: each.clone() for name, each in planned.state_dict().items()}
+        before = {name: value.clone() for name, value in planned.state_dict().items()}
         with pytest.raises(PlanMismatchError, match="leave the context before the optimizer's"):
             stepped(planned, optimizer, x)
-        assert all(torch.equal(each, before[name]) for name, each in planned.state_dict().items())
+        assert all(torch.equal(value, before[name]) for name, value in planned.state_dict().items())
     with context():
         stepped(planned, optimizer, x)
 

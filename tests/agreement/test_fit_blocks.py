@@ -414,9 +414,9 @@ def test_models_that_call_other_blocks_than_planned(order: list[int]) -> None:
     model, sample = Wayward("plain").train(), SampleUnder((torch.randn(4, 6, 8),))
     plain = copy.deepcopy(model)
     planned = fitted(model, sample, "60 %")
-    for each in (plain, planned):
-        blocks: Any = each.blocks
-        each.blocks = nn.ModuleList(blocks[index] for index in order)
+    for module in (plain, planned):
+        blocks: Any = module.blocks
+        module.blocks = nn.ModuleList(blocks[index] for index in order)
     assert differences(trained(planned, sample), trained(plain, sample)) == []
     assert len(shown(planned).plans) == (1 if len(order) == 4 else 2)
 
@@ -487,7 +487,7 @@ def test_what_is_in_the_cache_is_not_measured_again(tmp_path: Path) -> None:
     planned = fitted(model, sample, "least", by="blocks", cache=tmp_path, stage_options=False)
     assert len(list(tmp_path.iterdir())) == 1
     assert recomputes(planned)
-    measured = [each.stages[0].forward_time for each in map(chain_of, shown(planned).plans)]
+    measured = [plan.stages[0].forward_time for plan in map(chain_of, shown(planned).plans)]
     assert measured == [first.profile.stages[0].forward_time]
     expected = trained(family("T5")[0], sample)
     assert differences(trained(planned, sample), expected) == []

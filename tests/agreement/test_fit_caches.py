@@ -26,7 +26,7 @@ def test_training_goes_without_caches(family: str) -> None:
         output = sample()
         output.loss.backward()
         found = [output.loss.detach(), output.logits.detach(), torch.get_rng_state()]
-        return found + [each.grad.clone() for each in model.parameters()]
+        return found + [parameter.grad.clone() for parameter in model.parameters()]
 
     assert sample().past_key_values is not None
     initial = copy.deepcopy(model.state_dict())

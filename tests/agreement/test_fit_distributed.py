@@ -153,10 +153,10 @@ def fitting_alone(rank: int) -> list[str]:
     plain, planned, sample = pair("transformer", "least")
     model, own = chainstay.unfit(planned), shard(sample, rank)
     records = []
-    for each in (model, plain):
-        wrapped = DistributedDataParallel(each, bucket_cap_mb=0.01)
+    for module in (model, plain):
+        wrapped = DistributedDataParallel(module, bucket_cap_mb=0.01)
         own.loss(wrapped)
-        if each is model and rank:
+        if module is model and rank:
             fit_to(model, own, "least")
         records.append(trained(wrapped, own))
     return differences(*records)
@@ -166,8 +166,10 @@ def hooked_inside(rank: int) -> list[str]:
     """What is fitted after wrapping has a hook inside, which the graph holds."""
     plain, planned, sample = pair("transformer", "least")
     model, own = chainstay.unfit(planned), shard(sample, rank)
-    for each in (plain, model):
-        each.get_submodule("blocks.1").register_forward_hook(lambda _module, _args, out: out * 1.5)
+    for module in (plain, model):
+        module.get_submodule("blocks.1").register_forward_hook(
+            lambda _module, _args, out: out * 1.5
+        )
     wrapped, reference = DistributedDataParallel(model), DistributedDataParallel(plain)
     fit_to(model, sample, "least")
     wrong = differences(trained(wrapped, own), trained(reference, own))
@@ -239,4 +241,4 @@ def test_two_processes_train_as_without_a_plan() -> None:
     for process in processes:
         process.join()
     wrong = {name: [*found[0][name], *found[1][name]] for name in TRIALS}
-    assert {name: each for name, each in wrong.items() if each} == {}
+    assert {name: reports for name, reports in wrong.items() if reports} == {}

@@ -124,7 +124,7 @@ def wrong_after_training(
     stage_options: bool = True,
 ) -> list[str]:
     """What three planned steps leave that plain ones do not, or what fit itself changed."""
-    initial = {name: each.clone() for name, each in model.state_dict().items()}
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
     plain = copy.deepcopy(model)
     chainstay.fit(model, (x,), budget=budget, loss=squares, stage_options=stage_options, repeats=1)
     changed = differences(dict(model.state_dict()), initial)
@@ -151,15 +151,15 @@ def test_parameters_that_a_forward_changes_are_left_by_fit(*, stage_options: boo
 def test_blocks_that_change_their_parameters_do_not_run_again() -> None:
     torch.manual_seed(0)
     blocks = [FromData() for _ in range(3)]
-    model, scales = nn.Sequential(*blocks), [each.scale.detach().clone() for each in blocks]
+    model, scales = nn.Sequential(*blocks), [block.scale.detach().clone() for block in blocks]
     reason = "no blocks of Sequential form a chain: .* again: 0 and 2 more: (?!.*[01]:)"
     with pytest.raises(UnsupportedModelError, match=reason):
         chainstay.fit(model, (torch.randn(32, 16),), budget="100%", by="blocks", repeats=1)
-    assert all(torch.equal(each.scale, old) for each, old in zip(blocks, scales, strict=True))
+    assert all(torch.equal(block.scale, old) for block, old in zip(blocks, scales, strict=True))
     with pytest.raises(UnsupportedModelError, match="Data-dependent branching"):
         chainstay.fit(model, (torch.randn(32, 16),), budget="100%", repeats=1)
-    assert all(torch.equal(each.scale, old) for each, old in zip(blocks, scales, strict=True))
-    assert not any(each.ready for each in blocks)
+    assert all(torch.equal(block.scale, old) for block, old in zip(blocks, scales, strict=True))
+    assert not any(block.ready for block in blocks)
 
 
 @each_way
@@ -233,7 +233,9 @@ def test_a_weight_that_has_another_name_stays_the_model_s(*, gives_it: bool) -> 
     torch.manual_seed(0)
     model, x = Handed(gives_it=gives_it), torch.randn(64, 32)
     chainstay.fit(model, (x,), budget="70%", repeats=1, progress=False)
-    assert [name for name, each in model.named_parameters() if each.grad is not None] == []
+    assert [
+        name for name, parameter in model.named_parameters() if parameter.grad is not None
+    ] == []
     chainstay.unfit(model)
     assert wrong_after_training(model, x) == []
 
@@ -276,14 +278,16 @@ def test_layers_left_out_at_random(draw: Callable[[], float | torch.Tensor], see
 @pytest.mark.parametrize("stage_options", [False, True])
 def test_fit_leaves_no_tensor_alive(stage_options: bool) -> None:  # noqa: FBT001  # a parameter of the test
     """A saved tensor that hooks keep as it is holds its own node, and nobody collects the two."""
-    layers = [each for _ in range(4) for each in (nn.Linear(64, 64), nn.Tanh())]
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())]
     model, x = nn.Sequential(*layers), torch.randn(256, 64)
 
     def held() -> int:
         gc.collect()
-        tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
-        alive = [each for each in tensors if each.layout == torch.strided]
-        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in alive}
+        tensors = (candidate for candidate in gc.get_objects() if type(candidate) is torch.Tensor)
+        alive = [tensor for tensor in tensors if tensor.layout == torch.strided]
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in alive
+        }
         return sum(storage.nbytes() for storage in storages.values())
 
     before = held()

@@ -61,9 +61,9 @@ def test_an_optimizer_inside_the_backward(subject: str, share: str) -> None:
         for parameter in model.parameters():
             optimizer = torch.optim.SGD([parameter], lr=0.01, momentum=0.9)
 
-            def step(each: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            def step(tensor: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
                 optimizer.step()
-                each.grad = None
+                tensor.grad = None
 
             parameter.register_post_accumulate_grad_hook(step)
 
@@ -81,7 +81,7 @@ def test_a_hook_on_the_output(subject: str, share: str) -> None:
     def hooked(model: nn.Module, sample: Sample, optimizer: Optimizer) -> torch.Tensor:
         optimizer.zero_grad()
         output = model(*sample.args, **sample.kwargs)
-        first = next(each for each in _tensors(output) if each.requires_grad)
+        first = next(tensor for tensor in _tensors(output) if tensor.requires_grad)
         first.register_hook(lambda gradient: gradient * 3)
         loss = loss_of(output)
         loss.backward()
@@ -141,7 +141,7 @@ def _count_and_change(module: nn.Module, count: list[int]) -> None:
 
     def behind(_module: nn.Module, gradients: Any, _: Any) -> Any:
         count[1] += 1
-        return tuple(None if each is None else each * 0.5 for each in gradients)
+        return tuple(None if gradient is None else gradient * 0.5 for gradient in gradients)
 
     module.register_forward_hook(after)
     module.register_full_backward_hook(behind)
@@ -185,7 +185,7 @@ def _scale_input(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[to
 
 
 def _scale_gradients(_module: nn.Module, gradients: Any, *_: object) -> Any:
-    return tuple(None if each is None else each * 0.5 for each in gradients)
+    return tuple(None if gradient is None else gradient * 0.5 for gradient in gradients)
 
 
 Register = Callable[[nn.Module], Any]
@@ -204,7 +204,7 @@ def test_hooks_inside_a_model_count_whenever_they_come_and_go(subject: str, kind
     """Registered before fitting or after it, on a module that runs again."""
     plain, planned, sample = pair(subject, "60 %")
     expected = trained(copy.deepcopy(plain), sample)
-    plain_hook, hook = (KINDS[kind](each.get_submodule("blocks.1")) for each in (plain, planned))
+    plain_hook, hook = (KINDS[kind](model.get_submodule("blocks.1")) for model in (plain, planned))
     hooked = trained(copy.deepcopy(plain), sample)
     assert differences(hooked, expected), "the hook does something"
     initial = copy.deepcopy(planned.state_dict())

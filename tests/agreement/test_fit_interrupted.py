@@ -85,7 +85,7 @@ def with_gradients(model: nn.Module) -> None:
 @pytest.mark.parametrize("error", [InterruptionError, torch.OutOfMemoryError])
 def test_a_step_that_breaks_off_anywhere(subject: str, share: str, error: type[Exception]) -> None:
     plain, planned, sample = pair(subject, share)
-    initial = {name: each.clone() for name, each in planned.state_dict().items()}
+    initial = {name: value.clone() for name, value in planned.state_dict().items()}
     with_gradients(planned)
     forward, step = operators_of(planned, sample)
     offset = 0 if error is InterruptionError else step // _PLACES // 2
@@ -130,7 +130,7 @@ def test_a_failed_backward_can_be_asked_again_after_a_new_forward_only(
     """The graph of a failed backward never gives wrong numbers: the same ones, or an error."""
     plain, planned, sample = pair(subject, share)
     forward, step = operators_of(planned, sample)
-    state = {name: each.clone() for name, each in plain.state_dict().items()}
+    state = {name: value.clone() for name, value in plain.state_dict().items()}
     for at in range(1, step - forward, (step - forward) // 5):
         for model in (plain, planned):
             model.load_state_dict(state)
@@ -244,7 +244,7 @@ def test_an_exception_of_the_users_own(calls: int) -> None:
         layers += [activation, nn.Linear(24, 24), nn.BatchNorm1d(24), nn.Dropout()]
     plain = nn.Sequential(*layers, nn.Tanh(), nn.Linear(24, 4))
     sample = SUBJECTS["layered"][1]
-    state = {name: each.clone() for name, each in plain.state_dict().items()}
+    state = {name: value.clone() for name, value in plain.state_dict().items()}
     expected = trained(plain, sample)
     plain.load_state_dict(state)
     plain.zero_grad()

@@ -57,10 +57,10 @@ def test_half_summed_gradients_and_turns_leave_room_for_small_plans(name: str) -
     if "ResNet" in name:  # what towers that share weights sum is in the bound
         assert plan.makespan <= 1.03 * plan.lower_bound
     expected = three_steps_of(case)
-    for each in (plan, case.solved(0.0)):
-        with case.planned(each):
+    for solution in (plan, case.solved(0.0)):
+        with case.planned(solution):
             assert differences(three_steps_of(case), expected) == []
-            assert case.peak() <= each.peak_bytes <= each.budget
+            assert case.peak() <= solution.peak_bytes <= solution.budget
 
 
 def test_schedules_of_any_kind_are_run_bit_for_bit() -> None:
@@ -94,10 +94,10 @@ def _with_random_turns(schedule: Schedule, generator: random.Random) -> Schedule
 
 def _retimed(chain: ChainProfile, generator: random.Random) -> ChainProfile:
     plain = (
-        replace(each, first=None, again=None, dropped_first=None, dropped_again=None)
-        for each in chain.stages
+        replace(stage, first=None, again=None, dropped_first=None, dropped_again=None)
+        for stage in chain.stages
     )
-    stages = (replace(each, forward_time=generator.randint(1, 99)) for each in plain)
+    stages = (replace(stage, forward_time=generator.randint(1, 99)) for stage in plain)
     return replace(chain, stages=tuple(stages))
 
 
@@ -135,7 +135,9 @@ def _block_of(case: JoinCase, word: str) -> int:
     start = int(branch) * case.measured.lengths[0]
     stages = case.measured.chain.stages[start : start + int(stage) + 1]
     names = case.measured.chain.names
-    return sum(names[position].endswith("weight") for each in stages for position in each.reads)
+    return sum(
+        names[position].endswith("weight") for earlier in stages for position in earlier.reads
+    )
 
 
 @pytest.mark.long
@@ -197,7 +199,7 @@ def _twice_differentiated(case: JoinCase) -> list[torch.Tensor]:
 
 def _gradients(case: JoinCase) -> list[torch.Tensor]:
     named = case.model.parameters()
-    return [each.grad.clone() for each in named if each.grad is not None]
+    return [parameter.grad.clone() for parameter in named if parameter.grad is not None]
 
 
 @pytest.mark.long
@@ -246,7 +248,7 @@ def test_fit_takes_the_join_where_the_chain_needs_more() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.1)] * 3
     model, args = Siamese(nn.Sequential(*layers)), (torch.randn(64, 32), torch.randn(64, 32))
-    plain = [each.clone() for each in _step(model, args)]
+    plain = [tensor.clone() for tensor in _step(model, args)]
     settings = {"budget": "75%", "stage_options": False, "repeats": 1}
     chainstay.fit(model, args, loss=loss_of, progress=False, **settings)  # type: ignore[arg-type]
     assert isinstance(shown(model).plans[-1], PlannedJoin)
@@ -265,7 +267,7 @@ def _step(model: nn.Module, args: tuple[torch.Tensor, ...]) -> list[torch.Tensor
     model.zero_grad()
     torch.manual_seed(1)
     loss_of(model(*args)).backward()
-    return [each.grad for each in model.parameters() if each.grad is not None]
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def test_autocast_shares_its_copies_of_weights_between_branches() -> None:
@@ -273,7 +275,7 @@ def test_autocast_shares_its_copies_of_weights_between_branches() -> None:
     model = Siamese(Perceptrons(16, 2).left)
     args = (torch.randn(32, 16), torch.randn(32, 16))
     with torch.autocast("cpu", torch.bfloat16):
-        plain = [each.clone() for each in _step(model, args)]
+        plain = [tensor.clone() for tensor in _step(model, args)]
         chainstay.fit(model, args, budget="80%", loss=loss_of, progress=False, repeats=1)
         assert all(map(torch.equal, plain, _step(model, args)))
 

@@ -80,10 +80,11 @@ def test_a_low_precision_model(subject: str) -> None:
         model.to(torch.bfloat16)
 
     plain, planned, sample = pair(subject, "least")
-    for each in (plain, planned):
-        to_low(each)
+    for model in (plain, planned):
+        to_low(model)
     low = Sample(
-        tuple(_low(each) for each in sample.args), {k: _low(v) for k, v in sample.kwargs.items()}
+        tuple(_low(tensor) for tensor in sample.args),
+        {k: _low(v) for k, v in sample.kwargs.items()},
     )
     assert differences(trained(planned, low), trained(plain, low)) == []
 
@@ -140,8 +141,8 @@ def test_images_with_channels_last(share: str, weights: str, fitted_on: str) -> 
     image = sample.args[0].to(memory_format=torch.channels_last)
     planned, _, _ = pair("convolutional", share)
     if weights == "channels last":
-        for each in (plain, planned):
-            each.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as documented
+        for model in (plain, planned):
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as documented
     fit_to(planned, Sample((image,)) if fitted_on == "channels last" else sample, share)
     expected = trained(plain, Sample((image,)))
     assert differences(trained(planned, Sample((image,))), expected) == []

@@ -162,7 +162,7 @@ def test_compiled_as_a_whole(subject: str, share: str, backend: str) -> None:
     whole: Any = torch.compile(planned, backend=backend)
     expected = trained(plain, sample)
     found = trained(whole, sample)
-    found = {name.replace("_orig_mod.", ""): each for name, each in found.items()}
+    found = {name.replace("_orig_mod.", ""): value for name, value in found.items()}
     assert differences(found, expected) == []
 
 

@@ -57,8 +57,10 @@ def test_extracted_models(family: str, share: float, *, recompute: bool) -> None
             value.backward()
             optimizer.step()
             left.append(value.detach())
-        left += [each.grad.clone() for each in model.parameters() if each.grad is not None]
-        left += [each.detach().clone() for each in (*model.parameters(), *model.buffers())]
+        left += [
+            parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+        ]
+        left += [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
         return [*left, torch.get_rng_state()]
 
     def step() -> None:
@@ -81,7 +83,7 @@ def test_extracted_models(family: str, share: float, *, recompute: bool) -> None
     assert all(map(torch.equal, three_steps(), expected))
     step()
     # Labels are shifted in front of the chain; it counts what it reads, not what they were.
-    given = sum(each.nbytes for each in args)
+    given = sum(tensor.nbytes for tensor in args)
     peak = trace_memory(step, "cpu").peak_bytes + given
     solution = model.chainstay.solution
     assert peak <= solution.peak_bytes <= solution.budget
@@ -192,7 +194,7 @@ def test_refusals_leave_the_model_alone(
 
 
 def ways(model: Any) -> dict[str, Alternative]:
-    return {each.name: each for each in model.chainstay.alternatives}
+    return {way.name: way for way in model.chainstay.alternatives}
 
 
 @pytest.mark.parametrize("bandwidth", [10**5, 3 * 10**8, 10**12])
@@ -206,8 +208,8 @@ def test_the_fastest_of_four_ways_is_chosen(bandwidth: int) -> None:
     fitted(model, batch, loss=loss, link=link, offload=None, recompute=True, budget=0.65)
     found = ways(model)
     assert list(found) == ["keep all", "recompute", "offload", "combined"]
-    (chosen,) = (each for each in found.values() if each.is_chosen)
-    times = [each.makespan for each in found.values() if each.makespan is not None]
+    (chosen,) = (way for way in found.values() if way.is_chosen)
+    times = [way.makespan for way in found.values() if way.makespan is not None]
     assert chosen.makespan == min(times) == model.chainstay.solution.makespan
     assert found["keep all"].makespan is None
     assert found["keep all"].remark == "does not fit"
@@ -228,7 +230,7 @@ def test_nothing_is_faster_than_keeping_all() -> None:
     fitted(model, case.batch, loss=case.loss, offload=None, recompute=True, budget="1GiB")
     found = ways(model)
     assert found["keep all"].is_chosen
-    assert {each.remark for each in found.values()} == {"nothing is faster", "not needed"}
+    assert {way.remark for way in found.values()} == {"nothing is faster", "not needed"}
 
 
 def test_without_a_link_nothing_moves_on_a_cpu() -> None:
@@ -255,7 +257,7 @@ def test_the_host_budget_holds_for_all_ways() -> None:
         model, case.batch, loss=case.loss, link=link, offload=None, recompute=True, budget=0.6,
         host_budget="6KiB",
     )  # fmt: skip
-    assert all(each.host_bytes <= 6 * 1024 for each in ways(model).values())
+    assert all(way.host_bytes <= 6 * 1024 for way in ways(model).values())
     expected = train(copy.deepcopy(case.model), case.batch, case.loss)
     assert train(model, case.batch, case.loss).differences(expected) == []
     unfit(model)

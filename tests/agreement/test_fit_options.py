@@ -82,7 +82,9 @@ def test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again(famil
     (made,) = shown(planned).planner.known.values()
     assert isinstance(made, PlannedGraph)
     staged, executor = made.staged, made.executor
-    spans = {key[0]: (key, each.stages) for key, each in staged.options.items() if each.stages > 1}
+    spans = {
+        key[0]: (key, option.stages) for key, option in staged.options.items() if option.stages > 1
+    }
     assert len(spans) > 1
     state = copy.deepcopy(plain.state_dict())
     expected = gradients_of(plain, x, 0) | dict(plain.named_buffers())
@@ -184,8 +186,8 @@ def test_what_was_seen_holds_for_some_numbers() -> None:
         _, planned = in_part(partial(copy.deepcopy, model), torch.randn(256, 64))
         (made,) = shown(planned).planner.known.values()
         assert isinstance(made, PlannedGraph)
-        options = [each for key, each in made.staged.options.items() if key[0] == 0]
-        graphs.append(max(options, key=lambda each: each.stages).code.graph)
+        options = [option for key, option in made.staged.options.items() if key[0] == 0]
+        graphs.append(max(options, key=lambda option: option.stages).code.graph)
     first, scaled, without_dropout = graphs
     assert first.saves_like(scaled)
     assert not first.saves_like(without_dropout)

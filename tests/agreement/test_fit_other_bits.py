@@ -93,10 +93,12 @@ def test_other_bits_are_accepted_where_that_is_asked_for(by: str) -> None:
     schedule: chainstay.Schedule = model.chainstay.solution.schedule  # type: ignore[union-attr,assignment]
     runs = Counter(op.stage for op in schedule if op.kind.is_forward)
     assert max(runs.values()) > 1
-    planned = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    planned = [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
     chainstay.unfit(model).zero_grad()
     model(x).sum().backward()
-    plain = [each.grad for each in model.parameters() if each.grad is not None]
+    plain = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     torch.testing.assert_close(planned, plain, rtol=1e-3, atol=1e-3)
 
 

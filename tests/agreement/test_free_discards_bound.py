@@ -138,7 +138,7 @@ def _base_times(profile: ChainProfile) -> Callable[[_State], int]:
     """The time of a state above which its overhead is counted."""
     first, again = [], []
     for stage in profile.stages:
-        runs = [(each.run(first=True), each.run(first=False)) for each in stage.all_options]
+        runs = [(option.run(first=True), option.run(first=False)) for option in stage.all_options]
         again.append(min(later.time + later.backward_time for _, later in runs))
         kept = min(run.time + run.backward_time for run, _ in runs)
         first.append(min(kept, stage.dropped(first=True).time + again[-1]))

@@ -51,10 +51,10 @@ def test_the_first_call_with_gradients_fits(subject: str) -> None:
     plain, model, sample = plain_of(subject), plain_of(subject), SUBJECTS[subject][1]
     attributes = dict(vars(model))
     fit_at_first_call(model, LEAST)
-    for each in (model, plain):
+    for module in (model, plain):
         torch.manual_seed(2)
         with torch.no_grad():
-            sample.loss(each)
+            sample.loss(module)
     assert model.chainstay.plans == (), "nothing is planned without gradients"  # type: ignore[union-attr]
     assert differences(trained(model, sample), trained(plain, sample)) == []
     assert isinstance(model.chainstay, Fitted)
@@ -130,8 +130,8 @@ def test_hugging_face_trainer(tmp_path: Path, *, is_low: bool) -> None:
 
     plain, planned = train([]).state_dict(), train([callback])
     assert seen[:2] == ["plain", "plain"]
-    assert all(" in " in each and "slower than plain" in each for each in seen[2:])
-    assert len({each.split("\n")[0] for each in seen[2:]}) == 1, "one plan for all batches"
+    assert all(" in " in text and "slower than plain" in text for text in seen[2:])
+    assert len({text.split("\n")[0] for text in seen[2:]}) == 1, "one plan for all batches"
     assert not hasattr(planned, "chainstay")
     assert differences(planned.state_dict(), plain) == []
 
@@ -228,6 +228,8 @@ def test_adapters_of_peft(*, stage_options: bool) -> None:
     assert differences(trained(planned, sample), trained(plain, sample)) == []
     assert keeps_in_part(planned) if stage_options else recomputes(planned)
     assert "by blocks" not in str(planned.chainstay)
-    trained_names = [name for name, each in planned.named_parameters() if each.grad is not None]
+    trained_names = [
+        name for name, parameter in planned.named_parameters() if parameter.grad is not None
+    ]
     assert trained_names
     assert all("lora_" in name for name in trained_names)

@@ -90,7 +90,7 @@ def plan_text() -> str:
     from_fit = shown(model)
     plan = chainstay.applying.plan_of(model)
     assert plan.solution == from_fit.solution
-    chosen = {each.name: each for each in from_fit.alternatives}
+    chosen = {alternative.name: alternative for alternative in from_fit.alternatives}
     assert list(chosen) == ["keep all", "recompute", "join", "offload", "combined"]
     assert chosen["join"].is_chosen
     assert chosen["join"].makespan == plan.solution.makespan
@@ -131,7 +131,7 @@ def test_a_saved_plan_of_a_join_trains_another_copy_bit_for_bit(
 
 
 def _wider() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    return towers(width=16), tuple(each[:, :16] for each in PAIR)
+    return towers(width=16), tuple(tensor[:, :16] for tensor in PAIR)
 
 
 def _switched() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -156,7 +156,10 @@ def _otherwise() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     [
         (_wider, r"parameter tower.0.weight: is \(16, 16\) .*, in the plan \(24, 24\)"),
         (_switched, "mode of tower.3: is evaluation, the plan has none"),
-        (lambda: (towers(), tuple(each[:8] for each in PAIR)), r"argument args\[0\]: is \(8, 24\)"),
+        (
+            lambda: (towers(), tuple(tensor[:8] for tensor in PAIR)),
+            r"argument args\[0\]: is \(8, 24\)",
+        ),
         (lambda: (towers(), IMAGES), r"argument args\[2\]: is .*, the plan has none"),
         (_otherwise, r"stage \d+ \(.*\): is .*in the plan"),
     ],
@@ -223,7 +226,7 @@ def test_what_was_measured_of_a_join_is_kept(
 
     first = fitted(0)
     files = sorted(tmp_path.iterdir())
-    kinds = [json.loads(each.read_text())["chainstay"] for each in files]
+    kinds = [json.loads(file.read_text())["chainstay"] for file in files]
     assert sorted(kinds) == ["chain-account", "join-account"]
     unmeasurable(solving=False)
     assert fitted(1) == first
@@ -261,7 +264,7 @@ def test_towers_that_share_weights_have_another_file_than_towers_that_do_not(
             attempt = measure_model(Two(shared=shared), args, {}, settings).attempt
             assert attempt is not None
             accounts.append(attempt.measured()[1].account)
-    kinds = [json.loads(each.read_text())["chainstay"] for each in tmp_path.iterdir()]
+    kinds = [json.loads(file.read_text())["chainstay"] for file in tmp_path.iterdir()]
     assert kinds.count("join-account") == 2
     assert accounts[0] == accounts[1] != accounts[2] == accounts[3]
 

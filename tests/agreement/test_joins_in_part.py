@@ -65,7 +65,7 @@ def case() -> JoinCase:
     captured = measure_model(model, PAIR, {}, settings)
     assert captured.attempt is not None
     join, measured = captured.attempt.measured()
-    initial = {key: each.clone() for key, each in model.state_dict().items()}
+    initial = {key: value.clone() for key, value in model.state_dict().items()}
     return JoinCase(model, (PAIR, {}), captured, join, measured, initial)
 
 
@@ -165,8 +165,8 @@ def _retimed(account: JoinAccount, draw: torch.Generator) -> JoinAccount:
 
     def retimed(chain: JoinedChain) -> JoinedChain:
         stages = (
-            replace(each, cost=replace(each.cost, forward_time=drawn(), backward_time=drawn()))
-            for each in chain.stages
+            replace(stage, cost=replace(stage.cost, forward_time=drawn(), backward_time=drawn()))
+            for stage in chain.stages
         )
         return replace(chain, stages=tuple(stages))
 

@@ -70,7 +70,7 @@ def test_two_hundred_steps_leave_nothing() -> None:
 
     def census() -> tuple[int, int, int, int]:
         gc.collect()
-        tensors = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+        tensors = sum(issubclass(type(candidate), torch.Tensor) for candidate in gc.get_objects())
         return (
             tensors,
             threading.active_count(),
@@ -86,11 +86,13 @@ def test_two_hundred_steps_leave_nothing() -> None:
     assert before[3] == 0
     chain.close()
     assert engine.pool.allocated_bytes == 0
-    assert not [each for each in threading.enumerate() if each.name.startswith("chainstay")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("chainstay")]
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
-    return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    return [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
 def plain_gradients(case: Case, function: Callable[[nn.Module], object]) -> list[torch.Tensor]:

@@ -101,8 +101,8 @@ def test_options_of_parts_train_as_plain(name: str, x: torch.Tensor) -> None:
 def test_a_mask_is_kept_in_a_quarter_of_the_noise(x: torch.Tensor) -> None:
     _, _, ((graph, _),) = traced(dropped(functional.dropout, 0.4), x)
     assert graph is not None
-    options = {option_of(graph, each).name: each for each in selections_of(graph)}
-    kept = min(options.values(), key=lambda each: each.replay_time).kept_bytes
+    options = {option_of(graph, selection).name: selection for selection in selections_of(graph)}
+    kept = min(options.values(), key=lambda option: option.replay_time).kept_bytes
     assert kept - options["drops dropout_noise"].kept_bytes == 3 * x.numel()
 
 

@@ -123,7 +123,8 @@ def test_compiled_code_equals_numpy(profile: ChainProfile, share: float) -> None
     assert (LeastMemory(recursion, compiled=True).table == least.table).all()
     memory = least.root + int(share * (recursion.keep_all_need - least.root))
     compiled, plain = (
-        ChainFronts.solve(recursion, memory, least, compiled=each) for each in (True, False)
+        ChainFronts.solve(recursion, memory, least, compiled=is_jitted)
+        for is_jitted in (True, False)
     )
     assert compiled.best == plain.best
     schedule = assemble(recursion, memory, compiled.decisions(memory))
@@ -132,8 +133,8 @@ def test_compiled_code_equals_numpy(profile: ChainProfile, share: float) -> None
     assert replay.makespan == recursion.base_time + compiled.best
     assert replay.peak_bytes <= memory + profile.input_bytes
     one, other = (
-        ChainFronts.all(recursion, recursion.keep_all_need, compiled=each).root
-        for each in (True, False)
+        ChainFronts.all(recursion, recursion.keep_all_need, compiled=is_jitted).root
+        for is_jitted in (True, False)
     )
     assert one.memory.tolist() == other.memory.tolist()
     assert one.overhead.tolist() == other.overhead.tolist()

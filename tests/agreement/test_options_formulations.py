@@ -72,7 +72,9 @@ def test_short_golden_chains(formulation: Formulation) -> None:
 
 @both
 @pytest.mark.parametrize(
-    "golden", [each for each in ALL if len(each.profile) > SHORT], ids=lambda golden: golden.name
+    "golden",
+    [golden for golden in ALL if len(golden.profile) > SHORT],
+    ids=lambda golden: golden.name,
 )
 @pytest.mark.long
 def test_longer_golden_chains(formulation: Formulation, golden: GoldenOptions) -> None:

@@ -43,8 +43,10 @@ def three_steps(model: torch.nn.Module, step: Callable[[], torch.Tensor]) -> lis
         loss.backward()
         optimizer.step()
         left.append(loss.detach())
-    left += [each.grad.clone() for each in model.parameters() if each.grad is not None]
-    left += [each.detach().clone() for each in (*model.parameters(), *model.buffers())]
+    left += [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
+    left += [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
     return [*left, torch.get_rng_state(), torch.cuda.get_rng_state()]
 
 
@@ -134,7 +136,9 @@ def test_a_planned_step_never_waits_for_the_device(name: str) -> None:
 def test_a_fitted_step_never_waits_for_the_device(share: float) -> None:
     sample = build("U-Net")
     model, image = sample.model.cuda(), sample.args[0].cuda()
-    chainstay.fit(model, (image,), budget=share, loss=lambda each: each.square().mean(), repeats=1)
+    chainstay.fit(
+        model, (image,), budget=share, loss=lambda output: output.square().mean(), repeats=1
+    )
     model(image).square().mean().backward()
     with no_synchronisation():
         model(image).square().mean().backward()
@@ -150,8 +154,8 @@ def test_waiting_for_the_device_is_noticed() -> None:
 @pytest.mark.parametrize("family", ["U-Net", "DenseNet-121", "GPT-2", "T5"])
 def test_fitted_models_are_equal_and_within_their_budget(family: str, share: float) -> None:
     sample = build(family)
-    model, args = sample.model.cuda(), tuple(each.cuda() for each in sample.args)
-    kwargs = {name: each.cuda() for name, each in sample.kwargs.items()}
+    model, args = sample.model.cuda(), tuple(tensor.cuda() for tensor in sample.args)
+    kwargs = {name: tensor.cuda() for name, tensor in sample.kwargs.items()}
 
     def loss() -> torch.Tensor:
         return loss_of(model(*args, **kwargs))
@@ -160,7 +164,7 @@ def test_fitted_models_are_equal_and_within_their_budget(family: str, share: flo
         output = model(*args, **kwargs)
         loss_of(output).backward()
 
-    initial = {name: each.clone() for name, each in model.state_dict().items()}
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
     expected = three_steps(model, loss)
     model.load_state_dict(initial)
     try:
@@ -168,7 +172,7 @@ def test_fitted_models_are_equal_and_within_their_budget(family: str, share: flo
     except chainstay.InfeasibleBudgetError as error:
         chainstay.fit(model, args, kwargs, budget=error.required, loss=loss_of, repeats=1)
     assert all(map(torch.equal, three_steps(model, loss), expected))
-    inputs = sum(each.nbytes for each in (*args, *kwargs.values()))
+    inputs = sum(tensor.nbytes for tensor in (*args, *kwargs.values()))
     peak = trace_memory(step, "cuda").peak_bytes + inputs
     assert peak <= model.chainstay.solution.budget  # type: ignore[union-attr]
 

@@ -15,7 +15,7 @@ import torch
 from simulated_device.sim import obstacle
 
 FOLDER = Path(__file__).parents[1] / "simulated_device"
-CASES = sorted(each.stem for each in FOLDER.glob("cases_*.py"))
+CASES = sorted(path.stem for path in FOLDER.glob("cases_*.py"))
 
 
 def run_cases(cases: str, device: str) -> None:
@@ -26,7 +26,7 @@ def run_cases(cases: str, device: str) -> None:
     ]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
-        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+        "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder),
         "OMP_NUM_THREADS": "1",  # streams have threads of their own
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "CHAINSTAY_TEST_DEVICE": device,

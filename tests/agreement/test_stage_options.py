@@ -102,7 +102,7 @@ class Rotary(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm(x)).split(width, -1)
-        q, k, v = (each.view(batch, length, 2, -1).transpose(1, 2) for each in (q, k, v))
+        q, k, v = (part.view(batch, length, 2, -1).transpose(1, 2) for part in (q, k, v))
         q, k = self.turned(q), self.turned(k)
         x = x + self.out(
             functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
@@ -201,7 +201,7 @@ def test_nothing_is_left_without_a_garbage_collector(case: Case) -> None:
             torch.autograd.grad(found.forward(pick), parameters, allow_unused=True)
             found.forward(pick)  # nobody goes back through this one
 
-    buffers = [(each, each.clone()) for each in found.model.buffers()]
+    buffers = [(tensor, tensor.clone()) for tensor in found.model.buffers()]
     loop()
     gc.collect()
     assert trace_memory(loop, "cpu").end_bytes == 0
@@ -241,11 +241,11 @@ def test_a_span_of_stages_has_options_as_one_stage(name: str) -> None:
         assert graph is not None
         options = stage_options(graph, graphs[0][1])
     assert len(options) in (8, 9)
-    assert [each.saved_bytes for each in options] == sorted(
-        (each.saved_bytes for each in options), reverse=True
+    assert [option.saved_bytes for option in options] == sorted(
+        (option.saved_bytes for option in options), reverse=True
     )
     assert options[0].name == "keeps everything"
-    assert all(each.name.startswith("drops ") for each in options[1:])
+    assert all(option.name.startswith("drops ") for option in options[1:])
     for option in options:
         found = ModelOptions(model, chain, inputs, ((option,),), (whole,))
         expected = found.outcome(STEPS["plain"])

@@ -178,8 +178,8 @@ _FITTING: Final = (
 _SHOWN: Final = (
     Mutant(
         "plans/kept_in_part.py",
-        "sum(each.saved_bytes for each in whole) - option.saved_bytes",
-        "sum(each.saved_bytes for each in whole)",
+        "sum(full.saved_bytes for full in whole) - option.saved_bytes",
+        "sum(full.saved_bytes for full in whole)",
         "unit/test_options_shown.py::test_a_plan_says_what_it_keeps_in_part",
     ),
     Mutant(

@@ -91,7 +91,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "problems/exactness.py",
-        "return run.time >= sum(each.time for each in dropped.values()) and all(",
+        "return run.time >= sum(cost.time for cost in dropped.values()) and all(",
         "return all(",
         "unit/test_formulation_options.py::test_every_option_has_to_meet_the_conditions",
     ),

@@ -100,7 +100,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "dp/join/sizes.py",
-        "[*(replace(each, first=each.again) for each in alone[:-1]), alone[-1]]",
+        "[*(replace(recursion, first=recursion.again) for recursion in alone[:-1]), alone[-1]]",
         "alone",
         "agreement/test_join_options.py::test_program_is_the_optimum_of_its_family",
     ),

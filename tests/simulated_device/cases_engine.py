@@ -80,7 +80,7 @@ class Deaf(StreamEngine):
         self.unheard: list[Ticket] = []
 
     def wait(self, ticket: Ticket) -> None:
-        if not any(ticket is each for each in self.unheard):
+        if not any(ticket is other for other in self.unheard):
             super().wait(ticket)
 
 
@@ -176,7 +176,7 @@ def _fails_in_the_middle(case: Case, loss: torch.Tensor) -> None:
         if 2 * len(calls) > len(parameters):
             raise StopError
 
-    hooks = [each.register_hook(stop) for each in parameters]
+    hooks = [parameter.register_hook(stop) for parameter in parameters]
     with pytest.raises(StopError):
         loss.backward()
     for hook in hooks:

@@ -165,7 +165,7 @@ def test_a_budget_of_what_is_free_is_lowered_once_where_blocks_are_larger(
     solution: chainstay.Solution = case.model.chainstay.solution  # type: ignore[union-attr,assignment]
     needed = solution.peak_bytes
     chainstay.unfit(case.model)
-    gradients = sum(each.nbytes for each in case.model.parameters())
+    gradients = sum(parameter.nbytes for parameter in case.model.parameters())
     gc.collect()
     torch.accelerator.synchronize()
     used = accelerator().memory().allocated
@@ -312,7 +312,11 @@ def test_only_the_generators_that_a_stage_draws_from_are_put_back() -> None:
     model, batch = build_stages(), torch.randn(4, 8).to(first())
     measured = measure(model, batch, loss=lambda y: y.square().sum(), repeats=1, progress=False)
     traits = measured.traits
-    assert [(each.draws_random, each.draws_on_host) for each in traits if each.draws_random] == [
+    assert [
+        (of_stage.draws_random, of_stage.draws_on_host)
+        for of_stage in traits
+        if of_stage.draws_random
+    ] == [
         (True, False),
         (True, True),
         (True, False),

@@ -123,9 +123,9 @@ def _built() -> Path:
                 str(_compiler()),
                 *("-O1", "-shared", "-fPIC", "-std=c++20", f"-DTORCH_EXTENSION_NAME={_NAME}"),
                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-                *(f"-isystem{each}" for each in includes),
+                *(f"-isystem{path}" for path in includes),
                 str(_FOLDER / "device.cpp"),
-                *(f"-L{each}" for each in folders),
+                *(f"-L{path}" for path in folders),
                 *("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"),
                 *("-o", str(unfinished)),
             ]

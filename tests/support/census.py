@@ -40,7 +40,7 @@ class Census:
     def take(cls, subject: Subject) -> Census:
         gc.collect()
         pool = subject.engine.pool if subject.engine else None
-        alive = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+        alive = sum(issubclass(type(candidate), torch.Tensor) for candidate in gc.get_objects())
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
         return cls(
             tensors=alive - (sum(map(len, pool._idle.values())) if pool else 0),

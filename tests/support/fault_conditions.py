@@ -69,7 +69,7 @@ def _record(model: nn.Module, loss: torch.Tensor) -> Record:
         found[f"parameter {name}"] = parameter.detach().clone()
         if parameter.grad is not None:
             found[f"gradient {name}"] = parameter.grad.clone()
-    return found | {f"buffer {name}": each.clone() for name, each in model.named_buffers()}
+    return found | {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
 
 
 def _whole(model: nn.Module, sample: Sample) -> Record:

@@ -125,7 +125,7 @@ def hooks_backward(model: nn.Module) -> Undo:
     parent, name = _inner(model, _has_weight)
 
     def double(_: object, given: tuple[Any, ...], __: object) -> tuple[Any, ...]:
-        return tuple(each if each is None else each * 2 for each in given)
+        return tuple(value if value is None else value * 2 for value in given)
 
     module: nn.Module = getattr(parent, name)
     return module.register_full_backward_hook(double).remove

@@ -128,7 +128,7 @@ def _of(
     name: str, model: nn.Module, sample: Sample, plan: Callable[[nn.Module], nn.Module]
 ) -> Subject:
     plain = copy.deepcopy(model)
-    initial = {key: each.clone() for key, each in plain.state_dict().items()}
+    initial = {key: value.clone() for key, value in plain.state_dict().items()}
     planned = plan(model)
     smaller = None if isinstance(planned, PlannedChain) else _halved(sample)
     return Subject(name, plain, planned, sample, smaller, initial)
@@ -137,7 +137,7 @@ def _of(
 def _recomputing(name: str, share: str, **settings: Any) -> Subject:
     model, sample = SUBJECTS[name][0]().train(), SUBJECTS[name][1]
     title = f"{name} by blocks" if settings else name
-    return _of(title, model, sample, lambda each: _fit(each, sample, share, **settings))
+    return _of(title, model, sample, lambda module: _fit(module, sample, share, **settings))
 
 
 def _fit(model: nn.Module, sample: Sample, share: str, **settings: Any) -> nn.Module:
@@ -155,14 +155,14 @@ def _fit(model: nn.Module, sample: Sample, share: str, **settings: Any) -> nn.Mo
 
 def _dense() -> Subject:
     sample = Sample((torch.linspace(-3, 5, 4 * 3 * 64).sin().reshape(4, 3, 8, 8),))
-    return _of("dense", DenseBlock(), sample, lambda each: _fit(each, sample, "least"))
+    return _of("dense", DenseBlock(), sample, lambda module: _fit(module, sample, "least"))
 
 
 def _join() -> Subject:
     """Two towers in the least memory, planned as a join for sure."""
     left = torch.linspace(-2, 2, 32 * 16).reshape(32, 16)
     sample = Sample((left, left.flip(0).contiguous()))
-    return _of("two towers", Perceptrons(16, 2), sample, lambda each: _joined(each, sample))
+    return _of("two towers", Perceptrons(16, 2), sample, lambda module: _joined(module, sample))
 
 
 def _joined(model: nn.Module, sample: Sample) -> nn.Module:
@@ -194,12 +194,12 @@ def _offloaded() -> Subject:
     model, sample = _chain()
     settings: dict[str, Any] = {"offload": True, "recompute": False, "link": _FAST, "repeats": 1}
 
-    def plan(each: nn.Module) -> nn.Module:
+    def plan(module: nn.Module) -> nn.Module:
         try:
-            chainstay.fit(each, sample.args, budget=1, progress=False, **settings)
+            chainstay.fit(module, sample.args, budget=1, progress=False, **settings)
         except InfeasibleBudgetError as error:
             return chainstay.fit(
-                each, sample.args, budget=error.required, progress=False, **settings
+                module, sample.args, budget=error.required, progress=False, **settings
             )
         raise AssertionError("nothing fits in one byte")
 
@@ -210,9 +210,9 @@ def _combined() -> Subject:
     """By a program list that recomputes and offloads for sure."""
     model, sample = _chain()
 
-    def plan(each: nn.Module) -> nn.Module:
-        assert isinstance(each, nn.Sequential)
-        measured = measure(each, *sample.args, loss=loss_of, repeats=1)
+    def plan(module: nn.Module) -> nn.Module:
+        assert isinstance(module, nn.Sequential)
+        measured = measure(module, *sample.args, loss=loss_of, repeats=1)
         persistent = random_persistent(len(measured.profile), 4, keep=0.5)
         schedule = with_random_transfers(persistent, 4, share=0.8)
         profile = movable_chain(measured.profile_for(schedule))

@@ -134,7 +134,7 @@ def _operations(_: Subject, counter: Counter) -> Iterator[None]:
         counter.event()
         output = plain(stage, state, shared)
         for tensor in output:
-            if tensor.requires_grad and all(tensor is not each for each in state):
+            if tensor.requires_grad and all(tensor is not given for given in state):
                 tensor.register_hook(lambda _: counter.event())
         counter.event()
         return output
@@ -297,7 +297,9 @@ def trial(subject: Subject, fault: Fault, at: int) -> list[str]:
     """Break a step at a point; what is wrong afterwards, in words."""
     restart(subject)
     expected = _Whole.of(subject)
-    parameters = {name: each.detach().clone() for name, each in subject.planned.named_parameters()}
+    parameters = {
+        name: parameter.detach().clone() for name, parameter in subject.planned.named_parameters()
+    }
     counter = Counter(at, fault.make)
     torch.manual_seed(_SEED)
     is_forward = True
@@ -314,7 +316,9 @@ def trial(subject: Subject, fault: Fault, at: int) -> list[str]:
         if not torch.equal(parameter, parameters[name]):
             wrong.append(f"parameter {name} changed")
     for name, buffer in subject.planned.named_buffers():
-        if not any(torch.equal(buffer, each[name]) for each in (subject.initial, expected.buffers)):
+        if not any(
+            torch.equal(buffer, values[name]) for values in (subject.initial, expected.buffers)
+        ):
             wrong.append(f"buffer {name} is neither that before nor that after a step")
     if not is_forward and not torch.equal(torch.get_rng_state(), expected.random):
         wrong.append("random numbers go on from elsewhere")
@@ -344,7 +348,7 @@ class _Whole:
     def of(cls, subject: Subject) -> _Whole:
         subject.plain.load_state_dict(subject.initial)
         step(subject.plain, subject)
-        buffers = {name: each.clone() for name, each in subject.plain.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in subject.plain.named_buffers()}
         return cls(buffers, torch.get_rng_state())
 
 
@@ -368,7 +372,7 @@ def wrong_after(subject: Subject) -> list[str]:
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 found[f"the gradient of {name}"] = parameter.grad.clone()
-        found |= {f"buffer {name}": each.clone() for name, each in model.named_buffers()}
+        found |= {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
         records.append(found)
     plain, planned = records
     return [f"in the next step {name}" for name in unlike(plain, planned)]

@@ -72,8 +72,8 @@ def with_a_new_shape(rank: int, *, reshards: bool) -> list[str]:
     model = fit_to(sharded(reshards=reshards), sample, "least")
     wrong = []
     plain = sharded(reshards=reshards)
-    for each in (sample, half, sample):
-        records = [_gathered(trained(each_model, each)) for each_model in (model, plain)]
+    for given in (sample, half, sample):
+        records = [_gathered(trained(module, given)) for module in (model, plain)]
         wrong += differences(*records)
     return wrong
 
@@ -106,15 +106,15 @@ def _peak(model: torch.nn.Module, sample: Sample) -> int:
         sample.loss(model).backward()
 
     sample.loss(model).backward()
-    given: int = sum(each.nbytes for each in (*sample.args, *sample.kwargs.values()))
+    given: int = sum(tensor.nbytes for tensor in (*sample.args, *sample.kwargs.values()))
     return trace_memory(step, "cpu").peak_bytes + given
 
 
 def _gathered(record: Record) -> Record:
     """Whole tensors from both processes' shards."""
     return {
-        name: each.full_tensor() if isinstance(each, torch.distributed.tensor.DTensor) else each
-        for name, each in record.items()
+        name: value.full_tensor() if isinstance(value, torch.distributed.tensor.DTensor) else value
+        for name, value in record.items()
     }
 
 

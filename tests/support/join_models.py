@@ -61,7 +61,7 @@ class Perceptrons(nn.Module):
             (nn.Linear(width, 4 * width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4 * width, width))
             for _ in range(depth)
         )
-        return nn.Sequential(*(each for layer in layers for each in layer))
+        return nn.Sequential(*(module for layer in layers for module in layer))
 
     def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         fused = self.head(self.left(left)) * self.head(self.right(right))
@@ -178,7 +178,7 @@ def case_of(name: str) -> JoinCase:
     captured = measure_model(model, *call, settings)
     assert captured.attempt is not None, "it has branches"
     join, measured = captured.attempt.measured()
-    initial = {key: each.clone() for key, each in model.state_dict().items()}
+    initial = {key: value.clone() for key, value in model.state_dict().items()}
     return JoinCase(model, call, captured, join, measured, initial)
 
 

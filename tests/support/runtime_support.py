@@ -203,7 +203,7 @@ class FunctionPart:
 
 def stages_of(*functions: Callable[[torch.Tensor], torch.Tensor]) -> list[ChainStage]:
     """A stage for each function, named by its number."""
-    return [ChainStage(str(n), (FunctionPart(each),)) for n, each in enumerate(functions)]
+    return [ChainStage(str(n), (FunctionPart(function),)) for n, function in enumerate(functions)]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class ModelOptions:
         """The forward, every stage with its option of that number, or plain; summed up."""
         with low_precision(enabled=self.is_low):
             outputs = self._outputs(pick)
-        return torch.stack([each.float().pow(2).mean() for each in outputs]).sum()
+        return torch.stack([output.float().pow(2).mean() for output in outputs]).sum()
 
     def _outputs(self, pick: int | None) -> State:
         state, shared = self.chain.begin(self.inputs)
@@ -70,10 +70,10 @@ class ModelOptions:
 
     def outcome(self, step: Step, pick: int | None = None) -> list[torch.Tensor | None]:
         """All that a training step leaves behind."""
-        buffers = [(each, each.clone()) for each in self.model.buffers()]
+        buffers = [(tensor, tensor.clone()) for tensor in self.model.buffers()]
         torch.manual_seed(3)
         gradients = step(lambda: self.forward(pick), list(self.model.parameters()))
-        left = [torch.get_rng_state(), *(each.clone() for each, _ in buffers)]
+        left = [torch.get_rng_state(), *(tensor.clone() for tensor, _ in buffers)]
         for buffer, before in buffers:
             buffer.copy_(before)
         return [*gradients, *left]

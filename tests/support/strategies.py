@@ -65,7 +65,7 @@ def with_options_of_one_stage(max_stages: int = 8) -> st.SearchStrategy[ChainPro
 
     def apart(profile: ChainProfile) -> ChainProfile:
         stages = (
-            replace(stage, options=tuple(each for each in stage.options if each.stages == 1))
+            replace(stage, options=tuple(option for option in stage.options if option.stages == 1))
             for stage in profile.stages
         )
         return replace(profile, stages=tuple(stages))

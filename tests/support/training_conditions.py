@@ -244,7 +244,7 @@ def plain_step(model: nn.Module, sample: Sample, optimizer: torch.optim.Optimize
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.SGD(trained, lr=0.01, momentum=0.9)
 
 
@@ -266,7 +266,9 @@ def trained(
             found[f"parameter {number} {name}"] = parameter.detach().clone()
             if parameter.grad is not None:
                 found[f"gradient {number} {name}"] = parameter.grad.clone()
-        found |= {f"buffer {number} {name}": each.clone() for name, each in model.named_buffers()}
+        found |= {
+            f"buffer {number} {name}": buffer.clone() for name, buffer in model.named_buffers()
+        }
         found[f"random state {number}"] = torch.get_rng_state()
     return found
 

@@ -108,12 +108,12 @@ def test_custom_functions_have_their_gradients_and_those_of_these() -> None:
 
     def gradients(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, ...]:
         first = torch.autograd.grad(run().square().sum(), leaves, create_graph=True)
-        total = torch.stack([each.square().sum() for each in first]).sum()
+        total = torch.stack([gradient.square().sum() for gradient in first]).sum()
         return (*first, *torch.autograd.grad(total, leaves))
 
     expected = gradients(lambda: model(X))
     assert all(map(torch.equal, expected, gradients(lambda: graph(*inputs)[0])))
-    assert any(each.abs().sum() > 0 for each in expected[len(leaves) :])
+    assert any(gradient.abs().sum() > 0 for gradient in expected[len(leaves) :])
 
 
 def test_what_a_custom_function_saves_can_be_dropped() -> None:
@@ -135,10 +135,10 @@ def test_what_a_custom_function_saves_can_be_dropped() -> None:
         (output,) = graph(*inputs)
     gc.collect()
     output.square().sum().backward()
-    found = [each.grad for each in model.parameters()]
+    found = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     model(X).square().sum().backward()
-    assert all(map(torch.equal, found, [each.grad for each in model.parameters()]))  # type: ignore[arg-type]
+    assert all(map(torch.equal, found, [parameter.grad for parameter in model.parameters()]))  # type: ignore[arg-type]
     assert any(seen), "nobody else held it"
 
 

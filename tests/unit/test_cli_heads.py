@@ -57,8 +57,10 @@ def test_every_head_is_called_in_its_usual_shape_and_gives_a_loss_to_minimise(te
     assert loss.shape == ()
     assert torch.isfinite(loss)
     loss.backward()
-    gradients = [each.grad for each in trained.model.parameters() if each.grad is not None]
-    assert sum(bool(each.any()) for each in gradients) > len(gradients) / 2
+    gradients = [
+        parameter.grad for parameter in trained.model.parameters() if parameter.grad is not None
+    ]
+    assert sum(bool(gradient.any()) for gradient in gradients) > len(gradients) / 2
 
 
 def test_labels_are_those_of_the_task() -> None:
@@ -77,21 +79,21 @@ def test_labels_are_those_of_the_task() -> None:
 def test_what_is_asked_for_is_what_is_made() -> None:
     trained = workload(VIT, "2x3x32x32", dtype="bfloat16")
     assert trained.kwargs["pixel_values"].shape == (2, 3, 32, 32)
-    assert {each.dtype for each in trained.model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.bfloat16}
     assert trained.title == f"{VIT} on 2 x 3 x 32 x 32 bfloat16, the CPU, " + (
         "1 thread" if torch.get_num_threads() == 1 else f"{torch.get_num_threads()} threads"
     )
     assert workload(GPT2, "3x7").kwargs["input_ids"].shape == (3, 7)
     same = [workload(GPT2) for _ in range(2)]
     assert torch.equal(same[0].kwargs["input_ids"], same[1].kwargs["input_ids"])
-    for one, other in zip(*(each.model.parameters() for each in same), strict=True):
+    for one, other in zip(*(built.model.parameters() for built in same), strict=True):
         assert torch.equal(one, other)
 
 
 def test_nothing_is_stored_where_nothing_is_run() -> None:
     estimated = build_workload("hf:gpt2?n_layer=2", None, "A100-80GB", "bfloat16")
-    assert {each.device.type for each in estimated.model.parameters()} == {"meta"}
-    assert {each.device.type for each in estimated.kwargs.values()} == {"meta"}
+    assert {parameter.device.type for parameter in estimated.model.parameters()} == {"meta"}
+    assert {tensor.device.type for tensor in estimated.kwargs.values()} == {"meta"}
     assert estimated.title.endswith("on 1 x 512 int64, A100-80GB (estimated)")
 
 

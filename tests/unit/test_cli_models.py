@@ -152,7 +152,7 @@ def test_what_is_said_to_run_next_runs() -> None:
     plan = f"plan {GPT2} -b 80% --repeats 1 --dtype bfloat16 --device cpu -o 'my plan.json'"
     planned = chainstay(plan, columns=40)
     assert planned.exit_code == 0, planned.output
-    line = next(each for each in planned.stdout.splitlines() if " run " in each)
+    line = next(row for row in planned.stdout.splitlines() if " run " in row)
     name, *arguments = shlex.split(line)
     assert name == "chainstay"
     run = CliRunner().invoke(app, [*arguments, "--steps", "1", "--no-compare"])
@@ -329,7 +329,9 @@ def test_a_torchvision_without_its_operators_is_mended(monkeypatch: pytest.Monke
     monkeypatch.setattr(building, "_OPERATORS", SimpleNamespace(define=defined.append))
     monkeypatch.setattr(torch.ops, "torchvision", SimpleNamespace(qnms=None))
     building._mend_torchvision()  # as before each import
-    assert [each.partition("(")[0] for each in defined] == ["nms"], "what is there is left alone"
+    assert [schema.partition("(")[0] for schema in defined] == ["nms"], (
+        "what is there is left alone"
+    )
     raised = RuntimeError("something else")
     with pytest.raises(RuntimeError, match="something else"):
         building._mend_torchvision()

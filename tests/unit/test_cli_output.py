@@ -290,7 +290,7 @@ def test_the_usual_loss_depends_on_all_that_can_be_trained() -> None:
     expected = torch.tensor(5.0).log() + torch.tensor(3.0).log() + 1
     torch.testing.assert_close(loss, expected)
     loss.backward()
-    assert all(each.grad is not None for each in (scores, pixels, number))
+    assert all(tensor.grad is not None for tensor in (scores, pixels, number))
     with pytest.raises(ChainstayError, match="a Tensor, has no tensor that could be trained"):
         default_loss(torch.arange(3))
 

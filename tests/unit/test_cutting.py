@@ -70,8 +70,8 @@ def require_repeatable(chain: GraphChain, inputs: Sequence[Any]) -> None:
     runs = []
     for stage in chain.stages:
         changed = [shared[position] for position in stage.written]
-        runs.append((stage, state, changed, [each.clone() for each in changed]))
-        state = tuple(each.detach().clone() for each in stage(state, shared))
+        runs.append((stage, state, changed, [value.clone() for value in changed]))
+        state = tuple(value.detach().clone() for value in stage(state, shared))
     after = [*(given for _, given, *_ in runs[1:]), state]
     for (stage, given, changed, before), expected in zip(runs, after, strict=True):
         for tensor, old in zip(changed, before, strict=True):

@@ -21,11 +21,11 @@ def kinds_named_in(code: str) -> list[str]:
         if isinstance(node, ast.Attribute) and node.attr in {"cuda", "xpu", "mps"}:
             found.append(ast.unparse(node))
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [each.name for each in node.names] + [getattr(node, "module", "") or ""]
+            names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
             found += [name for name in names if name.startswith(("torch.cuda", "torch.xpu"))]
         if isinstance(node, ast.Compare):
             sides = (node.left, *node.comparators)
-            values = {each.value for each in sides if isinstance(each, ast.Constant)}
+            values = {side.value for side in sides if isinstance(side, ast.Constant)}
             found += [ast.unparse(node)] * bool(values & {"cuda", "xpu"})
     return found
 

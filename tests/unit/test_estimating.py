@@ -225,7 +225,9 @@ def test_autocast_of_a_gpu_counts() -> None:
     low = estimate(model, sample, device="T4")
     torch.set_autocast_enabled("cuda", False)  # noqa: FBT003  # likewise
     full = estimate(model, sample, device="T4")
-    saved = [sum(stage.saved_bytes for stage in each.profile.stages) for each in (low, full)]
+    saved = [
+        sum(stage.saved_bytes for stage in estimation.profile.stages) for estimation in (low, full)
+    ]
     assert saved[1] == 32 * 64 * 4
     assert saved[0] < 2 * saved[1]
     assert low.profile.stages[0].output_bytes == 32 * 64 * 2

@@ -45,7 +45,7 @@ def refereed(change: Callable[[Graph], Graph]) -> None:
         trial.require_same()
     finally:
         assert model.calls == 0, "trying leaves no trace"
-        assert all(each.grad is None for each in model.parameters())
+        assert all(parameter.grad is None for parameter in model.parameters())
         assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -56,7 +56,7 @@ def test_the_graph_of_the_model_passes() -> None:
 def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Graph], Graph]:
     """The same for all outputs but the counter."""
     return lambda graph: (
-        lambda *inputs: [change(each) if each.dim() else each for each in graph(*inputs)]
+        lambda *inputs: [change(output) if output.dim() else output for output in graph(*inputs)]
     )
 
 
@@ -66,7 +66,7 @@ def test_another_graph_passes_if_values_and_gradients_are_the_same() -> None:
 
 def counts_twice(graph: Graph) -> Graph:
     def twice(*inputs: Any) -> Sequence[Any]:
-        (count,) = (each for each in inputs if each.dim() == 0)
+        (count,) = (value for value in inputs if value.dim() == 0)
         count += 1
         return graph(*inputs)
 
@@ -85,14 +85,14 @@ def draws_once_more(graph: Graph) -> Graph:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (changed(lambda each: each + 1), "leaf 0 of the output is another one"),
-        (changed(lambda each: each.double()), "leaf 0 of the output is another one"),
-        (changed(lambda each: each[:, :3]), "leaf 0 of the output is another one"),
-        (changed(lambda each: each.detach()), "leaf 0 of the output is another one"),
+        (changed(lambda output: output + 1), "leaf 0 of the output is another one"),
+        (changed(lambda output: output.double()), "leaf 0 of the output is another one"),
+        (changed(lambda output: output[:, :3]), "leaf 0 of the output is another one"),
+        (changed(lambda output: output.detach()), "leaf 0 of the output is another one"),
         (counts_twice, r"it leaves other values in a buffer of shape \(\)"),
         (draws_once_more, "it draws other random numbers"),
         (
-            changed(lambda each: each + (each - each.detach())),
+            changed(lambda output: output + (output - output.detach())),
             r"gradient \d of its parameters is another one",
         ),
     ],
@@ -106,4 +106,4 @@ def test_a_graph_that_does_something_else_is_refused(
 
 def test_the_operator_is_told_where_they_begin_to_differ() -> None:
     with pytest.raises(NotTheModelError, match=r"first at the operator aten\.\S+"):
-        refereed(lambda graph: lambda *inputs: graph(*(2 * each for each in inputs)))
+        refereed(lambda graph: lambda *inputs: graph(*(2 * value for value in inputs)))

@@ -101,8 +101,10 @@ def step(model: nn.Module, x: torch.Tensor | None = None) -> list[torch.Tensor]:
     model.zero_grad()
     output = model(batch() if x is None else x)
     output.square().mean().backward()
-    gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
-    buffers = [each.clone() for each in model.buffers()]
+    gradients = [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
+    buffers = [buffer.clone() for buffer in model.buffers()]
     return [output.detach(), *gradients, *buffers, torch.get_rng_state()]
 
 
@@ -117,7 +119,7 @@ def everything(model: nn.Module) -> dict[str, object]:
         found |= {f"{path} {name}": id(value) for name, value in vars(module).items()}
     for name, tensor in model.state_dict().items():
         found[name] = tensor.tolist()
-    found |= {f"gradient {name}": each.grad for name, each in model.named_parameters()}
+    found |= {f"gradient {name}": parameter.grad for name, parameter in model.named_parameters()}
     return found
 
 
@@ -162,7 +164,7 @@ def test_outputs_keep_their_type(returns: str) -> None:
 def test_a_loss_in_the_output_is_the_loss() -> None:
     """Only its gradient enters the backward, so no gradient of the scores is counted."""
     with_loss, without = fitted("loss"), fitted("dict")
-    last, other = (stages_of(shown(each).plans[0]) for each in (with_loss, without))
+    last, other = (stages_of(shown(model).plans[0]) for model in (with_loss, without))
     assert last[-2].gradient_bytes == 4
     assert other[-2].gradient_bytes == 128 * (4 + 16) * 4
 
@@ -231,8 +233,8 @@ def test_states_are_saved_as_ever_and_plans_are_not() -> None:
 
 def test_without_gradients_it_runs_plainly() -> None:
     model, plain = fitted(on_new_shape="refuse"), make_model()
-    for each in (model, plain):
-        each.eval()
+    for module in (model, plain):
+        module.eval()
     with torch.no_grad():
         assert torch.equal(model(batch(3)), plain(batch(3)))
     for parameter in model.parameters():
@@ -250,13 +252,13 @@ def test_a_new_shape_is_planned_and_known_from_then_on() -> None:
 
 def test_training_flags_autocast_and_frozen_parameters_make_new_plans() -> None:
     model, plain = fitted(budget="90%"), make_model()
-    for each in (model, plain):
-        each.blocks[1].eval()
+    for module in (model, plain):
+        module.blocks[1].eval()
     assert same(step(model), step(plain))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert same(step(model), step(plain))
-    for each in (model, plain):
-        each.enter.requires_grad_(requires_grad=False)
+    for module in (model, plain):
+        module.enter.requires_grad_(requires_grad=False)
     assert same(step(model), step(plain))
     assert len(shown(model).plans) == 4
 
@@ -310,13 +312,13 @@ def test_a_fitted_model_may_be_part_of_another() -> None:
     def whole(inner: nn.Module, first: nn.Module) -> list[torch.Tensor]:
         torch.manual_seed(5)
         inner(first(batch())).square().mean().backward()
-        gradients = [each.grad for part in (first, inner) for each in part.parameters()]
-        return [each for each in gradients if each is not None]
+        gradients = [parameter.grad for part in (first, inner) for parameter in part.parameters()]
+        return [gradient for gradient in gradients if gradient is not None]
 
     torch.manual_seed(2)
     first = nn.Linear(16, 16)
     model = fit(make_model(), (first(batch()),), budget="70%", on_new_shape="refuse")
-    assert all(each.grad is None for each in first.parameters())
+    assert all(parameter.grad is None for parameter in first.parameters())
     found, expected = whole(model, first), whole(make_model(), copy.deepcopy(first))
     assert same(found, expected)
 

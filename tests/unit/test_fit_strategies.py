@@ -44,5 +44,5 @@ def test_a_join_has_to_be_faster_beyond_the_noise_of_clocks(
     ways.found["join"] = replace(solution, makespan=20 * percent)
     ways.join = cast("PlannedJoin", SimpleNamespace(plain_time=2000))
     assert ways.best == chosen
-    times = {each.name: each.makespan for each in ways.table(chosen) if each.name in shown}
+    times = {way.name: way.makespan for way in ways.table(chosen) if way.name in shown}
     assert times == shown

@@ -57,7 +57,7 @@ RETURNS = (interruptible.turning_points, interruptible.back_what_has_left)
 def test_every_sentence_about_whole_transfers_is_needed(
     group: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = tuple(each for each in offload.CONSTRAINTS if each is not group)
+    others = tuple(other for other in offload.CONSTRAINTS if other is not group)
     monkeypatch.setattr(offload, "CONSTRAINTS", others)
     for golden in SHORT:
         assert golden.integral is not None
@@ -117,7 +117,7 @@ def test_every_sentence_about_the_host_is_needed(
 def test_every_sentence_about_interruptible_transfers_is_needed(
     group: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = tuple(each for each in interruptible.CONSTRAINTS if each is not group)
+    others = tuple(other for other in interruptible.CONSTRAINTS if other is not group)
     monkeypatch.setattr(interruptible, "CONSTRAINTS", others)
     for golden in FEASIBLE:
         assert golden.interruptible is not None

@@ -80,11 +80,11 @@ def test_an_option_that_is_left_out_is_replaced_in_hints() -> None:
 def test_first_and_later_runs_with_backwards_of_their_own_are_two_records() -> None:
     again = RunCost(time=10, backward_time=9)
     records = Records(chain_of(STAGE, options=(replace(LEAN, again=again),)))
-    kinds = [(each.option, each.first, each.backward_time) for each in records.starting(0)]
+    kinds = [(record.option, record.first, record.backward_time) for record in records.starting(0)]
     assert kinds == [(0, None, 7), (1, True, 8), (1, False, 9)]
-    assert [each.first for each in records.starting(2)] == [None, None]  # the loss runs once
+    assert [record.first for record in records.starting(2)] == [None, None]  # the loss runs once
     assert records.least_backward_time == 21
-    assert [records.backward_excess(each) for each in records.starting(0)] == [0, 1, 2]
+    assert [records.backward_excess(record) for record in records.starting(0)] == [0, 1, 2]
     assert records.time_unit == 1
 
 

@@ -69,7 +69,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
     torch.manual_seed(5)
     model(X).square().sum().backward()
     found = [parameter.grad for parameter in model.parameters()]
-    return [each.clone() for each in found if each is not None]
+    return [gradient.clone() for gradient in found if gradient is not None]
 
 
 def test_the_blocks_are_the_stages() -> None:

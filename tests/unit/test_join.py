@@ -120,7 +120,7 @@ def test_overheads_of_every_operation_stand_for_those_of_the_stages() -> None:
         assert with_them.after_bytes == without.after_bytes
     start = 1_001 + 1_000_000
     assert bare.timeline[0].during_bytes == start + 40
-    assert given.peak_bytes == max(each.during_bytes for each in given.timeline)
+    assert given.peak_bytes == max(snapshot.during_bytes for snapshot in given.timeline)
     with pytest.raises(ValueError, match="there are 1 overheads for 7 operations; give one to"):
         simulate_join(PAIR, schedule, overheads=(1,))
     with pytest.raises(ValueError, match="a homogeneous join has slots; leave them out"):

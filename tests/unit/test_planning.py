@@ -99,19 +99,21 @@ def own_overheads(account: Account, schedule: Schedule) -> list[int]:
     needs = []
     for here, op in enumerate(ops):
         cost = account.stages[op.stage]
-        before = [each.stage for each in ops[:here] if each.kind.is_forward]
-        later = [each for each in ops[here + 1 :] if each.kind.is_forward]
+        before = [earlier.stage for earlier in ops[:here] if earlier.kind.is_forward]
+        later = [following for following in ops[here + 1 :] if following.kind.is_forward]
         if op.kind is OpKind.BACKWARD:
             need = cost.backward_bytes
         elif op.kind is not OpKind.FORWARD_KEEP_ALL:
             need = cost.dropping_bytes
-        elif any(each == op for each in later):  # the backward uses that one
+        elif any(following == op for following in later):  # the backward uses that one
             need = max(cost.recording_bytes, cost.dropping_bytes)
         else:
             need = cost.recording_bytes
-        over = {each.stage for each in ops[:here] if each.kind is OpKind.BACKWARD}
-        runs = Counter(each.stage for each in ops if each.kind.is_forward)
-        left = {each.stage for each in later} | ({op.stage} if op.kind.is_forward else set())
+        over = {earlier.stage for earlier in ops[:here] if earlier.kind is OpKind.BACKWARD}
+        runs = Counter(run.stage for run in ops if run.kind.is_forward)
+        left = {following.stage for following in later} | (
+            {op.stage} if op.kind.is_forward else set()
+        )
         for stage, other in enumerate(account.stages):
             if runs[stage] > 1 and (stage in before or stage == op.stage) and stage not in over:
                 random_gone = stage not in left
@@ -168,10 +170,12 @@ def own_time(account: Account, schedule: Schedule) -> int:
 def test_what_dropping_takes_besides_counts_in_plans_and_in_no_bound(method: DP) -> None:
     for seed in range(8):
         plain = some_account(seed, 5)
-        slow = (replace(each, rerun_time=seed % 3 * 20, hooks_time=15) for each in plain.stages)
+        slow = (replace(stage, rerun_time=seed % 3 * 20, hooks_time=15) for stage in plain.stages)
         account = replace(plain, stages=tuple(slow))
         schedules = [Schedule.parse(text) for text in persistent_schedules(0, 5)]
-        known = [(own_time(account, each), own_peak(account, each)) for each in schedules]
+        known = [
+            (own_time(account, schedule), own_peak(account, schedule)) for schedule in schedules
+        ]
         for budget in budgets_of(account)[1::2]:
             try:
                 solution = solve_measured(measured_as(account), budget, method)
@@ -257,13 +261,13 @@ def test_what_an_error_asks_for_is_enough_whatever_the_times(method: str) -> Non
         again = replace(
             account,
             stages=tuple(
-                replace(each, forward_time=draw.randint(1, 50)) for each in account.stages
+                replace(stage, forward_time=draw.randint(1, 50)) for stage in account.stages
             ),
         )
         required = set()
-        for each in (with_options(account, is_steady=False), again):
+        for costs in (with_options(account, is_steady=False), again):
             with pytest.raises(InfeasibleBudgetError) as error:
-                solve_measured(measured_as(each), 1, method)
+                solve_measured(measured_as(costs), 1, method)
             required.add(error.value.required)
         (enough,) = required
         assert solve_measured(measured_as(again), enough, method).peak_bytes <= enough
@@ -507,7 +511,7 @@ def test_no_method_is_asked_more_than_four_times(
     monkeypatch.setattr(chain, "solve_chain", counted)
     for seed in range(6):
         account = some_account(seed, 6)
-        for budget in (each for each in budgets_of(account)[2::2]):
+        for budget in budgets_of(account)[2::2]:
             asked.append(0)
             with suppress(InfeasibleBudgetError):
                 solve_measured(measured_as(account), budget, method)

@@ -117,7 +117,7 @@ def test_what_is_written_is_read(kind: str, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     found = load_plan(tmp_path / "plan.json")
     assert found == plan
-    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_plain_training_is_written_where_it_was_measured(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16)
 def fitted() -> Any:
     torch.manual_seed(0)
     layers = [(nn.Linear(16, 16), nn.Tanh(), nn.GELU()) for _ in range(6)]
-    model = nn.Sequential(*(each for layer in layers for each in layer))
+    model = nn.Sequential(*(module for layer in layers for module in layer))
     return chainstay.fit(model, (X,), budget="60%", loss=torch.Tensor.mean, repeats=1)
 
 
@@ -38,7 +38,7 @@ def test_a_rehearsal_finds_what_was_predicted_and_leaves_no_trace(
     ((predicted, rehearsal),) = found
     assert 0.8 * predicted <= rehearsal.peak_bytes <= predicted
     assert rehearsal.operator == ""
-    assert all(each.grad is None for each in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_an_operator_beyond_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_opens_draws_and_follows_the_mouse(kind: str, open_page: Callable[..., O
             if one.time <= middle < other.time
         )
         assert f"{format_bytes(int(total))} in use at" in opened.text("#op-memory")
-    for lane in [lane for lane, each in enumerate(timeline.lanes) if each.is_link]:
+    for lane in [lane for lane, known in enumerate(timeline.lanes) if known.is_link]:
         moves = [a for a in timeline.activities if a.lane == lane]
         low = (len(timeline.lanes) - 1 - lane) * (0.25 + 0.16) + 0.16 / 2
         height = opened.tab.evaluate(_FRAME, "schedule")["high"]

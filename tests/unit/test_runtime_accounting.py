@@ -332,8 +332,8 @@ def test_a_kept_stage_and_one_run_again_add_up_to_what_was_measured() -> None:
 def test_what_moves_takes_the_stages_that_make_and_read_it_time(
     text: str, reruns: int, hooked: set[int]
 ) -> None:
-    each = replace(cost("x", 0, 0), rerun_time=5, hooks_time=3)
-    account = replace(ACCOUNT, stages=(each,) * 4)
+    stage = replace(cost("x", 0, 0), rerun_time=5, hooks_time=3)
+    account = replace(ACCOUNT, stages=(stage,) * 4)
     times = [stage.backward_time for stage in account.profile_for(Schedule.parse(text)).stages]
     assert times == [
         2 + 3 * (stage in hooked) + 5 * reruns * (stage == 1) for stage in range(len(times))
@@ -358,7 +358,8 @@ def test_where_nobody_can_time_a_run_again_it_is_a_difference() -> None:
 
 def test_no_schedule_takes_longer_by_the_profiles_for_all_than_by_its_own() -> None:
     account = replace(
-        ACCOUNT, stages=tuple(replace(each, rerun_time=5, hooks_time=3) for each in ACCOUNT.stages)
+        ACCOUNT,
+        stages=tuple(replace(stage, rerun_time=5, hooks_time=3) for stage in ACCOUNT.stages),
     )
     for text in ("Fa0 Fa1 Fa2 B2 B1 B0", "Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0"):
         schedule = Schedule.parse(text)

@@ -105,7 +105,7 @@ def test_a_stage_whose_output_lies_otherwise_later_runs_again_as_it_ran() -> Non
         value = planned(model)(torch.ones(4, 4)).sum()
         turning.is_armed = is_armed_later
         value.backward()
-        found.append([each.grad for each in model.parameters()])
+        found.append([parameter.grad for parameter in model.parameters()])
     for ours, theirs in zip(*found, strict=True):
         assert ours is not None
         assert theirs is not None

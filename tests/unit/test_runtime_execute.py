@@ -188,9 +188,9 @@ def test_planned_in_another_mode_it_gives_the_same_bits_there(name: str) -> None
         return gradients(model)
 
     plain, model = make_model(), make_model()
-    for each in (plain, model):
-        each.eval()
-        each[3].train()
+    for module in (plain, model):
+        module.eval()
+        module[3].train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         other = planned(model, name)
     require_same(use_autocast, plain, model, other)

@@ -27,7 +27,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 def tower() -> nn.Sequential:
     layers = [(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.2)) for _ in range(3)]
-    return nn.Sequential(*(each for layer in layers for each in layer))
+    return nn.Sequential(*(module for layer in layers for module in layer))
 
 
 class Apart(nn.Module):
@@ -104,7 +104,7 @@ def test_training_by_a_plan_is_plain_training_bit_for_bit(kind: Callable[[], Apa
         loss = run(inputs)
         loss.backward()
         reached = [*inputs[:2], *model.parameters()]
-        gradients = [each.grad.clone() for each in reached if each.grad is not None]
+        gradients = [tensor.grad.clone() for tensor in reached if tensor.grad is not None]
         assert len(gradients) == len(reached)
         return [loss.detach(), torch.get_rng_state(), *gradients]
 
@@ -152,6 +152,6 @@ def test_fit_trains_branches_that_meet_in_the_loss_alone() -> None:
     """Without a tail, the loss of the user is all that there is behind the branches."""
     model = Apart()
     generous = fit(model, sample(), budget="92%", loss=loss_of, progress=False, repeats=1)
-    ways = {each.name: each.makespan for each in fitted_of(generous).alternatives}
+    ways = {way.name: way.makespan for way in fitted_of(generous).alternatives}
     assert ways["join"] is not None
     unfit(model)

@@ -313,7 +313,10 @@ def test_a_backward_that_frees_as_it_goes_needs_less() -> None:
     overheads = account.overheads(schedule)
     assert overheads == [1, 1, 1001, -7, 2003, 2003]
     timeline = simulate_join(account.by_kind(), schedule, overheads=overheads).timeline
-    stored = [each.activation_bytes + each.saved_bytes + each.gradient_bytes for each in timeline]
+    stored = [
+        snapshot.activation_bytes + snapshot.saved_bytes + snapshot.gradient_bytes
+        for snapshot in timeline
+    ]
     inputs, saved, given, gave = 20, 10, 10, 20
     assert stored[2:4] == [inputs + saved + given, inputs + gave]
     assert timeline[3].during_bytes == inputs + saved + given + gave - 7
@@ -358,10 +361,10 @@ def test_a_gradient_is_half_summed_from_its_first_backward_through_its_last() ->
     for account, half in ((tied, [0, 0, 0, 100, 100, 100, 100]), (_account(), [0] * 4 + [100] * 3)):
         profile = account.by_kind()
         timelines = (
-            simulate_join(each, Schedule.parse(_AGAIN)).timeline
-            for each in (profile, replace(profile, shared=()))
+            simulate_join(join, Schedule.parse(_AGAIN)).timeline
+            for join in (profile, replace(profile, shared=()))
         )
-        during = ([each.during_bytes for each in timeline] for timeline in timelines)
+        during = ([snapshot.during_bytes for snapshot in timeline] for timeline in timelines)
         assert [one - other for one, other in zip(*during, strict=True)] == half
 
 

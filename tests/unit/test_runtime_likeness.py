@@ -46,13 +46,13 @@ def make_model() -> nn.Sequential:
 
 def step(model: nn.Module, forward: Any) -> list[torch.Tensor]:
     """What a step leaves behind; the model is afterwards as it was."""
-    state = {name: each.clone() for name, each in model.state_dict().items()}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
     model.zero_grad()
     torch.manual_seed(5)
     output = forward(BATCH)
     output.square().sum().backward()
-    gradients = [each.grad for each in model.parameters() if each.grad is not None]
-    found = [output.detach(), *gradients, *(each.clone() for each in model.buffers())]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    found = [output.detach(), *gradients, *(buffer.clone() for buffer in model.buffers())]
     model.load_state_dict(state)
     return found
 
@@ -112,7 +112,7 @@ def test_stages_that_are_alike_share_their_code() -> None:
     programs = chain.stages
     assert len({program.function for program in programs}) <= 3 < len(programs)
     for program in programs:
-        inputs = [torch.randn(each.shape) for each in _placeholders(program.body)]
+        inputs = [torch.randn(placeholder.shape) for placeholder in _placeholders(program.body)]
         (found,), (expected,) = program.function(program.body, *inputs), program.body(*inputs)
         assert torch.equal(found, expected)
 

@@ -163,12 +163,12 @@ def test_kept_stages_of_a_kind_are_put_together(seed: int) -> None:
     ]
     where = {id(stage.parts[0]): index for index, stage in enumerate(stages)}
     found: list[Step | list[int]] = [
-        [where[id(part)] for part in each.parts] if isinstance(each, Stretch) else each
-        for each in stretched(plan, stages, traits)
+        [where[id(part)] for part in step.parts] if isinstance(step, Stretch) else step
+        for step in stretched(plan, stages, traits)
     ]
-    in_order = [n for each in found for n in (each if isinstance(each, list) else [each.stage])]
+    in_order = [n for step in found for n in (step if isinstance(step, list) else [step.stage])]
     assert in_order == [step.stage for step in plan.forward]
-    assert {n for each in found if isinstance(each, list) for n in each} == plan.kept
+    assert {n for step in found if isinstance(step, list) for n in step} == plan.kept
     for one, other in pairwise(found):
         if isinstance(one, list) and isinstance(other, list):
             assert len({traits[n].draws_random for n in one}) == 1

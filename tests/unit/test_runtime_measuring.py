@@ -130,8 +130,8 @@ def test_traits_name_what_a_stage_changes() -> None:
     values = {name: buffer.clone() for name, buffer in norm.named_buffers()}
     measured = measure(stages, torch.zeros(2, 4), repeats=1)
     names = measured.chain.names
-    assert [each.draws_random for each in measured.traits] == [False, False, True]
-    assert [{names[position] for position in each.written} for each in measured.traits] == [
+    assert [of_stage.draws_random for of_stage in measured.traits] == [False, False, True]
+    assert [{names[position] for position in of_stage.written} for of_stage in measured.traits] == [
         set(),
         {"1.running_mean", "1.running_var", "1.num_batches_tracked"},
         set(),
@@ -188,7 +188,9 @@ def test_measuring_leaves_everything_as_it_was(fails: bool) -> None:  # noqa: FB
     assert fragile.switched.training
     assert first.weight.grad is gradient
     assert bool((gradient == 3.0).all())
-    assert all(each.grad is None for each in model.parameters() if each is not first.weight)
+    assert all(
+        parameter.grad is None for parameter in model.parameters() if parameter is not first.weight
+    )
     assert sample.requires_grad
     assert sample.grad is None
 

@@ -172,12 +172,12 @@ def test_parameters_swapped_for_the_forward_only_get_their_gradients() -> None:
         model = make_model().eval()
         forward = planned(model) if runs_planned else model
         others = {
-            name: torch.full_like(each, 0.1).requires_grad_()
-            for name, each in model.named_parameters()
+            name: torch.full_like(parameter, 0.1).requires_grad_()
+            for name, parameter in model.named_parameters()
         }
         functional_call(forward, others, (sample(),)).sum().backward()
-        assert all(each.grad is None for each in model.parameters())
-        found.append([each.grad for each in others.values()])
+        assert all(parameter.grad is None for parameter in model.parameters())
+        found.append([parameter.grad for parameter in others.values()])
     require_equal(*found)
 
 

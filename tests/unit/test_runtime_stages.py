@@ -61,7 +61,7 @@ def test_a_changed_model_input_is_changed_once(first: Callable[[], nn.Module]) -
         chain = measured.planned(drop_everything(len(measured.stages) + 1))
         sample = torch.ones(2, 4)
         (chain if runs_planned else model)(sample).sum().backward()
-        found.append([sample, *(each.grad for each in model.parameters())])
+        found.append([sample, *(parameter.grad for parameter in model.parameters())])
     for ours, theirs in zip(*found, strict=True):
         assert ours is not None
         assert theirs is not None
@@ -241,7 +241,7 @@ def test_a_stage_that_counts_its_runs_counts_steps() -> None:
         for _ in range(3):
             (chain if runs_planned else model)(torch.ones(2, 4)).sum().backward()
         assert counting.runs == 3
-        found.append([each.grad for each in model.parameters()])
+        found.append([parameter.grad for parameter in model.parameters()])
     for ours, theirs in zip(*found, strict=True):
         assert ours is not None
         assert theirs is not None

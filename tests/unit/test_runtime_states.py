@@ -49,10 +49,10 @@ def test_copies_share_memory_where_the_originals_do() -> None:
 def test_copies_want_gradients_and_read_as_the_originals() -> None:
     imaginary = torch.tensor([1 + 2j, 3j]).conj().imag
     state = (torch.ones(2, requires_grad=True), imaginary, torch.tensor([1 + 1j]).conj())
-    for each in (copied(state, CPU), detached(state)):
-        assert [tensor.requires_grad for tensor in each] == [True, False, False]
-        assert all(tensor.is_leaf for tensor in each)
-        assert all(map(torch.equal, each, state))
+    for made in (copied(state, CPU), detached(state)):
+        assert [tensor.requires_grad for tensor in made] == [True, False, False]
+        assert all(tensor.is_leaf for tensor in made)
+        assert all(map(torch.equal, made, state))
 
 
 def test_what_runs_again_gets_strides_as_the_first_run_did() -> None:
@@ -76,7 +76,9 @@ def run_alone(
 
 def test_every_tensor_gets_its_gradient_at_once() -> None:
     state = (torch.ones(2, requires_grad=True), torch.ones(3), torch.ones(4, requires_grad=True))
-    (received,) = run_alone(state, lambda each: (each[0] * 2, each[1], each[2], each[0] + 1))
+    (received,) = run_alone(
+        state, lambda tensors: (tensors[0] * 2, tensors[1], tensors[2], tensors[0] + 1)
+    )
     first, second, third = received
     assert first is not None
     assert torch.equal(first, torch.full((2,), 3.0))
@@ -87,7 +89,7 @@ def test_every_tensor_gets_its_gradient_at_once() -> None:
 
 def test_what_gets_no_gradient_gets_no_memory() -> None:
     state = (torch.ones(2, requires_grad=True), torch.ones(1000, requires_grad=True))
-    (received,) = run_alone(state, lambda each: (each[0] * 2,))
+    (received,) = run_alone(state, lambda tensors: (tensors[0] * 2,))
     assert received[1] is None
     layout = Gradients.of(received)
     assert layout.sizes == (8, 0)

@@ -96,14 +96,17 @@ def test_the_front_is_that_of_all_choices(count: int) -> None:
     for seed in range(60 if count < 10 else 12):
         stage = random_stage(count, seed)
         front = pareto_front(stage)
-        assert [(each.kept_bytes, each.replay_time) for each in front] == enumerated(stage), seed
-        for each in front:
-            assert cost(stage, each.replayed, each.redrawn) == (each.kept_bytes, each.replay_time)
+        assert [(point.kept_bytes, point.replay_time) for point in front] == enumerated(stage), seed
+        for point in front:
+            assert cost(stage, point.replayed, point.redrawn) == (
+                point.kept_bytes,
+                point.replay_time,
+            )
 
 
 def test_the_front_of_twelve_operators() -> None:
     stage = random_stage(12, 3)
-    found = [(each.kept_bytes, each.replay_time) for each in pareto_front(stage)]
+    found = [(point.kept_bytes, point.replay_time) for point in pareto_front(stage)]
     assert found == enumerated(stage)
     assert len(found) > 5
 
@@ -115,10 +118,10 @@ def test_an_integer_program_finds_the_same_times(count: int) -> None:
         front = pareto_front(stage, 10**6)
         budgets = {
             0,
-            *(each.kept_bytes - one for each in front[:: len(front) // 3] for one in (0, 1)),
+            *(choice.kept_bytes - one for choice in front[:: len(front) // 3] for one in (0, 1)),
         }
         for budget in budgets:
-            best = next((each for each in front if each.kept_bytes <= budget), None)
+            best = next((choice for choice in front if choice.kept_bytes <= budget), None)
             found = least_replay_time(stage, budget, Limits(time_s=60.0))
             if best is None or found is None:
                 assert best is None
@@ -143,8 +146,11 @@ def test_few_choices_per_state_are_right_and_keep_both_ends() -> None:
         exact, found = pareto_front(stage, 10**6), pareto_front(stage, 5)
         assert len(found) <= 5
         assert found[0].replay_time == exact[0].replay_time
-        for each in found:
-            assert cost(stage, each.replayed, each.redrawn) == (each.kept_bytes, each.replay_time)
+        for point in found:
+            assert cost(stage, point.replayed, point.redrawn) == (
+                point.kept_bytes,
+                point.replay_time,
+            )
 
 
 @pytest.mark.parametrize("count", [1, 12, 30])
@@ -161,9 +167,9 @@ def test_whoever_is_left_out_costs_least() -> None:
     front = [Selection(kept_bytes=size, replay_time=time) for size, time in points]
     assert thinned(front, 6) == front
     # Beside the ends (45, 3) is worth 55 bytes * 57 ns, (50, 2) 50 * 58; then (10, 50) 35 * 10.
-    assert [each.kept_bytes for each in thinned(front, 3)] == [100, 45, 0]
-    assert [each.kept_bytes for each in thinned(front, 4)] == [100, 45, 10, 0]
-    assert [each.kept_bytes for each in thinned(front, 5)] == [100, 50, 45, 10, 0]
+    assert [point.kept_bytes for point in thinned(front, 3)] == [100, 45, 0]
+    assert [point.kept_bytes for point in thinned(front, 4)] == [100, 45, 10, 0]
+    assert [point.kept_bytes for point in thinned(front, 5)] == [100, 50, 45, 10, 0]
     assert thinned(front[:1]) == front[:1]
 
 
@@ -190,5 +196,5 @@ def test_a_long_stage_is_looked_at_in_bounded_work(monkeypatch: pytest.MonkeyPat
     assert sum(sizes) <= 4_000 * 64
     assert len(found) > 40
     assert found[0].replay_time == 0
-    for each in found:
-        assert cost(stage, each.replayed, each.redrawn) == (each.kept_bytes, each.replay_time)
+    for point in found:
+        assert cost(stage, point.replayed, point.redrawn) == (point.kept_bytes, point.replay_time)

@@ -73,11 +73,11 @@ def observed_options(model: nn.Module, x: torch.Tensor, *, kept: int | None = No
     with measuring(CPU):
         subject = subject_of(chain, inputs, None, CPU, merges=False)
         observed = observe_chain(subject, 1)
-        assert all(each.time.kept > 0 for each in observed)
+        assert all(seen.time.kept > 0 for seen in observed)
         memories = trace_chain(observed, subject)
         if kept is not None:
-            observed = [replace(each, time=replace(each.time, kept=kept)) for each in observed]
-        return [each.option for each in observe_options(observed, memories, [subject])]
+            observed = [replace(seen, time=replace(seen.time, kept=kept)) for seen in observed]
+        return [option.option for option in observe_options(observed, memories, [subject])]
 
 
 class Loop(nn.Module):
@@ -107,12 +107,14 @@ def test_operators_are_made_again_in_groups_that_read_each_other() -> None:
     assert graph is not None
     for selection in selections_of(graph):
         groups = groups_of(graph, selection)
-        assert sorted(each for group in groups for each in group) == sorted(selection.replayed)
-        number = {each: index for index, group in enumerate(groups) for each in group}
+        assert sorted(operator for group in groups for operator in group) == sorted(
+            selection.replayed
+        )
+        number = {operator: index for index, group in enumerate(groups) for operator in group}
         joined = {
-            frozenset((number[each], number[source]))
-            for each in selection.replayed
-            for source in graph.operators[each].inputs
+            frozenset((number[operator], number[source]))
+            for operator in selection.replayed
+            for source in graph.operators[operator].inputs
             if source in selection.replayed
         }
         assert all(len(pair) == 1 for pair in joined)
@@ -128,11 +130,17 @@ def test_operators_together_take_what_the_forward_takes_in_a_step() -> None:
     _, _, ((graph, given),) = traced(Rectified(), torch.ones(2, 4, requires_grad=True))
     assert graph is not None
     twice, second = graph.taking(2 * graph.time), graph.taking(10**9)
-    assert [each.time for each in twice.operators] == [2 * each.time for each in graph.operators]
-    assert sum(each.time for each in second.operators) == pytest.approx(10**9)
+    assert [operator.time for operator in twice.operators] == [
+        2 * operator.time for operator in graph.operators
+    ]
+    assert sum(operator.time for operator in second.operators) == pytest.approx(10**9)
     leanest_option = stage_options(second, given)[-1]
     replayed = leanest_option.selection.replayed
-    assert leanest_option.replay_time > sum(second.operators[each].time for each in replayed) > 0
+    assert (
+        leanest_option.replay_time
+        > sum(second.operators[operator].time for operator in replayed)
+        > 0
+    )
 
 
 def test_options_are_priced_by_what_their_stages_take_in_a_step() -> None:
@@ -232,20 +240,22 @@ class Drifting(nn.Module):
 def test_what_replays_make_otherwise_is_no_option() -> None:
     _, _, ((graph, given),) = traced(Drifting(), torch.randn(3, 4))
     assert graph is not None
-    options = [option_of(graph, each) for each in selections_of(graph)]
+    options = [option_of(graph, selection) for selection in selections_of(graph)]
     drops = ["drifting" in option.name for option in options]
     assert True in drops
-    assert [admitted(option, given) for option in options] == [not each for each in drops]
+    assert [admitted(option, given) for option in options] == [
+        not is_dropped for is_dropped in drops
+    ]
     again = trace_stage(ChainStage("drifting", tuple(graph.stage.parts)), given, CPU)
     assert again is not None
-    assert all("drifting" not in each.name for each in stage_options(again, given))
+    assert all("drifting" not in option.name for option in stage_options(again, given))
 
 
 def test_a_changed_input_or_parameter_is_noticed() -> None:
     option, _, (state, shared) = leanest(Rectified(), torch.randn(3, 4))
     _, (output,) = ran(option, state, shared)
     with torch.no_grad():
-        next(each for each in shared if isinstance(each, nn.Parameter)).mul_(2.0)
+        next(value for value in shared if isinstance(value, nn.Parameter)).mul_(2.0)
     with pytest.raises(PlanMismatchError, match="the batch was changed in place"):
         output.sum().backward()
 
@@ -327,7 +337,7 @@ def test_products_are_replayed_with_gradients_on() -> None:
 def test_another_shape_is_noticed() -> None:
     option, _, (state, shared) = leanest(Rectified(), torch.randn(3, 4))
     other = [
-        torch.randn(5, 4) if getattr(each, "shape", None) == (3, 4) else each for each in shared
+        torch.randn(5, 4) if getattr(value, "shape", None) == (3, 4) else value for value in shared
     ]
     with pytest.raises(PlanMismatchError, match=r"saves a tensor \(5, "):
         ran(option, state, other)

@@ -18,7 +18,7 @@ X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16).sin()
 def make_model() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.2), nn.GELU()) for _ in range(6)]
-    return nn.Sequential(*(each for layer in layers for each in layer), nn.Linear(16, 2))
+    return nn.Sequential(*(module for layer in layers for module in layer), nn.Linear(16, 2))
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:
@@ -31,7 +31,9 @@ def step(model: nn.Module, run: Any) -> list[torch.Tensor]:
     model.zero_grad()
     output = run(X)
     output.square().mean().backward()
-    gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    gradients = [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
     return [output.detach(), *gradients, torch.get_rng_state()]
 
 

@@ -192,18 +192,18 @@ def replayed(schedule: Schedule, plan: TransferPlan, profile: ChainProfile) -> i
 
     computations = [op for op in schedule if op.kind.is_forward or op.kind is OpKind.BACKWARD]
     for op, actions in zip(computations, plan.actions, strict=True):
-        for each in actions:
-            match each.act:
+        for action in actions:
+            match action.act:
                 case Act.SEND:
-                    assert each.item in held
-                    sent.add(each.item)
+                    assert action.item in held
+                    sent.add(action.item)
                 case Act.RELEASE:
-                    assert each.item in sent
-                    held.remove(each.item)
-                    gone.add(each.item)
+                    assert action.item in sent
+                    held.remove(action.item)
+                    gone.add(action.item)
                 case Act.FETCH | Act.COPY:
-                    assert each.item in gone
-                    held.add(each.item)
+                    assert action.item in gone
+                    held.add(action.item)
             peak = max(peak, memory())
         stage = profile.stages[op.stage]
         assert held & {("a", op.stage), ("b", op.stage - 1)}, f"{op} reads its input"

@@ -40,7 +40,7 @@ from offload_support import FAST, LATE, SLOW, Case, perceptron_case
 
 
 def copiers() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("chainstay")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("chainstay")]
 
 
 FAILING: list[str] = []
@@ -243,8 +243,8 @@ def test_small_storages_stay_while_the_budget_has_room(
     engine = Counts()
     chain = case.offloaded(3, engine)
     expected = case.trained(model)
-    for each in model.parameters():
-        each.grad = torch.zeros_like(each)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     case.step(chain)
     engine.sizes.clear()
     peak = trace_memory(lambda: case.step(chain), "cpu").peak_bytes

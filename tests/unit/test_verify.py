@@ -146,7 +146,9 @@ def test_chains_with_options_depend_on_seed_and_number_and_simplify_to_plain_one
     assert {option.needs_input for option in options} == {True, False}
     assert any(option.again for option in options)
     assert any(stage.dropped_first for stage in stages)
-    problem = next(each for each in drawn if len(each.profile) == 4 and each.profile.skips)
+    problem = next(
+        candidate for candidate in drawn if len(candidate.profile) == 4 and candidate.profile.skips
+    )
     assert not problem.profile.is_plain
     while (step := next(problem.simpler(), None)) is not None:
         problem = step
@@ -168,7 +170,7 @@ def test_a_short_real_run_is_clean() -> None:
     for check in ChainSuite().checks(range(64), seed=1):
         assert not check.reason
         names |= {answer.tested.name for answer in check.answers}
-    assert names == {each.name for each in CHAIN_METHODS}
+    assert names == {tested.name for tested in CHAIN_METHODS}
 
 
 def test_the_plan_is_said_in_words() -> None:
@@ -389,7 +391,7 @@ def test_infeasible_is_held_against_a_schedule_and_against_a_smaller_need() -> N
     assert not contradiction(refused(5), refused(5))
 
 
-WEAK = next(each for each in CHAIN_METHODS if each.name == "dp, weakly persistent")
+WEAK = next(tested for tested in CHAIN_METHODS if tested.name == "dp, weakly persistent")
 
 
 @pytest.mark.parametrize(
@@ -437,7 +439,7 @@ class SlowWeak:
 @pytest.mark.long
 def test_a_weak_program_that_misses_what_floats_is_found_out() -> None:
     liar = dataclasses.replace(WEAK, method=SlowWeak())
-    honest = [WEAK, TRUTH, *(each for each in CHAIN_METHODS if "cpsat" in each.name)]
+    honest = [WEAK, TRUTH, *(tested for tested in CHAIN_METHODS if "cpsat" in tested.name)]
     checks = ChainSuite((liar, *honest)).checks(range(0, 2400, 4), seed=1)
     found = next(check.reason for check in checks if check.reason)
     assert found.startswith("slow weak says that nothing is faster than")

@@ -22,7 +22,7 @@ from chainstay.verify.transfer_instances import random_hybrid
 QUICK = AutoHybrid(combined=Pofo(tries=20), exact_stages=0)
 SEED = 9
 """Of instances that tell each lie: few chains of two stages gain by offloading."""
-(SEARCH,) = [each for each in HYBRID_METHODS if str(each.method) == "search"]
+(SEARCH,) = [tested for tested in HYBRID_METHODS if str(tested.method) == "search"]
 
 
 @dataclass(frozen=True)

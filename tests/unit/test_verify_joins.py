@@ -48,7 +48,7 @@ def has_a_tail(profile: Join) -> bool:
 
 @pytest.mark.parametrize("kind", [HomogeneousJoin, JoinProfile])
 def test_joins_a_little_simpler_are_simpler_and_have_what_joins_need(kind: type[Join]) -> None:
-    drawn = [each for each in DRAWN[:60] if isinstance(each.profile, kind)]
+    drawn = [instance for instance in DRAWN[:60] if isinstance(instance.profile, kind)]
     assert len(drawn) > 10
     for instance in drawn:
         for simpler in instance.simpler():
@@ -60,7 +60,7 @@ def test_joins_a_little_simpler_are_simpler_and_have_what_joins_need(kind: type[
 
 
 def test_half_of_the_joins_in_bytes_have_options_or_costs_by_kind_of_run() -> None:
-    profiles = [each.profile for each in DRAWN if isinstance(each.profile, JoinProfile)]
+    profiles = [instance.profile for instance in DRAWN if isinstance(instance.profile, JoinProfile)]
     share = sum(not profile.is_plain for profile in profiles) / len(profiles)
     assert 0.3 < share < 0.7
     stages = [stage for p in profiles for chain in p.branches for stage in chain.stages]
@@ -74,13 +74,13 @@ def branches_of(profile: Join) -> int:
 
 def test_every_part_of_a_join_can_go() -> None:
     instance = next(
-        each
-        for each in DRAWN
-        if isinstance(each.profile, JoinProfile)
-        and len(each.profile.branches) == 3
-        and each.profile.tail is not None
-        and len(each.profile.tail) > 1
-        and any(each.keep)
+        candidate
+        for candidate in DRAWN
+        if isinstance(candidate.profile, JoinProfile)
+        and len(candidate.profile.branches) == 3
+        and candidate.profile.tail is not None
+        and len(candidate.profile.tail) > 1
+        and any(candidate.keep)
     )
     profile = instance.profile
     assert isinstance(profile, JoinProfile)
@@ -88,10 +88,16 @@ def test_every_part_of_a_join_can_go() -> None:
     simpler = list(instance.simpler())
     assert replace(instance, keep=(False, False, False)) in simpler
     assert replace(instance, budget=instance.budget - 1) in simpler
-    joins = [each.profile for each in simpler if isinstance(each.profile, JoinProfile)]
+    joins = [
+        candidate.profile for candidate in simpler if isinstance(candidate.profile, JoinProfile)
+    ]
     for j, branch in enumerate(profile.branches):
         others = profile.branches[:j] + profile.branches[j + 1 :]
-        (fewer,) = [each for each in simpler if others == getattr(each.profile, "branches", ())]
+        (fewer,) = [
+            candidate
+            for candidate in simpler
+            if others == getattr(candidate.profile, "branches", ())
+        ]
         assert fewer.keep == instance.keep[:j] + instance.keep[j + 1 :]
         sizes = {join.branches[j].input_bytes for join in joins if len(join.branches) == 3}
         assert {0, branch.input_bytes - branch.input_bytes // 2, branch.input_bytes} <= sizes

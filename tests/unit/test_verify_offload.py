@@ -87,8 +87,8 @@ def test_lies_are_found_and_made_small(lie: str, reason: str) -> None:
 def test_a_bound_is_held_against_stricter_models() -> None:
     """That a heuristic is optimal is refuted by the exact methods beside it."""
     liar = MethodUnderTest(method=Liar("optimal"), transfers=Transfers.INTEGRAL, most_stages=4)
-    exact = [each for each in OFFLOAD_METHODS if str(each.method) == "search"]
-    check = first_contradiction(liar, *(replace(each, every=1) for each in exact))
+    exact = [tested for tested in OFFLOAD_METHODS if str(tested.method) == "search"]
+    check = first_contradiction(liar, *(replace(tested, every=1) for tested in exact))
     assert "says that nothing is faster than" in check.reason
 
 

@@ -277,7 +277,7 @@ def _explained_failures(failure: str, path: Path | None = None) -> Iterator[None
         frames = traceback.extract_tb(cause.__traceback__)
         frame = frames[-1]
         place = f" ({Path(frame.filename).name}, line {frame.lineno})"
-        own = {Path(each.filename).resolve() for each in frames}
+        own = {Path(summary.filename).resolve() for summary in frames}
         if path is not None and path.resolve() not in own:
             place = ""  # the call does not fit, or the file is no Python: the cause says where
         raise UnsupportedModelError(f"{failure}: {type(cause).__name__}: {cause}{place}") from cause

@@ -152,11 +152,13 @@ def cheaper_kind(by_kind: ArraysByKind) -> RecursionArrays:
     first, again = by_kind
     if first is again:
         return again
-    stages = [np.repeat(np.arange(len(each.start) - 1), np.diff(each.start)) for each in by_kind]
+    stages = [
+        np.repeat(np.arange(len(arrays.start) - 1), np.diff(arrays.start)) for arrays in by_kind
+    ]
     order = np.argsort(np.concatenate(stages), kind="stable")
 
     def both(name: str) -> Array:
-        joined: Array = np.concatenate([getattr(each, name) for each in by_kind])[order]
+        joined: Array = np.concatenate([getattr(arrays, name) for arrays in by_kind])[order]
         return joined
 
     times = np.minimum(np.diff(first.elapsed), np.diff(again.elapsed))
@@ -226,7 +228,7 @@ class KnapsackBound:
         chain = cheaper_kind(by_kind)
         elapsed = chain.elapsed
         self.memory, self.least = memory, least
-        self.rerun_time = max(int(each.elapsed[-1]) for each in by_kind)
+        self.rerun_time = max(int(arrays.elapsed[-1]) for arrays in by_kind)
         if has_options(by_kind):
             multiplier = option_multiplier(by_kind, memory)
         else:

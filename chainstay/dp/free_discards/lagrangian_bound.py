@@ -111,7 +111,7 @@ def _relaxed(by_kind: SizesByKind, memory: int, step: float, count: int) -> _Rel
     multipliers: _Floats = step * np.arange(count, dtype=np.float64)
     sizes, again = by_kind
     made = sizes.made[:, None] * multipliers
-    kept = [each.extra[:, None] + each.saved[:, None] * multipliers for each in by_kind]
+    kept = [kind.extra[:, None] + kind.saved[:, None] * multipliers for kind in by_kind]
     least = [np.minimum.reduceat(costs, sizes.start[:-1]) for costs in kept]
     return _RelaxedSizes(
         sizes=sizes,

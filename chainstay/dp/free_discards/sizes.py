@@ -135,7 +135,7 @@ def sizes_of(profile: ChainProfile, rules: Discards) -> tuple[SizesByKind, int]:
     least_input[1:] = np.minimum(made_by, np.minimum.reduceat(saved, start[:-1]))[:-1]
 
     def sizes(*, is_first: bool) -> tuple[Sizes, Array]:
-        dropped = [each.dropped(first=is_first) for each in profile.stages]
+        dropped = [stage.dropped(first=is_first) for stage in profile.stages]
         runs = [option.run(first=is_first) for option in kept]
         time = np.array([run.time + run.backward_time for run in runs])
         record = saved + np.array([run.overhead_bytes for run in runs])

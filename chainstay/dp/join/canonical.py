@@ -131,12 +131,12 @@ class _CanonicalProgram:
         recursions = recursions_of(profile)
         self.base_time = sum(recursion.base_time for recursion in recursions)
         self.rerun_time = sum(
-            max(int(kind.elapsed[-1] + kind.extra.sum()) for kind in (each.first, each.again))
-            for each in recursions
+            max(int(kind.elapsed[-1] + kind.extra.sum()) for kind in (chain.first, chain.again))
+            for chain in recursions
         )
         self.recursions = recursions_by_case(profile, recursions, sums)
         first = again = join_costs(profile, recursions, is_first=False)
-        if any(each.first is not each.again for each in recursions):
+        if any(chain.first is not chain.again for chain in recursions):
             first = join_costs(profile, recursions, is_first=True)
         ahead = self._ahead(again)
         self.costs = CostsByKind(

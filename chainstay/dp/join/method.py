@@ -184,13 +184,13 @@ def _plenty(profile: JoinProfile) -> int:
     """Return bytes that are enough for anything: more are of no use."""
     inputs = sum(chain.input_bytes + chain.input_gradient_bytes for chain in _chains(profile))
     stages = (stage for chain in _chains(profile) for stage in chain.stages)
-    shared = sum(each.bytes for each in profile.shared)
+    shared = sum(gradient.bytes for gradient in profile.shared)
     return inputs + shared + sum(max(sizes) for stage in stages for sizes in _stage_sizes(stage))
 
 
 def _sizes(profile: JoinProfile) -> Iterator[int]:
     """Yield every size there is, in bytes; the tail's input is the branches' outputs."""
-    yield from (each.bytes for each in profile.shared)
+    yield from (gradient.bytes for gradient in profile.shared)
     for chain in _chains(profile):
         yield from (chain.input_bytes, chain.input_gradient_bytes)
         for stage in chain.stages:

@@ -134,7 +134,7 @@ def recursions_by_case(
     A part of a branch is solved after a sweep over it: all its runs are later ones.
     """
     chains = (*profile.branches, profile.closing)
-    kinds = [*(replace(each, first=each.again) for each in alone[:-1]), alone[-1]]
+    kinds = [*(replace(recursion, first=recursion.again) for recursion in alone[:-1]), alone[-1]]
     return tuple(
         _beside(kinds[c], chains[c], held, backward)
         for c, held, backward in zip(sums.chain, sums.held, sums.backward, strict=True)
@@ -164,7 +164,7 @@ def join_sizes(profile: JoinProfile, keep: tuple[bool, ...], sums: HalfSums) -> 
     activation = np.zeros((k, n + 1), dtype=np.int64)
     for j, branch in enumerate(profile.branches):
         p, end = branch.arrays(), 2 * len(branch) + 1
-        saved = [min(each.saved_bytes for each in s.all_options) for s in branch.stages]
+        saved = [min(option.saved_bytes for option in s.all_options) for s in branch.stages]
         activation[j, : len(branch) + 1] = p.activation
         stored[j, 0] = p.activation[0]
         stored[j, 1:end:2], stored[j, 2:end:2] = p.activation[1:], saved

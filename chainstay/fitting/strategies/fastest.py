@@ -137,9 +137,9 @@ class Strategies:
         if self.found:
             return min((name for name in STRATEGIES if name in self.found), key=self._handicapped)
         refusals = list(self.refused.values())
-        tight = [each for each in refusals if isinstance(each, InfeasibleBudgetError)]
+        tight = [refusal for refusal in refusals if isinstance(refusal, InfeasibleBudgetError)]
         if tight:
-            raise min(tight, key=lambda each: each.required)
+            raise min(tight, key=lambda refusal: refusal.required)
         raise refusals[0]
 
     def plain_time(self, name: str) -> int:

@@ -93,7 +93,7 @@ class MemoryOptions:
         """Return the engine for the transfers of `solution`; ``None`` if it has none."""
         if not isinstance(solution, OffloadSolution):
             return None
-        beside = next((each for each in self.engines if each.device.type == device.type), None)
+        beside = next((other for other in self.engines if other.device.type == device.type), None)
         engine = engine_for(device, link=solution.link, host_budget=self.host_budget, beside=beside)
         self.engines.add(engine)
         return engine

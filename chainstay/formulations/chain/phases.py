@@ -232,7 +232,7 @@ class Phases:
             else:
                 activations[i] = self.value("activation_stored", k, i)
         saved: dict[Record, Expression] = {}
-        for record in (each for each in self.records.all if each.last <= k):
+        for record in (candidate for candidate in self.records.all if candidate.last <= k):
             if record.last < done - 1:
                 saved[record] = self.saved_left(k, [record])
             elif record.stage <= done:

@@ -122,7 +122,7 @@ class Records:
     @cached_property
     def _least_backward(self) -> list[int]:
         singles = (
-            [each for each in self.starting(i) if each.stage == each.last]
+            [record for record in self.starting(i) if record.stage == record.last]
             for i in range(len(self.profile))
         )
         return [min(record.backward_time for record in records) for records in singles]
@@ -132,8 +132,8 @@ class Records:
         if stage >= len(self.profile) or option >= len(self.profile.stages[stage].all_options):
             return None
         kept = self._replacements[stage][option]
-        matches = (each for each in self.starting(stage) if each.option == kept)
-        return next((each for each in matches if each.is_made(first=first)), None)
+        matches = (record for record in self.starting(stage) if record.option == kept)
+        return next((record for record in matches if record.is_made(first=first)), None)
 
     @cached_property
     def _starting(self) -> dict[int, tuple[Record, ...]]:

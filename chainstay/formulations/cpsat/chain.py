@@ -137,7 +137,7 @@ def require_countable(profile: ChainProfile) -> None:
     """
     slowest = 0
     for stage in profile.stages:
-        runs = [each.run(first=first) for each in stage.all_options for first in (True, False)]
+        runs = [option.run(first=first) for option in stage.all_options for first in (True, False)]
         runs += [stage.dropped(first=first) for first in (True, False)]
         slowest += max(run.time for run in runs) + max(run.backward_time for run in runs)
     largest = max(2 * most_bytes(profile), len(FORMS) * len(profile) * slowest)

@@ -43,7 +43,9 @@ def saved_data_has_one_origin(variables: ChainVariables) -> None:
             )
         covering = variables.fitting(k, variables.records.covering(i))
         if len(covering) > 1:
-            variables.model.add_at_most_one(variables.recorded(TURN, k, each) for each in covering)
+            variables.model.add_at_most_one(
+                variables.recorded(TURN, k, origin) for origin in covering
+            )
 
 
 def forwards_read_their_input(variables: ChainVariables) -> None:

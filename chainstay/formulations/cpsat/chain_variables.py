@@ -147,7 +147,7 @@ class ChainVariables:
     def holding(self, when: TimePoint, k: int, i: int) -> list[Literal]:
         """Return the literals of all that may hold ``a^i`` in phase k: itself, and records."""
         records = self.fitting(k, self.records.ending(i - 1))
-        return [self.stored(when, k, i), *(self.recorded(when, k, each) for each in records)]
+        return [self.stored(when, k, i), *(self.recorded(when, k, record) for record in records)]
 
     def joined(self, k: int) -> list[Literal]:
         """Return literals of which one holds if no phase k happens, none otherwise."""
@@ -171,7 +171,7 @@ class ChainVariables:
         keys: list[Key] = []
         for k, i in self.turns:
             records = self.fitting(k, self.records.starting(i))
-            made = [each for each in records if each.is_made(first=self.is_first(k))]
+            made = [record for record in records if record.is_made(first=self.is_first(k))]
             keys += [RanKey(keep_all, k, *record.key) for record in made]
             keys += [RanKey(keep_input, k, i)] * (i < k)
             keys += [RanKey(drop_input, k, i)] * (0 < i < k)

@@ -63,7 +63,7 @@ class ByteFormulation:
         output = (self.k, len(self.chains[-1]))
         self.values = [v for v in self.inputs + [(c, i + 1) for c, i in self.stages] if v != output]
         self.phases = range(len(self.stages))
-        shared = (each.bytes for each in profile.shared)
+        shared = (gradient.bytes for gradient in profile.shared)
         self.size_unit = gcd(*sizes(self.chains), *shared) or 1
         self.program = IntegerProgram(None if budget is None else budget // self.size_unit)
         self.records = {u: records(self._stage(u), len(self.stages)) for u in self.stages}
@@ -225,8 +225,8 @@ class ByteFormulation:
         """Return the units of the shared gradients for which a variable is 1."""
         return sum(
             (
-                self._units(each.bytes) * self.program.value(name, t, g)
-                for g, each in enumerate(self.profile.shared)
+                self._units(gradient.bytes) * self.program.value(name, t, g)
+                for g, gradient in enumerate(self.profile.shared)
             ),
             LinearExpression(),
         )
@@ -308,7 +308,7 @@ class ByteFormulation:
 
     def _over_records(
         self,
-        each: Callable[[int, _Index, int], LinearExpression],
+        term: Callable[[int, _Index, int], LinearExpression],
         t: int,
         u: _Index,
         *,
@@ -318,7 +318,7 @@ class ByteFormulation:
         total = LinearExpression()
         for r, record in enumerate(self.records.get(u, [])):
             if record.option.needs_input or not needs_input:
-                total += each(t, u, r)
+                total += term(t, u, r)
         return total
 
     def _saved_as(self, t: int, u: _Index, r: int) -> LinearExpression:

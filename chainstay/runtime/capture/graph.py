@@ -239,7 +239,7 @@ class _GraphCopier:
     def _inlined(self, node: fx.Node, copies: dict[fx.Node, Any]) -> Any:
         body: fx.GraphModule = copies[node.all_input_nodes[0]]
         placeholders = body.graph.find_nodes(op="placeholder")
-        given = [fx.node.map_arg(each, copies.__getitem__) for each in node.args[1:]]
+        given = [fx.node.map_arg(argument, copies.__getitem__) for argument in node.args[1:]]
         inner: dict[fx.Node, Any] = dict(zip(placeholders, given, strict=True))
         return self._body(body, inner, {})
 
@@ -249,7 +249,7 @@ class _GraphCopier:
             case "_set_grad_enabled":
                 (enabled,) = node.args
                 self.current = [
-                    each for each in self.current if not isinstance(each[1], GradientRegion)
+                    pair for pair in self.current if not isinstance(pair[1], GradientRegion)
                 ]
                 self.current.append((node, GradientRegion(bool(enabled))))
             case "_enter_autocast":
@@ -258,7 +258,7 @@ class _GraphCopier:
                 self.current.append((node, region))
                 copies[node] = node
             case "_exit_autocast":
-                self.current = [each for each in self.current if each[0] is not node.args[0]]
+                self.current = [pair for pair in self.current if pair[0] is not node.args[0]]
             case _:
                 return False
         return True
@@ -267,13 +267,13 @@ class _GraphCopier:
         if has_layers(node):
             arguments = fx.node.map_arg(node.args, copies.__getitem__)
             return split_layers(node, arguments, partial(self._part, node))
-        copy = self.graph.node_copy(node, lambda each: self._argument(copies[each]))
+        copy = self.graph.node_copy(node, lambda argument: self._argument(copies[argument]))
         if node.op == "call_module":
             copy.target = self._module_name(attrgetter(str(node.target))(module))
         return self._in_regions(copy)
 
     def _custom_function(self, node: fx.Node, copies: dict[fx.Node, Any]) -> fx.Node:
-        first, second = (copies[each] for each in node.all_input_nodes[:2])
+        first, second = (copies[argument] for argument in node.all_input_nodes[:2])
         name = self._module_name(CustomFunction(first, second, node.kwargs))
         args = fx.node.map_arg(node.args[2:], copies.__getitem__)
         copy = self.graph.create_node("call_module", name, args, name=node.name)
@@ -290,7 +290,7 @@ class _GraphCopier:
 
     def _in_regions(self, copy: fx.Node) -> fx.Node:
         regions = tuple(region for _, region in self.current)
-        if any(not isinstance(each, GradientRegion) or not each.enabled for each in regions):
+        if any(not isinstance(region, GradientRegion) or not region.enabled for region in regions):
             copy.meta[REGIONS] = regions
         return copy
 
@@ -329,9 +329,9 @@ class _GraphCopier:
         moved |= dict(zip(results, items, strict=True))
         self.borders = [
             StageBorder(
-                moved.get(each.operator, each.operator), moved.get(each.output, each.output)
+                moved.get(border.operator, border.operator), moved.get(border.output, border.output)
             )
-            for each in self.borders
+            for border in self.borders
         ]
         for node in reversed(span):
             self.graph.erase_node(node)

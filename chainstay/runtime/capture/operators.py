@@ -126,10 +126,12 @@ def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) ->
     given = (*inputs, *captured.constants)
     state_inputs = {
         node: None
-        for node, value, each in zip(captured.placeholders, given, captured.inputs, strict=True)
+        for node, value, graph_input in zip(
+            captured.placeholders, given, captured.inputs, strict=True
+        )
         if isinstance(value, torch.Tensor)
         and value.requires_grad
-        and (each.kind is InputKind.ARGUMENT or not value.is_leaf)
+        and (graph_input.kind is InputKind.ARGUMENT or not value.is_leaf)
     }
     seen = _observe_operators(captured, given)
     return ObservedGraph(name=name, captured=captured, seen=seen, state_inputs=state_inputs.keys())

@@ -70,7 +70,7 @@ def split_layers(node: fx.Node, arguments: Sequence[Any], add: AddOperator) -> t
     if is_batch_first:
         sequence = add(torch.transpose, (sequence, 0, 1))
     for layer in range(layers):
-        start = [add(torch.narrow, (each, 0, layer * width, width)) for each in given]
+        start = [add(torch.narrow, (state, 0, layer * width, width)) for state in given]
         own = list(weights[layer * share : (layer + 1) * share])
         step = add(function, (sequence, tuple(start) if states > 1 else start[0], own, *kinds))
         sequence, *ends = [add(operator.getitem, (step, index)) for index in range(states + 1)]

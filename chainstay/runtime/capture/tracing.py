@@ -219,7 +219,8 @@ def seeming_eager() -> AbstractContextManager[object]:
     table: Any = traced.tracing_state_functions  # a function but in early versions, a table there
     answers: dict[Any, Any] = table() if callable(table) else table
     return patch.dict(
-        answers, dict.fromkeys((each for each in answers if answers[each] is True), False)
+        answers,
+        dict.fromkeys((function for function in answers if answers[function] is True), False),
     )
 
 
@@ -286,9 +287,9 @@ def _reason(failure: Exception, args: tuple[object, ...]) -> str:
 
 def _scripted_in(args: tuple[object, ...]) -> str:
     """Return the paths of the outermost scripted modules in these modules, for people."""
-    modules = (each for each in args if isinstance(each, torch.nn.Module))
+    modules = (argument for argument in args if isinstance(argument, torch.nn.Module))
     found: list[str] = []
-    for path, module in (pair for each in modules for pair in each.named_modules()):
+    for path, module in (pair for root in modules for pair in root.named_modules()):
         if isinstance(module, torch.jit.ScriptModule) and not any(
             not known or path.startswith(f"{known}.") for known in found
         ):

@@ -93,4 +93,4 @@ def _precisions() -> tuple[str | None, ...]:
     except RuntimeError:  # it was set in both ways
         general = None
     places = [_READ_PRECISION(*place) for place in _PLACES]
-    return (general, *["ieee" if each == "none" else each for each in places])
+    return (general, *["ieee" if precision == "none" else precision for precision in places])

@@ -31,7 +31,7 @@ def free_bytes(model: nn.Module, reserve: int) -> int:
     Raises:
         InvalidBudgetError: The model is not on one accelerator, or nothing is left.
     """
-    devices = {each.device for each in (*model.parameters(), *model.buffers())}
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     found = accelerator_at(next(iter(devices))) if len(devices) == 1 else None
     if found is None:
         where = " and ".join(sorted(map(str, devices))) or "no device"
@@ -41,7 +41,9 @@ def free_bytes(model: nn.Module, reserve: int) -> int:
         )
     free = found.free_bytes()
     gradients = sum(
-        each.nbytes for each in model.parameters() if each.requires_grad and each.grad is None
+        parameter.nbytes
+        for parameter in model.parameters()
+        if parameter.requires_grad and parameter.grad is None
     )
     budget = int((free - gradients - reserve - PAGES) * (1 - MARGIN))
     if budget <= 0:

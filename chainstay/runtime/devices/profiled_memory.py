@@ -115,8 +115,10 @@ def _is_any_warming_up() -> bool:
     """Whether a profiler with a schedule is about to start; another session crashes it then."""
     if "ProfilerStep" not in KinetoStepTracker._step_dict:  # noqa: SLF001  # looking at all objects takes long
         return False
-    profilers = (each for each in gc.get_objects() if type(each) is torch.profiler.profile)
-    return any(each.current_action is ProfilerAction.WARMUP for each in profilers)
+    profilers = (
+        candidate for candidate in gc.get_objects() if type(candidate) is torch.profiler.profile
+    )
+    return any(profiler.current_action is ProfilerAction.WARMUP for profiler in profilers)
 
 
 def _mark_phase_end() -> None:

@@ -24,7 +24,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 def whole_bytes(module: nn.Module) -> int:
     """Return the bytes of the parameters of `module` once they are gathered from all processes."""
-    return sum(each.numel() * each.element_size() for each in module.parameters())
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def _has_parts(module: nn.Module) -> bool:
     waiting = [module]
     while waiting:
         present = waiting.pop()
-        if any(is_part(each) for each in present.parameters(recurse=False)):
+        if any(is_part(parameter) for parameter in present.parameters(recurse=False)):
             return True
         waiting += (child for child in present.children() if not _is_fsdp(child))
     return False
@@ -114,7 +114,7 @@ def gathered(model: nn.Module, value: Any) -> list[Any]:
             group = mesh.get_group(dimension)
             found: list[Any] = [None] * distributed.get_world_size(group)
             distributed.all_gather_object(found, values, group=group)
-            values = [each for part in found for each in part]
+            values = [own for part in found for own in part]
     return values
 
 
@@ -129,8 +129,8 @@ def is_part(tensor: torch.Tensor) -> bool:
 
 def _meshes(module: nn.Module) -> list[Any]:
     """Device meshes of its parameters, each once, in the order of the parameters."""
-    parts: Any = (each for each in module.parameters() if is_part(each))
-    return list(dict.fromkeys(each.device_mesh for each in parts))
+    parts: Any = (parameter for parameter in module.parameters() if is_part(parameter))
+    return list(dict.fromkeys(parameter.device_mesh for parameter in parts))
 
 
 def _reshard(modules: Iterable[nn.Module]) -> None:

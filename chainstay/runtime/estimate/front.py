@@ -106,9 +106,9 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         model=name,
         device=figures,
         profile=profile,
-        parameters=sum(each.numel() for each in parameters),
-        parameter_bytes=sum(each.nbytes for each in parameters),
-        trained_bytes=sum(each.nbytes for each in parameters if each.requires_grad),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=sum(parameter.nbytes for parameter in parameters),
+        trained_bytes=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
     )
 
 

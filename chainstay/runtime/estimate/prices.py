@@ -62,7 +62,7 @@ def operator_ns(
 
 def _throughput(device: DeviceModel, packet: object, tensors: Iterable[torch.Tensor]) -> float:
     """Arithmetic per second in the type of the first real tensor."""
-    dtype = next((each.dtype for each in tensors if each.is_floating_point()), None)
+    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
     if dtype == torch.bfloat16:
         return device.bfloat16
     if dtype == torch.float16:

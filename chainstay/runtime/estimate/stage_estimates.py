@@ -72,7 +72,7 @@ def estimate_stages(
         )
         for index, stage in enumerate(subject.stages)
     ]
-    return observed, [each.memory for each in probed]
+    return observed, [probe.memory for probe in probed]
 
 
 @dataclass(frozen=True, slots=True)

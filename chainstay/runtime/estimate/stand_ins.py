@@ -64,4 +64,4 @@ def _tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the tensors that the model's modules hold by name, registered or not."""
     for module in model.modules():
         for held in (module._parameters, module._buffers, vars(module)):  # noqa: SLF001  # `None`s too
-            yield from (each for each in held.values() if isinstance(each, torch.Tensor))
+            yield from (value for value in held.values() if isinstance(value, torch.Tensor))

@@ -72,6 +72,8 @@ class TracedCall:
             )
         observed, inputs, outputs = calls[-1]
         positions = {
-            id(each): index for index, each in enumerate(outputs) if isinstance(each, torch.Tensor)
+            id(output): index
+            for index, output in enumerate(outputs)
+            if isinstance(output, torch.Tensor)
         }
         return cls(observed, inputs, OutputSample(value, positions))

@@ -95,8 +95,8 @@ class JoinAccount:
 
         def chosen(chain: JoinedChain) -> JoinedChain:
             stages = (
-                replace(each, cost=replace(each.cost, options=choose(each.cost.options)))
-                for each in chain.stages
+                replace(stage, cost=replace(stage.cost, options=choose(stage.cost.options)))
+                for stage in chain.stages
             )
             return replace(chain, stages=tuple(stages))
 

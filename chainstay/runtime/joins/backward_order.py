@@ -44,14 +44,14 @@ def reorder(outputs: State, ranges: Sequence[NodeRange]) -> None:
         outputs: Below them are all the nodes.
         ranges: The ranges of distinct runs of stages.
     """
-    spans = sorted(ranges, key=lambda each: each.start)
+    spans = sorted(ranges, key=lambda run: run.start)
     low, high = spans[0].start, spans[-1].end
     shift: dict[int, int] = {}
     following = low
-    for each in reversed(ranges):
-        shift[each.start] = following - each.start
-        following += each.end - each.start
-    starts = [each.start for each in spans]
+    for run in reversed(ranges):
+        shift[run.start] = following - run.start
+        following += run.end - run.start
+    starts = [run.start for run in spans]
     for node in _nodes_below(outputs, low):
         number: int = node._sequence_nr()  # noqa: SLF001  # no public way
         if low <= number < high:
@@ -62,7 +62,7 @@ def reorder(outputs: State, ranges: Sequence[NodeRange]) -> None:
 
 def _nodes_below(outputs: State, low: int) -> Iterator[Node]:
     """Nodes of this graph that are not older than number `low`, each once."""
-    pending = [each.grad_fn for each in outputs]
+    pending = [tensor.grad_fn for tensor in outputs]
     seen: set[Node] = set()
     while pending:
         node = pending.pop()

@@ -80,9 +80,9 @@ class _JoinPart:
         chosen = sorted(ends)
         places = choose_cuts(self.crossings, seen, granularity, blocks)
         held = {place: self._held(self.crossings.at(place), seen) for place in places}
-        for place in sorted(places, key=lambda each: (_size(held[each], seen), each)):
-            before = max(each for each in chosen if each < place)
-            behind = min(each for each in chosen if each > place)
+        for place in sorted(places, key=lambda cut: (_size(held[cut], seen), cut)):
+            before = max(other for other in chosen if other < place)
+            behind = min(other for other in chosen if other > place)
             if held[place].isdisjoint(states[before] | states[behind]):
                 states[place] = held[place]
                 chosen.append(place)
@@ -102,7 +102,7 @@ class _JoinPart:
 
 
 def _size(held: frozenset[object], seen: Observations) -> int:
-    return seen.size_of(each for each in held if isinstance(each, int))
+    return seen.size_of(storage for storage in held if isinstance(storage, int))
 
 
 def _pieces(

@@ -30,9 +30,9 @@ class Seen:
     def standing_bytes(self) -> int:
         """Bytes that a plan holds through the whole step."""
         total = 0
-        for each, memory in zip(self.observed, self.memories, strict=True):
-            made = each.result.bytes_outside(each.given)
-            if each.stage.is_loss:
+        for observation, memory in zip(self.observed, self.memories, strict=True):
+            made = observation.result.bytes_outside(observation.given)
+            if observation.stage.is_loss:
                 total += made + memory.output_gradients.allocated_bytes
             else:
                 total += max(memory.dropped_bytes - made, 0)
@@ -108,8 +108,8 @@ def _tail(part: Seen, standing: int, numbers: dict[int, int]) -> JoinedChain:
     last = len(part.observed) - 1 - part.has_loss
     handed = part.observed[last].result if last >= 0 else part.observed[0].given
     besides = []
-    for index, each in enumerate(part.observed):
-        waiting = handed.bytes_outside(each.given)
+    for index, observation in enumerate(part.observed):
+        waiting = handed.bytes_outside(observation.given)
         is_last = index == last
         besides.append(_Besides(waiting * is_last, waiting, waiting * (not is_last)))
     return _chain(part, besides, standing, numbers)
@@ -132,25 +132,29 @@ def _kept(part: Seen, index: int, memory: StageMemory) -> tuple[int, int, int]:
 def _joined_stage(
     part: Seen, index: int, beside: _Besides, standing: int, numbers: dict[int, int]
 ) -> JoinedStage:
-    each, memory = part.observed[index], part.memories[index]
+    observation, memory = part.observed[index], part.memories[index]
     saved, recording, backward = _kept(part, index, memory)
-    dropping = memory.dropped_peak - each.given.bytes - each.result.bytes_outside(each.given)
+    dropping = (
+        memory.dropped_peak
+        - observation.given.bytes
+        - observation.result.bytes_outside(observation.given)
+    )
     relief = max(-backward - beside.held, 0)
-    is_loss = each.stage.is_loss
+    is_loss = observation.stage.is_loss
     cost = StageCost(
-        name=each.stage.name,
-        forward_time=each.time.forward,
-        backward_time=each.time.backward,
-        rerun_time=each.time.rerun,
-        hooks_time=each.time.hooks,
-        output_bytes=each.result.bytes,
+        name=observation.stage.name,
+        forward_time=observation.time.forward,
+        backward_time=observation.time.backward,
+        rerun_time=observation.time.rerun,
+        hooks_time=observation.time.hooks,
+        output_bytes=observation.result.bytes,
         saved_bytes=saved,
         gradient_bytes=memory.output_gradients.allocated_bytes,
         recording_bytes=recording + standing,
         dropping_bytes=max(dropping, 0) + standing,
         backward_bytes=backward + beside.held + relief + standing,
-        environment_bytes=0 if is_loss else each.environment_bytes,
-        random_bytes=0 if is_loss else each.random_bytes,
+        environment_bytes=0 if is_loss else observation.environment_bytes,
+        random_bytes=0 if is_loss else observation.random_bytes,
     )
     options = []
     for found in part.options.get(index, ()):
@@ -163,13 +167,15 @@ def _joined_stage(
         forward_waiting=beside.forward_waiting,
         backward_waiting=beside.backward_waiting,
         relief=relief,
-        leaves=_leaves(each, numbers),
+        leaves=_leaves(observation, numbers),
     )
 
 
-def _leaves(each: ObservedStage, numbers: dict[int, int]) -> tuple[tuple[int, int], ...]:
+def _leaves(observation: ObservedStage, numbers: dict[int, int]) -> tuple[tuple[int, int], ...]:
     """Return the leaves of a stage as in `JoinedStage`; `numbers` has known leaves by identity."""
-    return tuple((numbers.setdefault(id(leaf), len(numbers)), leaf.nbytes) for leaf in each.leaves)
+    return tuple(
+        (numbers.setdefault(id(leaf), len(numbers)), leaf.nbytes) for leaf in observation.leaves
+    )
 
 
 def _chain(

@@ -78,10 +78,12 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
             return MeasuredJoin.of(own, *known)
     seen, found = _observed(join, parts, repeats, wants_options=wants_options)
     account = _account_of(seen, parts, len(join.branches), has_options=wants_options)
-    observed = (each for own in seen for each in own.observed if not each.stage.is_loss)
+    observed = (
+        observation for own in seen for observation in own.observed if not observation.stage.is_loss
+    )
     if file is not None:
         file.write(account)
-    own = staged(join, parts, tuple(each.traits for each in observed), names)
+    own = staged(join, parts, tuple(observation.traits for observation in observed), names)
     return MeasuredJoin.of(own, account, found)
 
 
@@ -128,9 +130,9 @@ def _observed(
         seen.append(Seen(own, some, options))
         start += len(own)
     table = {
-        (first, number): each.option
+        (first, number): observation.option
         for first, options in of_stage.items()
-        for number, each in enumerate(options, 1)
+        for number, observation in enumerate(options, 1)
     }
     return seen, table
 
@@ -139,12 +141,12 @@ def _account_of(
     seen: Sequence[Seen], parts: Sequence[Subject], branches: int, *, has_options: bool
 ) -> JoinAccount:
     device, counted = parts[0].device, parts[0].counted
-    leaves = [each.leaves for own in seen for each in own.observed]
+    leaves = [observation.leaves for own in seen for observation in own.observed]
     autocast = Autocast.now(device)
     return account_for_join(
         seen,
         branches,
-        state_bytes(each for each in counted if each.device == device)
+        state_bytes(tensor for tensor in counted if tensor.device == device)
         + autocast_copies_bytes(leaves, autocast),
         has_options=has_options,
     )
@@ -168,9 +170,9 @@ def _file_of(
 @contextmanager
 def _summing(observed: Sequence[Sequence[ObservedStage]]) -> Iterator[None]:
     """A gradient of what several stages use takes as much again, as when it is summed."""
-    stages = [each for own in observed for each in own]
-    uses = Counter(id(leaf) for each in stages for leaf in each.leaves)
-    shared = {id(leaf): leaf for each in stages for leaf in each.leaves if uses[id(leaf)] > 1}
+    stages = [stage for own in observed for stage in own]
+    uses = Counter(id(leaf) for stage in stages for leaf in stage.leaves)
+    shared = {id(leaf): leaf for stage in stages for leaf in stage.leaves if uses[id(leaf)] > 1}
     hooks = [leaf.register_hook(lambda gradient: gradient + 0) for leaf in shared.values()]
     try:
         yield

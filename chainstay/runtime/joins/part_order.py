@@ -124,5 +124,5 @@ def _refuse_common_changes(
 
 
 def _touched(node: fx.Node, seen: Observations) -> set[int]:
-    arguments = (each for each in node.all_input_nodes if each.op != "get_attr")
-    return {s for each in (node, *arguments) for s in seen[each].storages} | seen[node].written
+    arguments = (argument for argument in node.all_input_nodes if argument.op != "get_attr")
+    return {s for value in (node, *arguments) for s in seen[value].storages} | seen[node].written

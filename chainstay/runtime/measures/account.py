@@ -69,10 +69,10 @@ class Account:
             )
         return replace(
             accounts[0],
-            input_bytes=max(each.input_bytes for each in accounts),
-            input_gradient_bytes=max(each.input_gradient_bytes for each in accounts),
-            stages=tuple(map(_largest, zip(*(each.stages for each in accounts), strict=True))),
-            skips=tuple(map(_largest, zip(*(each.skips for each in accounts), strict=True))),
+            input_bytes=max(one.input_bytes for one in accounts),
+            input_gradient_bytes=max(one.input_gradient_bytes for one in accounts),
+            stages=tuple(map(_largest, zip(*(one.stages for one in accounts), strict=True))),
+            skips=tuple(map(_largest, zip(*(one.skips for one in accounts), strict=True))),
         ).without_options()
 
     def profile(self) -> ChainProfile:
@@ -102,10 +102,10 @@ class Account:
     def without_times(self) -> Account:
         """Return the account with times alike, in which no option is of use that times decide."""
         total = self.input_bytes + sum(
-            each.saved_bytes + each.gradient_bytes + each.recording_bytes + each.backward_bytes
-            for each in self.stages
+            stage.saved_bytes + stage.gradient_bytes + stage.recording_bytes + stage.backward_bytes
+            for stage in self.stages
         )
-        return replace(self, stages=tuple(each.without_times(2 * total) for each in self.stages))
+        return replace(self, stages=tuple(stage.without_times(2 * total) for stage in self.stages))
 
     def by_kind(self, *, is_sound: bool = True) -> ChainProfile:
         """Return the profile with options, and what each kind of run costs.
@@ -118,7 +118,7 @@ class Account:
         costs = self.stages
         if not is_sound:
             costs = tuple(replace(cost, environment_bytes=0, random_bytes=0) for cost in costs)
-        held = [0, *accumulate(each.environment_bytes for each in costs)]  # before stage i
+        held = [0, *accumulate(cost.environment_bytes for cost in costs)]  # before stage i
         twice = [
             sum(skip.bytes for skip in self._handed_out(index)) * is_sound
             for index in range(len(costs))
@@ -134,7 +134,7 @@ class Account:
             )
 
         own = (
-            replace(each, backward_bytes=each.backward_bytes - each.random_bytes) for each in costs
+            replace(cost, backward_bytes=cost.backward_bytes - cost.random_bytes) for cost in costs
         )
         return self._assembled(
             stage_by_kind((first, *costs[index + 1 :]), partial(beside, index))
@@ -325,8 +325,8 @@ def stage_by_kind(stages: Sequence[StageCost], beside: Callable[[int], BesideRun
 
     def option(own: OptionCost) -> StageOption:
         kept, more = stages[: own.stages], beside(own.stages)
-        forward = sum(each.forward_time for each in kept)
-        backward = sum(each.backward_time for each in kept) + own.replay_time
+        forward = sum(stage.forward_time for stage in kept)
+        backward = sum(stage.backward_time for stage in kept) + own.replay_time
         return StageOption(
             name=own.name,
             saved_bytes=own.saved_bytes,
@@ -337,7 +337,7 @@ def stage_by_kind(stages: Sequence[StageCost], beside: Callable[[int], BesideRun
                 backward_time=backward,
             ),
             again=RunCost(
-                time=forward + sum(each.rerun_time for each in kept),
+                time=forward + sum(stage.rerun_time for stage in kept),
                 overhead_bytes=own.recording_bytes + more.again,
                 backward_time=backward,
             ),
@@ -393,7 +393,7 @@ _Kept = TypeVar("_Kept", Stage, StageOption)
 def _largest(records: tuple[_Record, ...]) -> _Record:
     """Return a record with the largest of all numbers."""
     numbers = {
-        name: max(getattr(each, name) for each in records)
+        name: max(getattr(record, name) for record in records)
         for name in (field.name for field in fields(records[0]))
         if isinstance(getattr(records[0], name), int)
     }

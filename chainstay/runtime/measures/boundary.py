@@ -35,10 +35,13 @@ class Gradients:
     def of(cls, gradients: tuple[torch.Tensor | None, ...]) -> Gradients:
         """Return the layout of `gradients`."""
         addresses = [
-            -1 - index if each is None else address_of(each) for index, each in enumerate(gradients)
+            -1 - index if gradient is None else address_of(gradient)
+            for index, gradient in enumerate(gradients)
         ]
         return cls(
-            tuple(None if each is None else MemoryLayout.of(each) for each in gradients),
+            tuple(
+                None if gradient is None else MemoryLayout.of(gradient) for gradient in gradients
+            ),
             tuple(addresses.index(address) for address in addresses),
         )
 
@@ -46,7 +49,7 @@ class Gradients:
     def usual(cls, state: State) -> Gradients:
         """A dense gradient for everything that wants one."""
         return cls(
-            tuple(MemoryLayout.usual(each) if each.requires_grad else None for each in state),
+            tuple(MemoryLayout.usual(tensor) if tensor.requires_grad else None for tensor in state),
             tuple(range(len(state))),
         )
 
@@ -86,7 +89,7 @@ def swallow(
         state: Tensors that require no gradient are handed on as they are.
         receive: Called with the gradients of all tensors before they are forgotten.
     """
-    wanting = tuple(index for index, each in enumerate(state) if each.requires_grad)
+    wanting = tuple(index for index, tensor in enumerate(state) if tensor.requires_grad)
     if not wanting:
         return state
 
@@ -100,7 +103,7 @@ def swallow(
         receive_all, anchor, *(state[index].detach() for index in wanting)
     )
     known = dict(zip(wanting, passed, strict=True))
-    return tuple(known.get(index, each) for index, each in enumerate(state))
+    return tuple(known.get(index, tensor) for index, tensor in enumerate(state))
 
 
 class _Swallow(torch.autograd.Function):
@@ -125,12 +128,12 @@ class _Swallow(torch.autograd.Function):
 
 def noting(state: State, reached: Callable[[], None]) -> State:
     """`state` as it is; `reached` is called once its gradients have been computed."""
-    wanting = tuple(index for index, each in enumerate(state) if each.requires_grad)
+    wanting = tuple(index for index, tensor in enumerate(state) if tensor.requires_grad)
     if not wanting:
         return state
     passed: State = _Note.apply(reached, *(state[index] for index in wanting))  # type: ignore[no-untyped-call]  # torch does not annotate it
     known = dict(zip(wanting, passed, strict=True))
-    return tuple(known.get(index, each) for index, each in enumerate(state))
+    return tuple(known.get(index, tensor) for index, tensor in enumerate(state))
 
 
 class _Note(torch.autograd.Function):
@@ -163,7 +166,7 @@ def seeded(
         last: What `waiting_for` gave, if anything is to wait.
     """
     uses = uses or LeafUses()
-    wanting = (each for each, known in zip(state, gradients.layouts, strict=True) if known)
+    wanting = (tensor for tensor, known in zip(state, gradients.layouts, strict=True) if known)
     waits = () if last is None else (last,)
     root: torch.Tensor = _Seed.apply(gradients, uses, *wanting, *uses.behind, *waits)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return root

@@ -126,9 +126,9 @@ def stage_times(times: Sequence[StageTimes]) -> list[StageTime]:
     What hooks take is the same small part of every stage's times, as good as lost in their noise:
     it is the median over all stages.
     """
-    beyond = [each.extra - int(median(each.again)) for each in times if each.again]
+    beyond = [stage.extra - int(median(stage.again)) for stage in times if stage.again]
     hooks = max(int(median(beyond)), 0) if beyond else 0
-    return [each.profiled(hooks) for each in times]
+    return [stage.profiled(hooks) for stage in times]
 
 
 def time_chain(
@@ -152,7 +152,7 @@ def time_chain(
     chain = _Chain(stages, *given, device)
     progress("warming up", steps=0, more=len(stages) * (1 + repeats))
     # Processes that share parameters must all run them equally often.
-    is_sharded = any(each.stage.is_sharded for each in stages)
+    is_sharded = any(timed.stage.is_sharded for timed in stages)
     needed = chain.step_bytes()
     chain.is_whole = not is_sharded and 2 * needed <= chain.clock.free_bytes()
     leaves = chain.leaves(range(len(stages))) if chain.is_whole else ()
@@ -196,8 +196,8 @@ class _Chain:
     @property
     def is_known(self) -> bool:
         """Whether passes differ little enough."""
-        forward = (each.forward for each in self.times)
-        backward = (each.backward for each in self.times)
+        forward = (stage.forward for stage in self.times)
+        backward = (stage.backward for stage in self.times)
         return _is_narrow([sum(times) for times in zip(*forward, *backward, strict=True)])
 
     def step_bytes(self) -> int:
@@ -209,7 +209,7 @@ class _Chain:
             sizes[storage.data_ptr()] = storage.nbytes()
 
         total = state_bytes(
-            {id(leaf): leaf for each in self.stages for leaf in each.leaves}.values()
+            {id(leaf): leaf for stage in self.stages for leaf in stage.leaves}.values()
         )
         state = self.source
         for index, timed in enumerate(self.stages):
@@ -282,7 +282,7 @@ class _Chain:
 
     @property
     def _count_without_loss(self) -> int:
-        return sum(not each.stage.is_loss for each in self.stages)
+        return sum(not timed.stage.is_loss for timed in self.stages)
 
     def _backwards(
         self, output: State, group: range, reached: dict[int, object], given: Sequence[State]
@@ -312,7 +312,7 @@ class _Chain:
 
 def _described(state: State) -> State:
     """Shapes and types, without memory."""
-    return tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in state)
+    return tuple(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in state)
 
 
 def _is_narrow(values: Sequence[int]) -> bool:

@@ -168,7 +168,7 @@ def _digest(body: object) -> str:
 
 def cost_from(found: Fields) -> StageCost:
     """Return the costs of a stage, as `dataclasses.asdict` wrote them."""
-    numbers = {each: found.integer(each) for each in _NUMBERS}
+    numbers = {name: found.integer(name) for name in _NUMBERS}
     options = tuple(map(_option_from, found.children("options")))
     return StageCost(
         name=found.string("name"),
@@ -180,7 +180,7 @@ def cost_from(found: Fields) -> StageCost:
 
 
 def _option_from(found: Fields) -> OptionCost:
-    numbers = {each: found.integer(each) for each in _OPTION_NUMBERS}
+    numbers = {name: found.integer(name) for name in _OPTION_NUMBERS}
     return OptionCost(
         name=found.string("name"),
         choice=found.string("choice"),
@@ -200,7 +200,7 @@ def _account(document: Fields, names: tuple[str, ...]) -> Account:
         input_gradient_bytes=document.integer("input_gradient_bytes"),
         stages=tuple(map(cost_from, document.children("stages"))),
         skips=tuple(
-            Skip(**{each: skip.integer(each) for each in _SKIP_NUMBERS})
+            Skip(**{name: skip.integer(name) for name in _SKIP_NUMBERS})
             for skip in document.children("skips")
         ),
         has_options=document.boolean("has_options"),

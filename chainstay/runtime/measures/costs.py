@@ -134,7 +134,7 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
 def _timed(
     observed: Sequence[ObservedStage], subject: Subject, repeats: int
 ) -> list[ObservedStage]:
-    stages = [TimedStage(each.stage, each.traits, each.leaves) for each in observed]
+    stages = [TimedStage(seen.stage, seen.traits, seen.leaves) for seen in observed]
     given = (subject.source, subject.shared)
     times = time_chain(stages, given, subject.device, repeats, subject.progress)
     return [replace(s, time=t) for s, t in zip(observed, stage_times(times), strict=True)]
@@ -157,7 +157,7 @@ def trace_chain(
         is_whole: Whether nothing else uses their leaves, so that it is known when gradients wait.
     """
     probes = [
-        StageProbe(stage=each.stage, shared=subject.shared, leaves=each.leaves) for each in observed
+        StageProbe(stage=seen.stage, shared=subject.shared, leaves=seen.leaves) for seen in observed
     ]
     # A failing stage leaves no gradient behind.
     with closing(_phases(probes, subject, gradients, is_whole=is_whole)) as phases:
@@ -180,7 +180,7 @@ def _phases(
         subject.progress("tracing memory")
         probe.output_gradients = gradients
         if is_whole:
-            held = [each.leaf_gradients for each in probes]
+            held = [holder.leaf_gradients for holder in probes]
             probe.uses = LeafUses.of(leaves, index, index, held)
         for phase in probe.phases(parked[index], device):
             yield partial(_blamed, phase, probe.stage, index, parked[index])
@@ -218,26 +218,26 @@ def account_for(
     """Return the costs of every stage; without a measured loss a free one is put at the end."""
     around = Surroundings.of(observed, memories, subject, autocast)
     costs = []
-    for index, (each, memory) in enumerate(zip(observed, memories, strict=True)):
+    for index, (seen, memory) in enumerate(zip(observed, memories, strict=True)):
         saved, recording, backward = around.kept(memory, index, index)
-        dropping = memory.dropped_peak - each.given.bytes
-        dropping -= each.result.bytes_outside(each.given)
+        dropping = memory.dropped_peak - seen.given.bytes
+        dropping -= seen.result.bytes_outside(seen.given)
         costs.append(
             StageCost(
-                name=each.stage.name,
-                forward_time=each.time.forward,
-                backward_time=each.time.backward,
-                rerun_time=each.time.rerun,
-                hooks_time=each.time.hooks,
-                output_bytes=each.result.bytes,
+                name=seen.stage.name,
+                forward_time=seen.time.forward,
+                backward_time=seen.time.backward,
+                rerun_time=seen.time.rerun,
+                hooks_time=seen.time.hooks,
+                output_bytes=seen.result.bytes,
                 saved_bytes=saved,
                 gradient_bytes=around.gradient_bytes(index + 1),
                 recording_bytes=recording,
                 dropping_bytes=max(dropping, 0) + around.standing,
                 backward_bytes=backward,
                 again_bytes=around.waiting(index),
-                environment_bytes=0 if each.stage.is_loss else each.environment_bytes,
-                random_bytes=0 if each.stage.is_loss else each.random_bytes,
+                environment_bytes=0 if seen.stage.is_loss else seen.environment_bytes,
+                random_bytes=0 if seen.stage.is_loss else seen.random_bytes,
                 forward_operator=memory.forward_operator,
                 backward_operator=memory.backward_operator,
             )
@@ -279,8 +279,8 @@ class Surroundings:
         autocast: Autocast | None,
     ) -> Self:
         """Return the surroundings of the stages of a chain; arguments as for `account_for`."""
-        states = [observed[0].given, *(each.result for each in observed)]
-        gradients = [each.input_gradients for each in memories] + [memories[-1].output_gradients]
+        states = [observed[0].given, *(seen.result for seen in observed)]
+        gradients = [*(stage.input_gradients for stage in memories), memories[-1].output_gradients]
         has_loss = observed[-1].stage.is_loss
         inputs = slice(0, len(observed) + (not has_loss))  # of every stage, the loss's included
         return cls(
@@ -289,7 +289,7 @@ class Surroundings:
             gradients=gradients,
             skips=shared_skips(states[inputs], gradients[inputs]),
             tied=TiedGradients.of(
-                [each.leaves for each in observed], [each.leaf_gradients for each in memories]
+                [seen.leaves for seen in observed], [stage.leaf_gradients for stage in memories]
             ),
             has_loss=has_loss,
         )
@@ -355,13 +355,13 @@ def _standing_bytes(
     autocast: Autocast | None,
 ) -> int:
     """Bytes that a plan holds through the whole step."""
-    leaves = [each.leaves for each in observed]
+    leaves = [seen.leaves for seen in observed]
     inputs = tuple(tensor for tensor in subject.source if tensor.requires_grad)
-    total = state_bytes(each for each in subject.counted if each.device == subject.device)
+    total = state_bytes(tensor for tensor in subject.counted if tensor.device == subject.device)
     total += autocast_copies_bytes([*leaves, inputs], autocast)
-    for each, memory in zip(observed, memories, strict=True):
-        made_bytes = each.result.bytes_outside(each.given)
-        if each.stage.is_loss:
+    for seen, memory in zip(observed, memories, strict=True):
+        made_bytes = seen.result.bytes_outside(seen.given)
+        if seen.stage.is_loss:
             total += made_bytes + memory.output_gradients.allocated_bytes
         else:
             total += max(memory.dropped_bytes - made_bytes, 0)
@@ -374,8 +374,8 @@ def require_differentiable(output: State) -> None:
     Raises:
         UnsupportedModelError: It is all integers.
     """
-    if not any(each.is_floating_point() or each.is_complex() for each in output):
-        types = " and ".join(str(each.dtype) for each in output) or "no tensor's"
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in output):
+        types = " and ".join(str(tensor.dtype) for tensor in output) or "no tensor's"
         raise UnsupportedModelError(
             f"the model's output is of type {types}, which has no gradient; leave out "
             "the stages that turn it into integers"

@@ -150,7 +150,7 @@ def measure_subject(
     measured = Measurement(
         chain=chain,
         account=account_for(observed, memories, subject, autocast),
-        traits=tuple(each.traits for each in observed if not each.stage.is_loss),
+        traits=tuple(seen.traits for seen in observed if not seen.stage.is_loss),
     )
     if wants_options(measured):
         kept = Surroundings.of(observed, memories, subject, autocast).kept

@@ -202,13 +202,13 @@ class StageProbe:
 
     def _note_gradients(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
         self.input_gradients = Gradients.of(gradients)
-        self._addresses += [address_of(each) for each in gradients if each is not None]
+        self._addresses += [address_of(gradient) for gradient in gradients if gradient is not None]
 
 
 def leaves_of(outputs: State) -> tuple[torch.Tensor, ...]:
     """Every leaf that the graph of `outputs` sends a gradient to, wherever the stage keeps it."""
-    handed_out = (each for each in outputs if each.is_leaf and each.requires_grad)
-    leaves: dict[int, torch.Tensor] = {id(each): each for each in handed_out}
+    handed_out = (tensor for tensor in outputs if tensor.is_leaf and tensor.requires_grad)
+    leaves: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in handed_out}
     seen, pending = set(), [output.grad_fn for output in outputs]
     while pending:
         node = pending.pop()

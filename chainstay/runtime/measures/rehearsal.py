@@ -76,7 +76,7 @@ def rehearse_graph(
         del output
 
     counted = counted_among(given, graph.inputs[: len(given)])
-    held = state_bytes(each for each in counted if each.device == device)
+    held = state_bytes(tensor for tensor in counted if tensor.device == device)
     with zeroed_gradients(leaves):
         return _rehearsed(step, device, held, limit)
 

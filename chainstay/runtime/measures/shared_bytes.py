@@ -70,8 +70,8 @@ class LeafUses:
             last: The last one.
             held: What holds each of these gradients, for stages behind the last one.
         """
-        own = {id(leaf): leaf for each in leaves[first : last + 1] for leaf in each}
-        before = {id(leaf) for each in leaves[:first] for leaf in each}
+        own = {id(leaf): leaf for of_stage in leaves[first : last + 1] for leaf in of_stage}
+        before = {id(leaf) for of_stage in leaves[:first] for leaf in of_stage}
         sums: dict[int, LeafGradient] = {}
         for stage in reversed(range(last + 1, len(leaves))):
             sums |= dict(zip(map(id, leaves[stage]), held[stage], strict=True))

@@ -124,9 +124,9 @@ class StageCost:
     def scaled(self, numerator: int, denominator: int) -> StageCost:
         """All times and sizes in proportion, rounded up."""
         numbers = {
-            each.name: -(-getattr(self, each.name) * numerator // denominator)
-            for each in fields(self)
-            if isinstance(getattr(self, each.name), int)
+            field.name: -(-getattr(self, field.name) * numerator // denominator)
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), int)
         }
         return replace(self, options=(), **numbers)
 
@@ -138,9 +138,11 @@ class StageCost:
         """
         options = tuple(
             replace(
-                each, replay_time=1, saved_bytes=each.saved_bytes if each.is_steady else too_large
+                option,
+                replay_time=1,
+                saved_bytes=option.saved_bytes if option.is_steady else too_large,
             )
-            for each in self.options
+            for option in self.options
         )
         return replace(
             self, forward_time=1, backward_time=1, rerun_time=0, hooks_time=0, options=options

@@ -116,7 +116,7 @@ def _cuts(stages: Sequence[ChainStage], source: State, shared: Sequence[Any]) ->
         with _watched(saved):
             output = run_stage(stage, index, state, shared)
         passed = set(map(address_of, output))
-        idle = [each for each in state if address_of(each) not in kept | saved | passed]
+        idle = [tensor for tensor in state if address_of(tensor) not in kept | saved | passed]
         yield _Cut(index, state_bytes(state), state_bytes(idle))
         kept = (kept | saved) & passed
         state = detached(output)

@@ -68,7 +68,9 @@ class Lineage:
         if self.states:
             last = self.states[-1]
             known = dict(zip(dict.fromkeys(map(address_of, before)), last.storages, strict=True))
-            passed = {id(each): number for each, number in zip(before, last.tensors, strict=True)}
+            passed = {
+                id(tensor): number for tensor, number in zip(before, last.tensors, strict=True)
+            }
         self.states.append(
             NumberedState(
                 storages={
@@ -77,7 +79,7 @@ class Lineage:
                     )
                     for address, tensor in addresses.items()
                 },
-                tensors=tuple(passed.get(id(each), next(self._numbers)) for each in state),
+                tensors=tuple(passed.get(id(tensor), next(self._numbers)) for tensor in state),
             )
         )
 
@@ -89,7 +91,9 @@ def shared_skips(
     bytes_of: Counter[tuple[int, int]] = Counter()
     gradient_of: Counter[tuple[int, int]] = Counter()
     sizes = [state.storages for state in states]
-    slopes = [_sizes_by_number(state, each) for state, each in zip(states, gradients, strict=True)]
+    slopes = [
+        _sizes_by_number(state, layout) for state, layout in zip(states, gradients, strict=True)
+    ]
     for counter, by_state in ((bytes_of, sizes), (gradient_of, slopes)):
         for cuts, size in _crossings(by_state):
             counter[cuts] += size

@@ -122,7 +122,9 @@ class TracedLoss:
     @property
     def text(self) -> str:
         """A text of the computation, for a digest."""
-        shapes = [tuple(each.shape) for each in self.sources if isinstance(each, torch.Tensor)]
+        shapes = [
+            tuple(source.shape) for source in self.sources if isinstance(source, torch.Tensor)
+        ]
         return "\n".join([*(stage.text for stage in self.body.stages), f"{shapes}"])
 
     def __call__(self, state: Sequence[Any], shared: Sequence[Any] = ()) -> State:  # noqa: ARG002  # as `Part`

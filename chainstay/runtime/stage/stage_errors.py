@@ -22,10 +22,10 @@ def run_stage(stage: ChainStage, index: int, state: State, shared: Sequence[Any]
     """
     with blaming(stage, index, state):
         output: tuple[object, ...] = stage(incoming(stage, state), shared)
-    tensors = tuple(each for each in output if isinstance(each, torch.Tensor))
+    tensors = tuple(value for value in output if isinstance(value, torch.Tensor))
     if len(tensors) == len(output):
         return tensors
-    strange = next(each for each in output if not isinstance(each, torch.Tensor))
+    strange = next(value for value in output if not isinstance(value, torch.Tensor))
     remedy = (
         "reduce it to a tensor of one number"
         if stage.is_loss

@@ -108,12 +108,12 @@ def non_leaves(state: State) -> State:
 
 def changeable(state: State, values: State) -> State:
     """Return `values` in place of `state`, as a stage in mid-chain gets them: to be changed."""
-    wanting = tuple(index for index, each in enumerate(state) if each.requires_grad)
+    wanting = tuple(index for index, tensor in enumerate(state) if tensor.requires_grad)
     made: State = _Changeable.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
         tuple(values[index] for index in wanting), *(state[index] for index in wanting)
     )
     known = dict(zip(wanting, made, strict=True))
-    return tuple(known.get(index, each) for index, each in enumerate(values))
+    return tuple(known.get(index, value) for index, value in enumerate(values))
 
 
 class _Changeable(torch.autograd.Function):
@@ -194,7 +194,7 @@ def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def is_among(tensor: torch.Tensor, state: State) -> bool:
     """Whether `tensor` is one of the objects in `state`."""
-    return any(tensor is each for each in state)
+    return any(tensor is other for other in state)
 
 
 def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:

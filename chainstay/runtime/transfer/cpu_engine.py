@@ -71,7 +71,7 @@ class CopyTicket:
         """Do not copy from or to `memory`; returns when nobody does."""
         with self._lock:
             self._copies[:] = [
-                each for each in self._copies if not any(memory is one for one in each)
+                copy for copy in self._copies if not any(memory is one for one in copy)
             ]
 
 

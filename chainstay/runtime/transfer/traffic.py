@@ -150,7 +150,7 @@ class ParkedState:
             held.append(tensor if cell is None else Parked(cell, _nothing, tensor))
         return cls(
             tuple(held),
-            tuple(_version_of(each) for each in held),
+            tuple(_version_of(value) for value in held),
             tuple(tensor.requires_grad for tensor in state),
         )
 
@@ -167,7 +167,8 @@ class ParkedState:
             PlanMismatchError: One was changed in place before it went.
         """
         tensors = (
-            each.restored().detach() if isinstance(each, Parked) else each for each in self.tensors
+            tensor.restored().detach() if isinstance(tensor, Parked) else tensor
+            for tensor in self.tensors
         )
         return tuple(
             tensor.requires_grad_(wants)

@@ -69,7 +69,7 @@ def plan_transfers(
         walk.take(position)
     actions: list[tuple[Action, ...]] = []
     for computation, some in zip(walk.computations, walk.actions, strict=True):
-        actions.append(tuple(each for each in some if each.item in walk.let_go))
+        actions.append(tuple(action for action in some if action.item in walk.let_go))
         actions += [()] * (len(computation.ops) - 1)
     return TransferPlan(
         actions=tuple(actions),
@@ -81,7 +81,7 @@ def plan_transfers(
 
 def _most_on_host(actions: Iterable[tuple[Action, ...]], walk: _TransferWalk) -> int:
     signs = {Act.SEND: 1, Act.RELEASE: 0, Act.FETCH: -1, Act.COPY: 0}
-    changes = (signs[each.act] * walk.size(each.item) for some in actions for each in some)
+    changes = (signs[action.act] * walk.size(action.item) for some in actions for action in some)
     return max(accumulate(changes), default=0)
 
 
@@ -171,7 +171,7 @@ class _TransferWalk:
                 self._drop(item, position)
 
     def _require_data(self, op: Op, position: int, computation: Computation) -> None:
-        made = {item for each in computation.ops if (item := each.makes) is not None}
+        made = {item for operation in computation.ops if (item := operation.makes) is not None}
         here = {i for i in self.stored if self.serves.get(i, position) >= position} | made
         if op.kind is OpKind.FORWARD_DROP and Item("a", op.stage) not in here:
             raise InvalidScheduleError(f"{op} needs a{op.stage} itself, which is not stored")

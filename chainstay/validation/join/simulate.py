@@ -182,8 +182,8 @@ class _ByteMemory:
 
     def __post_init__(self) -> None:
         tail = len(self.profile.branches)
-        for each, users in zip(self.profile.shared, self.profile.users, strict=True):
-            self.shared.append((each.bytes, {(None if j == tail else j, i) for j, i in users}))
+        for gradient, users in zip(self.profile.shared, self.profile.users, strict=True):
+            self.shared.append((gradient.bytes, {(None if j == tail else j, i) for j, i in users}))
         self.activations = {(j, 0) for j in range(len(self.profile.branches))}
         self.gradients = dict.fromkeys(range(len(self.profile.branches)), -1)
         self.gradients[None] = len(self.profile.closing)

@@ -199,7 +199,9 @@ class ByteTransitions(_SharedTransitions):
             pair
             for pair, stage in self._stages.items()
             if stage.dropped(first=True) != stage.dropped(first=False)
-            or any(each.run(first=True) != each.run(first=False) for each in stage.all_options)
+            or any(
+                option.run(first=True) != option.run(first=False) for option in stage.all_options
+            )
         )
         # A first run of the loss may be of use only to make it warm.
         output = (self.tail_index, self.lengths[-1])
@@ -213,7 +215,8 @@ class ByteTransitions(_SharedTransitions):
             for pair, options in self._options.items()
         }
         self._shared = [
-            (each.bytes, users) for each, users in zip(profile.shared, profile.users, strict=True)
+            (gradient.bytes, users)
+            for gradient, users in zip(profile.shared, profile.users, strict=True)
         ]
         inputs = frozenset((j, 0) for j in range(self.tail_index))
         self.start = JoinState(

@@ -90,7 +90,7 @@ class BlockCall:
     @property
     def is_stage(self) -> bool:
         """Whether it makes something that has a gradient; ``nn.Identity`` does not."""
-        makes = any(each.requires_grad and each not in self.inputs for each in self.outputs)
+        makes = any(tensor.requires_grad and tensor not in self.inputs for tensor in self.outputs)
         return makes and not any(tensor.is_parameter for tensor in self.taken)
 
 
@@ -146,8 +146,8 @@ def follows(segment: Sequence[BlockCall], call: BlockCall) -> bool:
 
     Whatever else it takes with a gradient must be from the segment, unchanged.
     """
-    passed = {each for each in segment[-1].outputs if each.requires_grad}
-    known = {*segment[0].taken, *(each for before in segment for each in before.outputs)}
+    passed = {tensor for tensor in segment[-1].outputs if tensor.requires_grad}
+    known = {*segment[0].taken, *(tensor for before in segment for tensor in before.outputs)}
     return bool(passed) and passed <= {*call.taken} <= known
 
 
@@ -185,7 +185,7 @@ def _parameters(group: Sequence[BlockCall]) -> int:
 def _is_chosen(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:
     """Whether the finest lists with most of the parameters are taken, and `path` is one of them."""
     outer = [other for other in candidates if other != path and _is_inside(path, other)]
-    return not _is_split(path, candidates) and all(_is_split(each, candidates) for each in outer)
+    return not _is_split(path, candidates) and all(_is_split(other, candidates) for other in outer)
 
 
 def _is_split(path: str, candidates: Mapping[str, Sequence[BlockCall]]) -> bool:

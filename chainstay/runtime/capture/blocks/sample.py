@@ -259,8 +259,8 @@ class _Sampler:
             boundaries=(*(before for before, _ in states), states[-1][1]),
         )
         sample = BlockSample(
-            states=tuple(tuple(values[each] for each in before) for before, _ in states),
-            results=tuple(tuple(values[each] for each in after) for _, after in states),
+            states=tuple(tuple(values[tensor] for tensor in before) for before, _ in states),
+            results=tuple(tuple(values[tensor] for tensor in after) for _, after in states),
             passed=tuple(
                 {} if stage.is_input_changed else {n: stage.taken[at] for n, at in passed.items()}
                 for stage, passed in zip(stages, (piece.passed for piece in pieces), strict=True)

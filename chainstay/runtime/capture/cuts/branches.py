@@ -84,13 +84,13 @@ class _Groups:
     everything: int = field(init=False)  # bytes that the whole model saves
 
     def __post_init__(self) -> None:
-        saved = (storage for each in self.seen.nodes.values() for storage in each.saved)
+        saved = (storage for node in self.seen.nodes.values() for storage in node.saved)
         self.everything = self.seen.size_of(saved)
 
     def take(self, node: fx.Node) -> None:
         """Put the next operator where it belongs."""
-        found = list(dict.fromkeys(self.group_of[each] for each in self._givers(node)))
-        groups = [each for each in found if each is not None]
+        found = list(dict.fromkeys(self.group_of[giver] for giver in self._givers(node)))
+        groups = [group for group in found if group is not None]
         groups.sort(key=self.sizes.__getitem__, reverse=True)
         if None in found or sum(map(self._is_large, groups)) > 1:
             self.group_of[node] = None
@@ -110,8 +110,8 @@ class _Groups:
     def large(self) -> list[int]:
         """Groups large enough to be towers, in the order in which they begin."""
         order = {node: index for index, node in enumerate(self.seen.nodes)}
-        large = [each for each in self.members if self._is_large(each)]
-        return sorted(large, key=lambda each: order[self.members[each][0]])
+        large = [group for group in self.members if self._is_large(group)]
+        return sorted(large, key=lambda group: order[self.members[group][0]])
 
     def refusal(self) -> NotAJoinError:
         """Return the error that says why there are no two towers."""
@@ -128,10 +128,10 @@ class _Groups:
         )
 
     def _givers(self, node: fx.Node) -> Iterator[fx.Node]:
-        for each in node.all_input_nodes:
-            if each in self.group_of:
-                yield each
-            for storage in self.seen[each].storages if each in self.seen.nodes else ():
+        for argument in node.all_input_nodes:
+            if argument in self.group_of:
+                yield argument
+            for storage in self.seen[argument].storages if argument in self.seen.nodes else ():
                 if storage in self.writers:
                     yield self.writers[storage]
 
@@ -146,7 +146,7 @@ class _Groups:
 
     def _save(self, group: int, storages: Collection[int]) -> None:
         saved = self.saved.setdefault(group, set())
-        new = self.seen.size_of(each for each in storages if each not in saved)
+        new = self.seen.size_of(storage for storage in storages if storage not in saved)
         self.sizes[group] = self.sizes.get(group, 0) + new
         saved.update(storages)
 
@@ -186,7 +186,7 @@ def _place_others(
             following = part_of[node]
             continue
         users = {part_of[user] for user in node.users if user in part_of}
-        givers = {part_of[each] for each in node.all_input_nodes if each in part_of}
+        givers = {part_of[argument] for argument in node.all_input_nodes if argument in part_of}
         if seen[node].written & seen.external:
             part_of[node] = min(givers, default=following)
         elif node in movable or len(users) == 1:
@@ -202,13 +202,13 @@ def _place_others(
 def _refuse_exchange(captured: CapturedGraph, towers: Towers, movable: frozenset[fx.Node]) -> None:
     for node in captured.operators:
         part = towers.part_of[node]
-        for each in node.all_input_nodes:
-            origin = towers.part_of.get(each, part)
+        for argument in node.all_input_nodes:
+            origin = towers.part_of.get(argument, part)
             is_passed_on = origin < part == towers.count
-            if origin != part and not is_passed_on and each not in movable:
+            if origin != part and not is_passed_on and argument not in movable:
                 raise NotAJoinError(
                     f"the branches exchange values at {title_of(node)}: {towers.name(part)} reads "
-                    f"{each.name}, which is computed in {towers.name(origin)}"
+                    f"{argument.name}, which is computed in {towers.name(origin)}"
                 )
 
 

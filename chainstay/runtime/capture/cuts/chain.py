@@ -69,7 +69,7 @@ class SharedValue:
 def distinct_bytes(values: Iterable[Value]) -> int:
     """Bytes of the storages of `values`, each counted once, external ones left out."""
     return sum(
-        {each.storage: each.storage_bytes for each in values if not each.is_external}.values()
+        {value.storage: value.storage_bytes for value in values if not value.is_external}.values()
     )
 
 

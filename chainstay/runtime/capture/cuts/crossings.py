@@ -128,7 +128,10 @@ def movable_nodes(captured: CapturedGraph, seen: Observations) -> frozenset[fx.N
         movable -= {
             node
             for node in operators
-            if any(each in position and each not in movable for each in node.all_input_nodes)
+            if any(
+                argument in position and argument not in movable
+                for argument in node.all_input_nodes
+            )
         }
         movable -= _entangled(operators, movable, writers, seen)
     return frozenset(movable)
@@ -146,8 +149,10 @@ def with_makers(
         if node in made:
             continue
         made.add(node)
-        pending += [each for each in node.all_input_nodes if each in movable]
-        pending += [each for storage in seen[node].storages for each in writers.get(storage, ())]
+        pending += [argument for argument in node.all_input_nodes if argument in movable]
+        pending += [
+            writer for storage in seen[node].storages for writer in writers.get(storage, ())
+        ]
     return made
 
 
@@ -190,5 +195,5 @@ def _entangled(
 
 def _touched(node: fx.Node, seen: Observations) -> set[int]:
     """Storages of its value and of its arguments."""
-    nodes = [node, *(each for each in node.all_input_nodes if each.op != "get_attr")]
-    return {storage for each in nodes for storage in seen[each].storages} | seen[node].written
+    nodes = [node, *(argument for argument in node.all_input_nodes if argument.op != "get_attr")]
+    return {storage for value in nodes for storage in seen[value].storages} | seen[node].written

@@ -61,8 +61,8 @@ def observed_stages(found: UnplannedGraphError, titles: Sequence[str]) -> Observ
                 "tensor; pack several into one, or join it with the stage behind it"
             )
     inputs = [
-        replace(each, name="the input") if each.kind is InputKind.ARGUMENT else each
-        for each in forward.inputs
+        replace(given, name="the input") if given.kind is InputKind.ARGUMENT else given
+        for given in forward.inputs
     ]
     return observe_graph("the chain", replace(forward, inputs=tuple(inputs)), found.inputs)
 

@@ -152,11 +152,11 @@ class Trial:
     def _differing_gradients(self) -> Iterator[str]:
         """Inputs whose gradients differ, in words."""
         expected, found = self._both(torch.autograd.graph.save_on_cpu)
-        leaves = {id(leaf): leaf for each in (expected, found) for leaf in each.variables()}
+        leaves = {id(leaf): leaf for outcome in (expected, found) for leaf in outcome.variables()}
         leaves.update((id(value), value) for value in self.inputs if _is_leaf(value))
         with world_kept(functions_of(self.call.model), self.device), torch.enable_grad():
             gradients = zip(
-                *(each.gradients(leaves.values()) for each in (expected, found)), strict=True
+                *(outcome.gradients(leaves.values()) for outcome in (expected, found)), strict=True
             )
             for index, (old, new) in enumerate(gradients):
                 if old is not new and not _is_same(old, new):
@@ -209,7 +209,7 @@ class _Outcome:
                 continue
             if id(leaf) in self.positions:
                 continue
-            found = next((n for n, each in free.items() if _is_same(leaf, each)), None)
+            found = next((n for n, candidate in free.items() if _is_same(leaf, candidate)), None)
             if found is None:
                 self.unmatched = index
                 return
@@ -285,7 +285,7 @@ def _autograd_graph(leaves: Sequence[object]) -> list[tuple[object, ...]]:
         if isinstance(leaf, torch.Tensor)
     ]
     for node in nodes:
-        below = [(numbers.get(each), index) for each, index in node.next_functions]
+        below = [(numbers.get(function), index) for function, index in node.next_functions]
         name = _SAME_BACKWARD.get(node.name(), node.name())
         found.append((name, id(getattr(node, "variable", None)), *below))
     return found

@@ -130,7 +130,7 @@ def _copied(value: object, memo: dict[int, Any]) -> object:
         return _rebound(value, memo)
     before = dict(memo)
     has_functions = isinstance(value, dict) and any(
-        isinstance(each, FunctionType) for each in value.values()
+        isinstance(held, FunctionType) for held in value.values()
     )
     try:
         if not has_functions:  # hooks, say

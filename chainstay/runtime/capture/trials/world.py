@@ -136,9 +136,9 @@ class _World:
 
     def _module(self, module: torch.nn.Module) -> Iterator[object]:
         """Attributes and buffers; parameters are the optimizer's."""
-        for each in module.modules():
-            yield from (part for part in self._dict(vars(each)) if type(part) in _CONTAINERS)
-            yield from each.buffers(recurse=False)
+        for submodule in module.modules():
+            yield from (part for part in self._dict(vars(submodule)) if type(part) in _CONTAINERS)
+            yield from submodule.buffers(recurse=False)
 
     def _dict(self, values: dict[Any, Any]) -> Iterable[object]:
         if type(values).items not in (dict.items, OrderedDict.items):
@@ -253,9 +253,9 @@ def global_names(code: CodeType) -> tuple[str, ...]:
     names: dict[str, None] = {}
     pending = [code]
     while pending:
-        each = pending.pop()
-        for instruction in dis.get_instructions(each):
+        current = pending.pop()
+        for instruction in dis.get_instructions(current):
             if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 names[instruction.argval] = None
-        pending += [const for const in each.co_consts if isinstance(const, CodeType)]
+        pending += [const for const in current.co_consts if isinstance(const, CodeType)]
     return tuple(names)

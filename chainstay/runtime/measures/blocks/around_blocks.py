@@ -114,7 +114,7 @@ class Around:
     def input_bytes(self) -> int:
         """The bytes of the call's tensors."""
         inputs = self.host.call.tensors
-        return state_bytes(each for each in inputs if each.device == self.device)
+        return state_bytes(tensor for tensor in inputs if tensor.device == self.device)
 
     def held(self) -> frozenset[int]:
         """Stages in mid-segment whose input the model holds until its forward ends."""
@@ -146,7 +146,7 @@ class Around:
         traces = trace_marked(run, self.device)
         (trip,) = traced
         self._require_order(trip.marks)
-        times = [int(median(each)) for each in zip(*runs, strict=True)]
+        times = [int(median(durations)) for durations in zip(*runs, strict=True)]
         return self._assembled(trip, traces, times)
 
     def _durations(self, gradients: Sequence[Gradients]) -> list[int]:
@@ -185,8 +185,8 @@ class Around:
                 f"the loss returns a {type(root).__name__}, must return one real number; reduce "
                 "it with .mean() or .sum()"
             )
-        leaves = (each for each in tree_leaves(output) if isinstance(each, torch.Tensor))
-        wanting = tuple({id(each): each for each in leaves if each.requires_grad}.values())
+        leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+        wanting = tuple({id(leaf): leaf for leaf in leaves if leaf.requires_grad}.values())
         if not wanting:
             raise UnsupportedModelError(
                 "the model's output has no gradient; leave out what turns it into integers"
@@ -277,7 +277,7 @@ class _Trip:
         """See whose input is alive; call it when the model's forward is over."""
         self._state = ()
         for index, references in self._inputs.items():
-            if any(each() is not None for each in references):
+            if any(reference() is not None for reference in references):
                 self.held.append(index)
 
     def note_lasting(self) -> None:
@@ -292,9 +292,10 @@ class _Trip:
         """The gradients that a block gives for those it gets."""
         self.note_lasting()
         self.gradient_bytes[index] = state_bytes(gradients)
-        distinct = {address_of(each): each for each in gradients}.values()
+        distinct = {address_of(gradient): gradient for gradient in gradients}.values()
         self._gradients[index] = [
-            (StorageWeakRef(each.untyped_storage()), allocated_bytes(each)) for each in distinct
+            (StorageWeakRef(gradient.untyped_storage()), allocated_bytes(gradient))
+            for gradient in distinct
         ]
         del distinct
         self.mark(BEFORE_BACKWARD, index)
@@ -314,7 +315,7 @@ class _Trip:
         passed = sample.passed[index]
         count = len(sample.results[index]) - len(self.around.chain.stages[index].carried)
         values = sample.results[index][:count]
-        new = [n for n, each in enumerate(values) if n not in passed and each.requires_grad]
+        new = [n for n, value in enumerate(values) if n not in passed and value.requires_grad]
         anchor = torch.empty(0, device=self.around.device, requires_grad=True)
         bridged = _Bridge.apply(  # type: ignore[no-untyped-call]  # torch does not annotate it
             self, index, tuple(values[n] for n in new), anchor, *state
@@ -326,8 +327,8 @@ class _Trip:
             if n in known
             else state[passed[n]]
             if n in passed
-            else each.to(device, copy=True)
-            for n, each in enumerate(values)
+            else value.to(device, copy=True)
+            for n, value in enumerate(values)
         )
 
 
@@ -344,13 +345,15 @@ class _Bridge(torch.autograd.Function):
         *state: torch.Tensor,
     ) -> State:
         ctx.trip, ctx.index = trip, index
-        ctx.wanting = tuple(each.requires_grad for each in state)
+        ctx.wanting = tuple(tensor.requires_grad for tensor in state)
         ctx.set_materialize_grads(False)
-        return tuple(each.detach().to(anchor.device, copy=True) for each in values)
+        return tuple(value.detach().to(anchor.device, copy=True) for value in values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        present = tuple(each for each in gradients if each is not None)
+        present = tuple(gradient for gradient in gradients if gradient is not None)
         made = ctx.trip.before_backward(ctx.index, present)
-        wanted = (each if wants else None for each, wants in zip(made, ctx.wanting, strict=True))
+        wanted = (
+            gradient if wants else None for gradient, wants in zip(made, ctx.wanting, strict=True)
+        )
         return (None, None, None, None, *wanted)

@@ -155,7 +155,7 @@ class BlockAccountant:
         memories = self.memories
         sides = [memories[cut - 1].output_gradients] if cut else []
         sides += [memories[cut].input_gradients] if cut < len(memories) else []
-        return max(each.allocated_bytes for each in sides)
+        return max(side.allocated_bytes for side in sides)
 
     def _skips_of(self, segment: range) -> Iterator[Skip]:
         """Yield the tensors that several states of a segment share."""
@@ -170,10 +170,10 @@ class BlockAccountant:
 
         What the model uses outside as well counts as used in front of and behind all blocks.
         """
-        used = {id(leaf) for each in self.observed for leaf in each.leaves}
+        used = {id(leaf) for seen in self.observed for leaf in seen.leaves}
         others = tuple(leaf for leaf in self.outside.leaves if id(leaf) in used)
-        leaves = [others, *(each.leaves for each in self.observed), others]
-        held = [(), *(each.leaf_gradients for each in self.memories), ()]
+        leaves = [others, *(seen.leaves for seen in self.observed), others]
+        held = [(), *(memory.leaf_gradients for memory in self.memories), ()]
         found = TiedGradients.of(leaves, held)
         waiting = {(first - 1, last - 1): size for (first, last), size in found.waiting.items()}
         return TiedGradients(waiting, found.sums[1:-1])
@@ -193,13 +193,13 @@ def standing_bytes_of(
 ) -> int:
     """Inputs of the model, what blocks do not drop, copies of inputs that are changed."""
     total = around.input_bytes
-    leaves = [each.leaves for each in observed]
+    leaves = [seen.leaves for seen in observed]
     total += autocast_copies_bytes([*leaves, outside.leaves], autocast)
     blocks = around.chain.stages
-    for stage, each, memory in zip(blocks, observed, memories, strict=True):
-        made = each.result.bytes_outside(each.given)
+    for stage, seen, memory in zip(blocks, observed, memories, strict=True):
+        made = seen.result.bytes_outside(seen.given)
         total += max(memory.dropped_bytes - made, 0)
-        total += each.given.bytes if stage.is_input_changed else 0
+        total += seen.given.bytes if stage.is_input_changed else 0
     # What collectives gather and reduce goes when their own threads let it go: beside a block
     # there may be the parameters and the gradients of a neighbour, now and then.
     sharded = [whole_bytes(stage.block) for stage in blocks if stage.block is not None]

@@ -149,7 +149,7 @@ def measure_blocks(
             return not has_none and wants_options(measured)
 
         if all(gathered(model, account is not None)) and account is not None:
-            traits = tuple(each for subject in subjects() for each in traits_of(subject))
+            traits = tuple(of_stage for subject in subjects() for of_stage in traits_of(subject))
             known = found_on_file(blocks(account=account, traits=traits), subjects(), wanted)
             if known is not None:
                 return known
@@ -160,11 +160,11 @@ def measure_blocks(
             observed += found
             memories += trace_chain(found, subject)
         bar("running what is around the blocks", steps=0, more=1)
-        outside = around.measured([each.input_gradients for each in memories], repeats)
+        outside = around.measured([memory.input_gradients for memory in memories], repeats)
         bar("running what is around the blocks")
         standing = standing_bytes_of(observed, memories, outside, around, autocast)
         accountant = BlockAccountant(around.chain, observed, memories, outside, standing)
-        traits = tuple(each.traits for each in observed)
+        traits = tuple(seen.traits for seen in observed)
         measured = blocks(account=accountant.account(), traits=traits)
         if wanted(measured):
             kept = accountant.kept
@@ -185,7 +185,7 @@ def unmeasured_blocks(
     """
     with measuring(around.device):
         subjects = partial(_subjects, around.chain.chain_stages, around, unseen)
-        traits = tuple(each for subject in subjects() for each in traits_of(subject))
+        traits = tuple(of_stage for subject in subjects() for of_stage in traits_of(subject))
         return traits, restored_options(subjects(), wanted, is_checked=True)
 
 
