@@ -373,7 +373,7 @@ def test_a_move_to_double_precision(by: str) -> None:
 def test_a_profiler_around_the_call_that_plans(by: StageSource) -> None:
     """Measuring would end it: it goes on, and the model is planned without it."""
     plain, fitted = fitted_twins(Net, SAMPLE, by=by, budget=10**6)
-    with profile() as profiler:
+    with profile(acc_events=True) as profiler:
         require_equal_steps(plain, fitted, backward_step(SAMPLE), 1)
         with pytest.raises(UnsupportedModelError, match="torch's profiler is on"):
             fitted(X[:9])

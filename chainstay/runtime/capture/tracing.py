@@ -40,6 +40,9 @@ _SETTINGS: Final[Mapping[str, object]] = MappingProxyType(
 _LOUD: Final = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch._subclasses")
 """Loggers that print whole stacks of what is raised anyway."""
 
+_CONSTANTS: Final = re.compile(r"\[(ConstantVariable\(.*\))\]")
+"""The arguments of an exception that the model raised, as torch 2.11 tells them."""
+
 _SKIPPED: Final = "found no compiled frames"
 """What torch.compile says where it has run nothing, in a message without a class of its own."""
 
@@ -64,7 +67,7 @@ _REASONS: Final[Mapping[str, str]] = {
         "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide by a "
         "Python bool or number that the module keeps, or that the call is given"
     ),
-    r"torch\.jit\.script": (
+    r"torch\.jit\.script|ScriptModule": (
         "it calls {scripted}, compiled by torch.jit.script, which no graph can look into; put the "
         "module that was scripted in its place"
     ),
@@ -273,7 +276,7 @@ def _reason(failure: Exception, args: tuple[object, ...]) -> str:
         text = reason.format(scripted=_scripted_in(args))
     raised = [line.partition("raised exception ")[2] for line in lines if _RAISED in line]
     if raised:
-        text = f"{RAISES}{raised[0]}"
+        text = f"{RAISES}{_CONSTANTS.sub(_as_written, raised[0])}"
     elif text.startswith(_FAILED) and len(lines) > 1:
         text = f"{RAISES}{lines[1].rstrip('.')}"
     elif _WITH_FAKES in text and ": got " in text:
@@ -283,6 +286,11 @@ def _reason(failure: Exception, args: tuple[object, ...]) -> str:
         number, _, function = rest.partition(", in ")
         text += f" ({file.rsplit('/', 1)[-1]}:{number}, in {function})"
     return text
+
+
+def _as_written(constants: re.Match[str]) -> str:
+    """Return the arguments of an exception as the model wrote them."""
+    return re.sub(r"ConstantVariable\(\w+: (.*?)\)(, |$)", r"\1\2", constants[1])
 
 
 def _scripted_in(args: tuple[object, ...]) -> str:
