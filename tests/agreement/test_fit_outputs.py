@@ -1,4 +1,4 @@
-"""Outputs that torch does not go through, such as dataclasses and distributions."""
+"""Outputs that torch takes for leaves, such as dataclasses and distributions."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ class Scores:
     name: str = "scores"
 
 
+class Listed(list[torch.Tensor]):
+    """A list of a class of its own."""
+
+
 class Residual(nn.Module):
     """A block."""
 
@@ -35,7 +39,7 @@ class Residual(nn.Module):
 
 
 class Returning(nn.Module):
-    """A stack of blocks that returns all states in a dataclass, or a distribution."""
+    """A stack of blocks that returns what it makes in some object."""
 
     def __init__(self, returned: str) -> None:
         super().__init__()
@@ -49,6 +53,8 @@ class Returning(nn.Module):
             hidden.append(x)
         if self.returned == "a distribution":
             return torch.distributions.Normal(x, x.exp())
+        if self.returned == "a list":
+            return Listed((x.sin(), *hidden))
         return Scores(x.sin(), hidden)
 
 
@@ -56,12 +62,13 @@ def loss_of(output: Any) -> torch.Tensor:
     """The loss, which reads each tensor of the output."""
     if isinstance(output, torch.distributions.Normal):
         return torch.square(output.log_prob(torch.ones(()))).mean()
-    losses = [torch.square(state).mean() for state in (output.last, *output.hidden)]
+    states = output if isinstance(output, Listed) else (output.last, *output.hidden)
+    losses = [torch.square(state).mean() for state in states]
     return torch.stack(losses).sum()
 
 
 @pytest.mark.parametrize("by", ["graph", "blocks"])
-@pytest.mark.parametrize("returned", ["a dataclass", "a distribution"])
+@pytest.mark.parametrize("returned", ["a dataclass", "a distribution", "a list"])
 def test_tensors_in_objects_count_as_outputs(returned: str, by: Literal["graph", "blocks"]) -> None:
     sample = batch(64, 32)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -18,7 +18,7 @@ _CLOSED: Final = (torch.Tensor, nn.Module, ModuleType, type)
 def output_leaves(output: object) -> list[Any]:
     """Return the leaves of an output, then the computed tensors in what torch takes for leaves.
 
-    Dataclasses and distributions, say, are leaves to torch, whatever they hold.
+    Dataclasses, distributions and subclasses of ``list``, say, are leaves to torch.
     """
     leaves = tree_leaves(output)
     return [*leaves, *_held_by(leaves)]
@@ -42,4 +42,8 @@ def _held_by(leaves: Sequence[object]) -> Iterator[torch.Tensor]:
 def _parts_of(holder: object) -> list[object]:
     if is_dataclass(holder):
         return [getattr(holder, field.name, None) for field in fields(holder)]
+    if isinstance(holder, Mapping):
+        return list(holder.values())
+    if isinstance(holder, list | tuple | set):
+        return list(holder)
     return list(getattr(holder, "__dict__", {}).values())
