@@ -516,7 +516,8 @@ class Symmetric(nn.Module):
         return weight.triu() + weight.triu(1).T
 
 
-def test_18_weights_that_are_computed_once_for_several_forwards() -> None:
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_18_weights_that_are_computed_once_for_several_forwards(by: StageSource) -> None:
     def make() -> nn.Module:
         model = Stack()
         for layer in model.layers:
@@ -529,8 +530,8 @@ def test_18_weights_that_are_computed_once_for_several_forwards() -> None:
             loss.backward()
         return loss
 
-    plain, fitted = fitted_twins(make, SAMPLE, budget=150_000)
-    with pytest.raises(UnsupportedModelError, match="is not the model"):
+    plain, fitted = fitted_twins(make, SAMPLE, budget=150_000, by=by)
+    with pytest.raises(UnsupportedModelError, match=r"parametrize\.cached"):
         step(fitted, 0)
     require_equal_steps(plain, chainstay.unfit(fitted), step)
 
