@@ -712,3 +712,30 @@ def test_23_a_table_that_is_cached_when_needed(by: str) -> None:
     for model in (fitted, Tabled()):
         with torch.no_grad():
             assert type(SAMPLE(model)) is torch.Tensor
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]  # torch does not type it
+def told_in_its_own_words(x: torch.Tensor) -> torch.Tensor:
+    """An operation as of einx, which catches whatever its operators raise."""
+    try:
+        return x.exp().sin()
+    except Exception as cause:
+        raise ValueError("the operation fails") from cause
+
+
+class Wrapping(nn.Module):
+    """A layer that ends with such an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return told_in_its_own_words(self.linear(x))
+
+
+def test_an_operation_that_catches_all_errors_does_not_see_a_repetition_end() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(*(Wrapping() for _ in range(5)))
+
+    require_trains_equally(make, SAMPLE, stage_options=False)
