@@ -22,7 +22,6 @@ from chainstay.runtime.capture.blocks.entrances import (
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.trials.call import Call
-from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
@@ -242,7 +241,6 @@ def blocks_for(planner: Planner, call: Call, reason: str) -> BlockForward:
             f"this {planner.name} cannot be offloaded stage by stage: it goes by blocks "
             f"({reason}); leave offload=True out"
         )
-    require_initialised(call.model)
     return BlockForward(planner, call.device, f": {reason}")
 
 

@@ -41,6 +41,7 @@ from chainstay.runtime.capture.graph import NoStagesError
 from chainstay.runtime.capture.tracing import NoFullGraphError, NotRunError, NotTheModelError
 from chainstay.runtime.capture.trials.call import Call, SampleFailsError
 from chainstay.runtime.capture.trials.dispatch_modes import require_no_transform, without_modes
+from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
     restore_forward,
@@ -174,6 +175,8 @@ class Fitted:
     def _run_new(self, call: Call, *, is_real: bool = True) -> Any:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
         call.require_no_nested()
+        call.require_no_cached_weights()
+        require_initialised(call.model)  # tracing would do that, and draw other random numbers
         with _PLANNING, other_bits_accepted(wanted=not self.settings.bit_for_bit):
             kinds = {type(module) for module in call.model.modules()}
             kinds.update(kind for kind, _ in self._forwards)

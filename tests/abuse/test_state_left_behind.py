@@ -19,13 +19,17 @@ import torch
 from torch import nn
 
 import chainstay
+from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.planner import StageSource
 from twins import (
     SAMPLE,
     Stack,
+    backward_step,
     differences,
     picture,
+    require_refused,
     seed,
+    shown,
 )
 from zoo import loss_of
 
@@ -353,3 +357,20 @@ def test_after_fit(name: str, by: StageSource) -> None:
             loss_of(SAMPLE(model)).backward()
         pictures.append(picture(model, WORLD) | {"calls": CALLS, "class": type(model).calls})
     assert differences(*pictures) == []
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_layers_without_shapes_are_refused_and_stay_so() -> None:
+    def make() -> nn.Module:
+        return Stack(lambda: nn.LazyLinear(16))
+
+    require_refused(make, SAMPLE, r"not initialised.*torch\.no_grad", step=backward_step(SAMPLE))
+    model = chainstay.fit(make(), budget="80%", repeats=1, progress=False)
+    state = torch.get_rng_state()
+    with pytest.raises(UnsupportedModelError, match="not initialised"):
+        SAMPLE(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    with torch.no_grad():
+        SAMPLE(model)
+    loss_of(SAMPLE(model)).backward()
+    assert shown(model).plans

@@ -58,6 +58,10 @@ _REASONS: Final[Mapping[str, str]] = {
         "it makes parameters while it runs; if its first call does that, make this one under "
         "torch.no_grad()"
     ),
+    r"as_proxy\(\)": (
+        "it gives an operator what no graph can hold, such as a torch.Generator; draw from torch's "
+        "own generator, or in front of the model"
+    ),
     r"torch\.compiler\.disable.*\.forward at 0x": (
         "it calls a forward that no graph takes in: that of a fitted model, itself for example, "
         "or one under torch.compiler.disable"

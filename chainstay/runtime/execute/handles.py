@@ -51,8 +51,8 @@ __all__ = [
 _BE_DETERMINISTIC: Final = "a stage must do the same each time it runs on the same input"
 
 
-class CapturedEverythingError(Exception):
-    """Ends a recomputation whose remaining work nobody needs."""
+class CapturedEverythingError(BaseException):
+    """Ends a recomputation whose remaining work nobody needs; no ``except Exception`` sees it."""
 
 
 class Absent(Protocol):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.cuts.chain import GraphChain, Position
@@ -17,6 +16,7 @@ from chainstay.runtime.capture.cuts.cut import cut_into_chain
 from chainstay.runtime.capture.dynamo import GraphCapture, GraphForward, UnplannedGraphError
 from chainstay.runtime.capture.graph import NoStagesError
 from chainstay.runtime.capture.operators import observe_graph
+from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.tracing import RAISES, NoFullGraphError
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns
@@ -82,7 +82,7 @@ def traced_loss(loss: Loss, output: object) -> TracedLoss:
         UntraceableLossError: The loss is no graph.
         UnsupportedModelError: The loss fails on this output.
     """
-    leaves = enumerate(tree_leaves(output))
+    leaves = enumerate(output_leaves(output))
     places = {
         id(leaf): Position(index, is_shared=False)
         for index, leaf in leaves
@@ -147,7 +147,7 @@ class TracedLoss:
             UnsupportedModelError: The loss fails on it.
         """
         try:
-            return self(tree_leaves(output))[0]
+            return self(output_leaves(output))[0]
         except torch.OutOfMemoryError:
             raise  # a smaller sample is the remedy
         except Exception as cause:  # the loss is the user's code and may raise anything

@@ -104,6 +104,7 @@ class BlockGraphs:
                 return self.captures[key].run(call.model, *args, **kwargs)
             except NotRunError:
                 call.require_no_nested()
+                call.require_no_cached_weights()
 
             def plan(found: UnplannedGraphError) -> CapturedForward:
                 return self._planned(found, call, compiler_of(block), checked=checked)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
@@ -94,6 +95,19 @@ class Call:
             raise UnsupportedModelError(
                 f"{self.name} is called with a nested tensor, which no plan goes by; pad it "
                 "(torch.nested.to_padded_tensor)"
+            )
+
+    def require_no_cached_weights(self) -> None:
+        """Refuse ``parametrize.cached``, whose weights no plan makes again with their graph.
+
+        Raises:
+            UnsupportedModelError: It is on, and the model has parametrizations.
+        """
+        is_on = parametrize._cache_enabled  # noqa: SLF001  # no public way to ask
+        if is_on and any(map(parametrize.is_parametrized, self.model.modules())):
+            raise UnsupportedModelError(
+                f"{self.name} is called inside of torch.nn.utils.parametrize.cached(), which keeps "
+                "weights that no plan could make again; leave that context"
             )
 
     @property

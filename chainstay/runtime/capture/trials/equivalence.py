@@ -20,9 +20,9 @@ from typing import Any, Final, TypeGuard
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import ChainstayError
+from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
@@ -112,7 +112,7 @@ class Trial:
             with values_kept(self._constant()) as spoiled, self.call.failures_told():
                 value = shadow()
             changed = self._changed(others)
-            expected = _Outcome(value, tree_leaves(value), changed, random_states(self.device))
+            expected = _Outcome(value, output_leaves(value), changed, random_states(self.device))
         if spoiled:
             raise NotTheModelError(
                 f"the forward of {self.call.name} changes a parameter in a way that "

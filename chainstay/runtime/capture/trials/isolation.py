@@ -270,5 +270,5 @@ def require_initialised(model: nn.Module) -> None:
         if nn.parameter.is_lazy(tensor):
             raise UnsupportedModelError(
                 f"{name} of {type(model).__name__} is not initialised (a lazy module); call the "
-                "model once on a sample, then fit it"
+                "model once on a sample under torch.no_grad(), or before it is fitted"
             )

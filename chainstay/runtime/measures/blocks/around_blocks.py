@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
 from chainstay.runtime.capture.blocks.sample import BlockSample, blocks_run_by
+from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes, trace_marked
 from chainstay.runtime.execute.environment import restore_random_states
@@ -185,7 +185,7 @@ class Around:
                 f"the loss returns a {type(root).__name__}, must return one real number; reduce "
                 "it with .mean() or .sum()"
             )
-        leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+        leaves = (leaf for leaf in output_leaves(output) if isinstance(leaf, torch.Tensor))
         wanting = tuple({id(leaf): leaf for leaf in leaves if leaf.requires_grad}.values())
         if not wanting:
             raise UnsupportedModelError(

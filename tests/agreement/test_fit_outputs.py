@@ -1,0 +1,90 @@
+"""Outputs that torch takes for leaves, such as dataclasses and distributions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+from sgd_steps import peak_of_step
+from twins import Call, batch, require_trains_equally, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a model may return."""
+
+    last: torch.Tensor
+    hidden: list[torch.Tensor]
+    name: str = "scores"
+
+
+class Listed(list[torch.Tensor]):
+    """A list of a class of its own."""
+
+
+class Residual(nn.Module):
+    """A block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.inner = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, self.inner(self.norm(x)))
+
+
+class Returning(nn.Module):
+    """A stack of blocks that returns what it makes in some object."""
+
+    def __init__(self, returned: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual() for _ in range(3))
+        self.returned = returned
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = []
+        for block in self.blocks:
+            x = block(x)
+            hidden.append(x)
+        if self.returned == "a distribution":
+            return torch.distributions.Normal(x, x.exp())
+        if self.returned == "a list":
+            return Listed((x.sin(), *hidden))
+        return Scores(x.sin(), hidden)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss, which reads each tensor of the output."""
+    if isinstance(output, torch.distributions.Normal):
+        return torch.square(output.log_prob(torch.ones(()))).mean()
+    states = output if isinstance(output, Listed) else (output.last, *output.hidden)
+    losses = [torch.square(state).mean() for state in states]
+    return torch.stack(losses).sum()
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+@pytest.mark.parametrize("returned", ["a dataclass", "a distribution", "a list"])
+def test_tensors_in_objects_count_as_outputs(returned: str, by: Literal["graph", "blocks"]) -> None:
+    sample = batch(64, 32)
+
+    def step(model: nn.Module, _: int = 0) -> torch.Tensor:
+        output = model(sample)
+        loss = loss_of(output)
+        loss.backward()
+        return loss.detach()
+
+    fitted = require_trains_equally(
+        lambda: Returning(returned), Call((sample,)), step, loss=loss_of, by=by
+    )
+    predicted = shown(fitted).solution.peak_bytes
+
+    def once() -> None:
+        step(fitted)
+
+    measured = peak_of_step(fitted, once, sample)
+    assert measured <= predicted <= 1.1 * measured
