@@ -6,7 +6,7 @@ needed and what to do next.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chainstay.units import format_bytes
 
@@ -116,6 +116,7 @@ class InfeasibleBudgetError(ChainstayError):
         self.budget = budget
         self.required = required
         self.reason = reason
+        self._searched: Any = {"stages": stages, "network": network, "unit": unit}
         which = "" if family == "all" else f"{family} "
         amounts = [_exact(n) if unit == "bytes" else f"{n} {unit}" for n in (budget, required)]
         known = which if family == "known" else ""
@@ -125,6 +126,12 @@ class InfeasibleBudgetError(ChainstayError):
             f"no {which}schedule of this {stages}-stage {network} fits in {amounts[0]}; "
             f"the least feasible budget {known}is {amounts[1]}. {reason}{' ' * bool(reason)}"
             f"{share}Raise the budget, shrink the batch, or cut the model into finer stages."
+        )
+
+    def known(self, budget: int, required: int) -> InfeasibleBudgetError:
+        """Return the refusal of a budget whose least feasible one is known by trying it out."""
+        return InfeasibleBudgetError(
+            budget=budget, required=required, family="known", reason=self.reason, **self._searched
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -55,6 +55,8 @@ __all__ = ["MeasuredGraph", "SolvedPlans"]
 M = TypeVar("M", bound=Measurement)
 
 AnyPlan = TypeVar("AnyPlan", PlannedGraph | PlannedJoin, PlannedBlocks)
+
+_Rehearse: TypeAlias = Callable[[AnyPlan, int], Rehearsal]
 
 _TIGHTENINGS: Final = 3
 """How often a plan that needs more than predicted is replaced by a tighter one."""
@@ -233,10 +235,29 @@ class SolvedPlans:
         return make(smaller)
 
     def _rehearsed(
+        self, budget: int, solved: Callable[[int], AnyPlan], rehearsed: _Rehearse[AnyPlan]
+    ) -> AnyPlan:
+        """The plan within a budget, tried out; so is the least budget that a refusal names."""
+        try:
+            return self._tried(budget, solved, rehearsed, is_told=self.settings.progress)
+        except InfeasibleBudgetError as refusal:
+            found = refusal
+        for _ in range(_TIGHTENINGS):
+            try:
+                self._tried(found.required, solved, rehearsed, is_told=False).close()
+            except InfeasibleBudgetError as larger:
+                found = found.known(budget, max(larger.required, found.required + 1))
+            else:
+                break
+        raise found
+
+    def _tried(
         self,
         budget: int,
         solved: Callable[[int], AnyPlan],
-        rehearsed: Callable[[AnyPlan, int], Rehearsal],
+        rehearsed: _Rehearse[AnyPlan],
+        *,
+        is_told: bool,
     ) -> AnyPlan:
         """The plan within a budget, tried out; a tighter one where it needs more than predicted."""
         limit, planned = budget, solved(budget)
@@ -271,16 +292,14 @@ class SolvedPlans:
                 f"a step by the plan needs {format_bytes(found.peak_bytes)}, "
                 f"{format_bytes(predicted)} were predicted; the budget of {format_bytes(budget)} "
                 f"is exceeded first at {found.operator or 'an unknown operator'}; planning again",
-                wanted=self.settings.progress,
+                wanted=is_told,
             )
             planned.close()
             try:
                 planned = solved(max(limit, 1))
             except InfeasibleBudgetError as refusal:
                 required = refusal.required + budget - max(limit, 1)
-                raise InfeasibleBudgetError(
-                    budget=budget, required=required, stages=len(planned.profile), family="known"
-                ) from refusal
+                raise refusal.known(budget, required) from refusal
         return planned if limit == budget else replace(planned, solution=within(planned.solution))
 
     def _budget(self, model: nn.Module | None, measured: Measurement) -> int:
@@ -294,8 +313,7 @@ class SolvedPlans:
 
     def _wants_options(self, model: nn.Module | None, costs: Measurement) -> bool:
         """Whether options of stages may be of use: what fits plainly runs plainly."""
-        settings = self.settings
-        may_recompute = settings.stage_options and settings.memory.recompute
+        may_recompute = self.settings.stage_options and self.settings.memory.recompute
         return may_recompute and not self._fits_plainly(model, costs)
 
     def _measured(

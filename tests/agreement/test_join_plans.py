@@ -279,7 +279,7 @@ class Pair(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         layers = [(nn.Linear(24, 24), nn.BatchNorm1d(24), nn.Tanh()) for _ in range(3)]
-        self.tower = nn.Sequential(*(each for layer in layers for each in layer))
+        self.tower = nn.Sequential(*(module for layer in layers for module in layer))
 
     def forward(self, left, right):
         return functional.mse_loss(self.tower(left), self.tower(right))

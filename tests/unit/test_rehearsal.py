@@ -16,11 +16,11 @@ from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
 X = torch.linspace(-2, 2, 256 * 16).reshape(256, 16)
 
 
-def fitted() -> Any:
+def fitted(budget: int | str = "60%") -> Any:
     torch.manual_seed(0)
     layers = [(nn.Linear(16, 16), nn.Tanh(), nn.GELU()) for _ in range(6)]
     model = nn.Sequential(*(module for layer in layers for module in layer))
-    return chainstay.fit(model, (X,), budget="60%", loss=torch.Tensor.mean, repeats=1)
+    return chainstay.fit(model, (X,), budget=budget, loss=torch.Tensor.mean, repeats=1)
 
 
 def test_a_rehearsal_finds_what_was_predicted_and_leaves_no_trace(
@@ -83,4 +83,19 @@ def test_a_plan_that_always_needs_more_is_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InfeasibleBudgetError) as refusal:
         fitted()
     assert (refusal.value.budget, refusal.value.required) == (budget, budget + 64)
-    assert len(tried) == 4, "the first plan, and three that are tighter"
+    assert len(tried) == 5, "the first plan, three that are tighter, and that of the least budget"
+
+
+def test_the_least_budget_that_is_named_has_been_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step takes 8 bytes more than predicted."""
+
+    def more(planned: Any, *_: Any) -> Rehearsal:
+        return Rehearsal(planned.solution.peak_bytes + 8, "aten.empty")
+
+    monkeypatch.setattr(solved_plans, "rehearse_graph", more)
+    with pytest.raises(InfeasibleBudgetError) as refusal:
+        fitted(1)
+    required = refusal.value.required
+    assert required - 8 <= fitted(required).chainstay.solution.peak_bytes + 8 <= required
+    with pytest.raises(InfeasibleBudgetError, match="needs most"):
+        fitted(required - 8)

@@ -283,7 +283,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch, outcome: Callable[[], None]) -> Opti
 
     chain, inputs, ((graph, _),) = traced(Curves(), torch.ones(8, 64, requires_grad=True))
     assert graph is not None
-    option = next(option_of(graph, each) for each in selections_of(graph) if each.drops)
+    option = next(option_of(graph, choice) for choice in selections_of(graph) if choice.drops)
     monkeypatch.setattr(OptionRun, "packed", observed)
     return ran(option, *chain.begin(inputs))[0]
 
