@@ -171,6 +171,7 @@ def _device_module(extension: Any) -> ModuleType:
     vars(module).update(
         is_available=lambda: True,
         is_initialized=lambda: True,
+        _lazy_init=lambda: None,  # without it, torch 2.11 takes devices for not initialised
         _is_in_bad_fork=lambda: False,
         device_count=extension.device_count,
         current_device=extension.current_device,
