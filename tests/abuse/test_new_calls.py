@@ -204,11 +204,8 @@ def test_a_plan_that_needs_more_than_predicted(capsys: pytest.CaptureFixture[str
 
     with pytest.raises(InfeasibleBudgetError) as refusal:
         fit(Auxiliary(), sample_args=SAMPLE.args, budget=1, progress=False)
-    required = refusal.value.required
-    with pytest.raises(InfeasibleBudgetError) as second:
-        fit(Auxiliary(), sample_args=SAMPLE.args, budget=required)
-    assert second.value.budget == required, "that is what was asked for"
-    assert required < second.value.required < 1.5 * required
+    assert refusal.value.budget == 1, "that is what was asked for"
+    fit(Auxiliary(), sample_args=SAMPLE.args, budget=refusal.value.required)
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("chainstay: planning for ")
     size = r"[\d.]+ KiB"
@@ -216,9 +213,9 @@ def test_a_plan_that_needs_more_than_predicted(capsys: pytest.CaptureFixture[str
         f"chainstay: a step by the plan needs {size}, {size} were predicted; the budget of {size} "
         r"is exceeded first at aten::\w+; planning again"
     )
-    assert told[1:]
-    assert all(map(again.fullmatch, told[1:])), told
-    fit(Auxiliary(), sample_args=SAMPLE.args, budget=second.value.required, progress=False)
+    assert told[1:-1]
+    assert all(map(again.fullmatch, told[1:-1])), told
+    assert told[-1].startswith("chainstay: planned for ")
     assert not losses
 
 
