@@ -6,6 +6,7 @@ report what differs.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 import traceback
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -42,6 +43,8 @@ pytestmark = pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()), reason="needs gloo"
 )
 
+_PATIENCE_S: Final = 300
+
 Reports = dict[str, list[str]]
 Trial = Callable[[int], list[str]]
 """What a process does, given its rank; it reports what is wrong."""
@@ -52,7 +55,10 @@ def _run_trials(rank: int, port: int, queue: Any) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}  # as torchrun
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=2)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(_PATIENCE_S - 20)
     queue.put({name: _report(trial, rank) for name, trial in TRIALS.items()})
+    faulthandler.cancel_dump_traceback_later()
     distributed.destroy_process_group()
 
 
@@ -60,6 +66,7 @@ def _report(trial: Trial, rank: int) -> list[str]:
     try:
         return trial(rank)
     except Exception:  # noqa: BLE001  # told to the process that runs the tests
+        traceback.print_exc()  # at once: the other process may wait for this one
         return [traceback.format_exc()]
 
 
@@ -237,7 +244,7 @@ def test_two_processes_train_as_without_a_plan() -> None:
     processes = [context.Process(target=_run_trials, args=(rank, port, queue)) for rank in (0, 1)]
     for process in processes:
         process.start()
-    found: list[Reports] = [queue.get(timeout=300) for _ in processes]
+    found: list[Reports] = [queue.get(timeout=_PATIENCE_S) for _ in processes]
     for process in processes:
         process.join()
     wrong = {name: [*found[0][name], *found[1][name]] for name in TRIALS}
