@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -313,6 +314,27 @@ def test_an_operator_that_fails_leaves_no_hooks(monkeypatch: pytest.MonkeyPatch)
         hooked(monkeypatch, fail)
     torch.ones(2, requires_grad=True).exp().sum().backward()
     assert len(calls) == 1
+
+
+def test_a_function_of_the_users_is_replayed_with_gradients_on() -> None:
+    """It may be named as one of torch's, and multiply matrices."""
+
+    def mul(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    assert not is_graphless(graph.call_function(mul, (x,)))
+    assert all(
+        is_graphless(node)
+        for node in (
+            graph.call_function(torch.mul, (x, x)),
+            graph.call_function(operator.mul, (x, x)),
+            graph.call_function(functional.gelu, (x,)),
+            graph.call_function(functional.layer_norm, (x, (4,))),
+            graph.call_method("mul", (x, x)),
+        )
+    )
 
 
 def test_products_are_replayed_with_gradients_on() -> None:

@@ -43,9 +43,16 @@ def is_graphless(node: fx.Node) -> bool:
     """Whether a node gives the same bits whether or not autograd records it.
 
     Convolutions and products of matrices, for instance, choose other kernels without gradients.
+    Of a user's own function nobody knows, whatever its name.
     """
     name = operator_name(node)
     if node.op == "call_module" or isinstance(node.target, OpOverload | OpOverloadPacket):
+        return False
+    place = getattr(node.target, "__module__", None) or "torch"  # builtins of torch have none
+    if (
+        place.partition(".")[0] not in ("torch", "_operator", "chainstay")
+        and node.op != "call_method"
+    ):
         return False
     return name in _GRAPHLESS or torch.Tag.pointwise in _tags_of(name)
 
