@@ -58,6 +58,8 @@ class Account:
         """
         if len(accounts) == 1:
             return accounts[0]
+        stages = [account.stages for account in accounts]
+        skips = [account.skips for account in accounts]
         shapes = {
             (tuple(c.name for c in a.stages), *((s.first, s.last) for s in a.skips))
             for a in accounts
@@ -69,10 +71,10 @@ class Account:
             )
         return replace(
             accounts[0],
-            input_bytes=max(one.input_bytes for one in accounts),
-            input_gradient_bytes=max(one.input_gradient_bytes for one in accounts),
-            stages=tuple(map(_largest, zip(*(one.stages for one in accounts), strict=True))),
-            skips=tuple(map(_largest, zip(*(one.skips for one in accounts), strict=True))),
+            input_bytes=max(account.input_bytes for account in accounts),
+            input_gradient_bytes=max(account.input_gradient_bytes for account in accounts),
+            stages=tuple(map(_largest, zip(*stages, strict=True))),
+            skips=tuple(map(_largest, zip(*skips, strict=True))),
         ).without_options()
 
     def profile(self) -> ChainProfile:
@@ -392,9 +394,6 @@ _Kept = TypeVar("_Kept", Stage, StageOption)
 
 def _largest(records: tuple[_Record, ...]) -> _Record:
     """Return a record with the largest of all numbers."""
-    numbers = {
-        name: max(getattr(record, name) for record in records)
-        for name in (field.name for field in fields(records[0]))
-        if isinstance(getattr(records[0], name), int)
-    }
-    return replace(records[0], **numbers)
+    first = records[0]
+    names = [field.name for field in fields(first) if isinstance(getattr(first, field.name), int)]
+    return replace(first, **{name: max(getattr(one, name) for one in records) for name in names})

@@ -129,8 +129,8 @@ def _replays_all(options: Sequence[Option]) -> bool:
 def selections_of(graph: StageGraph) -> list[Selection]:
     """Return the front of a stage, the runtime's own work in its times."""
     front: list[Selection] = []
-    for bare in pareto_front(graph.operators):
-        selection = _with_hooks(graph, bare)
+    for choice in pareto_front(graph.operators):
+        selection = _with_hooks(graph, choice)
         while front and front[-1].replay_time >= selection.replay_time:
             front.pop()  # more bytes, and no less time
         front.append(selection)
