@@ -112,6 +112,11 @@ class GraphCall:
         ]
         return listed_shapes(shapes)
 
+    def family(self) -> Hashable:
+        """Return a key that is equal as well for graphs whose tensors have other sizes."""
+        autocast = Autocast.now(self.device)
+        return graph_key(self.observed, self.inputs, autocast, has_sizes=False)
+
     def observed_again(self) -> ObservedGraph:
         """The same, to be cut in another way, which changes it."""
         return observe_graph(self.observed.name, self.forward, self.inputs)

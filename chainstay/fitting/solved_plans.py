@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from chainstay.errors import ChainstayError, InfeasibleBudgetError, UnsupportedModelError
+from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.budgets import bytes_of, plain_peak
 from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
+from chainstay.fitting.proportion import Lender, plan_in_proportion, smallest_for
 from chainstay.fitting.strategies.fastest import (
     Strategies,
     fastest_plan,
@@ -20,8 +22,9 @@ from chainstay.fitting.strategies.fastest import (
     solve_blocks,
 )
 from chainstay.fitting.strategies.joins import JoinAttempt
+from chainstay.fitting.tried_plans import AnyPlan, Rehearse, tried
 from chainstay.runtime.capture.cuts.chain import GraphChain
-from chainstay.runtime.capture.cuts.cut import cut_into_chain
+from chainstay.runtime.capture.cuts.cut import cut_again, cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
@@ -46,22 +49,12 @@ from chainstay.runtime.stage.staged_graph import (
     subject_of,
     with_graph,
 )
-from chainstay.schedule import OpKind
 from chainstay.solution import Solution
 from chainstay.units import format_bytes
 
 __all__ = ["MeasuredGraph", "SolvedPlans"]
 
 M = TypeVar("M", bound=Measurement)
-
-AnyPlan = TypeVar("AnyPlan", PlannedGraph | PlannedJoin, PlannedBlocks)
-
-_Rehearse: TypeAlias = Callable[[AnyPlan, int], Rehearsal]
-
-_TIGHTENINGS: Final = 3
-"""How often a plan that needs more than predicted is replaced by a tighter one."""
-_TOLERATED: Final = 1.05
-"""By so much plain training may exceed what it was predicted to need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +85,7 @@ class SolvedPlans:
         budget_bytes: The budget; a share is one of what the first call needs.
         measured: The graphs that were measured, by their keys.
         options: The options of stages that were measured; those that are alike have the same.
+        lenders: Measured graphs whose costs serve for smaller ones, by what these have in common.
         loss_costs: The costs of the first call that was measured: its account, and the bytes that
             its loss was given.
     """
@@ -100,10 +94,22 @@ class SolvedPlans:
     budget_bytes: int | None = None
     measured: dict[Hashable, MeasuredGraph] = field(default_factory=dict)
     options: dict[Hashable, Any] = field(default_factory=dict)
+    lenders: dict[Hashable, list[Lender]] = field(default_factory=dict)
     loss_costs: tuple[Account, int] | None = None
 
     def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
-        """Measure a captured graph and plan it; see `PlanMaker`."""
+        """Measure a captured graph and plan it; see `PlanMaker`.
+
+        One that is smaller than a measured one is planned by its costs.
+        """
+        if call.key not in self.measured and (lenders := self.lenders.get(call.family())):
+            try:
+                smaller = self._in_proportion(call, lenders)
+            except torch.OutOfMemoryError:  # its rehearsal went beyond the prediction
+                smaller = None
+            if smaller is not None:
+                return smaller
+            call = replace(call, observed=call.observed_again())
         known, settings = self.measure_graph(call, is_first=is_first), self.settings
 
         def solved(limit: int) -> PlannedGraph | PlannedJoin:
@@ -121,7 +127,27 @@ class SolvedPlans:
                 return rehearse_graph(planned, call.inputs, loss, limit)
 
         budget = self._budget(call.model, known.costs)
-        return self._made(budget, call.device, lambda b: self._rehearsed(b, solved, rehearsed))
+        return self._made(budget, call.device, solved, rehearsed)
+
+    def _in_proportion(self, call: GraphCall, lenders: Sequence[Lender]) -> PlannedGraph | None:
+        """Plan a graph by the costs of one of these; ``None`` if it has to be measured."""
+        graph = cut_again(call.observed, lenders[-1].staged.graph.cuts)
+        lender = None if graph is None else smallest_for(graph, lenders)
+        if graph is None or lender is None:
+            return None
+        output = None if call.call is None else _output(call.call, call, graph)
+        budget, settings = self._budget(call.model, lender.costs), self.settings
+        with measuring(call.device):
+            loss, _ = self._loss_or_none(output, graph, call.inputs)
+
+        def solved(costs: Measurement) -> Strategies:
+            return Strategies(costs, budget, settings.method, settings.memory)
+
+        def rehearsed(planned: PlannedGraph) -> Rehearsal:
+            with measuring(call.device):
+                return rehearse_graph(planned, call.inputs, loss, sys.maxsize)
+
+        return plan_in_proportion(lender, call, graph, solved, rehearsed)
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
         """Plan blocks; all processes that share parameters get the same plan or refusal."""
@@ -147,7 +173,7 @@ class SolvedPlans:
 
         if is_sharded(model):
             return planned(budget)
-        return self._made(budget, around.device, lambda b: self._rehearsed(b, planned, rehearsed))
+        return self._made(budget, around.device, planned, rehearsed)
 
     def measure_graph(self, call: GraphCall, *, is_first: bool) -> MeasuredGraph:
         """Measure the stages of a captured graph, unless one that is alike has been measured.
@@ -174,11 +200,11 @@ class SolvedPlans:
         if known is not None and staged is not None:
             known = replace(known, staged=staged)
         else:
-            repeats = self.settings.repeats
-            known = self._measured(call, graph, output, 1 if not is_first else repeats)
-            if not is_first and not self._fits_plainly(model, known.costs) and repeats > 1:
-                known = self._measured(call, graph, output, repeats)
+            known = self._measured(call, graph, output, is_first=is_first)
             self.measured[call.key] = known
+            if graph.not_a_join:
+                lender = Lender(call.shapes, known.staged, known.costs)
+                self.lenders.setdefault(call.family(), []).append(lender)
         if graph.not_a_join:
             return replace(known, output=output, attempt=None)
         loss = partial(self._loss_stage, output, inputs=call.inputs)
@@ -210,14 +236,21 @@ class SolvedPlans:
         account = Account.largest(gathered(around.host.model, measured.account))
         return around, replace(measured, account=account)
 
-    def _made(self, budget: int, device: torch.device, make: Callable[[int], AnyPlan]) -> AnyPlan:
+    def _made(
+        self,
+        budget: int,
+        device: torch.device,
+        solved: Callable[[int], AnyPlan],
+        rehearsed: Rehearse[AnyPlan],
+    ) -> AnyPlan:
         """Make a plan; where the budget is what is free, and its step finds less, once more.
 
         The allocator's blocks are larger than what is asked for, and there is room between them:
         how much, is seen in the step that ran out of memory.
         """
+        is_told = self.settings.progress
         try:
-            return make(budget)
+            return tried(budget, solved, rehearsed, is_told=is_told)
         except torch.OutOfMemoryError:
             accelerator = accelerator_at(device)
             if self.settings.budget is not None or accelerator is None:
@@ -232,75 +265,7 @@ class SolvedPlans:
             wanted=self.settings.progress,
         )
         self.budget_bytes = smaller
-        return make(smaller)
-
-    def _rehearsed(
-        self, budget: int, solved: Callable[[int], AnyPlan], rehearsed: _Rehearse[AnyPlan]
-    ) -> AnyPlan:
-        """The plan within a budget, tried out; so is the least budget that a refusal names."""
-        try:
-            return self._tried(budget, solved, rehearsed, is_told=self.settings.progress)
-        except InfeasibleBudgetError as refusal:
-            found = refusal
-        for _ in range(_TIGHTENINGS):
-            try:
-                self._tried(found.required, solved, rehearsed, is_told=False).close()
-            except InfeasibleBudgetError as larger:
-                found = found.known(budget, max(larger.required, found.required + 1))
-            else:
-                break
-        raise found
-
-    def _tried(
-        self,
-        budget: int,
-        solved: Callable[[int], AnyPlan],
-        rehearsed: _Rehearse[AnyPlan],
-        *,
-        is_told: bool,
-    ) -> AnyPlan:
-        """The plan within a budget, tried out; a tighter one where it needs more than predicted."""
-        limit, planned = budget, solved(budget)
-        first = planned.solution
-
-        def within(found: Solution) -> Solution:
-            """The same of the user's budget; bounds that hold for a tighter one do not."""
-            alike = (found.family, found.discards) == (first.family, first.discards)
-            return replace(
-                found,
-                budget=budget,
-                lower_bound=first.lower_bound if alike else 0,
-                unrestricted_bound=first.unrestricted_bound,
-            )
-
-        for tightenings in range(_TIGHTENINGS + 1):
-            predicted = planned.solution.peak_bytes
-            allowed = max(budget, int(predicted * _TOLERATED) if _keeps_all(planned) else 0)
-            found = rehearsed(planned, allowed)
-            if found.peak_bytes <= allowed:
-                break
-            if tightenings == _TIGHTENINGS:
-                planned.close()
-                raise InfeasibleBudgetError(
-                    budget=budget,
-                    required=found.peak_bytes,
-                    stages=len(planned.profile),
-                    family="known",
-                )
-            limit = min(limit, predicted) - (found.peak_bytes - budget)
-            say(
-                f"a step by the plan needs {format_bytes(found.peak_bytes)}, "
-                f"{format_bytes(predicted)} were predicted; the budget of {format_bytes(budget)} "
-                f"is exceeded first at {found.operator or 'an unknown operator'}; planning again",
-                wanted=is_told,
-            )
-            planned.close()
-            try:
-                planned = solved(max(limit, 1))
-            except InfeasibleBudgetError as refusal:
-                required = refusal.required + budget - max(limit, 1)
-                raise refusal.known(budget, required) from refusal
-        return planned if limit == budget else replace(planned, solution=within(planned.solution))
+        return tried(smaller, solved, rehearsed, is_told=is_told)
 
     def _budget(self, model: nn.Module | None, measured: Measurement) -> int:
         if self.budget_bytes is None:
@@ -317,16 +282,17 @@ class SolvedPlans:
         return may_recompute and not self._fits_plainly(model, costs)
 
     def _measured(
-        self, call: GraphCall, graph: GraphChain, output: OutputSample | None, repeats: int
+        self, call: GraphCall, graph: GraphChain, output: OutputSample | None, *, is_first: bool
     ) -> MeasuredGraph:
-        settings, is_scaled = self.settings, False
+        settings = self.settings
+
+        def repeats(costs: Measurement) -> int:
+            """Times of what fits plainly decide nothing, but those of the first call are told."""
+            fits = not is_first and self._fits_plainly(call.model, costs)
+            return 1 if fits else settings.repeats
+
         with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
-            try:
-                loss = self._loss_stage(output, graph, call.inputs)
-            except UnsupportedModelError:
-                if self.loss_costs is None:
-                    raise
-                loss, is_scaled = None, True  # it holds targets of another shape
+            loss, is_scaled = self._loss_or_none(output, graph, call.inputs)
             subject = subject_of(graph, call.inputs, loss, call.device, progress=bar)
             staged, costs = measured_graph(
                 graph,
@@ -362,6 +328,17 @@ class SolvedPlans:
         loss = first.stages[-1].scaled(given, max(before, 1))
         return replace(measured, account=replace(account, stages=(*account.stages[:-1], loss)))
 
+    def _loss_or_none(
+        self, output: OutputSample | None, graph: GraphChain, inputs: Sequence[Any]
+    ) -> tuple[ChainStage | None, bool]:
+        """The loss, and whether it cannot run here: it holds targets of another shape."""
+        try:
+            return self._loss_stage(output, graph, inputs), False
+        except UnsupportedModelError:
+            if self.loss_costs is None:
+                raise
+            return None, True
+
     def _loss_stage(
         self, output: OutputSample | None, graph: GraphChain | GraphJoin, inputs: Sequence[Any]
     ) -> ChainStage | None:
@@ -384,14 +361,6 @@ class SolvedPlans:
             "yours to add",
             wanted=self.settings.progress,
         )
-
-
-def _keeps_all(planned: PlannedGraph | PlannedJoin | PlannedBlocks) -> bool:
-    """Whether it is plain training."""
-    schedule = planned.solution.schedule
-    kinds = {op.kind for op in schedule}
-    is_whole = not any(op.option for op in schedule)
-    return is_whole and kinds == {OpKind.FORWARD_KEEP_ALL, OpKind.BACKWARD}
 
 
 def _output(call: Call, found: GraphCall, graph: GraphChain) -> OutputSample:

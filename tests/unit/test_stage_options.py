@@ -17,7 +17,7 @@ from captured_graphs import chain_of
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.measures import option_costs
-from chainstay.runtime.measures.costs import observe_chain, trace_chain
+from chainstay.runtime.measures.costs import observe_chain, timed, trace_chain
 from chainstay.runtime.measures.measured import measuring
 from chainstay.runtime.measures.option_costs import observe_options
 from chainstay.runtime.options import (
@@ -73,7 +73,7 @@ def observed_options(model: nn.Module, x: torch.Tensor, *, kept: int | None = No
     chain, inputs = chain_of(model, x, granularity=1)
     with measuring(CPU):
         subject = subject_of(chain, inputs, None, CPU, merges=False)
-        observed = observe_chain(subject, 1)
+        observed = timed(observe_chain(subject), subject, 1)
         assert all(seen.time.kept > 0 for seen in observed)
         memories = trace_chain(observed, subject)
         if kept is not None:

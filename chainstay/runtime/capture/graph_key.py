@@ -20,9 +20,17 @@ from chainstay.runtime.devices.autocast import Autocast
 
 
 def graph_key(
-    observed: ObservedGraph, inputs: Sequence[object], autocast: Autocast | None
+    observed: ObservedGraph,
+    inputs: Sequence[object],
+    autocast: Autocast | None,
+    *,
+    has_sizes: bool = True,
 ) -> Hashable:
-    """Return a key, equal for graphs that differ in numbers only, constants or inputs."""
+    """Return a key, equal for graphs that differ in numbers only, constants or inputs.
+
+    Without sizes, it is equal as well for those whose tensors have other sizes.
+    """
+    layout_of = _layout if has_sizes else _kind
     captured, seen = observed.captured, observed.seen
     kinds = [given.kind for given in captured.inputs]
     given = (*inputs, *captured.constants)
@@ -38,11 +46,21 @@ def graph_key(
     return (
         autocast,
         tuple(kind for kind in kinds if kind is not InputKind.NUMBER),
-        tuple(map(_layout, values)),
+        tuple(map(layout_of, values)),
         _aliases(values),
-        tuple(_text(node, places, captured) for node in nodes if node.op != "output"),
+        tuple(
+            (*_text(node, places, captured), layout_of(node.meta.get("example_value")))
+            for node in nodes
+            if node.op != "output"
+        ),
         tuple(places[leaf] for leaf in captured.output if leaf in places),
     )
+
+
+def _kind(value: object) -> Hashable:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return (value.dim(), value.layout, value.dtype, value.device, value.requires_grad)
 
 
 def _layout(value: object) -> Hashable:
@@ -65,21 +83,17 @@ def _aliases(inputs: Sequence[object]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _text(node: fx.Node, places: Mapping[fx.Node, int], captured: CapturedGraph) -> Hashable:
+def _text(
+    node: fx.Node, places: Mapping[fx.Node, int], captured: CapturedGraph
+) -> tuple[Hashable, ...]:
     if node.op == "placeholder":
-        return node.op
+        return (node.op,)
     target = node.target
     if node.op in ("call_module", "get_attr"):
         inner = captured.modules[str(target)]
         target = f"{getattr(inner, 'code', '')}{text_of(inner)}"
     arguments = _masked((node.args, node.kwargs), places)
-    return (
-        node.op,
-        str(target),
-        arguments,
-        regions_of(node),
-        _layout(node.meta.get("example_value")),
-    )
+    return (node.op, str(target), arguments, regions_of(node))
 
 
 def _masked(arguments: Any, places: Mapping[fx.Node, int]) -> str:

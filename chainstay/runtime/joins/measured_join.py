@@ -18,7 +18,13 @@ from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin, staged, traits_of_all
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.cost_files import signature_of
-from chainstay.runtime.measures.costs import ObservedStage, Subject, observe_chain, trace_chain
+from chainstay.runtime.measures.costs import (
+    ObservedStage,
+    Subject,
+    observe_chain,
+    timed,
+    trace_chain,
+)
 from chainstay.runtime.measures.option_costs import (
     ObservedOption,
     chosen_options,
@@ -104,7 +110,7 @@ def _observed(
 ) -> tuple[list[Seen], OptionTable]:
     """Time and memory of all stages, part by part, and their options."""
     branches = len(join.branches)
-    observed = [observe_chain(part, repeats) for part in parts]
+    observed = [timed(observe_chain(part), part, repeats) for part in parts]
     met: Sequence[Gradients | None] = (None,) * branches
     memories = []
     found: list[ObservedOption] = []

@@ -82,8 +82,8 @@ class ObservedStage:
     random_bytes: int = 0
 
 
-def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
-    """Run the chain once, stage by stage, and time each stage on the way.
+def observe_chain(subject: Subject) -> list[ObservedStage]:
+    """Run the chain once, stage by stage; `timed` adds what the stages take.
 
     Raises:
         UnsupportedModelError: The loss gives something else than one number, the model
@@ -128,12 +128,11 @@ def observe_chain(subject: Subject, repeats: int) -> list[ObservedStage]:
             )
         )
         source = following
-    return _timed(observed, subject, repeats)
+    return observed
 
 
-def _timed(
-    observed: Sequence[ObservedStage], subject: Subject, repeats: int
-) -> list[ObservedStage]:
+def timed(observed: Sequence[ObservedStage], subject: Subject, repeats: int) -> list[ObservedStage]:
+    """Return the stages with the time that each takes, the least of so many runs."""
     stages = [TimedStage(seen.stage, seen.traits, seen.leaves) for seen in observed]
     given = (subject.source, subject.shared)
     times = time_chain(stages, given, subject.device, repeats, subject.progress)

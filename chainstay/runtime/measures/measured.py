@@ -24,6 +24,7 @@ from chainstay.runtime.measures.costs import (
     Surroundings,
     account_for,
     observe_chain,
+    timed,
     trace_chain,
 )
 from chainstay.runtime.measures.option_costs import (
@@ -115,7 +116,7 @@ def measuring(device: torch.device) -> Iterator[None]:
 def measure_subject(
     subject: Subject,
     names: tuple[str, ...],
-    repeats: int,
+    repeats: Callable[[Measurement], int],
     cache: str | os.PathLike[str] | None = None,
     *,
     wants_options: Callable[[Measurement], bool],
@@ -125,7 +126,7 @@ def measure_subject(
     Args:
         subject: What to measure.
         names: What messages call the values that all stages may read.
-        repeats: Timed runs of each stage.
+        repeats: Timed runs of each stage, told what is known before.
         cache: A directory in which costs are looked up, and left for next time.
         wants_options: Whether to look for options of stages, told what is known without them.
 
@@ -145,13 +146,16 @@ def measure_subject(
         found = found_on_file(known, [subject], wants_options)
         if found is not None:
             return found
-    observed = observe_chain(subject, repeats)
+    observed = observe_chain(subject)
     memories = trace_chain(observed, subject, is_whole=True)
-    measured = Measurement(
+    without_times = Measurement(
         chain=chain,
         account=account_for(observed, memories, subject, autocast),
         traits=tuple(seen.traits for seen in observed if not seen.stage.is_loss),
     )
+    observed = timed(observed, subject, repeats(without_times))
+    account = account_for(observed, memories, subject, autocast)
+    measured = replace(without_times, account=account)
     if wants_options(measured):
         kept = Surroundings.of(observed, memories, subject, autocast).kept
         options = observe_options(observed, memories, [subject], is_whole=True)

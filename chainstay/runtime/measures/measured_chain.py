@@ -303,7 +303,7 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
         behind = _loss_of(loss, graph, output_index(observed.captured), inputs)
         subject = subject_of(graph, inputs, behind, sample.device, progress=bar, merges=False)
         staged, measured = measured_graph(
-            graph, subject, repeats=repeats, cache=cache, wants_options=lambda _: True
+            graph, subject, repeats=lambda _: repeats, cache=cache, wants_options=lambda _: True
         )
     return MeasuredChain(
         chain=measured.chain,

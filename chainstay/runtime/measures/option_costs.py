@@ -17,7 +17,6 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.backend_settings import backend_settings
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.measures.account import Account
-from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.costs import ObservedStage, Subject
 from chainstay.runtime.measures.probe import StageMemory, StageProbe
 from chainstay.runtime.measures.shared_bytes import LeafUses
@@ -109,7 +108,8 @@ def observe_options(
             leaves = {id(leaf): leaf for own_of_stage in own_leaves for leaf in own_of_stage}
             uses = LeafUses.of(leaves_by_stage, first, last, held)
             key = (
-                _key(stage, state, subject.shared, gradients, output_stays=output_stays),
+                _key(stage, state, subject.shared, output_stays=output_stays),
+                gradients,
                 tuple(uses.of_leaf(leaf) for leaf in leaves.values()),  # sums take memory
                 (is_whole, Autocast.now(subject.device), backend_settings()),
             )
@@ -188,6 +188,8 @@ def restored_options(
 ) -> OptionTable:
     """Make options that were chosen before; call it inside `measuring`.
 
+    Of stages that are alike, one is looked at.
+
     Args:
         subjects: A chain like the one that they were chosen for, or its segments.
         wanted: What they keep, by stage and number.
@@ -197,20 +199,28 @@ def restored_options(
         PlanMismatchError: A stage has no such option, or it fails this comparison.
     """
     table: dict[tuple[int, int], Option] = {}
+    graphs: dict[Hashable, StageGraph | None] = {}
+    made: dict[Hashable, Option] = {}
     for first, place in enumerate(_places(subjects)):
         own = {key: option for key, option in wanted.items() if key[0] == first}
-        for length in sorted({option.stages for option in own.values()}):
-            given = (place.state, place.subject.shared)
-            graph = _traced_once(place, length)
-            for key, known in own.items():
-                if known.stages != length:
-                    continue
-                if graph is None or not known.selection.is_of(graph.operators):
+        for key, known in own.items():
+            stage = fused(place.stages[: known.stages])
+            stays = _output_stays(place.subject, place.stages, known.stages)
+            alike = _key(stage, place.state, place.subject.shared, output_stays=stays)
+            if alike not in graphs:
+                graphs[alike] = _traced_once(place, known.stages)
+            graph, selection = graphs[alike], known.selection
+            if graph is None or not selection.is_of(graph.operators):
+                raise _no_option(*key)
+            choice = (alike, selection.replayed, selection.redrawn)
+            if choice not in made:
+                option = replace(option_of(graph, selection), stages=known.stages)
+                if is_checked and not admitted(option, (place.state, place.subject.shared)):
                     raise _no_option(*key)
-                option = replace(option_of(graph, known.selection), stages=length)
-                if is_checked and not admitted(option, given):
-                    raise _no_option(*key)
-                table[key] = option
+                made[choice] = option
+            again = made[choice].for_stage(stage)
+            assert again is not None, "it does the same"
+            table[key] = again
     return table
 
 
@@ -347,17 +357,15 @@ def _key(
     stage: ChainStage,
     state: State,
     shared: Sequence[Any],
-    gradients: Gradients,
     *,
     output_stays: bool,
 ) -> Hashable:
-    """Return a key that is equal for stages whose options are the same."""
+    """Return a key that is equal for stages whose options do the same."""
     positions = [position for part in stage.parts for position in part.reads]
     return (
         tuple((part.text, len(part.written)) for part in stage.parts),
         tuple(map(_kind, state)),
         tuple((positions.index(position), _kind(shared[position])) for position in positions),
-        gradients,
         output_stays,
     )
 

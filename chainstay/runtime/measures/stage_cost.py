@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 from chainstay.profiles import Stage
 from chainstay.schedule import OpKind
+
+_OF_ENVIRONMENTS: Final = ("environment_bytes", "random_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +125,45 @@ class StageCost:
         )
 
     def scaled(self, numerator: int, denominator: int) -> StageCost:
-        """All times and sizes in proportion, rounded up."""
-        numbers = {
-            field.name: -(-getattr(self, field.name) * numerator // denominator)
+        """All times and sizes in proportion, rounded up; what its environment takes stays."""
+
+        def scaled(size: int) -> int:
+            return -(-size * numerator // denominator)
+
+        options = (
+            replace(
+                option,
+                saved_bytes=scaled(option.saved_bytes),
+                recording_bytes=scaled(option.recording_bytes),
+                backward_bytes=scaled(option.backward_bytes),
+                replay_time=scaled(option.replay_time),
+            )
+            for option in self.options
+        )
+        numbers: dict[str, Any] = {
+            field.name: scaled(getattr(self, field.name))
             for field in fields(self)
-            if isinstance(getattr(self, field.name), int)
+            if isinstance(getattr(self, field.name), int) and field.name not in _OF_ENVIRONMENTS
         }
-        return replace(self, options=(), **numbers)
+        return replace(self, options=tuple(options), **numbers)
+
+    def beside(self, size: int) -> StageCost:
+        """Return the stage while `size` more bytes stand beside all its operations."""
+        options = (
+            replace(
+                option,
+                recording_bytes=option.recording_bytes + size,
+                backward_bytes=option.backward_bytes + size,
+            )
+            for option in self.options
+        )
+        return replace(
+            self,
+            recording_bytes=self.recording_bytes + size,
+            dropping_bytes=self.dropping_bytes + size,
+            backward_bytes=self.backward_bytes + size,
+            options=tuple(options),
+        )
 
     def without_times(self, too_large: int) -> StageCost:
         """Return the stage with times alike; options that others would replace save too much.

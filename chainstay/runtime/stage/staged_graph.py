@@ -154,7 +154,7 @@ def measured_graph(
     graph: GraphChain,
     subject: Subject,
     *,
-    repeats: int,
+    repeats: Callable[[Measurement], int],
     cache: str | os.PathLike[str] | None,
     wants_options: Callable[[Measurement], bool],
 ) -> tuple[StagedGraph, Measurement]:

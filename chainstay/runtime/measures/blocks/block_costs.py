@@ -23,7 +23,13 @@ from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_account import BlockAccountant, standing_bytes_of
 from chainstay.runtime.measures.cost_files import AccountFile, signature_around, signature_of
-from chainstay.runtime.measures.costs import ObservedStage, Subject, observe_chain, trace_chain
+from chainstay.runtime.measures.costs import (
+    ObservedStage,
+    Subject,
+    observe_chain,
+    timed,
+    trace_chain,
+)
 from chainstay.runtime.measures.measured import (
     Measurement,
     found_on_file,
@@ -156,7 +162,7 @@ def measure_blocks(
         observed: list[ObservedStage] = []
         memories: list[StageMemory] = []
         for subject in subjects():
-            found = observe_chain(subject, repeats)
+            found = timed(observe_chain(subject), subject, repeats)
             observed += found
             memories += trace_chain(found, subject)
         bar("running what is around the blocks", steps=0, more=1)

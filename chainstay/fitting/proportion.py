@@ -1,0 +1,214 @@
+"""Plans for smaller calls, by the costs of a larger one that was measured.
+
+Measuring takes the time of tens of steps, too long where sentences have lengths of their own. A
+graph that differs from a measured one in sizes only, and has no larger stage, is not measured:
+its stages cost what those of the other do, in proportion to the bytes that they save and pass on,
+which are known from the graph. Nothing trusts that. Each option is tried on the graph's own
+tensors, a step by the plan is rehearsed, and what it needs beyond its prediction is added to the
+overhead of every operation, until a prediction holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice
+from typing import Final
+
+from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.fitting.planner import GraphCall
+from chainstay.fitting.strategies.fastest import Strategies, plan_of
+from chainstay.problems.offload import OffloadSolution
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.measures.account import Account
+from chainstay.runtime.measures.costs import Subject, observe_chain
+from chainstay.runtime.measures.measured import Measurement, measuring
+from chainstay.runtime.measures.option_costs import chosen_options, restored_options
+from chainstay.runtime.measures.rehearsal import Rehearsal
+from chainstay.runtime.options.option import Option
+from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.staged_graph import (
+    PlannedGraph,
+    StagedGraph,
+    names_of,
+    subject_of,
+)
+
+_CORRECTIONS: Final = 6
+"""How often a prediction that is too low is corrected before the graph is measured after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lender:
+    """A measured graph whose costs are lent to smaller ones.
+
+    Attributes:
+        shapes: The shapes of its call, for people.
+        staged: The graph as stages.
+        costs: What these cost.
+    """
+
+    shapes: str
+    staged: StagedGraph
+    costs: Measurement
+
+    def shares(self, graph: GraphChain) -> list[Fraction] | None:
+        """Return how much of the sizes of this graph's input and stages another's have.
+
+        ``None`` if one of those is larger, or the other is not cut alike.
+        """
+        stages = self.staged.chain.stages
+        if graph.cuts != self.staged.graph.cuts:
+            return None
+        pairs = list(zip(_sizes(graph, stages), _sizes(self.staged.graph, stages), strict=True))
+        if any(own > known for own, known in pairs):
+            return None
+        return [Fraction(own, known) if known else Fraction(1) for own, known in pairs]
+
+
+def smallest_for(graph: GraphChain, lenders: Sequence[Lender]) -> Lender | None:
+    """Return the smallest lender none of whose stages is smaller than that of a graph."""
+    shares = ((lender, lender.shares(graph)) for lender in lenders)
+    found = [(sum(share), lender) for lender, share in shares if share is not None]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def plan_in_proportion(
+    lender: Lender,
+    call: GraphCall,
+    graph: GraphChain,
+    solved: Callable[[Measurement], Strategies],
+    rehearsed: Callable[[PlannedGraph], Rehearsal],
+) -> PlannedGraph | None:
+    """Plan a smaller graph by the costs of a measured one.
+
+    Args:
+        lender: The measured graph.
+        call: A call of the smaller one.
+        graph: The smaller one, cut where the other is.
+        solved: Solves a chain, whose options are not made yet, in each way.
+        rehearsed: Runs a step by a plan.
+
+    Returns:
+        The plan; ``None`` where the graph has to be measured.
+    """
+    shares = lender.shares(graph)
+    assert shares is not None, "it is smaller"
+    account = _in_proportion(lender.costs.account, shares)
+    with measuring(call.device):
+        subject = subject_of(graph, call.inputs, None, call.device, merges=False)
+        stages = _grouped(subject.stages, lender.staged.chain.stages)
+        subject = replace(subject, stages=stages)
+        own = StagedGraph(
+            graph=graph,
+            chain=Chain(stages=stages, device=call.device, names=names_of(graph)),
+            traits=tuple(seen.traits for seen in observe_chain(subject)),
+        )
+    options: dict[tuple[int, int], Option] = {}
+    for _ in range(_CORRECTIONS):
+        strategies = solved(Measurement(chain=own.chain, account=account, traits=own.traits))
+        try:
+            planned = _planned(own, strategies, subject, options)
+        except (InfeasibleBudgetError, PlanMismatchError):  # measured, it may fit
+            return None
+        if planned is None:
+            return None
+        missing = rehearsed(planned).peak_bytes - planned.solution.peak_bytes
+        if missing <= 0:
+            origin = (
+                f"costs of its stages: those for {lender.shapes}, in proportion to their bytes\n"
+            )
+            return replace(planned, origin=origin)
+        planned.close()
+        account = _with_standing(account, missing)
+    return None
+
+
+def _planned(
+    own: StagedGraph,
+    strategies: Strategies,
+    subject: Subject,
+    options: dict[tuple[int, int], Option],
+) -> PlannedGraph | None:
+    """The plan of the fastest strategy; ``None`` if it moves data: links have prices of their own.
+
+    Args:
+        own: The stages, which have no options yet.
+        strategies: What is known to cost what.
+        subject: The stages, to try options on.
+        options: Options that were made; those that are still needed are added.
+
+    Raises:
+        InfeasibleBudgetError: None fits.
+        PlanMismatchError: One of its options is none of these stages.
+    """
+    strategies.try_all()
+    solution = strategies.found[strategies.best]
+    if isinstance(solution, OffloadSolution):
+        return None
+    used = {(op.stage, op.option) for op in solution.schedule if op.option}
+    choices = chosen_options(strategies.measured.account.stages)
+    wanted = {key: choices[key] for key in used - options.keys()}
+    if wanted:
+        with measuring(own.chain.device):
+            options |= restored_options([subject], wanted, is_checked=True)
+    planned = plan_of(replace(own, options=dict(options)), strategies)
+    assert isinstance(planned, PlannedGraph), "branches are measured"
+    return planned
+
+
+def _grouped(parts: Sequence[ChainStage], stages: Sequence[ChainStage]) -> tuple[ChainStage, ...]:
+    """Stages of one part each, joined where `stages` are."""
+    rest = iter(parts)
+    return tuple(
+        replace(stage, parts=tuple(part.parts[0] for part in islice(rest, len(stage.parts))))
+        for stage in stages
+    )
+
+
+def _sizes(graph: GraphChain, stages: Sequence[ChainStage]) -> list[int]:
+    """Bytes of the input, and bytes that each stage saves and passes on; the loss's are its input.
+
+    Args:
+        graph: The graph, cut.
+        stages: How its stages are joined.
+    """
+    sizes, first = [graph.boundary_bytes(0)], 0
+    for stage in stages:
+        after = first + len(stage.parts)
+        saved = sum(part.saved_bytes for part in graph.stages[first:after])
+        sizes.append(saved + graph.boundary_bytes(after))
+        first = after
+    return [*sizes, graph.boundary_bytes(first)]
+
+
+def _in_proportion(account: Account, shares: Sequence[Fraction]) -> Account:
+    """Return an account whose input and stages cost so much of what they did, rounded up."""
+    stages = tuple(
+        cost.scaled(share.numerator, share.denominator)
+        for cost, share in zip(account.stages, shares[1:], strict=True)
+    )
+    skips = []
+    for skip in account.skips:
+        least = min(shares[skip.first : skip.last + 1])  # part of all these states
+        skips.append(
+            replace(
+                skip,
+                bytes=int(skip.bytes * least),
+                gradient_bytes=int(skip.gradient_bytes * least),
+            )
+        )
+    return replace(
+        account,
+        input_bytes=-int(-account.input_bytes * shares[0]),
+        input_gradient_bytes=-int(-account.input_gradient_bytes * shares[0]),
+        stages=stages,
+        skips=tuple(skips),
+    )
+
+
+def _with_standing(account: Account, size: int) -> Account:
+    """Return an account in which `size` more bytes stand through the whole step."""
+    return replace(account, stages=tuple(cost.beside(size) for cost in account.stages))
