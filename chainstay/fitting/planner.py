@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import nn
@@ -51,6 +51,9 @@ OnNewShape = Literal["plan", "refuse", "run plainly"]
 
 
 AnyPlanned = PlannedGraph | PlannedJoin | PlannedBlocks
+
+_MANY: Final = 32
+"""Plans of one model for which fewer shapes are recommended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +278,12 @@ class Planner:
         told = f"{slower:.1%} slower than plain" if slower > 0 else "as fast as plain"
         peak = format_bytes(solution.peak_bytes)
         say(f"planned for {shapes}: {peak}{limit}, {told}", wanted=self.settings.progress)
+        if len(self.plans) == _MANY:
+            say(
+                f"{_MANY} plans are kept; each took a pause, and takes host memory: pad batches to "
+                "fewer shapes, to lengths that are multiples of 16 for example",
+                wanted=self.settings.progress,
+            )
 
     def at_shapes(
         self, refusal: InfeasibleBudgetError, shapes: str, stages: str = ""

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice
+from itertools import accumulate, islice
+from math import ceil
+from operator import add
 from typing import Final
 
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
@@ -54,29 +56,32 @@ class Lender:
     staged: StagedGraph
     costs: Measurement
 
-    def shares(self, graph: GraphChain) -> list[Fraction] | None:
-        """Return how much of the sizes of this graph's input and stages another's have.
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that its stages save together."""
+        return sum(cost.saved_bytes for cost in self.costs.account.stages)
 
-        ``None`` if one of those is larger, or the other is not cut alike.
-        """
-        stages = self.staged.chain.stages
-        if graph.cuts != self.staged.graph.cuts:
+    def account_for(self, graph: GraphChain) -> Account | None:
+        """Return the costs of a smaller graph; ``None`` if it is larger, or not cut alike."""
+        known, stages = self.staged.graph, self.staged.chain.stages
+        if graph.cuts != known.cuts:
             return None
-        pairs = list(zip(_sizes(graph, stages), _sizes(self.staged.graph, stages), strict=True))
-        if any(own > known for own, known in pairs):
+        passed_on = _shares(_passed_on(graph, stages), _passed_on(known, stages))
+        sizes = _shares(_sizes(graph, stages), _sizes(known, stages))
+        if max(*passed_on, *sizes) > 1:
             return None
-        return [Fraction(own, known) if known else Fraction(1) for own, known in pairs]
+        return _in_proportion(self.costs.account, sizes, passed_on)
 
 
-def smallest_for(graph: GraphChain, lenders: Sequence[Lender]) -> Lender | None:
-    """Return the smallest lender none of whose stages is smaller than that of a graph."""
-    shares = ((lender, lender.shares(graph)) for lender in lenders)
-    found = [(sum(share), lender) for lender, share in shares if share is not None]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+def account_for(graph: GraphChain, lenders: Sequence[Lender]) -> tuple[Lender, Account] | None:
+    """Return the lender whose costs are next above those of a graph, and these; ``None``: none."""
+    accounts = ((lender, lender.account_for(graph)) for lender in lenders)
+    found = [(lender, account) for lender, account in accounts if account is not None]
+    return min(found, key=lambda pair: pair[0].saved_bytes, default=None)
 
 
 def plan_in_proportion(
-    lender: Lender,
+    lent: tuple[Lender, Account],
     call: GraphCall,
     graph: GraphChain,
     solved: Callable[[Measurement], Strategies],
@@ -85,7 +90,7 @@ def plan_in_proportion(
     """Plan a smaller graph by the costs of a measured one.
 
     Args:
-        lender: The measured graph.
+        lent: The measured graph, and the costs of the smaller one.
         call: A call of the smaller one.
         graph: The smaller one, cut where the other is.
         solved: Solves a chain, whose options are not made yet, in each way.
@@ -94,9 +99,7 @@ def plan_in_proportion(
     Returns:
         The plan; ``None`` where the graph has to be measured.
     """
-    shares = lender.shares(graph)
-    assert shares is not None, "it is smaller"
-    account = _in_proportion(lender.costs.account, shares)
+    lender, account = lent
     with measuring(call.device):
         subject = subject_of(graph, call.inputs, None, call.device, merges=False)
         stages = _grouped(subject.stages, lender.staged.chain.stages)
@@ -168,42 +171,53 @@ def _grouped(parts: Sequence[ChainStage], stages: Sequence[ChainStage]) -> tuple
     )
 
 
+def _passed_on(graph: GraphChain, stages: Sequence[ChainStage]) -> list[int]:
+    """Bytes of the input of each of these stages, of which the last one is the loss."""
+    places = accumulate((len(stage.parts) for stage in stages), initial=0)
+    return [graph.boundary_bytes(place) for place in places]
+
+
 def _sizes(graph: GraphChain, stages: Sequence[ChainStage]) -> list[int]:
-    """Bytes of the input, and bytes that each stage saves and passes on; the loss's are its input.
+    """Bytes that each stage saves and passes on; the loss has its input."""
+    parts = iter(graph.stages)
+    saved = [sum(part.saved_bytes for part in islice(parts, len(s.parts))) for s in stages]
+    passed_on = _passed_on(graph, stages)
+    return [*map(add, saved, passed_on[1:]), passed_on[-1]]
+
+
+def _shares(own: Sequence[int], known: Sequence[int]) -> list[Fraction]:
+    """How much of the known sizes these are; larger than 1 where only the known one is 0."""
+    return [
+        Fraction(size, before) if before else Fraction(1 + size)
+        for size, before in zip(own, known, strict=True)
+    ]
+
+
+def _in_proportion(
+    account: Account, sizes: Sequence[Fraction], passed_on: Sequence[Fraction]
+) -> Account:
+    """Return an account whose stages cost so much of what they did.
 
     Args:
-        graph: The graph, cut.
-        stages: How its stages are joined.
+        account: The account.
+        sizes: The share of each stage.
+        passed_on: The share of each stage's input; the loss passes on one number.
     """
-    sizes, first = [graph.boundary_bytes(0)], 0
-    for stage in stages:
-        after = first + len(stage.parts)
-        saved = sum(part.saved_bytes for part in graph.stages[first:after])
-        sizes.append(saved + graph.boundary_bytes(after))
-        first = after
-    return [*sizes, graph.boundary_bytes(first)]
-
-
-def _in_proportion(account: Account, shares: Sequence[Fraction]) -> Account:
-    """Return an account whose input and stages cost so much of what they did, rounded up."""
     stages = tuple(
-        cost.scaled(share.numerator, share.denominator)
-        for cost, share in zip(account.stages, shares[1:], strict=True)
+        cost.scaled(share, passed)
+        for cost, share, passed in zip(
+            account.stages, sizes, (*passed_on[1:], Fraction(1)), strict=True
+        )
     )
     skips = []
     for skip in account.skips:
-        least = min(shares[skip.first : skip.last + 1])  # part of all these states
-        skips.append(
-            replace(
-                skip,
-                bytes=int(skip.bytes * least),
-                gradient_bytes=int(skip.gradient_bytes * least),
-            )
-        )
+        least = min(passed_on[skip.first : skip.last + 1])  # it is part of all these states
+        sizes_of_skip = (int(skip.bytes * least), int(skip.gradient_bytes * least))
+        skips.append(replace(skip, bytes=sizes_of_skip[0], gradient_bytes=sizes_of_skip[1]))
     return replace(
         account,
-        input_bytes=-int(-account.input_bytes * shares[0]),
-        input_gradient_bytes=-int(-account.input_gradient_bytes * shares[0]),
+        input_bytes=ceil(account.input_bytes * passed_on[0]),
+        input_gradient_bytes=ceil(account.input_gradient_bytes * passed_on[0]),
         stages=stages,
         skips=tuple(skips),
     )

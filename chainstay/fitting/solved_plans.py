@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from torch import nn
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.budgets import bytes_of, plain_peak
 from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
-from chainstay.fitting.proportion import Lender, plan_in_proportion, smallest_for
+from chainstay.fitting.proportion import Lender, account_for, plan_in_proportion
 from chainstay.fitting.strategies.fastest import (
     Strategies,
     fastest_plan,
@@ -132,11 +133,11 @@ class SolvedPlans:
     def _in_proportion(self, call: GraphCall, lenders: Sequence[Lender]) -> PlannedGraph | None:
         """Plan a graph by the costs of one of these; ``None`` if it has to be measured."""
         graph = cut_again(call.observed, lenders[-1].staged.graph.cuts)
-        lender = None if graph is None else smallest_for(graph, lenders)
-        if graph is None or lender is None:
+        lent = None if graph is None else account_for(graph, lenders)
+        if graph is None or lent is None:
             return None
         output = None if call.call is None else _output(call.call, call, graph)
-        budget, settings = self._budget(call.model, lender.costs), self.settings
+        budget, settings = self._budget(call.model, lent[0].costs), self.settings
         with measuring(call.device):
             loss, _ = self._loss_or_none(output, graph, call.inputs)
 
@@ -147,7 +148,7 @@ class SolvedPlans:
             with measuring(call.device):
                 return rehearse_graph(planned, call.inputs, loss, sys.maxsize)
 
-        return plan_in_proportion(lender, call, graph, solved, rehearsed)
+        return plan_in_proportion(lent, call, graph, solved, rehearsed)
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
         """Plan blocks; all processes that share parameters get the same plan or refusal."""
@@ -325,7 +326,8 @@ class SolvedPlans:
         if not is_scaled:
             return measured
         first, before = self.loss_costs
-        loss = first.stages[-1].scaled(given, max(before, 1))
+        share = Fraction(given, max(before, 1))
+        loss = first.stages[-1].scaled(share, share)
         return replace(measured, account=replace(account, stages=(*account.stages[:-1], loss)))
 
     def _loss_or_none(

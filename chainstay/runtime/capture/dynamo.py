@@ -8,8 +8,8 @@ list for instance, are replayed after the graph has run.
 `GraphCapture` keeps to three rules. There is one full graph per call or none: a graph break
 would let part of the function run unseen. Nothing but captured code ever runs here: where
 no captured graph fits, `GraphCapture.run` raises, and where TorchDynamo is switched off,
-capturing does. And each function has a code object of its own, since TorchDynamo limits the
-number of graphs per code object, and models of one class would share it.
+capturing does. And calls whose tensors have other sizes have a code object of their own, as models
+have: TorchDynamo looks through all graphs of a code object in every call, and limits their number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import fx
@@ -156,6 +156,23 @@ def _has_symbols(node: fx.Node) -> bool:
     )
 
 
+class _Compiled(NamedTuple):
+    """The function, ready for calls whose tensors have certain sizes.
+
+    Attributes:
+        known: Runs graphs that were captured.
+        traced: Captures others.
+    """
+
+    known: Callable[..., Any]
+    traced: Callable[..., Any]
+
+
+def _sizes_of(arguments: Any) -> Sizes:
+    """Return the sizes of the tensors in there."""
+    return tuple([leaf.shape for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)])
+
+
 class GraphCapture:
     """The graphs of one function, by kind of call.
 
@@ -170,11 +187,15 @@ class GraphCapture:
         self._receive = receive
         self._name = name
         self._draws_numbers = False  # Python's, which traced code draws in front of its graph
-        self._start(admits_tracing=(True, False))
+        self._admits_tracing: tuple[bool, ...] = (True, False)  # what it is told, try by try
+        self._compiled: dict[Sizes, _Compiled] = {}
 
-    def _start(self, *, admits_tracing: tuple[bool, ...]) -> None:
-        """Begin without graphs; `admits_tracing` is what the function is told, try by try."""
+    def _compiled_for(self, sizes: Sizes) -> _Compiled:
+        """The function for calls with these sizes, made if there is none yet."""
         import torch._dynamo  # noqa: PLC0415  # takes more than a second: not before it is needed
+
+        if sizes in self._compiled:
+            return self._compiled[sizes]
 
         known = weakref.ref(self)  # torch holds backends until the process ends
 
@@ -196,10 +217,12 @@ class GraphCapture:
         reset: Callable[[CodeType], None] = torch._dynamo.reset_code  # type: ignore[attr-defined]  # noqa: SLF001  # no public way
         end = weakref.finalize(self, reset, code)
         end.atexit = False
-        self._known = torch._dynamo.run(own)  # noqa: SLF001  # no public way to run known code only
-        self._traced = torch.compile(own, backend=backend, fullgraph=True, dynamic=None)
-        self._admits_tracing = admits_tracing
         torch.compiler.allow_in_graph(stage_border)
+        compiled = self._compiled[sizes] = _Compiled(
+            known=torch._dynamo.run(own),  # noqa: SLF001  # no public way to run known code only
+            traced=torch.compile(own, backend=backend, fullgraph=True, dynamic=None),
+        )
+        return compiled
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph for such a call, and what the function does around it.
@@ -213,9 +236,12 @@ class GraphCapture:
             return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        compiled = self._compiled.get(_sizes_of((args, kwargs)))
+        if compiled is None:
+            raise UnknownCallError
         random_state = random.getstate() if self._draws_numbers else None
         try:
-            return self._known(self._function, args, kwargs, _unguarded(args))
+            return compiled.known(self._function, args, kwargs, _unguarded(args))
         except NotRunError:
             if random_state is not None:
                 random.setstate(random_state)
@@ -277,7 +303,8 @@ class GraphCapture:
         """Never tell the function from now on that it is traced; ``False`` if it never was."""
         if self._admits_tracing == (False,):
             return False
-        self._start(admits_tracing=(False,))
+        self._compiled.clear()
+        self._admits_tracing = (False,)
         return True
 
     def _capture(
@@ -291,10 +318,11 @@ class GraphCapture:
 
     def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         random_state = random.getstate()
+        compiled = self._compiled_for(_sizes_of((args, kwargs)))
         _tracing.active = True
         try:
             with modes_set_aside():
-                return self._traced(self._function, args, kwargs, _unguarded(args))
+                return compiled.traced(self._function, args, kwargs, _unguarded(args))
         except NotRunError:
             if random.getstate() != random_state:
                 self._draws_numbers = True

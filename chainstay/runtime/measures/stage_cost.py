@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 
 from chainstay.profiles import Stage
 from chainstay.schedule import OpKind
-
-_OF_ENVIRONMENTS: Final = ("environment_bytes", "random_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,28 +123,43 @@ class StageCost:
             backward_overhead_bytes=backward,
         )
 
-    def scaled(self, numerator: int, denominator: int) -> StageCost:
-        """All times and sizes in proportion, rounded up; what its environment takes stays."""
+    def scaled(self, share: Fraction, passed_on: Fraction) -> StageCost:
+        """Return the stage on a smaller or larger call: times and sizes in proportion, rounded up.
+
+        Args:
+            share: Of times and sizes; what environments take stays.
+            passed_on: Of the sizes of the output and its gradient.
+        """
 
         def scaled(size: int) -> int:
-            return -(-size * numerator // denominator)
+            return ceil(size * share)
 
+        output = ceil(self.output_bytes * passed_on)
         options = (
             replace(
                 option,
-                saved_bytes=scaled(option.saved_bytes),
+                saved_bytes=max(scaled(option.saved_bytes), output),
                 recording_bytes=scaled(option.recording_bytes),
                 backward_bytes=scaled(option.backward_bytes),
                 replay_time=scaled(option.replay_time),
             )
             for option in self.options
         )
-        numbers: dict[str, Any] = {
-            field.name: scaled(getattr(self, field.name))
-            for field in fields(self)
-            if isinstance(getattr(self, field.name), int) and field.name not in _OF_ENVIRONMENTS
-        }
-        return replace(self, options=tuple(options), **numbers)
+        return replace(
+            self,
+            forward_time=scaled(self.forward_time),
+            backward_time=scaled(self.backward_time),
+            rerun_time=scaled(self.rerun_time),
+            hooks_time=scaled(self.hooks_time),
+            output_bytes=output,
+            saved_bytes=max(scaled(self.saved_bytes), output),
+            gradient_bytes=ceil(self.gradient_bytes * passed_on),
+            recording_bytes=scaled(self.recording_bytes),
+            dropping_bytes=scaled(self.dropping_bytes),
+            backward_bytes=scaled(self.backward_bytes),
+            again_bytes=scaled(self.again_bytes),
+            options=tuple(options),
+        )
 
     def beside(self, size: int) -> StageCost:
         """Return the stage while `size` more bytes stand beside all its operations."""

@@ -1,0 +1,151 @@
+"""Calls of other sizes: smaller ones are planned by the costs of a larger one, none is refused."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import chainstay
+from chainstay.fitting import solved_plans
+from chainstay.fitting.proportion import Lender
+from chainstay.runtime.capture import tracing
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.measures.account import Account
+from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
+from chainstay.runtime.stage.staged_graph import measured_graph
+from option_families import FAMILIES, Language
+from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
+from twins import peak_of
+from zoo import loss_of
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Gets an item whenever a graph is measured."""
+    found: list[object] = []
+
+    def noted(graph: Any, *args: Any, **kwargs: Any) -> object:
+        found.append(graph)
+        return measured_graph(graph, *args, **kwargs)
+
+    monkeypatch.setattr(solved_plans, "measured_graph", noted)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_smaller_calls_are_not_measured_and_train_equally_within_the_budget(
+    family: str, measured: list[object]
+) -> None:
+    make, largest = FAMILIES[family]
+    torch.manual_seed(0)
+    plain = make().train()
+    planned = copy.deepcopy(plain)
+    chainstay.fit(planned, (largest,), budget="60%", loss=loss_of, repeats=1)
+    budget = shown(planned).solution.budget
+    assert isinstance(budget, int)
+    is_join = not measured
+    for rows in (len(largest) - 1, len(largest) // 2):
+        smaller = largest[:rows].clone()
+        if smaller.dim() == 2:
+            smaller = smaller[:, : 2 * smaller.shape[1] // 3].clone()
+        sample = Sample((smaller,))
+        planned.load_state_dict(plain.state_dict())  # its peak was measured by steps
+        assert differences(trained(planned, sample), trained(plain, sample)) == []
+        promised = shown(planned).solution.peak_bytes
+        assert peak_of(planned, smaller) + smaller.nbytes <= promised <= budget
+        assert "in proportion" in shown(planned).latest.planned.origin
+    assert len(measured) == 1 or is_join
+
+
+@pytest.fixture(scope="module")
+def language() -> tuple[nn.Module, torch.Tensor]:
+    """A model that is planned for long sentences, and such."""
+    torch.manual_seed(0)
+    model, tokens = Language(dropout=0.1).train(), torch.randint(32, (4, 96))
+    chainstay.fit(model, (tokens,), budget="55%", repeats=1)
+    return model, tokens
+
+
+def test_options_serve_smaller_calls(language: tuple[nn.Module, torch.Tensor]) -> None:
+    model, tokens = language
+    assert keeps_in_part(model)
+    sample = Sample((tokens[:, :90],))
+    plain = chainstay.unfit(copy.deepcopy(model))
+    assert differences(trained(model, sample), trained(plain, sample)) == []
+    assert "those for (4, 96)" in str(model.chainstay)
+    assert keeps_in_part(model)
+
+
+def test_a_prediction_that_is_too_low_is_corrected(
+    language: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = language
+    lent = Lender.account_for
+
+    def too_low(lender: Lender, graph: GraphChain) -> Account | None:
+        account = lent(lender, graph)
+        if account is None:
+            return None
+        stages = (
+            replace(cost, backward_bytes=cost.backward_bytes * 9 // 10) for cost in account.stages
+        )
+        return replace(account, stages=tuple(stages))
+
+    rehearsed: list[int] = []
+
+    def noted(*args: Any) -> Rehearsal:
+        found = rehearse_graph(*args)
+        rehearsed.append(found.peak_bytes)
+        return found
+
+    monkeypatch.setattr(Lender, "account_for", too_low)
+    monkeypatch.setattr(solved_plans, "rehearse_graph", noted)
+    shorter = tokens[:, :93]
+    model(shorter)
+    promised = shown(model).solution.peak_bytes
+    assert len(rehearsed) > 1
+    assert "in proportion" in str(model.chainstay)
+    assert peak_of(model, shorter) + shorter.nbytes <= promised
+
+
+def test_a_larger_call_is_measured_and_lends_to_those_below_it(measured: list[object]) -> None:
+    torch.manual_seed(0)
+    model = Language().train()
+    for length, count in ((48, 1), (64, 2), (56, 2), (40, 2), (64, 2), (80, 3), (72, 3)):
+        chainstay.fit(model, budget=1_800_000, repeats=1) if length == 48 else None
+        loss_of(model(torch.randint(32, (4, length)))).backward()
+        assert len(measured) == count
+    assert "those for (4, 80)" in str(model.chainstay)
+    assert recomputes(model)
+
+
+def test_a_smaller_call_that_fits_nowhere_is_refused_by_what_it_needs_itself() -> None:
+    torch.manual_seed(0)
+    model = Language().train()
+    tokens = torch.randint(32, (4, 64))
+    chainstay.fit(model, (tokens,), budget="100%", repeats=1)
+    shown(model).planner.maker.budget_bytes = 1000  # type: ignore[misc]  # as if given in bytes
+    with pytest.raises(chainstay.InfeasibleBudgetError, match="least feasible budget") as refusal:
+        model(tokens[:, :32])
+    assert refusal.value.required > 1000
+
+
+def test_any_number_of_shapes_is_planned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TorchDynamo's limit is on graphs for tensors of the same sizes."""
+    settings = {**tracing._SETTINGS, "cache_size_limit": 3}  # or it takes hundreds
+    monkeypatch.setattr(tracing, "_SETTINGS", settings)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    chainstay.fit(model, budget="100%", repeats=1, by="graph")
+    for rows in range(40, 0, -1):
+        x = torch.randn(rows, 4)
+        assert torch.equal(model(x), chainstay.unfit(copy.deepcopy(model))(x))
+    assert len(shown(model).plans) == 40
+    told = capsys.readouterr().err
+    assert told.count("32 plans are kept") == 1
