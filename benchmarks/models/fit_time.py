@@ -3,7 +3,8 @@
 A second thread looks at the stack of the one that fits 200 times a second; a look counts for the
 work that the innermost known function belongs to. Times are those of the thread itself, so that
 other processes matter less. A network is fitted once, at 60 % of plain training's peak, with all
-defaults.
+defaults. The last column is one more step, on a smaller batch or shorter sentence, which is
+planned by the costs of the larger.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -21,7 +23,7 @@ from typing import Final
 import torch
 
 import chainstay
-from benchmarks.models.options import NETWORKS, OTHERS, case_of
+from benchmarks.models.options import NETWORKS, OTHERS, Case, case_of
 from benchmarks.training import cells, heading, machine
 
 __all__ = ["main"]
@@ -90,7 +92,22 @@ def row_of(name: str, budget: str) -> str:
     )
     looks = max(seen.total(), 1)
     parts = [f"{seen[work] / looks * seconds / step:.1f}" for work in _COLUMNS]
-    return cells(name, f"{step * 1e3:.0f}", f"{seconds:.1f}", f"{seconds / step:.1f}", *parts)
+    smaller = smaller_call(case)
+    _, more = observed(lambda: smaller.step(smaller.model))
+    times = (f"{step * 1e3:.0f}", f"{seconds:.1f}", f"{seconds / step:.1f}")
+    return cells(name, *times, *parts, f"{more / step:.1f}")
+
+
+def smaller_call(case: Case) -> Case:
+    """Return the same with a quarter less of the batch, or of a single sentence."""
+
+    def smaller(tensor: torch.Tensor) -> torch.Tensor:
+        dimension = 0 if len(tensor) > 1 else 1
+        size = tensor.shape[dimension]
+        return tensor.narrow(dimension, 0, size - max(size // 4, 1)).clone()
+
+    kwargs = {name: smaller(tensor) for name, tensor in case.kwargs.items()}
+    return replace(case, args=tuple(map(smaller, case.args)), kwargs=kwargs)
 
 
 def main() -> None:
@@ -101,7 +118,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="a file for the table")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    head = heading("network", "a plain step, ms", "fit, s", "fit, steps", *_COLUMNS)
+    head = heading("network", "a plain step, ms", "fit, s", "fit, steps", *_COLUMNS, "smaller call")
     lines = [machine(torch.device("cpu")), f"Budget: {given.budget}.", "", *head]
     print(*lines, sep="\n", flush=True)
     for name in given.networks:
