@@ -267,7 +267,8 @@ def trained(
             if parameter.grad is not None:
                 found[f"gradient {number} {name}"] = parameter.grad.clone()
         found |= {
-            f"buffer {number} {name}": buffer.clone() for name, buffer in model.named_buffers()
+            f"buffer {number} {name}": buffer.to_dense().clone()
+            for name, buffer in model.named_buffers()
         }
         found[f"random state {number}"] = torch.get_rng_state()
     return found

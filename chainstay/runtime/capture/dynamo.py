@@ -156,7 +156,7 @@ def _has_symbols(node: fx.Node) -> bool:
     )
 
 
-class _Compiled(NamedTuple):
+class _SizedFunction(NamedTuple):
     """The function, ready for calls whose tensors have certain sizes.
 
     Attributes:
@@ -188,9 +188,9 @@ class GraphCapture:
         self._name = name
         self._draws_numbers = False  # Python's, which traced code draws in front of its graph
         self._admits_tracing: tuple[bool, ...] = (True, False)  # what it is told, try by try
-        self._compiled: dict[Sizes, _Compiled] = {}
+        self._compiled: dict[Sizes, _SizedFunction] = {}
 
-    def _compiled_for(self, sizes: Sizes) -> _Compiled:
+    def _compiled_for(self, sizes: Sizes) -> _SizedFunction:
         """The function for calls with these sizes, made if there is none yet."""
         import torch._dynamo  # noqa: PLC0415  # takes more than a second: not before it is needed
 
@@ -218,7 +218,7 @@ class GraphCapture:
         end = weakref.finalize(self, reset, code)
         end.atexit = False
         torch.compiler.allow_in_graph(stage_border)
-        compiled = self._compiled[sizes] = _Compiled(
+        compiled = self._compiled[sizes] = _SizedFunction(
             known=torch._dynamo.run(own),  # noqa: SLF001  # no public way to run known code only
             traced=torch.compile(own, backend=backend, fullgraph=True, dynamic=None),
         )

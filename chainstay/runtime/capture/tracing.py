@@ -71,6 +71,10 @@ _REASONS: Final[Mapping[str, str]] = {
         "Data-dependent branching: it decides by the value of a tensor or of NumPy's; decide by a "
         "Python bool or number that the module keeps, or that the call is given"
     ),
+    "does not support sparse": (
+        "it reads a sparse tensor that no graph takes: one of rows or columns (CSR, CSC), which "
+        "to_sparse_coo() changes, or one that is trained"
+    ),
     r"torch\.jit\.script|ScriptModule": (
         "it calls {scripted}, compiled by torch.jit.script, which no graph can look into; put the "
         "module that was scripted in its place"
@@ -174,6 +178,7 @@ def tracing_settings(leaves: Sequence[object]) -> Iterator[None]:
         config.patch(**known),
         _no_drawn_constants(),
         _attention_apart(),
+        _sparse_taken(),
         _quiet(),
         _static(leaves),
     ):
@@ -199,6 +204,27 @@ def _attention_apart() -> Iterator[None]:
         for function in apart:
             rules.pop(function, None)
         rules.update(before)
+
+
+@contextmanager
+def _sparse_taken() -> Iterator[None]:
+    """Inside, sparse tensors in coordinates (COO) are traced, unless they are trained.
+
+    TorchDynamo refuses all sparse tensors, though its guards tell them from dense ones, and look at
+    their sizes and types.
+    """
+    from torch._dynamo.variables import builder, builtin  # noqa: PLC0415  # takes more than a second
+    from torch._subclasses.meta_utils import is_sparse_any  # noqa: PLC0415  # likewise
+
+    def is_refused(tensor: torch.Tensor) -> bool:
+        is_taken = tensor.layout == torch.sparse_coo and not tensor.requires_grad
+        return is_sparse_any(tensor) and not is_taken
+
+    with ExitStack() as stack:
+        for place in (builder, builtin):
+            if hasattr(place, "is_sparse_any"):
+                stack.enter_context(patch.object(place, "is_sparse_any", is_refused))
+        yield
 
 
 def _no_drawn_constants() -> AbstractContextManager[object]:

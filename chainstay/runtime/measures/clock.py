@@ -36,7 +36,7 @@ from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.stage_errors import blaming
-from chainstay.runtime.stage.states import State, detached, state_bytes
+from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 from chainstay.schedule import Schedule
 
 _SPREAD: Final = 0.02
@@ -205,8 +205,7 @@ class _Chain:
         sizes: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor) -> None:  # to keep it would be a circle through its node
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
+            sizes[address_of(tensor)] = state_bytes((tensor,))
 
         total = state_bytes(
             {id(leaf): leaf for stage in self.stages for leaf in stage.leaves}.values()

@@ -174,7 +174,7 @@ def _with_storage(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def address_of(tensor: torch.Tensor) -> int:
     """Tells the storage of `tensor` from others, as long as somebody holds it."""
-    storage = tensor.untyped_storage()
+    storage = _with_storage(tensor)[-1].untyped_storage()
     if not isinstance(tensor, FakeTensor):
         return storage.data_ptr()
     address: int = storage._cdata  # noqa: SLF001  # of the storage itself: it has no memory

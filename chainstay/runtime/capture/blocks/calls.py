@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
-from chainstay.runtime.stage.states import version_of
+from chainstay.runtime.stage.states import state_bytes, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TensorNumbers:
             version=version_of(tensor),
             requires_grad=tensor.requires_grad,
             is_parameter=isinstance(tensor, nn.Parameter),
-            storage_bytes=_storage_bytes(tensor),
+            storage_bytes=state_bytes((tensor,)),
         )
 
     def all_seen(self, value: object) -> tuple[SeenTensor, ...]:
@@ -135,10 +135,6 @@ def scripted_blocks(model: nn.Module) -> dict[str, str]:
         for name, child in module.named_children()
         if isinstance(child, torch.jit.ScriptModule)
     }
-
-
-def _storage_bytes(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else tensor.nbytes
 
 
 def follows(segment: Sequence[BlockCall], call: BlockCall) -> bool:

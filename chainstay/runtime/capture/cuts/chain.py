@@ -200,7 +200,7 @@ def counted_among(shared: Sequence[Any], inputs: Sequence[GraphInput]) -> tuple[
     tensors = [
         (value, kind)
         for value, kind in zip(shared, kinds, strict=True)
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided
+        if isinstance(value, torch.Tensor) and value.layout in (torch.strided, torch.sparse_coo)
     ]
     held = {address_of(value) for value, kind in tensors if kind is InputKind.HELD}
     return tuple(
