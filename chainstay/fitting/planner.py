@@ -24,7 +24,7 @@ from chainstay.plans.kept_in_part import KeptInPart, kept_in_part, table_of_part
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again
 from chainstay.runtime.capture.cuts.cut_points import Granularity
-from chainstay.runtime.capture.dynamo import CapturedForward, GraphForward
+from chainstay.runtime.capture.dynamo import MOST_SHAPES, CapturedForward, GraphForward
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.graph_key import graph_key
 from chainstay.runtime.capture.operators import ObservedGraph, observe_graph
@@ -271,6 +271,9 @@ class Planner:
         """Note a new plan, and tell of it in one line."""
         self.shapes.add(shapes)
         self.plans.append(_noted(planned, call, device))
+        if len(self.plans) > MOST_SHAPES:
+            oldest = self.plans.pop(0).planned
+            self.known = {key: kept for key, kept in self.known.items() if kept is not oldest}
         solution, budget = planned.solution, self.maker.budget_bytes
         limit = "" if budget is None else f" of {format_bytes(budget)}"
         least = planned.plain_time or 0

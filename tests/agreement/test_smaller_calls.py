@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +13,13 @@ import torch
 from torch import nn
 
 import chainstay
-from chainstay.fitting import solved_plans
+from chainstay.fitting import planner, solved_plans
 from chainstay.fitting.proportion import Lender
-from chainstay.runtime.capture import tracing
+from chainstay.runtime.capture import dynamo, tracing
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
-from chainstay.runtime.stage.staged_graph import measured_graph
+from chainstay.runtime.stage.staged_graph import PlannedGraph, measured_graph
 from option_families import FAMILIES, Language
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from twins import peak_of
@@ -149,3 +151,22 @@ def test_any_number_of_shapes_is_planned(
     assert len(shown(model).plans) == 40
     told = capsys.readouterr().err
     assert told.count("32 plans are kept") == 1
+
+
+def test_the_oldest_plans_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dynamo, planner):
+        monkeypatch.setattr(module, "MOST_SHAPES", 3)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    plain = copy.deepcopy(model)
+    chainstay.fit(model, budget="100%", repeats=1, by="graph", progress=False)
+    made = []
+    for rows in (*range(8, 0, -1), 8, 2):
+        x = torch.randn(rows, 4)
+        assert torch.equal(model(x), plain(x))
+        planned = shown(model).latest.planned
+        assert isinstance(planned, PlannedGraph)
+        made.append(weakref.ref(planned.graph.stages[0].body))
+    del planned
+    gc.collect()
+    assert [noted() is not None for noted in made] == [False] * 6 + [True] * 4
+    assert len(shown(model).plans) == 3

@@ -46,6 +46,7 @@ from chainstay.runtime.capture.tracing import (
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
 
 __all__ = [
+    "MOST_SHAPES",
     "CapturedForward",
     "GraphCapture",
     "GraphForward",
@@ -62,6 +63,9 @@ Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
 
 Sizes = tuple[torch.Size, ...]
 """The sizes of the tensors in a call."""
+
+MOST_SHAPES: Final = 256
+"""Shapes of calls whose graphs are kept; a graph and its plan may take ten megabytes."""
 
 _numbers = count(1)
 
@@ -162,10 +166,12 @@ class _SizedFunction(NamedTuple):
     Attributes:
         known: Runs graphs that were captured.
         traced: Captures others.
+        forget: Lets the graphs go.
     """
 
     known: Callable[..., Any]
     traced: Callable[..., Any]
+    forget: Callable[[], object]
 
 
 def _sizes_of(arguments: Any) -> Sizes:
@@ -196,7 +202,8 @@ class GraphCapture:
 
         if sizes in self._compiled:
             return self._compiled[sizes]
-
+        if len(self._compiled) >= MOST_SHAPES:
+            self._compiled.pop(next(iter(self._compiled))).forget()  # the oldest
         known = weakref.ref(self)  # torch holds backends until the process ends
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
@@ -215,12 +222,13 @@ class GraphCapture:
         own = FunctionType(code, _guarded.__globals__, code.co_name)
         # Compiled code, and plans with it, would stay as well.
         reset: Callable[[CodeType], None] = torch._dynamo.reset_code  # type: ignore[attr-defined]  # noqa: SLF001  # no public way
-        end = weakref.finalize(self, reset, code)
-        end.atexit = False
+        forget = weakref.finalize(self, reset, code)
+        forget.atexit = False
         torch.compiler.allow_in_graph(stage_border)
         compiled = self._compiled[sizes] = _SizedFunction(
             known=torch._dynamo.run(own),  # noqa: SLF001  # no public way to run known code only
             traced=torch.compile(own, backend=backend, fullgraph=True, dynamic=None),
+            forget=forget,
         )
         return compiled
 
@@ -303,6 +311,8 @@ class GraphCapture:
         """Never tell the function from now on that it is traced; ``False`` if it never was."""
         if self._admits_tracing == (False,):
             return False
+        for function in self._compiled.values():
+            function.forget()
         self._compiled.clear()
         self._admits_tracing = (False,)
         return True
