@@ -175,6 +175,33 @@ _FITTING: Final = (
     ),
 )
 
+_SMALLER_CALLS: Final = (
+    Mutant(
+        "fitting/proportion.py",
+        "if missing <= 0:",
+        "if missing <= 2**40:",
+        "agreement/test_smaller_calls.py::test_a_prediction_that_is_too_low_is_corrected",
+    ),
+    Mutant(
+        "fitting/proportion.py",
+        "if max(*passed_on, *sizes) > 1:",
+        "if max(*passed_on, *sizes) > 9:",
+        "agreement/test_smaller_calls.py::test_a_larger_call_is_measured_and_lends_to_those_below_it",
+    ),
+    Mutant(
+        "fitting/planner.py",
+        "if len(self.plans) > MOST_SHAPES:",
+        "if len(self.plans) > 2 * MOST_SHAPES:",
+        "agreement/test_smaller_calls.py::test_the_oldest_plans_are_let_go",
+    ),
+    Mutant(
+        "runtime/capture/dynamo.py",
+        "self._compiled.pop(next(iter(self._compiled))).forget()",
+        "self._compiled.pop(next(iter(self._compiled)))",
+        "agreement/test_smaller_calls.py::test_the_oldest_plans_are_let_go",
+    ),
+)
+
 _SHOWN: Final = (
     Mutant(
         "plans/kept_in_part.py",
@@ -208,4 +235,4 @@ _SHOWN: Final = (
     ),
 )
 
-MUTANTS: Final = (*_EXTRACTION, *_PLANNING, *_FITTING, *_SHOWN)
+MUTANTS: Final = (*_EXTRACTION, *_PLANNING, *_FITTING, *_SMALLER_CALLS, *_SHOWN)
