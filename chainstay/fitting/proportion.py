@@ -22,6 +22,7 @@ from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
 from chainstay.fitting.planner import GraphCall
 from chainstay.fitting.strategies.fastest import Strategies, plan_of
 from chainstay.problems.offload import OffloadSolution
+from chainstay.profiles import Skip
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import Subject, observe_chain
@@ -209,17 +210,19 @@ def _in_proportion(
             account.stages, sizes, (*passed_on[1:], Fraction(1)), strict=True
         )
     )
-    skips = []
-    for skip in account.skips:
+
+    def scaled(skip: Skip) -> Skip:
         least = min(passed_on[skip.first : skip.last + 1])  # it is part of all these states
-        sizes_of_skip = (int(skip.bytes * least), int(skip.gradient_bytes * least))
-        skips.append(replace(skip, bytes=sizes_of_skip[0], gradient_bytes=sizes_of_skip[1]))
+        return replace(
+            skip, bytes=int(skip.bytes * least), gradient_bytes=int(skip.gradient_bytes * least)
+        )
+
     return replace(
         account,
         input_bytes=ceil(account.input_bytes * passed_on[0]),
         input_gradient_bytes=ceil(account.input_gradient_bytes * passed_on[0]),
         stages=stages,
-        skips=tuple(skips),
+        skips=tuple(map(scaled, account.skips)),
     )
 
 
