@@ -50,6 +50,26 @@ def test_families(family: str, share: int, by: Any) -> None:
     assert peak_of(planned, x) + x.nbytes <= promised <= budget
 
 
+@each_way
+def test_tensors_stand_for_parameters(by: Any) -> None:
+    """Plans hold no parameters; these have to be held, and the next call has parameters again."""
+    make, x = FAMILIES["GPT"]
+    models = in_part(lambda: make().train(), x, by)
+    for _ in range(2):
+        found = []
+        for model in models:
+            torch.manual_seed(7)
+            weights = {
+                name: weight.detach().clone().requires_grad_()
+                for name, weight in model.named_parameters()
+            }
+            loss = loss_of(torch.func.functional_call(model, weights, (x,)))
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+            found.append(dict(zip(weights, gradients, strict=True)))
+        assert differences(*found) == []
+        assert differences(*[trained(model, Sample((x,))) for model in models]) == []
+
+
 class Attending(nn.Module):
     """A block with torch's own attention, which gives its weights, too."""
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.graph_inputs import InputKind
@@ -39,6 +39,7 @@ def graph_key(
         autocast,
         tuple(kind for kind in kinds if kind is not InputKind.NUMBER),
         tuple(map(_layout, values)),
+        tuple(isinstance(value, nn.Parameter) for value in values),
         _aliases(values),
         tuple(_text(node, places, captured) for node in nodes if node.op != "output"),
         tuple(places[leaf] for leaf in captured.output if leaf in places),
