@@ -453,6 +453,25 @@ def test_what_a_sample_raises_says_that_it_is_the_sample() -> None:
     assert "was planned for the sample of fit" in "".join(caught.value.__notes__)
 
 
+class Differentiating(nn.Module):
+    """Its forward takes gradients by torch.func, which admits no hooks on what is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.func.grad(lambda y: y.sin().sum())(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("by", ["auto", "blocks"])
+def test_gradients_that_torch_func_takes_inside_the_forward_are_refused(by: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"torch\.func takes gradients inside"):
+        fit(Differentiating(), (batch(),), budget="50%", by=by)
+
+
 class Deciding(nn.Module):
     """Its forward depends on values."""
 
