@@ -20,9 +20,20 @@ from chainstay.runtime.devices.autocast import Autocast
 
 
 def graph_key(
-    observed: ObservedGraph, inputs: Sequence[object], autocast: Autocast | None
+    observed: ObservedGraph,
+    inputs: Sequence[object],
+    autocast: Autocast | None,
+    *,
+    tells_parameters: bool = True,
 ) -> Hashable:
-    """Return a key, equal for graphs that differ in numbers only, constants or inputs."""
+    """Return a key, equal for graphs that differ in numbers only, constants or inputs.
+
+    Args:
+        observed: The graph.
+        inputs: The inputs of a call.
+        autocast: The setting that it is traced under.
+        tells_parameters: Whether other tensors in place of parameters make another key.
+    """
     captured, seen = observed.captured, observed.seen
     kinds = [given.kind for given in captured.inputs]
     given = (*inputs, *captured.constants)
@@ -39,7 +50,7 @@ def graph_key(
         autocast,
         tuple(kind for kind in kinds if kind is not InputKind.NUMBER),
         tuple(map(_layout, values)),
-        tuple(isinstance(value, nn.Parameter) for value in values),
+        tuple(isinstance(value, nn.Parameter) and tells_parameters for value in values),
         _aliases(values),
         tuple(_text(node, places, captured) for node in nodes if node.op != "output"),
         tuple(places[leaf] for leaf in captured.output if leaf in places),
