@@ -205,6 +205,7 @@ class BlockForward:
         """Return a key that tells kinds of calls apart before they are made."""
         return (
             call.model.training,
+            isinstance(next(call.model.parameters(), None), nn.Parameter),  # or functional_call's
             Autocast.now(self.device),
             tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
         )

@@ -71,7 +71,7 @@ class Fitted:
 
     def __init__(self, model: nn.Module, settings: PlannerSettings, maker: PlanMaker) -> None:
         self._name = type(model).__name__
-        self._kind = type(model)
+        self._kind: type[nn.Module] | None = type(model)
         self._plain = unbound_forward(model)
         self._caching = caching_configs(model)
         self._capture: GraphCapture | None = None
@@ -281,6 +281,7 @@ class Fitted:
         vars(copied).update(vars(self))
         copied.planner = self.planner.for_copy()
         vars(copied).update(_capture=None, _blocks=None, _latest=None, _forwards=())
+        vars(copied).update(_kind=None)  # the copy of a forward of the model's own is another one
         return copied
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, get_args
@@ -18,6 +19,7 @@ from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.profiles import Link
 from chainstay.runtime.capture.cuts.cut_points import Granularity
 from chainstay.runtime.capture.extract import require_granularity, require_module_and_tuple
+from chainstay.runtime.capture.trials.model_forward import unbound_forward
 from chainstay.runtime.devices.device_memory import plain_bytes
 from chainstay.runtime.measures.measured import require_repeats
 from chainstay.runtime.measures.progress import say
@@ -253,6 +255,11 @@ def require_model(model: object) -> None:
         raise UnsupportedModelError(
             f"this {type(model).__name__} is on the meta device, where nothing can run; build it "
             "on the device that it trains on, or plan for one that is not here: chainstay.estimate"
+        )
+    if inspect.isgeneratorfunction(unbound_forward(model)):
+        raise UnsupportedModelError(
+            f"the forward of this {type(model).__name__} is a generator: it runs while the loop "
+            "reads what it yields, and a plan runs it all at once; let it return a list"
         )
     fitted = fitted_of(model)
     if fitted is not None:

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -68,6 +69,38 @@ def test_in_the_middle_of_training(name: str, by: str) -> None:
     require_equal_steps(copies[0], copies[1], backward_step(SAMPLE))
     require_equal_steps(plain, fitted, backward_step(SAMPLE))
     assert all(differences(picture(one), picture(one)) == [] for one in copies)
+
+
+class Assigned(Counting):
+    """Its forward is a method that was chosen when it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = self.doubled  # type: ignore[method-assign]  # as users do
+
+    def doubled(self, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+        return Counting.forward(self, x) * factor
+
+
+class Partial(Assigned):
+    """Its forward is a function of such a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = partial(self.doubled, factor=3.0)  # type: ignore[method-assign]  # likewise
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+@pytest.mark.parametrize(
+    ("make", "name"), [(Assigned, "deepcopy"), (Assigned, "pickle"), (Partial, "deepcopy")]
+)
+def test_of_a_model_with_a_forward_of_its_own(make: type[Assigned], name: str, by: str) -> None:
+    """The copy trains its own parameters, fitted or not."""
+    plain, fitted = fitted_twins(make, SAMPLE, by=by)
+    copies = [COPIES[name](model) for model in (plain, fitted)]
+    require_equal_steps(copies[0], copies[1], backward_step(SAMPLE))
+    copies = [COPIES[name](model) for model in (plain, chainstay.unfit(fitted))]
+    require_equal_steps(copies[0], copies[1], backward_step(SAMPLE))
 
 
 @pytest.mark.parametrize("by", ["graph", "blocks"])

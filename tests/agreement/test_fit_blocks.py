@@ -162,6 +162,29 @@ def test_hooks_inside(name: str, path: str, share: str) -> None:
     require_planned(model, sample, share)
 
 
+class DividedByANorm(nn.Module):
+    """Reads a weight of a block behind the last block: half of its gradient waits for the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        divided: torch.Tensor = x / self.blocks[0][0].weight.norm()  # type: ignore[index]  # a Sequential
+        return divided
+
+
+@pytest.mark.parametrize("share", ["all", IN_PART])
+def test_a_weight_that_is_read_outside_of_its_block(share: str) -> None:
+    torch.manual_seed(0)
+    sample = SampleUnder((torch.randn(64, 32),))
+    require_planned(DividedByANorm(), sample, share, by="blocks")
+
+
 def _scaled(_module: nn.Module, _args: object, output: Any) -> Any:
     if isinstance(output, tuple):
         return (output[0] * 1.5, *output[1:])

@@ -50,6 +50,64 @@ def test_families(family: str, share: int, by: Any) -> None:
     assert peak_of(planned, x) + x.nbytes <= promised <= budget
 
 
+@each_way
+def test_tensors_stand_for_parameters(by: Any) -> None:
+    """Plans hold no parameters; these have to be held, and the next call has parameters again."""
+    make, x = FAMILIES["GPT"]
+    models = in_part(lambda: make().train(), x, by)
+    for _ in range(2):
+        found = []
+        for model in models:
+            torch.manual_seed(7)
+            weights = {
+                name: weight.detach().clone().requires_grad_()
+                for name, weight in model.named_parameters()
+            }
+            loss = loss_of(torch.func.functional_call(model, weights, (x,)))
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+            found.append(dict(zip(weights, gradients, strict=True)))
+        assert differences(*found) == []
+        assert differences(*[trained(model, Sample((x,))) for model in models]) == []
+
+
+@pytest.mark.filterwarnings("ignore:TF32:UserWarning")
+def test_parts_are_made_again_by_the_kernels_of_the_forward() -> None:
+    """Whatever option each stage is kept under, where other kernels are chosen meanwhile."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(
+            *(nn.Sequential(nn.Linear(16, 128), nn.GELU(), nn.Linear(128, 16)) for _ in range(4))
+        )
+
+    def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        with torch.backends.mkldnn.flags(enabled=False):
+            loss = loss_of(model(x))
+        loss.backward()
+        return {
+            name: weight.grad
+            for name, weight in model.named_parameters()
+            if weight.grad is not None
+        }
+
+    x = torch.randn(64, 16)
+    with torch.backends.mkldnn.flags(enabled=False):
+        plain, planned = in_part(make, x)
+    (made,) = shown(planned).planner.known.values()
+    assert isinstance(made, PlannedGraph)
+    staged, expected = made.staged, gradients(plain)
+    assert any(option.name == "drops gelu" for option in staged.options.values())
+    for (first, number), option in staged.options.items():
+        kept = [n for n in range(len(staged.chain.stages)) if not first < n < first + option.stages]
+        ops = [f"Fa{stage}.{number}" if stage == first else f"Fa{stage}" for stage in kept]
+        loss = len(staged.chain.stages)
+        backwards = [f"B{stage}" for stage in (loss, *reversed(kept))]
+        schedule = Schedule.parse(" ".join([*ops, f"Fa{loss}", *backwards]))
+        other = Executor(staged.chain, staged.traits, schedule, options=staged.options)
+        vars(made.executor).update(vars(other))  # TorchDynamo's code calls this one
+        assert differences(gradients(planned), expected) == [], option.name
+
+
 class Attending(nn.Module):
     """A block with torch's own attention, which gives its weights, too."""
 

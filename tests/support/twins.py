@@ -59,7 +59,7 @@ Picture = dict[str, object]
 Step = Callable[[nn.Module, int], "torch.Tensor | None"]
 """Takes a model and the number of a step; leaves gradients, and gives the loss."""
 
-_ADDED: Final = frozenset({"forward", "chainstay", "_compiled_call_impl"})
+_ADDED: Final = frozenset({"forward", "_chainstay_forward", "chainstay", "_compiled_call_impl"})
 """What fitting adds to a module's own attributes."""
 
 _QUICK: Final[Mapping[str, Any]] = MappingProxyType(

@@ -7,7 +7,7 @@ import gc
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -451,6 +451,43 @@ def test_what_a_sample_raises_says_that_it_is_the_sample() -> None:
     with pytest.raises(RuntimeError, match="must have the same dtype") as caught:
         fit(make_model(), (batch().to(torch.bfloat16),), budget="50%")
     assert "was planned for the sample of fit" in "".join(caught.value.__notes__)
+
+
+class Differentiating(nn.Module):
+    """Its forward takes gradients by torch.func, which admits no hooks on what is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.func.grad(lambda y: y.sin().sum())(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("by", ["auto", "blocks"])
+def test_gradients_that_torch_func_takes_inside_the_forward_are_refused(by: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"torch\.func takes gradients inside"):
+        fit(Differentiating(), (batch(),), budget="50%", by=by)
+
+
+class Yielding(nn.Module):
+    """What the loop does with one tensor comes before what the model does next with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for layer in self.layers:
+            x = x + layer(x)
+            yield x
+
+
+def test_a_forward_that_is_a_generator_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"is a generator: .* let it return a list"):
+        fit(Yielding(), budget="50%")
 
 
 class Deciding(nn.Module):

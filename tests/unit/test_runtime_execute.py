@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +18,18 @@ from torch.utils.checkpoint import checkpoint
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime import PlannedChain, measure, trace_memory
+from chainstay.runtime.execute.liveness import Shape, plan_execution
+from chainstay.runtime.execute.recompute import Run
+from chainstay.runtime.options.table import fused
 from chainstay.schedule import Schedule
-from runtime_support import drop_everything, random_persistent, segments, train, without_inputs
+from runtime_support import (
+    drop_everything,
+    random_persistent,
+    segments,
+    stages_of,
+    train,
+    without_inputs,
+)
 
 SCHEDULES = {
     "keep all": Schedule.keep_all(7),
@@ -426,3 +438,24 @@ def test_kept_stages_run_once_and_dropped_ones_as_planned() -> None:
     with counting:
         backward(square(chain(sample())))
     assert [counting.runs[9 + n] for n in range(6)] == [2, 2, 2, 2, 2, 1]
+
+
+def test_what_stages_kept_as_one_hand_on_is_let_go_of() -> None:
+    """As soon as a part of the next one has read it: so it was when they were measured."""
+    handed: list[weakref.ref[torch.Tensor]] = []
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        made = x + 1
+        handed.append(weakref.ref(made))
+        return made
+
+    def last(x: torch.Tensor) -> torch.Tensor:
+        assert handed[-1]() is None
+        return x * 2
+
+    one, other, third = stages_of(first, torch.tanh, last)
+    stages = (one, other.fused_with(third))
+    assert fused(stages)((torch.ones(2),))
+    plan = plan_execution(Schedule.keep_all(3), Shape(2))
+    run = Run(stages, (), plan, torch.device("cpu"), (), (), pending=1)
+    assert run._run(replace(plan.forward[0], span=2), (torch.ones(2),), ())

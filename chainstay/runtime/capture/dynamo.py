@@ -61,8 +61,8 @@ CapturedForward = Callable[..., Sequence[Any]]
 Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
 """Takes a graph and the inputs of the call it was traced on; says how it is to be run."""
 
-Sizes = tuple[torch.Size, ...]
-"""The sizes of the tensors in a call."""
+Sizes = tuple[type | torch.Size, ...]
+"""The types of a call's inputs, and the sizes of its tensors where these may differ."""
 
 MOST_SHAPES: Final = 256
 """Shapes of calls whose graphs are kept; a graph and its plan may take ten megabytes."""
@@ -106,7 +106,8 @@ class GraphForward:
         graph: The graph as TorchDynamo gave it.
         inputs: The kinds and names of its inputs.
         is_dynamic: Whether sizes of tensors may differ between its calls.
-        plans: The plans, by the sizes of all tensors where these may differ.
+        plans: The plans, by types and sizes: with ``torch.func.functional_call``, tensors that a
+            plan has to keep may stand for parameters, which it never holds.
     """
 
     graph: fx.GraphModule
@@ -133,16 +134,17 @@ class GraphForward:
         Raises:
             UnplannedGraphError: There is no plan for such inputs.
         """
-        planned = self.plans.get(self.sizes(inputs) if self.is_dynamic else ())
+        planned = self.plans.get(self.sizes(inputs))
         if planned is None:
             raise UnplannedGraphError(self, inputs)
         return planned(*inputs)
 
     def sizes(self, inputs: Sequence[Any]) -> Sizes:
-        """Return the sizes of the inputs, which tell plans apart."""
+        """Return what tells plans apart in these inputs."""
+        types = tuple(map(type, inputs))
         if not self.is_dynamic:
-            return ()
-        return tuple(value.shape for value in inputs if isinstance(value, torch.Tensor))
+            return types
+        return (*types, *(value.shape for value in inputs if isinstance(value, torch.Tensor)))
 
 
 def wants_gradients(inputs: Sequence[object]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from chainstay.runtime.capture.graph import CapturedGraph
 from chainstay.runtime.capture.graph_inputs import InputKind
@@ -25,10 +25,16 @@ def graph_key(
     autocast: Autocast | None,
     *,
     has_sizes: bool = True,
+    tells_parameters: bool = True,
 ) -> Hashable:
     """Return a key, equal for graphs that differ in numbers only, constants or inputs.
 
-    Without sizes, it is equal as well for those whose tensors have other sizes.
+    Args:
+        observed: The graph.
+        inputs: The inputs of a call.
+        autocast: The setting that it is traced under.
+        has_sizes: Whether tensors of other sizes make another key.
+        tells_parameters: Whether other tensors in place of parameters make another key.
     """
     layout_of = _layout if has_sizes else _kind
     captured, seen = observed.captured, observed.seen
@@ -47,6 +53,7 @@ def graph_key(
         autocast,
         tuple(kind for kind in kinds if kind is not InputKind.NUMBER),
         tuple(map(layout_of, values)),
+        tuple(isinstance(value, nn.Parameter) and tells_parameters for value in values),
         _aliases(values),
         tuple(
             (*_text(node, places, captured), layout_of(node.meta.get("example_value")))

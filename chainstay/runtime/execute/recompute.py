@@ -196,8 +196,8 @@ class Run:
         return OptionRun(option.code, shared, self.names)
 
     def _run(self, step: Step, state: State, shared: Sequence[Any]) -> State:
-        for stage in step.stages:
-            state = self.stages[stage](state, shared)
+        for part in (part for stage in step.stages for part in self.stages[stage].parts):
+            state = part(state, shared)  # nothing holds on to what one stage hands to the next
         return state
 
     def _traits_of(self, step: Step) -> Traits:

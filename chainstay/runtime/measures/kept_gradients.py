@@ -10,8 +10,11 @@ import torch
 
 @contextmanager
 def zeroed_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Give every parameter a gradient of zeros for a while: measured steps only add to it."""
-    held = [(parameter, parameter.grad) for parameter in parameters]
+    """Give every parameter a gradient of zeros for a while: measured steps only add to it.
+
+    Weights that `torch.func.functional_call` puts in their place may be no leaves, and get none.
+    """
+    held = [(parameter, parameter.grad) for parameter in parameters if parameter.is_leaf]
     try:
         for parameter, _ in held:
             parameter.grad = torch.zeros_like(parameter)

@@ -167,7 +167,8 @@ class PlannedChain(StageLoop):
         if not wants_gradients(found.inputs):
             return found.forward.graph
         observed = observed_stages(found, measured.source.titles)
-        key = graph_key(observed, found.inputs, Autocast.now(measured.chain.device))
+        autocast = Autocast.now(measured.chain.device)
+        key = graph_key(observed, found.inputs, autocast, tells_parameters=False)
         graph = cut_again(observed, measured.staged.graph.cuts)
         if key != measured.key or graph is None:
             raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
@@ -297,7 +298,7 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
         if isinstance(stage, nn.Module):
             require_initialised(stage)
     observed, inputs = traced_stages(named, sample)
-    key = graph_key(observed, inputs, Autocast.now(sample.device))
+    key = graph_key(observed, inputs, Autocast.now(sample.device), tells_parameters=False)
     graph = cut_between_stages(observed, source.titles)
     with progress_bar(wanted=progress) as bar, measuring(sample.device):
         behind = _loss_of(loss, graph, output_index(observed.captured), inputs)

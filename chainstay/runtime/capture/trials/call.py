@@ -64,12 +64,18 @@ class Call:
 
         Raises:
             SampleFailsError: It raises something.
+            UnsupportedModelError: It takes gradients, and what it saves was to be seen.
         """
         try:
             yield
         except (torch.OutOfMemoryError, ChainstayError):
             raise  # tell their own story
         except Exception as cause:  # the model is the user's code and may raise anything
+            if "saved tensor hooks" in str(cause):  # torch.func has refused those of ours
+                raise UnsupportedModelError(
+                    "torch.func takes gradients inside the forward, which no plan can do; take "
+                    "them around the model"
+                ) from cause
             raise SampleFailsError(
                 f"{self.name} fails on the sample: {type(cause).__name__}: "
                 f"{str(cause).rstrip('.')}; check that it runs on it"

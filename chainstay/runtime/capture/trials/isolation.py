@@ -26,7 +26,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.runtime.capture.trials.model_forward import is_stand_in, own_forward, unbound_forward
+from chainstay.runtime.capture.trials.model_forward import (
+    STOOD_IN_FOR,
+    is_stand_in,
+    own_forward,
+    unbound_forward,
+)
 from chainstay.runtime.stage.states import is_equal
 
 
@@ -108,6 +113,7 @@ def _replaced(module: nn.Module) -> Mapping[str, object]:
         own = module.get_submodule("_orig_mod")
     return {
         "forward": _ABSENT if own is None else own,
+        STOOD_IN_FOR: _ABSENT,
         "chainstay": _ABSENT,
         "_compiled_call_impl": _ABSENT,
     }
@@ -170,8 +176,8 @@ def _copied_method(method: MethodType, memo: dict[int, Any]) -> object:
     owner = _copied(method.__self__, memo)
     if not is_stand_in(method):
         return MethodType(_rebound(method.__func__, memo), owner)
-    replaced = method.__func__.replaced  # type: ignore[attr-defined]  # as a stand-in has it
-    return MethodType(type(owner).forward, owner) if replaced is None else _copied(replaced, memo)  # type: ignore[attr-defined]  # a module
+    own = own_forward(method.__self__)  # type: ignore[arg-type]  # a module
+    return MethodType(type(owner).forward, owner) if own is None else _copied(own, memo)  # type: ignore[attr-defined]  # likewise
 
 
 def _rebound(function: Any, memo: dict[int, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -38,20 +38,23 @@ def unbound_forward(module: nn.Module) -> Callable[..., Any]:
 def own_forward(module: nn.Module) -> object | None:
     """The module's own attribute ``forward``, if it has one that is not by `stand_in_for`."""
     own = vars(module).get("forward")
-    while is_stand_in(own):
-        own = own.__func__.replaced  # type: ignore[union-attr]  # a bound method
-    return own
+    return vars(module).get(STOOD_IN_FOR) if is_stand_in(own) else own
 
 
 def is_stand_in(forward: object) -> bool:
     """Whether this is a module's attribute ``forward`` by `stand_in_for`."""
-    return hasattr(getattr(forward, "__func__", None), "replaced")
+    return hasattr(getattr(forward, "__func__", None), "stands_in")
 
 
 def stand_in_for(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Let calls of `module` go to `forward`, which takes the module first."""
-    forward.replaced = own_forward(module)  # type: ignore[attr-defined]  # functions take any attribute
-    forward.__name__ = "forward"  # by which a bound method is found again when it is unpickled
+    own = own_forward(module)
+    forward.stands_in = True  # type: ignore[attr-defined]  # functions take any attribute
+    own_method = own if isinstance(own, MethodType) and own.__self__ is module else None
+    # By its name a bound method is found again when it is unpickled.
+    forward.__name__ = "forward" if own_method is None else own_method.__name__
+    if own is not None:
+        vars(module)[STOOD_IN_FOR] = own  # in the module: a copy of it has one of its own there
     vars(module)["forward"] = MethodType(forward, module)
 
 
@@ -59,5 +62,10 @@ def restore_forward(module: nn.Module) -> None:
     """End what `stand_in_for` began."""
     own = own_forward(module)
     vars(module).pop("forward", None)
+    vars(module).pop(STOOD_IN_FOR, None)
     if own is not None:
         vars(module)["forward"] = own
+
+
+STOOD_IN_FOR: Final = "_chainstay_forward"
+"""The attribute of a module that holds its own attribute ``forward`` meanwhile."""

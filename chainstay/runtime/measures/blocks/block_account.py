@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from chainstay.profiles import Skip
 from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.devices.autocast import Autocast
@@ -29,6 +31,7 @@ from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.shared_bytes import TiedGradients, autocast_copies_bytes
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.lineage import NumberedState, shared_skips
+from chainstay.runtime.stage.states import address_of
 
 
 @dataclass(slots=True)
@@ -170,13 +173,19 @@ class BlockAccountant:
 
         What the model uses outside as well counts as used in front of and behind all blocks.
         """
-        used = {id(leaf) for seen in self.observed for leaf in seen.leaves}
-        others = tuple(leaf for leaf in self.outside.leaves if id(leaf) in used)
+        used = {_place_of(leaf): leaf for seen in self.observed for leaf in seen.leaves}
+        places = (_place_of(leaf) for leaf in self.outside.leaves if leaf.nbytes)
+        others = tuple(used[place] for place in places if place in used)
         leaves = [others, *(seen.leaves for seen in self.observed), others]
         held = [(), *(memory.leaf_gradients for memory in self.memories), ()]
         found = TiedGradients.of(leaves, held)
         waiting = {(first - 1, last - 1): size for (first, last), size in found.waiting.items()}
         return TiedGradients(waiting, found.sums[1:-1])
+
+
+def _place_of(leaf: torch.Tensor) -> tuple[object, ...]:
+    """Tells a parameter from others, whichever stand-in it has: all of them share its memory."""
+    return address_of(leaf), leaf.storage_offset(), leaf.shape
 
 
 def _without(state: NumberedState, outside: Mapping[int, int]) -> NumberedState:
