@@ -235,10 +235,9 @@ class Environment:
     @property
     def is_plain(self) -> bool:
         """Whether it and the present have neither autocast nor vmap, and the same kernels."""
-        has_autocast = any(
-            enabled or torch.is_autocast_enabled(kind) for kind, enabled, _, _ in self.autocast
-        )
-        return _vmap_level() == 0 and not has_autocast and self.backends == backend_settings()
+        autocast = (is_on or torch.is_autocast_enabled(kind) for kind, is_on, _, _ in self.autocast)
+        has_same_kernels = self.backends == backend_settings()
+        return has_same_kernels and _vmap_level() == 0 and not any(autocast)
 
     def entered(self) -> AbstractContextManager[None]:
         """Run the body in these surroundings; afterwards the present ones are back."""
