@@ -13,8 +13,9 @@ from torch import nn
 from chainstay.errors import InvalidBudgetError, UnsupportedModelError
 from chainstay.fitting.budgets import Budget, require_budget
 from chainstay.fitting.fitted import Fitted, fitted_of
+from chainstay.fitting.measured_graph import MeasuredGraph
 from chainstay.fitting.planner import OnNewShape, PlannerSettings, StageSource
-from chainstay.fitting.solved_plans import MeasuredGraph, SolvedPlans
+from chainstay.fitting.solved_plans import SolvedPlans
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.profiles import Link
 from chainstay.runtime.capture.cuts.cut_points import Granularity

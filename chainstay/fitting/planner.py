@@ -85,6 +85,7 @@ class GraphCall:
 
     Attributes:
         key: Equal for graphs that differ in numbers only.
+        family: Equal for graphs that differ in numbers and sizes only.
         forward: The graph.
         observed: The graph with the effects of its operators.
         inputs: The inputs of the call.
@@ -94,6 +95,7 @@ class GraphCall:
     """
 
     key: Hashable
+    family: Hashable
     forward: GraphForward
     observed: ObservedGraph
     inputs: Sequence[Any]
@@ -114,11 +116,6 @@ class GraphCall:
             if given.kind is InputKind.ARGUMENT
         ]
         return listed_shapes(shapes)
-
-    def family(self) -> Hashable:
-        """Return a key that is equal as well for graphs whose tensors have other sizes."""
-        autocast = Autocast.now(self.device)
-        return graph_key(self.observed, self.inputs, autocast, has_sizes=False)
 
     def observed_again(self) -> ObservedGraph:
         """The same, to be cut in another way, which changes it."""
@@ -215,7 +212,9 @@ class Planner:
         device = _device_of(inputs)
         device_at(device)  # refuses what counts no bytes
         observed = observe_graph(self.name, forward, inputs)
-        key = graph_key(observed, inputs, Autocast.now(device))
+        autocast = Autocast.now(device)
+        key = graph_key(observed, inputs, autocast)
+        family = graph_key(observed, inputs, autocast, has_sizes=False)
         known = self.known.get(key)
         if isinstance(known, PlannedGraph):
             graph = cut_again(observed, known.graph.cuts)
@@ -227,6 +226,7 @@ class Planner:
                     return again
         graph_call = GraphCall(
             key=key,
+            family=family,
             forward=forward,
             observed=observed,
             inputs=inputs,

@@ -11,18 +11,15 @@ overhead of every operation, until a prediction holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from itertools import accumulate, islice
-from math import ceil
-from operator import add
+from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
+from chainstay.fitting.measured_graph import MeasuredGraph
 from chainstay.fitting.planner import GraphCall
 from chainstay.fitting.strategies.fastest import Strategies, plan_of
 from chainstay.problems.offload import OffloadSolution
-from chainstay.profiles import Skip
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.costs import Subject, observe_chain
@@ -43,46 +40,8 @@ _CORRECTIONS: Final = 6
 """How often a prediction that is too low is corrected before the graph is measured after all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lender:
-    """A measured graph whose costs are lent to smaller ones.
-
-    Attributes:
-        shapes: The shapes of its call, for people.
-        staged: The graph as stages.
-        costs: What these cost.
-    """
-
-    shapes: str
-    staged: StagedGraph
-    costs: Measurement
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes that its stages save together."""
-        return sum(cost.saved_bytes for cost in self.costs.account.stages)
-
-    def account_for(self, graph: GraphChain) -> Account | None:
-        """Return the costs of a smaller graph; ``None`` if it is larger, or not cut alike."""
-        known, stages = self.staged.graph, self.staged.chain.stages
-        if graph.cuts != known.cuts:
-            return None
-        passed_on = _shares(_passed_on(graph, stages), _passed_on(known, stages))
-        sizes = _shares(_sizes(graph, stages), _sizes(known, stages))
-        if max(*passed_on, *sizes) > 1:
-            return None
-        return _in_proportion(self.costs.account, sizes, passed_on)
-
-
-def account_for(graph: GraphChain, lenders: Sequence[Lender]) -> tuple[Lender, Account] | None:
-    """Return the lender whose costs are next above those of a graph, and these; ``None``: none."""
-    accounts = ((lender, lender.account_for(graph)) for lender in lenders)
-    found = [(lender, account) for lender, account in accounts if account is not None]
-    return min(found, key=lambda pair: pair[0].saved_bytes, default=None)
-
-
 def plan_in_proportion(
-    lent: tuple[Lender, Account],
+    larger: MeasuredGraph,
     call: GraphCall,
     graph: GraphChain,
     solved: Callable[[Measurement], Strategies],
@@ -91,7 +50,7 @@ def plan_in_proportion(
     """Plan a smaller graph by the costs of a measured one.
 
     Args:
-        lent: The measured graph, and the costs of the smaller one.
+        larger: The measured graph.
         call: A call of the smaller one.
         graph: The smaller one, cut where the other is.
         solved: Solves a chain, whose options are not made yet, in each way.
@@ -100,10 +59,11 @@ def plan_in_proportion(
     Returns:
         The plan; ``None`` where the graph has to be measured.
     """
-    lender, account = lent
+    account = larger.account_for(graph)
+    assert account is not None, "it is larger"
     with measuring(call.device):
         subject = subject_of(graph, call.inputs, None, call.device, merges=False)
-        stages = _grouped(subject.stages, lender.staged.chain.stages)
+        stages = _grouped(subject.stages, larger.staged.chain.stages)
         subject = replace(subject, stages=stages)
         own = StagedGraph(
             graph=graph,
@@ -122,7 +82,7 @@ def plan_in_proportion(
         missing = rehearsed(planned).peak_bytes - planned.solution.peak_bytes
         if missing <= 0:
             origin = (
-                f"costs of its stages: those for {lender.shapes}, in proportion to their bytes\n"
+                f"costs of its stages: those for {larger.shapes}, in proportion to their bytes\n"
             )
             return replace(planned, origin=origin)
         planned.close()
@@ -169,60 +129,6 @@ def _grouped(parts: Sequence[ChainStage], stages: Sequence[ChainStage]) -> tuple
     return tuple(
         replace(stage, parts=tuple(part.parts[0] for part in islice(rest, len(stage.parts))))
         for stage in stages
-    )
-
-
-def _passed_on(graph: GraphChain, stages: Sequence[ChainStage]) -> list[int]:
-    """Bytes of the input of each of these stages, of which the last one is the loss."""
-    places = accumulate((len(stage.parts) for stage in stages), initial=0)
-    return [graph.boundary_bytes(place) for place in places]
-
-
-def _sizes(graph: GraphChain, stages: Sequence[ChainStage]) -> list[int]:
-    """Bytes that each stage saves and passes on; the loss has its input."""
-    parts = iter(graph.stages)
-    saved = [sum(part.saved_bytes for part in islice(parts, len(s.parts))) for s in stages]
-    passed_on = _passed_on(graph, stages)
-    return [*map(add, saved, passed_on[1:]), passed_on[-1]]
-
-
-def _shares(own: Sequence[int], known: Sequence[int]) -> list[Fraction]:
-    """How much of the known sizes these are; larger than 1 where only the known one is 0."""
-    return [
-        Fraction(size, before) if before else Fraction(1 + size)
-        for size, before in zip(own, known, strict=True)
-    ]
-
-
-def _in_proportion(
-    account: Account, sizes: Sequence[Fraction], passed_on: Sequence[Fraction]
-) -> Account:
-    """Return an account whose stages cost so much of what they did.
-
-    Args:
-        account: The account.
-        sizes: The share of each stage.
-        passed_on: The share of each stage's input; the loss passes on one number.
-    """
-    stages = tuple(
-        cost.scaled(share, passed)
-        for cost, share, passed in zip(
-            account.stages, sizes, (*passed_on[1:], Fraction(1)), strict=True
-        )
-    )
-
-    def scaled(skip: Skip) -> Skip:
-        least = min(passed_on[skip.first : skip.last + 1])  # it is part of all these states
-        return replace(
-            skip, bytes=int(skip.bytes * least), gradient_bytes=int(skip.gradient_bytes * least)
-        )
-
-    return replace(
-        account,
-        input_bytes=ceil(account.input_bytes * passed_on[0]),
-        input_gradient_bytes=ceil(account.input_gradient_bytes * passed_on[0]),
-        stages=stages,
-        skips=tuple(map(scaled, account.skips)),
     )
 
 

@@ -14,8 +14,9 @@ from torch import nn
 
 from chainstay.errors import ChainstayError, UnsupportedModelError
 from chainstay.fitting.budgets import bytes_of, plain_peak
+from chainstay.fitting.measured_graph import MeasuredGraph, next_larger
 from chainstay.fitting.planner import GraphCall, PlannerSettings, is_alike
-from chainstay.fitting.proportion import Lender, account_for, plan_in_proportion
+from chainstay.fitting.proportion import plan_in_proportion
 from chainstay.fitting.strategies.fastest import (
     Strategies,
     fastest_plan,
@@ -27,6 +28,7 @@ from chainstay.fitting.tried_plans import AnyPlan, Rehearse, tried
 from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again, cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
+from chainstay.runtime.capture.dynamo import MOST_SHAPES
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
 from chainstay.runtime.devices.device import accelerator_at
@@ -45,7 +47,6 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import UntraceableLossError, loss_stage
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
-    StagedGraph,
     measured_graph,
     subject_of,
     with_graph,
@@ -53,28 +54,7 @@ from chainstay.runtime.stage.staged_graph import (
 from chainstay.solution import Solution
 from chainstay.units import format_bytes
 
-__all__ = ["MeasuredGraph", "SolvedPlans"]
-
 M = TypeVar("M", bound=Measurement)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredGraph:
-    """A graph that was measured.
-
-    Attributes:
-        staged: The graph as stages.
-        costs: The costs of the stages.
-        is_scaled: Whether the loss's costs are those of another call, in proportion.
-        output: The model's output on the call at hand; ``None`` if the graph is not a model's.
-        attempt: An attempt to plan its branches apart, if it has any.
-    """
-
-    staged: StagedGraph
-    costs: Measurement
-    is_scaled: bool = False
-    output: OutputSample | None = None
-    attempt: JoinAttempt | None = None
 
 
 @dataclass(slots=True)
@@ -86,7 +66,6 @@ class SolvedPlans:
         budget_bytes: The budget; a share is one of what the first call needs.
         measured: The graphs that were measured, by their keys.
         options: The options of stages that were measured; those that are alike have the same.
-        lenders: Measured graphs whose costs serve for smaller ones, by what these have in common.
         loss_costs: The costs of the first call that was measured: its account, and the bytes that
             its loss was given.
     """
@@ -95,7 +74,6 @@ class SolvedPlans:
     budget_bytes: int | None = None
     measured: dict[Hashable, MeasuredGraph] = field(default_factory=dict)
     options: dict[Hashable, Any] = field(default_factory=dict)
-    lenders: dict[Hashable, list[Lender]] = field(default_factory=dict)
     loss_costs: tuple[Account, int] | None = None
 
     def of_graph(self, call: GraphCall, *, is_first: bool) -> PlannedGraph | PlannedJoin:
@@ -103,9 +81,10 @@ class SolvedPlans:
 
         One that is smaller than a measured one is planned by its costs.
         """
-        if call.key not in self.measured and (lenders := self.lenders.get(call.family())):
+        alike = self._alike(call)
+        if alike:
             try:
-                smaller = self._in_proportion(call, lenders)
+                smaller = self._in_proportion(call, alike)
             except torch.OutOfMemoryError:  # its rehearsal went beyond the prediction
                 smaller = None
             if smaller is not None:
@@ -130,14 +109,30 @@ class SolvedPlans:
         budget = self._budget(call.model, known.costs)
         return self._made(budget, call.device, solved, rehearsed)
 
-    def _in_proportion(self, call: GraphCall, lenders: Sequence[Lender]) -> PlannedGraph | None:
+    def _alike(self, call: GraphCall) -> list[MeasuredGraph]:
+        """Measured graphs that differ from that of a call in sizes; none if it was measured."""
+        if call.key in self.measured or self.budget_bytes is None:
+            return []
+        return [
+            known
+            for known in self.measured.values()
+            if known.family == call.family
+            and known.staged.graph.not_a_join
+            and (
+                known.costs.account.has_options or not self._wants_options(call.model, known.costs)
+            )
+        ]
+
+    def _in_proportion(
+        self, call: GraphCall, alike: Sequence[MeasuredGraph]
+    ) -> PlannedGraph | None:
         """Plan a graph by the costs of one of these; ``None`` if it has to be measured."""
-        graph = cut_again(call.observed, lenders[-1].staged.graph.cuts)
-        lent = None if graph is None else account_for(graph, lenders)
-        if graph is None or lent is None:
+        graph = cut_again(call.observed, alike[-1].staged.graph.cuts)
+        larger = None if graph is None else next_larger(graph, alike)
+        if graph is None or larger is None:
             return None
         output = None if call.call is None else _output(call.call, call, graph)
-        budget, settings = self._budget(call.model, lent[0].costs), self.settings
+        budget, settings = self._budget(call.model, larger.costs), self.settings
         with measuring(call.device):
             loss, _ = self._loss_or_none(output, graph, call.inputs)
 
@@ -148,7 +143,7 @@ class SolvedPlans:
             with measuring(call.device):
                 return rehearse_graph(planned, call.inputs, loss, sys.maxsize)
 
-        return plan_in_proportion(lent, call, graph, solved, rehearsed)
+        return plan_in_proportion(larger, call, graph, solved, rehearsed)
 
     def of_blocks(self, around: Around, *, is_first: bool) -> PlannedBlocks:
         """Plan blocks; all processes that share parameters get the same plan or refusal."""
@@ -203,9 +198,8 @@ class SolvedPlans:
         else:
             known = self._measured(call, graph, output, is_first=is_first)
             self.measured[call.key] = known
-            if graph.not_a_join:
-                lender = Lender(call.shapes, known.staged, known.costs)
-                self.lenders.setdefault(call.family(), []).append(lender)
+            if len(self.measured) > MOST_SHAPES:
+                del self.measured[next(iter(self.measured))]  # the oldest
         if graph.not_a_join:
             return replace(known, output=output, attempt=None)
         loss = partial(self._loss_stage, output, inputs=call.inputs)
@@ -304,7 +298,13 @@ class SolvedPlans:
             )
         given = graph.boundary_bytes(len(graph.stages))
         costs = self._with_loss_costs(costs, given, is_scaled=is_scaled)
-        return MeasuredGraph(staged, costs, is_scaled)
+        return MeasuredGraph(
+            staged=staged,
+            costs=costs,
+            shapes=call.shapes,
+            family=call.family,
+            is_scaled=is_scaled,
+        )
 
     def _measured_blocks(self, around: Around, *, is_scaled: bool) -> MeasuredBlocks:
         settings = self.settings

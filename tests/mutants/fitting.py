@@ -183,7 +183,7 @@ _SMALLER_CALLS: Final = (
         "agreement/test_smaller_calls.py::test_a_prediction_that_is_too_low_is_corrected",
     ),
     Mutant(
-        "fitting/proportion.py",
+        "fitting/measured_graph.py",
         "if max(*passed_on, *sizes) > 1:",
         "if max(*passed_on, *sizes) > 9:",
         "agreement/test_smaller_calls.py::test_a_larger_call_is_measured_and_lends_to_those_below_it",
