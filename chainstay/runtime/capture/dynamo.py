@@ -177,8 +177,9 @@ class _SizedFunction(NamedTuple):
 
 
 def _sizes_of(arguments: Any) -> Sizes:
-    """Return the sizes of the tensors in there."""
-    return tuple([leaf.shape for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)])
+    """Return the sizes of the tensors in there; nested ones, which are refused, may have none."""
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    return tuple([tensor.shape for tensor in tensors if not tensor.is_nested])
 
 
 class GraphCapture:
