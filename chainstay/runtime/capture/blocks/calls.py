@@ -55,7 +55,7 @@ class TensorNumbers:
             version=version_of(tensor),
             requires_grad=tensor.requires_grad,
             is_parameter=isinstance(tensor, nn.Parameter),
-            storage_bytes=state_bytes((tensor,)),
+            storage_bytes=_storage_bytes(tensor),
         )
 
     def all_seen(self, value: object) -> tuple[SeenTensor, ...]:
@@ -135,6 +135,12 @@ def scripted_blocks(model: nn.Module) -> dict[str, str]:
         for name, child in module.named_children()
         if isinstance(child, torch.jit.ScriptModule)
     }
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    if str(tensor.layout).startswith("torch.sparse"):
+        return state_bytes((tensor,))
+    return tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else tensor.nbytes
 
 
 def follows(segment: Sequence[BlockCall], call: BlockCall) -> bool:
