@@ -46,6 +46,7 @@ from chainstay.runtime.capture.trials.model_forward import (
     is_stand_in,
     restore_forward,
     stand_in_for,
+    stood_in_forward,
     unbound_forward,
 )
 from chainstay.runtime.execute.alternatives import Alternative
@@ -168,7 +169,7 @@ class Fitted:
 
     def _forget_graphs(self, model: nn.Module) -> None:
         """A class has another forward, or the model another class: nothing guards these."""
-        self._kind, self._plain, self._forwards = type(model), unbound_forward(model), ()
+        self._kind, self._plain, self._forwards = type(model), stood_in_forward(model), ()
         self._capture = self._blocks = self._latest = None
         release_blocks(model)
 

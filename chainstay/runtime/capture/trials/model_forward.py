@@ -16,7 +16,16 @@ def unbound_forward(module: nn.Module) -> Callable[..., Any]:
     That is its class's, unless a library has put another in front of it (for mixed precision,
     say).
     """
-    own: Any = own_forward(module)
+    return _unbound(module, own_forward(module))
+
+
+def stood_in_forward(module: nn.Module) -> Callable[..., Any]:
+    """The forward in whose place one by `stand_in_for` is, whatever was put around that since."""
+    return _unbound(module, vars(module).get(STOOD_IN_FOR))
+
+
+def _unbound(module: nn.Module, own: Any) -> Callable[..., Any]:
+    """The forward `own` of a module, that of its class if it has none, as a function of it."""
     if own is None:
         return type(module).forward
     if isinstance(own, MethodType) and own.__self__ is module:
