@@ -35,7 +35,7 @@ from chainstay.runtime.execute.items import Action
 from chainstay.runtime.execute.liveness import ExecutionPlan, Step
 from chainstay.runtime.options.option import run_option
 from chainstay.runtime.options.replay import OptionRun
-from chainstay.runtime.options.table import OptionTable
+from chainstay.runtime.options.table import OptionTable, fused
 from chainstay.runtime.stage.chain_stage import ChainStage, Part
 from chainstay.runtime.stage.states import (
     State,
@@ -196,9 +196,8 @@ class Run:
         return OptionRun(option.code, shared, self.names)
 
     def _run(self, step: Step, state: State, shared: Sequence[Any]) -> State:
-        for part in (part for stage in step.stages for part in self.stages[stage].parts):
-            state = part(state, shared)  # nothing holds on to what one stage hands to the next
-        return state
+        """Run all stages of a step as one: nothing holds on to what one hands to the next."""
+        return fused([self.stages[stage] for stage in step.stages])(state, shared)
 
     def _traits_of(self, step: Step) -> Traits:
         """Return the traits of all stages of a step."""
