@@ -1,4 +1,4 @@
-"""A graph that was measured, whose costs serve smaller ones, too."""
+"""A measured graph, and the costs of smaller graphs in proportion to its own."""
 
 from __future__ import annotations
 

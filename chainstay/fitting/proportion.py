@@ -3,9 +3,9 @@
 Measuring takes the time of tens of steps, too long where sentences have lengths of their own. A
 graph that differs from a measured one in sizes only, and has no larger stage, is not measured:
 its stages cost what those of the other do, in proportion to the bytes that they save and pass on,
-which are known from the graph. Nothing trusts that. Each option is tried on the graph's own
-tensors, a step by the plan is rehearsed, and what it needs beyond its prediction is added to the
-overhead of every operation, until a prediction holds.
+which are known from the graph. These are estimates, so they are checked: each option is tried on
+the graph's own tensors, a step by the plan is rehearsed, and what it needs beyond its prediction is
+added to the overhead of every operation, until a prediction holds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def plan_in_proportion(
         The plan; ``None`` where the graph has to be measured.
     """
     account = larger.account_for(graph)
-    assert account is not None, "it is larger"
+    assert account is not None, "the graph is no larger in any stage"
     with measuring(call.device):
         subject = subject_of(graph, call.inputs, None, call.device, merges=False)
         stages = _grouped(subject.stages, larger.staged.chain.stages)
