@@ -35,7 +35,7 @@ from chainstay.runtime.execute.items import bounding_chain, standing_bytes
 from chainstay.runtime.execute.remade import remade_bytes
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.transfer import program_of, transfers_of
-from chainstay.schedule import Discards, Op, Schedule
+from chainstay.schedule import Discards, Op, OpKind, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.solve.hybrid import Pofo
 from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
@@ -101,18 +101,26 @@ class _HybridSearch:
         for solution in known:
             self._take_over(solution)
         self._ask(self.measured.movable_profile)
-        self._ask(self._own(Schedule.keep_all(len(self.measured.profile))))
+        self._ask(self._own(Schedule.keep_all(len(self.measured.account.stages))))
         if self.best is not None:
             self._ask(self._own(self.best.schedule))
+
+    def _ask(self, profile: ChainProfile) -> None:
+        """Look at the solver's plans for `profile`, without its options and with them."""
+        whole = replace(
+            profile, stages=tuple(replace(stage, options=()) for stage in profile.stages)
+        )
+        self._look_at_plans(whole)
+        if whole != profile:
+            self._look_at_plans(profile)
 
     def solution(self) -> HybridSolution:
         """Return the solution of the best plan."""
         assert self.best is not None, "asked only if there is one"
         schedule = self.best.schedule
         replay = self._replayed(schedule)
-        plan = transfers_of(
-            schedule, self.measured.profile, self.budget, self.measured.overheads_for(schedule)
-        )
+        profile = self.measured.flat_profile_for(schedule)
+        plan = transfers_of(schedule, profile, self.budget, self.measured.overheads_for(schedule))
         excess = remade_bytes(self.measured.profile, without_transfers(schedule))
         bound = hybrid_bound(self.least, self.budget, self.link)
         return HybridSolution(
@@ -143,15 +151,17 @@ class _HybridSearch:
             )
             for cost in account.stages
         )
-        return bounding_chain(replace(account.profile(), stages=tuple(stages)))
+        cheapest = replace(account.profile(), stages=tuple(stages))
+        return bounding_chain(account.with_flat_options(cheapest))
 
     def _take_over(self, solution: Solution) -> None:
         """Let `solution` be a plan, if it is one."""
         schedule = solution.schedule
         if isinstance(solution, OffloadSolution):
             schedule = program_of(solution)
-        if any(op.option for op in schedule):
-            return  # nothing is moved beside what is kept in part
+        counts = [len(stage.options) for stage in self.measured.movable_profile.stages]
+        if any(op.option > counts[op.stage] for op in schedule):
+            return  # it keeps several stages together, which transfers do not know
         try:
             makespan = self._replayed(schedule).makespan
         except InvalidScheduleError:
@@ -159,7 +169,7 @@ class _HybridSearch:
         if self._can_run(schedule):
             self._keep(TimedSchedule(makespan, schedule), solution.method)
 
-    def _ask(self, profile: ChainProfile) -> None:
+    def _look_at_plans(self, profile: ChainProfile) -> None:
         """Look at the solver's plans for `profile`, as they really are."""
         stages = len(profile)
         tries = max(60, min(300, _TRIES // stages))
@@ -214,7 +224,7 @@ class _HybridSearch:
         try:
             plan = transfers_of(
                 schedule,
-                self.measured.profile,
+                self.measured.flat_profile_for(schedule),
                 self.budget - excess,
                 self.measured.overheads_for(schedule),
             )
@@ -224,7 +234,7 @@ class _HybridSearch:
 
     def _movable(self, schedule: Schedule) -> ChainProfile:
         """Items that can be moved, and how long stages take in `schedule`."""
-        return bounding_chain(self.measured.profile_for(schedule))
+        return bounding_chain(self.measured.flat_profile_for(schedule))
 
     def _overheads(self, schedule: Schedule) -> list[int]:
         """Return the bytes that each operation needs besides, with what cannot be moved."""
@@ -233,14 +243,52 @@ class _HybridSearch:
         return [sum(both) for both in zip(own, standing, strict=True)]
 
     def _own(self, schedule: Schedule) -> ChainProfile:
-        """Return the chain's costs under `schedule`, with the dearest operation of each stage."""
+        """Return the chain's costs under `schedule`, with the dearest operation of each stage.
+
+        Those of its options are what they would be if `schedule` kept the stages under them.
+        """
         profile = self._movable(schedule)
-        stages = list(profile.stages)
-        for op, overhead in zip(schedule, self._overheads(schedule), strict=True):
-            name = f"{'forward' if op.kind.is_forward else 'backward'}_overhead_bytes"
-            dearer = max(overhead, getattr(stages[op.stage], name))
-            stages[op.stage] = replace(stages[op.stage], **{name: dearer})
+        most = max(len(stage.options) for stage in profile.stages)
+        own = [self._dearest(_kept_under(schedule, number, profile)) for number in range(most + 1)]
+        stages = []
+        for index, stage in enumerate(profile.stages):
+            forward, backward = own[0][index]
+            options = (
+                replace(
+                    option,
+                    first=replace(option.first, overhead_bytes=own[number][index][0]),
+                    backward_overhead_bytes=own[number][index][1],
+                )
+                for number, option in enumerate(stage.options, 1)
+            )
+            stages.append(
+                replace(
+                    stage,
+                    forward_overhead_bytes=forward,
+                    backward_overhead_bytes=backward,
+                    options=tuple(options),
+                )
+            )
         return replace(profile, stages=tuple(stages))
+
+    def _dearest(self, schedule: Schedule) -> list[tuple[int, int]]:
+        """Return the bytes that forwards and the backward of each stage need besides at most."""
+        largest = [[0, 0] for _ in self.measured.account.stages]
+        for op, overhead in zip(schedule, self._overheads(schedule), strict=True):
+            of_stage = largest[op.stage]
+            of_stage[not op.kind.is_forward] = max(of_stage[not op.kind.is_forward], overhead)
+        return [(forward, backward) for forward, backward in largest]
+
+
+def _kept_under(schedule: Schedule, number: int, profile: ChainProfile) -> Schedule:
+    """Return `schedule` with every stage kept under an option, or its last one."""
+    kept = (min(number, len(profile.stages[op.stage].options)) for op in schedule)
+    return Schedule(
+        tuple(
+            replace(op, option=option) if op.kind is OpKind.FORWARD_KEEP_ALL else op
+            for op, option in zip(schedule, kept, strict=True)
+        )
+    )
 
 
 def _refusal(search: _HybridSearch) -> ChainstayError:

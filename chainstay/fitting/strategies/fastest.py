@@ -242,13 +242,14 @@ def planned_graph(
         PlanMismatchError: The schedule is for another number of stages, or cannot be run.
         HostBudgetError: What is away at once needs more than the engine's host memory.
     """
-    schedule, transport = solution.schedule, None
+    transport = None
     if isinstance(solution, OffloadSolution):
         assert engine is not None, "transfers need one"
         schedule = program_of(solution)
-        moved = costs.overheads_for(schedule)
-        transport = Transport.of(solution, costs.profile, moved, engine)
-    profile, overheads = costs.costs_of(schedule)
+        profile, overheads = costs.flat_profile_for(schedule), costs.overheads_for(schedule)
+        transport = Transport.of(solution, profile, overheads, engine)
+    else:
+        profile, overheads = costs.costs_of(solution.schedule)
     return replace(
         staged.planned(solution, profile, transport),
         overheads=overheads,

@@ -287,8 +287,9 @@ class Capture:
             )
         handle.alias = self.released.alias(tensor) if self.released is not None else None
         if handle.alias is None:
-            parked = None if self.parking is None else self.parking.parked(tensor)
-            handle.tensor = parked or absent or tensor.detach()
+            if absent is None and self.parking is not None:
+                absent = self.parking.parked(tensor)
+            handle.tensor = absent or tensor.detach()
 
 
 def dropping() -> torch.autograd.graph.saved_tensors_hooks:

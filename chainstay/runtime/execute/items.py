@@ -131,15 +131,25 @@ def _without_shared(
     def movable(index: int) -> Stage:
         stage, state = profile.stages[index], index + 1
         beside = profile.input_bytes + standing(index)
-        backward = stage.backward_overhead_bytes + beside - passed_on(index)
+        passed = beside - passed_on(index)
+        shared = sum(skip.bytes for skip in profile.skips if skip.first == state)
+        options = (
+            replace(
+                option,
+                saved_bytes=option.saved_bytes - shared,
+                backward_overhead_bytes=max(0, option.backward_overhead_bytes + passed),
+                first=replace(option.first, overhead_bytes=option.first.overhead_bytes + beside),
+            )
+            for option in stage.options
+        )
         return replace(
             stage,
             output_bytes=stage.output_bytes
             - sum(skip.bytes for skip in profile.skips if state in skip.states),
-            saved_bytes=stage.saved_bytes
-            - sum(skip.bytes for skip in profile.skips if skip.first == state),
+            saved_bytes=stage.saved_bytes - shared,
             forward_overhead_bytes=stage.forward_overhead_bytes + beside,
-            backward_overhead_bytes=max(0, backward),
+            backward_overhead_bytes=max(0, stage.backward_overhead_bytes + passed),
+            options=tuple(options),
         )
 
     stages = tuple(map(movable, range(len(profile))))

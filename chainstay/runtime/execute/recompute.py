@@ -171,7 +171,7 @@ class Run:
                 )
             run = self._option_run(step, self.shared)
             if run is not None:
-                output = run_option(run, state, step.stage)
+                output = run_option(run, state, step.stage, self._parking(step, state))
             else:
                 with self._hooked(step, state):
                     output = self._run(step, state, self.shared)
@@ -232,7 +232,7 @@ class Run:
                     capture.option = run = self._option_run(step, shared)
                     if run is not None:
                         output = run.forward(given)
-                        run.close(given)
+                        run.close(given, capture.parking)
                     else:
                         output = self._run(step, given, shared)
             except CapturedEverythingError:

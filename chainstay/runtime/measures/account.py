@@ -16,6 +16,8 @@ With these the simulator finds the peak of that schedule. What is made of them f
   of theirs: saved environments count as if every stage that can have one had it. Without these
   it is what every schedule needs at least, and bounds them all.
 * `Account.by_kind_in` is closer where a schedule is known, and sound for that one alone.
+* `Account.flat_profile` and `flat_profile_for` are `profile` and `profile_for` with options, for
+  solvers that know no kinds of runs.
 """
 
 from __future__ import annotations
@@ -192,6 +194,30 @@ class Account:
                 self.stages, largest[True], largest[False], self._surplus(schedule), strict=True
             )
         )
+
+    def flat_profile(self) -> ChainProfile:
+        """Return `profile` with options of one stage, whose runs all cost the same."""
+        return self.with_flat_options(self.profile())
+
+    def flat_profile_for(self, schedule: Schedule) -> ChainProfile:
+        """Return `profile_for` with the same options: a profile for what may move to the host.
+
+        Args:
+            schedule: A schedule as for `profile_for`; its options are those of one stage.
+        """
+        whole = Schedule(tuple(replace(op, option=0) for op in schedule))
+        return self.with_flat_options(self.profile_for(whole))
+
+    def with_flat_options(self, profile: ChainProfile) -> ChainProfile:
+        """Return a profile of these stages with their options of one stage, in the same numbers.
+
+        What stands beside a stage's operations there stands beside those under options, too.
+        """
+        stages = (
+            replace(stage, options=tuple(cost.flat_options(stage)))
+            for cost, stage in zip(self.stages, profile.stages, strict=True)
+        )
+        return replace(profile, stages=tuple(stages))
 
     def overheads(self, schedule: Schedule) -> tuple[int, ...]:
         """Return the bytes that each operation needs while it runs, besides what is stored.

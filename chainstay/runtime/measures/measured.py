@@ -86,12 +86,19 @@ class Measurement:
 
     @property
     def movable_profile(self) -> ChainProfile:
-        """The profile for `chainstay.solve_hybrid`; overheads include what cannot be moved."""
-        return movable_chain(self.profile)
+        """The profile for `chainstay.solve_hybrid`; overheads include what cannot be moved.
+
+        Its stages have those of their options that keep one stage.
+        """
+        return movable_chain(self.account.flat_profile())
 
     def profile_for(self, schedule: Schedule) -> ChainProfile:
         """Return a profile for schedules like `schedule`: closer, but sound for no other."""
         return self.account.profile_for(schedule)
+
+    def flat_profile_for(self, schedule: Schedule) -> ChainProfile:
+        """Return the profile by which `schedule` is judged if it has transfers."""
+        return self.account.flat_profile_for(schedule)
 
     def costs_of(self, schedule: Schedule) -> tuple[ChainProfile, tuple[int, ...]]:
         """Return the profile and the overheads of operations by which `schedule` is judged."""

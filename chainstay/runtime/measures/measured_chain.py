@@ -246,7 +246,8 @@ class MeasuredChain(Measurement):
                 self.chain.device, link=plan.link, host_budget=host_budget
             )
             schedule = matching(program_of(plan), self.chain)
-            transport = Transport.of(plan, self.profile, self.overheads_for(schedule), engine)
+            profile, overheads = self.flat_profile_for(schedule), self.overheads_for(schedule)
+            transport = Transport.of(plan, profile, overheads, engine)
         return PlannedChain(self, schedule, transport)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import takewhile
 from math import ceil
 
-from chainstay.profiles import Stage
+from chainstay.profiles import RunCost, Stage, StageOption
 from chainstay.schedule import OpKind
 
 
@@ -122,6 +124,27 @@ class StageCost:
             forward_overhead_bytes=forward,
             backward_overhead_bytes=backward,
         )
+
+    def flat_options(self, stage: Stage) -> Iterator[StageOption]:
+        """Yield the options of this one stage, every run of which costs the same.
+
+        Args:
+            stage: The stage, with what stands beside its operations in its overheads.
+        """
+        dearer = max(self.recording_bytes, self.dropping_bytes)
+        beside_forward = max(stage.forward_overhead_bytes - dearer, 0)
+        beside_backward = max(stage.backward_overhead_bytes - self.backward_bytes, 0)
+        for option in takewhile(lambda option: option.stages == 1, self.options):
+            yield StageOption(
+                name=option.name,
+                saved_bytes=option.saved_bytes,
+                backward_overhead_bytes=option.backward_bytes + beside_backward,
+                first=RunCost(
+                    time=stage.forward_time,
+                    overhead_bytes=option.recording_bytes + beside_forward,
+                    backward_time=stage.backward_time + option.replay_time,
+                ),
+            )
 
     def scaled(self, share: Fraction, passed_on: Fraction) -> StageCost:
         """Return the stage on a smaller or larger call: times and sizes in proportion, rounded up.

@@ -11,7 +11,13 @@ import torch
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.environment import incoming
-from chainstay.runtime.execute.handles import Packed, is_parameter, unpack
+from chainstay.runtime.execute.handles import (
+    Absent,
+    Packed,
+    ParkingPolicy,
+    is_parameter,
+    unpack,
+)
 from chainstay.runtime.options.front import Selection, pareto_front, thinned
 from chainstay.runtime.options.generator import generate, groups_of, hooked_packs
 from chainstay.runtime.options.graph import StageGraph
@@ -165,28 +171,36 @@ def option_of(graph: StageGraph, selection: Selection) -> Option:
     )
 
 
-def run_option(run: OptionRun, state: State, stage: int) -> State:
+def run_option(
+    run: OptionRun, state: State, stage: int, parking: ParkingPolicy | None = None
+) -> State:
     """Run the forward of a stage with an option, the first of a step; return the next state.
 
     Args:
         run: The run.
         state: The stage's input.
         stage: The stage's number in its chain, for messages.
+        parking: Knows which tensors may go to the host; ``None`` where all stay.
     """
-    pack = OptionPack(run, stage)
-    run.hooks = torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
+    pack = OptionPack(run, stage, parking)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
     try:
-        output = run.forward(state)
-        run.close(state)
+        if parking is None:
+            run.hooks = hooks
+            output = run.forward(state)
+        else:
+            with hooks:  # what the option keeps may move
+                output = run.forward(state)
+        run.close(state, parking)
     finally:
         run.unhook_all()
         pack.close()
     return output
 
 
-def _unpack(packed: ReplayHandle | Packed) -> torch.Tensor:
+def _unpack(packed: Absent | Packed) -> torch.Tensor:
     """Unpack hook of runs with an option; see `handles.unpack`."""
-    return packed.restored() if isinstance(packed, ReplayHandle) else unpack(packed)
+    return unpack(packed) if isinstance(packed, Packed) else packed.restored()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

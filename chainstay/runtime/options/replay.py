@@ -28,7 +28,7 @@ from chainstay.runtime.execute.environment import (
     alone,
     restore_random_states,
 )
-from chainstay.runtime.execute.handles import Staying, is_parameter
+from chainstay.runtime.execute.handles import Absent, ParkingPolicy, Staying, is_parameter
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
 
@@ -70,7 +70,6 @@ class OptionRun:
         stashes: Values that the forward has set aside.
         environment: The settings of the forward.
         state: What replays read of the incoming state, by position.
-        versions: How often each of these had been changed.
     """
 
     code: OptionCode
@@ -79,8 +78,7 @@ class OptionRun:
     hooks: AbstractContextManager[object] | None = None
     stashes: list[Any] = field(init=False)
     environment: Environment = field(init=False)
-    state: dict[int, torch.Tensor] = field(default_factory=dict)
-    versions: dict[int, int] = field(default_factory=dict)
+    state: dict[int, _Held] = field(default_factory=dict)
     _groups: list[_Group] = field(init=False)
     _packed: int = 0
     _is_hooked: bool = False
@@ -140,21 +138,22 @@ class OptionRun:
         place = code.packs[number]
         return None if place is None else self._groups[place[0]].handle(place[1])
 
-    def close(self, state: State) -> None:
-        """End the forward, which got `state`.
+    def close(self, state: State, parking: ParkingPolicy | None = None) -> None:
+        """End the forward, which got `state`; `parking` knows what of all this may go to the host.
 
         Raises:
             PlanMismatchError: It saved less than when the option was made.
         """
         if self.hooks is None:
             self._require_packed(len(self.code.packs))
-        self.state = {index: state[index].detach() for index in self.code.state_reads}
-        self.versions = {index: version_of(tensor) for index, tensor in self.state.items()}
+        self.state = {
+            index: _Held.of(state[index].detach(), parking) for index in self.code.state_reads
+        }
         groups, stashes = self._groups, self.stashes
         self._groups, self.stashes = [], []  # first: a circle would outlive an interruption
         self.hooks = None
         for group in groups:
-            group.close(self, stashes)
+            group.close(self, stashes, parking)
 
     def input_of(self, index: int) -> torch.Tensor:
         """Return a tensor of the incoming state.
@@ -162,10 +161,7 @@ class OptionRun:
         Raises:
             PlanMismatchError: It was changed in place.
         """
-        tensor = self.state[index]
-        if version_of(tensor) != self.versions[index]:
-            raise _changed("the input", self.code.graph.stage.name)
-        return tensor
+        return self.state[index].unchanged("the input", self.code.graph.stage.name)
 
     def _require_packed(self, number: int) -> None:
         if self._packed != number:
@@ -185,18 +181,22 @@ class OptionPack:
     Attributes:
         run: The run, until `close`.
         stage: The stage's number in its chain, for messages.
+        parking: Knows which tensors may go to the host; ``None`` where all stay.
     """
 
     run: OptionRun | None
     stage: int
+    parking: ParkingPolicy | None = None
 
     def __call__(self, tensor: torch.Tensor) -> object:
-        """Return a handle for what is dropped; the rest stays."""
+        """Return a handle for what is dropped; the rest stays, or goes to the host."""
         if is_parameter(tensor):
             return tensor
         assert self.run is not None, "saved in the forward"
-        handle = self.run.packed(tensor)
-        return Staying.of(self.stage, tensor) if handle is None else handle
+        absent: Absent | None = self.run.packed(tensor)
+        if absent is None and self.parking is not None:
+            absent = self.parking.parked(tensor)
+        return absent or Staying.of(self.stage, tensor)
 
     def close(self) -> None:
         """Let go of the run."""
@@ -225,17 +225,74 @@ class _SavingHook:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor that replays start from.
+
+    Attributes:
+        tensor: The tensor, or what stands for it while it may be on the host.
+        version: How often the tensor had been changed in place.
+    """
+
+    tensor: torch.Tensor | Absent
+    version: int = 0
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, parking: ParkingPolicy | None) -> _Held:
+        """Hold `tensor`, which has no graph; `parking` knows whether it may go to the host."""
+        parked = None if parking is None else parking.parked(tensor)
+        return cls(tensor, version_of(tensor)) if parked is None else cls(parked)
+
+    def unchanged(self, what: str, stage: str) -> torch.Tensor:
+        """Return the tensor, brought back if need be.
+
+        Args:
+            what: What it is of its stage, for messages.
+            stage: The stage's name.
+
+        Raises:
+            PlanMismatchError: It was changed in place.
+        """
+        if not isinstance(self.tensor, torch.Tensor):
+            return self.tensor.restored()
+        if version_of(self.tensor) != self.version:
+            raise PlanMismatchError(
+                f"{what} of stage {stage} was changed in place between forward and backward, but "
+                "the backward needs it; change a clone of it, or run the backward first"
+            )
+        return self.tensor
+
+
+def _stashed(value: Any, parking: ParkingPolicy | None) -> Any:
+    """Hold what a forward has set aside: a tensor, states of random generators, or a number."""
+    match value:
+        case torch.Tensor():
+            return _Held.of(value, parking)
+        case [(torch.device(), torch.Tensor()), *_]:
+            return tuple((device, _Held.of(state, parking)) for device, state in value)
+    return value
+
+
+def _unstashed(value: Any, stage: str) -> Any:
+    """Return what `_stashed` holds; errors as for `_Held.unchanged`."""
+    match value:
+        case _Held():
+            return value.unchanged("a result inside", stage)
+        case [(torch.device(), _Held()), *_]:
+            return tuple((device, held.unchanged("a state", stage)) for device, held in value)
+    return value
+
+
 class _Group:
     """Tensors of one run that are made again together."""
 
-    __slots__ = ("code", "handles", "lock", "run", "stashes", "versions")
+    __slots__ = ("code", "handles", "lock", "run", "stashes")
 
     def __init__(self, code: ReplayCode) -> None:
         self.code = code
         self.run: OptionRun | None = None
         self.handles: list[ref[ReplayHandle] | None] = [None] * len(code.slots)
         self.stashes: dict[int, Any] = {}
-        self.versions: dict[int, int] = {}
         self.lock = RLock()
 
     def handle(self, slot: int) -> ReplayHandle:
@@ -244,15 +301,11 @@ class _Group:
         self.handles[slot] = ref(handle)
         return handle
 
-    def close(self, run: OptionRun, stashes: Sequence[Any]) -> None:
+    def close(self, run: OptionRun, stashes: Sequence[Any], parking: ParkingPolicy | None) -> None:
         """Take what the replay starts from."""
         self.run = run
-        self.stashes = {index: stashes[index] for index in self.code.stashes}
-        self.versions = {
-            index: version_of(value)
-            for index, value in self.stashes.items()
-            if isinstance(value, torch.Tensor)
-        }
+        for index in self.code.stashes:
+            self.stashes[index] = _stashed(stashes[index], parking)
 
     def replay(self) -> None:
         """Run the operators again and fill the handles."""
@@ -300,12 +353,9 @@ class _Group:
                 case Origin.STATE:
                     given.append(_start(run.input_of(source.index), source.requires_grad))
                 case Origin.STASH:
-                    value = self.stashes[source.index]
-                    if source.index in self.versions:
-                        if version_of(value) != self.versions[source.index]:
-                            raise _changed("a result inside", run.code.graph.stage.name)
-                        value = _start(value, source.requires_grad)
-                    given.append(value)
+                    value = _unstashed(self.stashes[source.index], run.code.graph.stage.name)
+                    is_tensor = isinstance(value, torch.Tensor)
+                    given.append(_start(value, source.requires_grad) if is_tensor else value)
         return given
 
     def _made(
@@ -331,13 +381,6 @@ def _start(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:  # noqa: 
     if not (requires_grad and torch.is_grad_enabled()):
         return tensor
     return non_leaves((tensor.detach().requires_grad_(True),))[0]  # noqa: FBT003  # torch's own
-
-
-def _changed(what: str, stage: str) -> PlanMismatchError:
-    return PlanMismatchError(
-        f"{what} of stage {stage} was changed in place between forward and backward, but the "
-        "backward needs it; change a clone of it, or run the backward first"
-    )
 
 
 def _refuse(packed: object) -> torch.Tensor:

@@ -64,7 +64,15 @@ def plan_transfers(
     Complexity:
         O(len(schedule) + n m) for m items that move.
     """
-    walk = _TransferWalk(profile, budget, list(computations_of(schedule, profile, overheads)))
+    options = {op.stage: op.option for op in schedule if op.kind is OpKind.FORWARD_KEEP_ALL}
+    for op in schedule:
+        if op.kind is OpKind.FORWARD_KEEP_ALL and op.option != options[op.stage]:
+            raise InvalidScheduleError(
+                f"stage {op.stage} is kept under options {op.option} and {options[op.stage]}, and "
+                "what moves is told by its stage alone; keep it under one"
+            )
+    computations = list(computations_of(schedule, profile, overheads))
+    walk = _TransferWalk(profile, budget, computations, options)
     for position in range(len(walk.computations)):
         walk.take(position)
     actions: list[tuple[Action, ...]] = []
@@ -93,6 +101,7 @@ class _TransferWalk:
         profile: Costs.
         budget: Bytes.
         computations: The computations with what is issued in front of each.
+        options: By stage, the option under which it is kept.
         actions: What to do in front of each.
         memory: The bytes in use.
         peak: The most so far.
@@ -109,6 +118,7 @@ class _TransferWalk:
     profile: ChainProfile
     budget: int
     computations: list[Computation]
+    options: dict[int, int]
     actions: list[list[Action]] = field(default_factory=list)
     memory: int = 0
     peak: int = 0
@@ -141,7 +151,7 @@ class _TransferWalk:
         """Bytes of an item."""
         if item.kind == "a":
             return self.profile.activation_bytes(item.number)
-        return self.profile.stages[item.number].saved_bytes
+        return self.profile.stages[item.number].all_options[self.options[item.number]].saved_bytes
 
     def take(self, position: int) -> None:
         """Everything up to the end of the computation at `position`."""
