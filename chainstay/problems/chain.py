@@ -20,11 +20,6 @@ class ChainProblem(Problem):
     profile: ChainProfile
     kind: ClassVar[str] = "chain"
 
-    @property
-    def chains(self) -> tuple[tuple[int | None, ChainProfile], ...]:
-        """The chain itself."""
-        return ((None, self.profile),)
-
     def simpler(self) -> Iterator[Self]:
         """Yield problems with a stage or skip less, halves of all sizes or times, a number less."""
         profile = self.profile

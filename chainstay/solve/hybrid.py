@@ -25,7 +25,8 @@ from chainstay.solve.hybrid_auto import AutoHybrid
 from chainstay.solve.hybrid_exact import IntegerProgramHybrid
 from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
 from chainstay.timetable import Transfers
-from chainstay.validation.hybrid.certify import certify_hybrid, replay_hybrid
+from chainstay.validation.certify import certify_hybrid
+from chainstay.validation.replay import replay_transfers
 
 __all__ = ["AutoHybrid", "IntegerProgramHybrid", "Pofo", "certify_with_bound", "solve_hybrid"]
 
@@ -94,7 +95,7 @@ def solve_hybrid(  # noqa: PLR0913  # all by name
 
     def host_bytes(unlimited: HybridProblem) -> int:
         claim = AutoHybrid(exact_stages=0)(unlimited)
-        return replay_hybrid(unlimited, claim).host_bytes
+        return replay_transfers(unlimited, claim).host_bytes
 
     claim, seconds = claim_within_host_limit(solver, problem, HybridClaim, host_bytes)
     return certify_with_bound(problem, claim, method=str(solver), solve_seconds=seconds)

@@ -46,7 +46,8 @@ from chainstay.solve.common import (
 )
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
-from chainstay.validation.offload.certify import certify_offload, replay_offload
+from chainstay.validation.certify import certify_offload
+from chainstay.validation.replay import replay_transfers
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def solve_offload(  # noqa: PLR0913  # all by name
     problem.require_feasible()
 
     def host_bytes(unlimited: OffloadProblem) -> int:
-        return replay_offload(unlimited, _heuristic_claim(unlimited)).host_bytes
+        return replay_transfers(unlimited, _heuristic_claim(unlimited)).host_bytes
 
     claim, seconds = claim_within_host_limit(solver, problem, OffloadClaim, host_bytes)
     bound = fractional_optimum(problem)
@@ -161,7 +162,7 @@ class IntegerProgramOffload(IntegerProgramMethod):
 
     def improve(self, problem: OffloadProblem, known: OffloadClaim) -> OffloadClaim:
         """Return a better claim than `known`, or `known` with a better bound."""
-        replayed = replay_offload(problem, known)
+        replayed = replay_transfers(problem, known)
         makespan, least = replayed.makespan, fractional_optimum(problem)
         if makespan == least:
             return replace(known, makespan=makespan, lower_bound=least, family=Family.ALL)

@@ -32,8 +32,8 @@ from chainstay.solve.offload import IntegerProgramOffload
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Time, Timetable, Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
-from chainstay.validation.offload.certify import replay_offload
 from chainstay.validation.offload.search import offload_optimum
+from chainstay.validation.replay import replay_transfers
 from golden_offloads import GAP
 from hybrid_support import CHAIN
 
@@ -49,7 +49,7 @@ def offload_problem(transfers: str = "integral", **link: Any) -> OffloadProblem:
 
 def known_answer() -> tuple[Timetable, Time]:
     problem = offload_problem()
-    replayed = replay_offload(problem, Heuristics()(problem))
+    replayed = replay_transfers(problem, Heuristics()(problem))
     return replayed.timetable, replayed.makespan
 
 
@@ -124,7 +124,7 @@ def test_whole_transfers_in_both_directions_at_once() -> None:
     best = offload_optimum(problem.profile, budget=problem.budget, link=problem.link)
     claim = offload_claims.claim(problem, MIP(time_limit_s=20).solver_settings)
     assert claim.makespan == claim.lower_bound == best.makespan
-    assert replay_offload(problem, claim).makespan == best.makespan
+    assert replay_transfers(problem, claim).makespan == best.makespan
 
 
 def test_values_that_are_no_plan_are_not_decoded() -> None:
