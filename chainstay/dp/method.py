@@ -78,7 +78,8 @@ class DP:
                 "persistence is 'weak' and discards 'free', but no program solves both together; "
                 "ask for DP(persistence='weak') or for DP(discards='free')"
             )
-        if self.slots is not None and not _is_positive_int(self.slots):
+        is_whole = isinstance(self.slots, int) and not isinstance(self.slots, bool)
+        if self.slots is not None and not (is_whole and self.slots > 0):
             raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive integer or None")
         if self.slots is not None and self._wider:
             raise UnknownMethodError(
@@ -290,10 +291,6 @@ def _on_slots(
     room = -(-memory // unit)
     optimist = Table.fill(recursion.rounded(unit, up=False), room)
     return schedule, overhead, optimist.overhead(0, recursion.stages - 1, room)
-
-
-def _is_positive_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _unit(memory: int, slots: int) -> int:

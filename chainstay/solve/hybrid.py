@@ -23,7 +23,7 @@ from chainstay.solve.common import (
 )
 from chainstay.solve.hybrid_auto import AutoHybrid
 from chainstay.solve.hybrid_exact import IntegerProgramHybrid
-from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
+from chainstay.solve.hybrid_pofo import Pofo
 from chainstay.timetable import Transfers
 from chainstay.validation.certify import certify_hybrid
 from chainstay.validation.replay import replay_transfers
@@ -109,7 +109,7 @@ def certify_with_bound(
     Raises:
         CertificateError: The claim is false.
     """
-    bound = hybrid_bound(problem.profile, problem.budget, relaxed_link(problem.link))
+    bound = hybrid_bound(problem.profile, problem.budget, problem.link.relaxed)
     return certify_hybrid(problem, claim, bound=bound, method=method, solve_seconds=solve_seconds)
 
 

@@ -10,7 +10,7 @@ from chainstay.formulations.cpsat.hybrid_claims import WarmStart, claim
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.solve.common import IntegerProgramMethod
-from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
+from chainstay.solve.hybrid_pofo import Pofo
 from chainstay.timetable import Time, Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 
@@ -38,7 +38,7 @@ class IntegerProgramHybrid(IntegerProgramMethod):
         """Return a better claim than `known`, or `known` with a better bound."""
         least = max(
             problem.profile.least_time,
-            hybrid_bound(problem.profile, problem.budget, relaxed_link(problem.link)),
+            hybrid_bound(problem.profile, problem.budget, problem.link.relaxed),
         )
         if known is None:
             return self._solve(problem, None, least)

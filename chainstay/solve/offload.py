@@ -236,16 +236,14 @@ def _heuristic_claim(problem: OffloadProblem) -> OffloadClaim:
     return Algorithm1(slots=500)(problem)
 
 
-def _greedy_sets(problem: OffloadProblem) -> list[frozenset[int]]:
-    return [greedy_set(problem)]
-
-
 _METHODS: Final[Mapping[Transfers, Mapping[str, OffloadMethod]]] = MappingProxyType(
     {
         Transfers.INTEGRAL: {
             "auto": AutoOffload(),
             "heuristics": Heuristics(),
-            "greedy": _ActivationSetMethod(name="greedy", sets=_greedy_sets),
+            "greedy": _ActivationSetMethod(
+                name="greedy", sets=lambda problem: [greedy_set(problem)]
+            ),
             "dp": _ActivationSetMethod(name="dp, 500 slots", sets=promising_sets),
             "cpsat": IntegerProgramOffload(CPSAT()),
             "mip": IntegerProgramOffload(MIP()),
@@ -269,25 +267,18 @@ def _resolve_method(
     method: OffloadMethod | DP | MIP | CPSAT | str, transfers: Transfers
 ) -> OffloadMethod:
     """Return the method of that name or with these settings, or `method` itself."""
-    if isinstance(method, DP | MIP | CPSAT):
-        return _with_settings(method, transfers)
-    which = f"for {transfers} transfers "
-    example = "CPSAT(time_limit_s=10)"
-    return resolve(method, _METHODS[transfers], which=which, example=example, own="OffloadMethod")
-
-
-def _with_settings(method: DP | MIP | CPSAT, transfers: Transfers) -> OffloadMethod:
+    if not isinstance(method, DP | MIP | CPSAT):
+        which, example = f"for {transfers} transfers ", "CPSAT(time_limit_s=10)"
+        return resolve(
+            method, _METHODS[transfers], which=which, example=example, own="OffloadMethod"
+        )
     if method.discards != Discards.TABLE1:
         raise UnknownMethodError(
             f"discards is {str(method.discards)!r}, and offloading recomputes nothing; leave it out"
         )
-    if isinstance(method, MIP):
-        return IntegerProgramOffload(method)
-    if isinstance(method, CPSAT):
-        if transfers is not Transfers.INTEGRAL:
-            raise UnknownMethodError(
-                f"CPSAT is for integral transfers, not {transfers} ones; use MIP"
-            )
+    if isinstance(method, CPSAT) and transfers is not Transfers.INTEGRAL:
+        raise UnknownMethodError(f"CPSAT is for integral transfers, not {transfers} ones; use MIP")
+    if isinstance(method, MIP | CPSAT):
         return IntegerProgramOffload(method)
     if method.persistence != "strong":
         raise UnknownMethodError(

@@ -11,7 +11,6 @@ it takes what is away for the shortest time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -102,7 +101,7 @@ class WholeTransferSearch:
         is_better = True
         while is_better and self.tries > 0 and timed.makespan > least:
             is_better = False
-            for other in self._neighbours(chosen):
+            for other in filter(self._has_room, self._neighbours(chosen)):
                 found = self._glued_halves(other, timed.makespan)
                 if found is not None:
                     timed, chosen, is_better = found, other, True
@@ -161,8 +160,7 @@ class WholeTransferSearch:
 
     def _with_room(self, moved: Collection[Item]) -> _Choice:
         """Return those of `moved` for which the host has room, taken in turn from the latest."""
-        capacity = self.problem.link.capacity
-        room = math.inf if capacity is None else capacity
+        room = self.problem.link.room
         chosen: set[Item] = set()
         lifetimes = [self._lifetimes[item] for item in moved if item in self._lifetimes]
         for lifetime in sorted(
@@ -174,8 +172,7 @@ class WholeTransferSearch:
         return frozenset(chosen)
 
     def _has_room(self, chosen: _Choice) -> bool:
-        capacity = self.problem.link.capacity
-        return capacity is None or sum(self._lifetimes[item].size for item in chosen) <= capacity
+        return sum(self._lifetimes[item].size for item in chosen) <= self.problem.link.room
 
     def _lifetime_of(
         self, item: Item, made: int, last_forward: int, first_backward: int
@@ -189,10 +186,7 @@ class WholeTransferSearch:
         return _ItemLifetime(item, made, last_forward, first_backward, size, ticks)
 
     def _neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
-        """Yield choices with one item less, one more, or one exchanged."""
-        return filter(self._has_room, self._all_neighbours(chosen))
-
-    def _all_neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
+        """Yield choices with one item less, one more, or one exchanged, room on the host or not."""
         others = [item for item in sorted(self._lifetimes) if item not in chosen]
         for item in sorted(chosen):
             yield chosen - {item}
