@@ -15,6 +15,7 @@ import numpy as np
 
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.least_memory import LeastMemory
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.free_discards.solver import (
     free_discards_least_budget,
     keeps_stages_apart,
@@ -22,7 +23,7 @@ from chainstay.dp.free_discards.solver import (
     solve_free_discards,
 )
 from chainstay.dp.jit import at_first_interpreted
-from chainstay.dp.recursion import KEEP, Array, Decide, Recursion, assemble
+from chainstay.dp.recursion import KEEP, Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.dp.weak.solver import solve_weak, weak_least_budget
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError

@@ -49,8 +49,6 @@ from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
 
-__all__ = ["solve_measured"]
-
 _SOLVES: Final = 4
 """Questions to a method, at most."""
 

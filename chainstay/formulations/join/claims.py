@@ -24,8 +24,6 @@ from chainstay.profiles import HomogeneousJoin, Join
 from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family
 
-__all__ = ["AssignCuts", "build", "claim_by_phases"]
-
 _Formulation: TypeAlias = ByteFormulation | SlotFormulation | CutAssignment
 
 
