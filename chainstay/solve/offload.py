@@ -45,7 +45,7 @@ from chainstay.solve.common import (
     resolve,
 )
 from chainstay.solve.offload_heuristics import Heuristics
-from chainstay.timetable import Time, Timetable, Transfers
+from chainstay.timetable import Time, Transfers
 from chainstay.validation.certify import certify_offload
 from chainstay.validation.replay import replay_transfers
 
@@ -157,29 +157,29 @@ class IntegerProgramOffload(IntegerProgramMethod):
         """Return the claim of the solver, alone or from a quick solution."""
         if self.alone:
             problem.require_feasible()
-            return self._solve(problem, None, None, 0)
+            return self._solve(problem, None, 0)
         return self.improve(problem, _heuristic_claim(problem))
 
     def improve(self, problem: OffloadProblem, known: OffloadClaim) -> OffloadClaim:
         """Return a better claim than `known`, or `known` with a better bound."""
-        replayed = replay_transfers(problem, known)
-        makespan, least = replayed.makespan, fractional_optimum(problem)
-        if makespan == least:
-            return replace(known, makespan=makespan, lower_bound=least, family=Family.ALL)
-        claim = self._solve(problem, replayed.timetable, makespan, least)
-        if claim.lower_bound > makespan:
+        replayed, least = replay_transfers(problem, known), fractional_optimum(problem)
+        known = replace(known, makespan=replayed.makespan, timetable=replayed.timetable)
+        if known.makespan == least:
+            return replace(known, lower_bound=least, family=Family.ALL)
+        claim = self._solve(problem, known, least)
+        if claim.lower_bound > known.makespan:
             reason = (
-                f"{self} says that nothing is faster than {claim.lower_bound}, yet {makespan} is"
+                f"{self} says that nothing is faster than {claim.lower_bound}, yet "
+                f"{known.makespan} is"
             )
             raise transfer_contradiction_error(reason, problem, {str(self): claim, "known": known})
         return claim
 
     def _solve(
-        self, problem: OffloadProblem, known: Timetable | None, makespan: Time | None, least: Time
+        self, problem: OffloadProblem, known: OffloadClaim | None, least: Time
     ) -> OffloadClaim:
         claim = cpsat.claim if isinstance(self.settings, CPSAT) else mip_claims.claim
-        settings = self.settings.solver_settings
-        return claim(problem, settings, known=known, makespan=makespan, least=least)
+        return claim(problem, self.settings.solver_settings, known=known, least=least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
