@@ -20,14 +20,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-from chainstay.errors import InvalidProfileError, SolverLimitError
+from chainstay.errors import SolverLimitError
 from chainstay.formulations.cpsat.ortools_backend import (
+    LONGEST,
     CpSatResult,
     Literal,
     Model,
     new_model,
+    require_exact,
     solve,
 )
 from chainstay.formulations.settings import SolverSettings, TerminationStatus
@@ -41,10 +43,6 @@ __all__ = ["OffloadProgram", "build", "claim"]
 
 TimeSteps: TypeAlias = Any
 """A whole number of steps: a variable of CP-SAT, an expression, or a number."""
-
-_LARGEST_BYTES: Final = 2**53
-_LONGEST: Final = 2**45
-"""Steps of the longest horizon; sums of a few stay exact in floats, in which CP-SAT reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +159,11 @@ def build(problem: OffloadProblem, *, known: Time | None = None, least: Time = 0
         BackendError: OR-Tools is missing.
     """
     profile, link = problem.profile, problem.link
-    if (largest := profile.peak_bytes) >= _LARGEST_BYTES:
-        raise InvalidProfileError(
-            f"sizes add up to {largest} bytes, and CP-SAT is exact up to 2**53; measure in "
-            "coarser units"
-        )
+    require_exact(profile.peak_bytes)
     movable = [j for j, size in enumerate(profile.activations[: len(profile) - 1]) if size]
     longest = profile.least_time * link.ticks
     longest += 2 * sum(link.transfer_ticks(profile.activations[j]) for j in movable)
-    ticks_per_step = max(1, -(-longest // _LONGEST))
+    ticks_per_step = max(1, -(-longest // LONGEST))
     operations = 2 * (len(profile) + len(movable))
     horizon = longest // ticks_per_step + operations
     if known is not None:
