@@ -20,14 +20,16 @@ _VERSION: Final = 1
 class Family(StrEnum):
     """The set of schedules that a lower bound speaks about.
 
+    Each lies within the next, where both are of the same networks.
+
     Attributes:
+        CANONICAL_PERSISTENT: Joins only: persistent on every branch and the tail, and the
+            branches' backwards in the reverse order of their last checkpoints.
         PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1), and
             every forward that drops or keeps an input is followed at once by a forward of the next
             stage.
         WEAKLY_PERSISTENT: Saved data stay until their backward; a checkpoint may move forward.
         SINGLE_SWEEP: Between two backwards, forwards run in increasing stage order.
-        CANONICAL_PERSISTENT: Joins only: persistent on every branch and the tail, and the
-            branches' backwards in the reverse order of their last checkpoints.
         SINGLE_TURN: Homogeneous joins only: every schedule that runs the turn once.
         OFFLOAD_FIRST: Offloading only: all offloads, by increasing index, end before the first
             prefetch starts; prefetches by decreasing index.
@@ -36,27 +38,17 @@ class Family(StrEnum):
         ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
 
+    CANONICAL_PERSISTENT = "canonical persistent"
     PERSISTENT = "persistent"
     WEAKLY_PERSISTENT = "weakly persistent"
     SINGLE_SWEEP = "single-sweep"
-    CANONICAL_PERSISTENT = "canonical persistent"
     SINGLE_TURN = "single-turn"
     OFFLOAD_FIRST = "offload-before-prefetch"
     TWICE = "at-most-twice"
     ALL = "all"
 
 
-_BREADTH: Final = (
-    Family.CANONICAL_PERSISTENT,
-    Family.PERSISTENT,
-    Family.WEAKLY_PERSISTENT,
-    Family.SINGLE_SWEEP,
-    Family.SINGLE_TURN,
-    Family.OFFLOAD_FIRST,
-    Family.TWICE,
-    Family.ALL,
-)
-"""Families in ascending order: each lies within the next, where both are of the same networks."""
+_BREADTH: Final = tuple(Family)
 _PERSISTENT: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT)
 """Families in which what is kept lasts until its backward, or moves on by ``Fn``.
 

@@ -125,7 +125,7 @@ def positions_of(state: int, sizes: JoinSizes) -> list[int]:
 
 def recursions_of(profile: JoinProfile) -> tuple[Recursion, ...]:
     """Return the recursions of every branch, and of the tail."""
-    return tuple(Recursion.from_profile(chain) for chain in (*profile.branches, profile.closing))
+    return tuple(Recursion.from_profile(chain) for chain in profile.chains)
 
 
 def recursions_by_case(
@@ -135,7 +135,7 @@ def recursions_by_case(
 
     A part of a branch is solved after a sweep over it: all its runs are later ones.
     """
-    chains = (*profile.branches, profile.closing)
+    chains = profile.chains
     kinds = [*(replace(recursion, first=recursion.again) for recursion in alone[:-1]), alone[-1]]
     return tuple(
         _beside(kinds[c], chains[c], held, backward)

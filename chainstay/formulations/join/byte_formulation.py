@@ -39,7 +39,7 @@ from chainstay.formulations.join.integer_program import (
     sum_of,
 )
 from chainstay.formulations.join.records import records, sizes
-from chainstay.profiles import ChainProfile, JoinProfile, Stage
+from chainstay.profiles import JoinProfile, Stage
 from chainstay.schedule import Op, OpKind, Schedule
 
 _Index: TypeAlias = tuple[int, int]
@@ -61,7 +61,7 @@ class ByteFormulation:
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...], budget: int | None) -> None:
         self.profile, self.keep = profile, keep
-        self.chains: tuple[ChainProfile, ...] = (*profile.branches, profile.closing)
+        self.chains = profile.chains
         self.k = len(profile.branches)
         self.stages = [(c, i) for c, chain in enumerate(self.chains) for i in range(len(chain))]
         self.inputs = [(j, 0) for j in range(self.k)]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from chainstay.profiles import (
-    ChainProfile,
     HomogeneousJoin,
     JoinProfile,
     RunCost,
@@ -165,7 +164,7 @@ class ByteTransitions(_SharedTransitions):
     """Saved data and sizes in bytes; drops are steps of their own, for no time."""
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
-        self._chains: tuple[ChainProfile, ...] = (*profile.branches, profile.closing)
+        self._chains = profile.chains
         super().__init__(tuple(map(len, profile.branches)), len(profile.closing), keep)
         self._has_tail = profile.tail is not None
         self._stages = {
