@@ -38,7 +38,8 @@ from chainstay.formulations.join.integer_program import (
     LinearExpression,
     sum_of,
 )
-from chainstay.formulations.join.records import records, sizes
+from chainstay.formulations.join.records import records
+from chainstay.formulations.memory_units import sizes
 from chainstay.profiles import JoinProfile, Stage
 from chainstay.schedule import Op, OpKind, Schedule
 
@@ -68,8 +69,9 @@ class ByteFormulation:
         output = (self.k, len(self.chains[-1]))
         self.values = [v for v in self.inputs + [(c, i + 1) for c, i in self.stages] if v != output]
         self.phases = range(len(self.stages))
-        shared = (gradient.bytes for gradient in profile.shared)
-        self.size_unit = gcd(*sizes(self.chains), *shared) or 1
+        all_sizes = [size for chain in self.chains for size in sizes(chain)]
+        all_sizes += [gradient.bytes for gradient in profile.shared]
+        self.size_unit = gcd(*all_sizes) or 1
         self.program = IntegerProgram(None if budget is None else budget // self.size_unit)
         self.records = {u: records(self._stage(u), len(self.stages)) for u in self.stages}
         self.backward_times = {
