@@ -1,4 +1,4 @@
-"""What a solver claims of a join: `AssignCuts`, and `MIP` and `CPSAT` by the program by phases."""
+"""Claims about joins: `AssignCuts`, and `MIP` and `CPSAT` by the program by phases."""
 
 from __future__ import annotations
 
