@@ -64,8 +64,14 @@ class LinearExpression:
 
 
 def sum_of(expressions: Iterable[LinearExpression]) -> LinearExpression:
-    """Return the sum of expressions."""
-    return sum(expressions, LinearExpression())
+    """Return the sum of expressions, in one pass over their terms."""
+    terms: dict[Key, int] = {}
+    constant = 0
+    for expression in expressions:
+        constant += expression.constant
+        for key, coefficient in expression.terms.items():
+            terms[key] = terms.get(key, 0) + coefficient
+    return LinearExpression(terms, constant)
 
 
 @dataclass(frozen=True, slots=True)
