@@ -80,76 +80,45 @@ __version__ = "0.1.0"
 
 _HOME: Final = MappingProxyType(
     {
-        name: module
+        name: f"chainstay.{module}"
         for module, names in {
-            "chainstay.applying": ("apply_plan", "save_plan"),
-            "chainstay.baselines": ("BASELINES", "fastest_within"),
-            "chainstay.dp": ("DP", "BudgetCurve", "least_budget", "unrestricted_bound"),
-            "chainstay.dp.join": ("join_curve", "waterfilling_bound"),
-            "chainstay.dp.revolve": ("Revolve",),
-            "chainstay.errors": (
-                "BackendError",
-                "CertificateError",
-                "ChainstayError",
-                "HostBudgetError",
-                "InfeasibleBudgetError",
-                "InvalidBudgetError",
-                "InvalidPlanError",
-                "InvalidProfileError",
-                "InvalidScheduleError",
-                "InvalidSolutionError",
-                "NotAJoinError",
-                "PlanMismatchError",
-                "SolverLimitError",
-                "UnknownDeviceError",
-                "UnknownMethodError",
-                "UnsupportedModelError",
-            ),
-            "chainstay.fitting": ("fit", "unfit"),
-            "chainstay.formulations": ("CPSAT", "MIP"),
-            "chainstay.formulations.join": ("AssignCuts",),
-            "chainstay.problems.hybrid": ("HybridClaim", "HybridProblem", "HybridSolution"),
-            "chainstay.problems.offload": ("OffloadClaim", "OffloadProblem", "OffloadSolution"),
-            "chainstay.planning": ("solve_measured",),
-            "chainstay.plans": ("Plan", "load_plan"),
-            "chainstay.profiles": (
-                "ChainProfile",
-                "HomogeneousJoin",
-                "JoinProfile",
-                "Link",
-                "OffloadProfile",
-                "RunCost",
-                "SharedGradient",
-                "Skip",
-                "Stage",
-                "StageOption",
-            ),
-            "chainstay.runtime": ("MeasuredChain", "PlannedChain", "measure"),
-            "chainstay.runtime.capture.extract": (
-                "ExtractedChain",
-                "ExtractedJoin",
-                "extract",
-                "extract_join",
-            ),
-            "chainstay.runtime.transfer": ("measure_link",),
-            "chainstay.runtime.estimate": ("DeviceModel", "Estimated", "estimate"),
-            "chainstay.schedule": ("Discards", "Op", "OpKind", "Schedule"),
-            "chainstay.solution": ("Claim", "Family", "Method", "Solution", "Status"),
-            "chainstay.solve": (
-                "solve_chain",
-                "solve_join",
-            ),
-            "chainstay.solve.hybrid": ("solve_hybrid",),
-            "chainstay.solve.offload": ("solve_offload",),
-            "chainstay.timetable": ("Timetable", "Transfers"),
-            "chainstay.validation.hybrid.simulate": ("simulate_hybrid",),
-            "chainstay.validation.join.simulate": ("simulate_join",),
-            "chainstay.validation.simulate": ("Replay", "simulate"),
-            "chainstay.validation.offload.simulate": ("simulate_offload",),
+            "applying": "apply_plan save_plan",
+            "baselines": "BASELINES fastest_within",
+            "dp": "DP BudgetCurve least_budget unrestricted_bound",
+            "dp.join": "join_curve waterfilling_bound",
+            "dp.revolve": "Revolve",
+            "errors": "BackendError CertificateError ChainstayError HostBudgetError "
+            "InfeasibleBudgetError InvalidBudgetError InvalidPlanError InvalidProfileError "
+            "InvalidScheduleError InvalidSolutionError NotAJoinError PlanMismatchError "
+            "SolverLimitError UnknownDeviceError UnknownMethodError UnsupportedModelError",
+            "fitting": "fit unfit",
+            "formulations": "CPSAT MIP",
+            "formulations.join": "AssignCuts",
+            "planning": "solve_measured",
+            "plans": "Plan load_plan",
+            "problems.hybrid": "HybridClaim HybridProblem HybridSolution",
+            "problems.offload": "OffloadClaim OffloadProblem OffloadSolution",
+            "profiles": "ChainProfile HomogeneousJoin JoinProfile Link OffloadProfile RunCost "
+            "SharedGradient Skip Stage StageOption",
+            "runtime": "MeasuredChain PlannedChain measure",
+            "runtime.capture.extract": "ExtractedChain ExtractedJoin extract extract_join",
+            "runtime.estimate": "DeviceModel Estimated estimate",
+            "runtime.transfer": "measure_link",
+            "schedule": "Discards Op OpKind Schedule",
+            "solution": "Claim Family Method Solution Status",
+            "solve": "solve_chain solve_join",
+            "solve.hybrid": "solve_hybrid",
+            "solve.offload": "solve_offload",
+            "timetable": "Timetable Transfers",
+            "validation.hybrid.simulate": "simulate_hybrid",
+            "validation.join.simulate": "simulate_join",
+            "validation.offload.simulate": "simulate_offload",
+            "validation.simulate": "Replay simulate",
         }.items()
-        for name in names
+        for name in names.split()
     }
 )
+"""The module of each public name."""
 
 __all__ = [
     "BASELINES",

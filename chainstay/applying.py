@@ -95,7 +95,7 @@ def save_plan(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan by which a fitted model goes, with what it is for.
+    """Return the plan by which a fitted model trains, and what it is for.
 
     Raises:
         UnsupportedModelError: The model is not fitted.
@@ -164,8 +164,7 @@ def apply_plan(  # noqa: PLR0913  # a call of the model, the plan, and two setti
 ) -> Module:
     """Make `model` train by a plan that was made before, without measuring or solving again.
 
-    What comes out is what `chainstay.fit` gave when the plan was saved; `chainstay.unfit`
-    takes it away.
+    The model trains as it did when the plan was saved; `chainstay.unfit` undoes it.
 
     Args:
         model: Like the one that the plan was made for: structure, parameters' shapes and
@@ -347,7 +346,7 @@ class _AppliedPlan:
 
 
 def _any_loss(profile: ChainProfile) -> ChainStage | None:
-    """Stands for the loss, if one was measured: it decides about the last cut."""
+    """Return a stage in place of the loss, if one was measured: it decides about the last cut."""
     has_loss = profile.stages[-1].forward_time > 0
     return ChainStage("loss", (SumLoss(),), is_loss=True) if has_loss else None
 

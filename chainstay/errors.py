@@ -13,24 +13,6 @@ from chainstay.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "BackendError",
-    "CertificateError",
-    "ChainstayError",
-    "HostBudgetError",
-    "InfeasibleBudgetError",
-    "InvalidBudgetError",
-    "InvalidPlanError",
-    "InvalidProfileError",
-    "InvalidScheduleError",
-    "InvalidSolutionError",
-    "PlanMismatchError",
-    "SolverLimitError",
-    "UnknownDeviceError",
-    "UnknownMethodError",
-    "UnsupportedModelError",
-]
-
 _LISTING_RADIUS = 4
 
 

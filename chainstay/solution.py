@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from chainstay import documents
 from chainstay.errors import InvalidSolutionError
@@ -20,14 +21,16 @@ _VERSION: Final = 1
 class Family(StrEnum):
     """The set of schedules that a lower bound speaks about.
 
+    Each lies within the next, where both are of the same networks.
+
     Attributes:
+        CANONICAL_PERSISTENT: Joins only: persistent on every branch and the tail, and the
+            branches' backwards in the reverse order of their last checkpoints.
         PERSISTENT: Once kept, a value stays until its backward ([BEHJS24], Definition 4.1), and
             every forward that drops or keeps an input is followed at once by a forward of the next
             stage.
         WEAKLY_PERSISTENT: Saved data stay until their backward; a checkpoint may move forward.
         SINGLE_SWEEP: Between two backwards, forwards run in increasing stage order.
-        CANONICAL_PERSISTENT: Joins only: persistent on every branch and the tail, and the
-            branches' backwards in the reverse order of their last checkpoints.
         SINGLE_TURN: Homogeneous joins only: every schedule that runs the turn once.
         OFFLOAD_FIRST: Offloading only: all offloads, by increasing index, end before the first
             prefetch starts; prefetches by decreasing index.
@@ -36,27 +39,17 @@ class Family(StrEnum):
         ALL: Every valid schedule under the rules for discards in force: no restriction.
     """
 
+    CANONICAL_PERSISTENT = "canonical persistent"
     PERSISTENT = "persistent"
     WEAKLY_PERSISTENT = "weakly persistent"
     SINGLE_SWEEP = "single-sweep"
-    CANONICAL_PERSISTENT = "canonical persistent"
     SINGLE_TURN = "single-turn"
     OFFLOAD_FIRST = "offload-before-prefetch"
     TWICE = "at-most-twice"
     ALL = "all"
 
 
-_BREADTH: Final = (
-    Family.CANONICAL_PERSISTENT,
-    Family.PERSISTENT,
-    Family.WEAKLY_PERSISTENT,
-    Family.SINGLE_SWEEP,
-    Family.SINGLE_TURN,
-    Family.OFFLOAD_FIRST,
-    Family.TWICE,
-    Family.ALL,
-)
-"""Families in ascending order: each lies within the next, where both are of the same networks."""
+_BREADTH: Final = tuple(Family)
 _PERSISTENT: Final = (Family.PERSISTENT, Family.WEAKLY_PERSISTENT)
 """Families in which what is kept lasts until its backward, or moves on by ``Fn``.
 
@@ -212,19 +205,22 @@ class Solution:
 
     def to_json(self) -> str:
         """Return the solution as a JSON document; `from_json` gives an equal solution back."""
-        body = {
+        body = self._to_fields(lambda time: time) | {"discards": self.discards}
+        return documents.dump(_KIND, _VERSION, body)
+
+    def _to_fields(self, written: Callable[[Time], object]) -> dict[str, object]:
+        """Return the fields that documents of all solutions have, with times as `written`."""
+        return {
             "schedule": str(self.schedule),
-            "makespan": self.makespan,
+            "makespan": written(self.makespan),
             "peak_bytes": self.peak_bytes,
             "budget": self.budget,
-            "lower_bound": self.lower_bound,
+            "lower_bound": written(self.lower_bound),
+            "unrestricted_bound": written(self.unrestricted_bound),
             "family": self.family,
-            "discards": self.discards,
             "method": self.method,
             "solve_seconds": self.solve_seconds,
-            "unrestricted_bound": self.unrestricted_bound,
         }
-        return documents.dump(_KIND, _VERSION, body)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -235,18 +231,23 @@ class Solution:
             InvalidScheduleError: Its schedule does not parse.
         """
         document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
-        return cls(
-            schedule=Schedule.parse(document.string("schedule")),
-            makespan=document.integer("makespan"),
-            peak_bytes=document.integer("peak_bytes"),
-            budget=document.integer("budget"),
-            lower_bound=document.integer("lower_bound"),
-            family=Family(document.choice("family", Family)),
-            discards=Discards(document.choice("discards", Discards)),
-            method=document.string("method"),
-            solve_seconds=document.number("solve_seconds"),
-            unrestricted_bound=document.integer("unrestricted_bound"),
-        )
+        discards = Discards(document.choice("discards", Discards))
+        return cls(**cls._from_fields(document, document.integer), discards=discards)
+
+    @staticmethod
+    def _from_fields(document: documents.Fields, time: Callable[[str], Time]) -> dict[str, Any]:
+        """Return the attributes that all solutions have; `time` reads a field that is one."""
+        return {
+            "schedule": Schedule.parse(document.string("schedule")),
+            "makespan": time("makespan"),
+            "peak_bytes": document.integer("peak_bytes"),
+            "budget": document.integer("budget"),
+            "lower_bound": time("lower_bound"),
+            "unrestricted_bound": time("unrestricted_bound"),
+            "family": Family(document.choice("family", Family)),
+            "method": document.string("method"),
+            "solve_seconds": document.number("solve_seconds"),
+        }
 
 
 class Method(Protocol):

@@ -17,11 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from chainstay.baselines.extremes import drop_all, keep_all
 from chainstay.baselines.greedy import greedy_by_ratio
 from chainstay.baselines.knapsack import knapsack_by_block, knapsack_by_every_share
 from chainstay.baselines.revolve import equal_slots, revolve
-from chainstay.baselines.segments import checkpoint_sequential, every_segment_count, square_root
+from chainstay.baselines.segments import (
+    checkpoint_sequential,
+    drop_all,
+    every_segment_count,
+    square_root,
+)
 from chainstay.baselines.selection import ScheduleCosts, fastest_within
 from chainstay.baselines.single_pass import single_pass
 from chainstay.profiles import ChainProfile
@@ -35,7 +39,6 @@ __all__ = [
     "drop_all",
     "fastest_within",
     "greedy_by_ratio",
-    "keep_all",
     "knapsack_by_block",
     "revolve",
     "single_pass",
@@ -47,7 +50,7 @@ Baseline = Callable[[ChainProfile, int], Iterable[Schedule]]
 
 BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
     {
-        "keep-all": lambda profile, _: [keep_all(len(profile))],
+        "keep-all": lambda profile, _: [Schedule.keep_all(len(profile))],
         "drop-all": lambda profile, _: [drop_all(len(profile))],
         "sqrt": lambda profile, _: [square_root(len(profile))],
         "checkpoint-sequential": lambda profile, _: every_segment_count(len(profile)),

@@ -1,4 +1,4 @@
-"""Equal segments, each recomputed once from its input: √L and ``checkpoint_sequential``.
+"""Nothing kept, or equal segments recomputed from their inputs: √L, ``checkpoint_sequential``.
 
 Stands for [CXZG16] (Chen et al., *Training deep nets with sublinear memory cost*, 2016) and
 for ``torch.utils.checkpoint.checkpoint_sequential``, which most people reach for. Ignores
@@ -11,9 +11,19 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import isqrt
 
-from chainstay.baselines.schedule_pieces import kept, nest, recomputed
+from chainstay.baselines.schedule_pieces import kept, nest, one_by_one, recomputed
 from chainstay.errors import UnknownMethodError
 from chainstay.schedule import Schedule
+
+
+def drop_all(stages: int) -> Schedule:
+    """Return the schedule whose every backward restarts from the network's input. Ignores time.
+
+    Example:
+        >>> str(drop_all(3))
+        'Fc0 Fn1 Fa2 B2 Fc0 Fa1 B1 Fa0 B0'
+    """
+    return nest([one_by_one(0, stages - 1), kept(stages - 1, stages)])
 
 
 def checkpoint_sequential(stages: int, segments: int) -> Schedule:

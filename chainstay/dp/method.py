@@ -15,6 +15,7 @@ import numpy as np
 
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled, least_memory
 from chainstay.dp.chain.least_memory import LeastMemory
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.free_discards.solver import (
     free_discards_least_budget,
     keeps_stages_apart,
@@ -22,7 +23,7 @@ from chainstay.dp.free_discards.solver import (
     solve_free_discards,
 )
 from chainstay.dp.jit import at_first_interpreted
-from chainstay.dp.recursion import KEEP, Array, Decide, Recursion, assemble
+from chainstay.dp.recursion import KEEP, Decide, Recursion, assemble
 from chainstay.dp.table import INFEASIBLE, Table
 from chainstay.dp.weak.solver import solve_weak, weak_least_budget
 from chainstay.errors import InfeasibleBudgetError, UnknownMethodError
@@ -78,7 +79,8 @@ class DP:
                 "persistence is 'weak' and discards 'free', but no program solves both together; "
                 "ask for DP(persistence='weak') or for DP(discards='free')"
             )
-        if self.slots is not None and not _is_positive_int(self.slots):
+        is_whole = isinstance(self.slots, int) and not isinstance(self.slots, bool)
+        if self.slots is not None and not (is_whole and self.slots > 0):
             raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive integer or None")
         if self.slots is not None and self._wider:
             raise UnknownMethodError(
@@ -290,10 +292,6 @@ def _on_slots(
     room = -(-memory // unit)
     optimist = Table.fill(recursion.rounded(unit, up=False), room)
     return schedule, overhead, optimist.overhead(0, recursion.stages - 1, room)
-
-
-def _is_positive_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _unit(memory: int, slots: int) -> int:

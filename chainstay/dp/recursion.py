@@ -48,19 +48,6 @@ from chainstay.errors import InvalidProfileError
 from chainstay.profiles import ChainProfile
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = [
-    "KEEP",
-    "NO_DECISION",
-    "Array",
-    "Decide",
-    "Front",
-    "Recursion",
-    "assemble",
-    "forwards_dropping_inputs",
-    "require_no_skips",
-    "unfold",
-]
-
 _Part = TypeVar("_Part", bound=tuple[object, ...])
 
 KEEP: Final = -1

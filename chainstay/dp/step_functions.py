@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import Array
 
 _INFINITE: Final = 2**62
 _MOST_MISSES: Final = 8

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.dp.recursion import KEEP, Array, Front, Recursion
+from chainstay.dp.forward_costs import Array
+from chainstay.dp.recursion import KEEP, Front, Recursion
 
 INFEASIBLE: Final = 2**60
 """Overhead of a sub-chain that does not fit; the sum of two still fits in int64."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
 from chainstay.profiles import ChainProfile, Stage
@@ -25,16 +26,18 @@ def memory_unit(profile: ChainProfile, largest: int) -> float:
 
 def size_divisor(profile: ChainProfile) -> int:
     """Return the greatest common divisor of all sizes, in bytes (1 when all are 0)."""
-    sizes = [profile.input_bytes, profile.input_gradient_bytes]
+    return math.gcd(*sizes(profile)) or 1
+
+
+def sizes(profile: ChainProfile) -> Iterator[int]:
+    """Yield all sizes of a chain, in bytes."""
+    yield from (profile.input_bytes, profile.input_gradient_bytes)
     for stage in profile.stages:
-        sizes += [stage.output_bytes, stage.gradient_bytes]
-        sizes += [stage.dropped(first=first).overhead_bytes for first in (True, False)]
+        yield from (stage.output_bytes, stage.gradient_bytes, *_forward_overheads(stage))
         for option in stage.all_options:
-            sizes += [option.saved_bytes, option.backward_overhead_bytes]
-            sizes += [option.run(first=first).overhead_bytes for first in (True, False)]
+            yield from (option.saved_bytes, option.backward_overhead_bytes)
     for skip in profile.skips:
-        sizes += [skip.bytes, skip.gradient_bytes]
-    return math.gcd(*sizes) or 1
+        yield from (skip.bytes, skip.gradient_bytes)
 
 
 def most_bytes(profile: ChainProfile) -> int:

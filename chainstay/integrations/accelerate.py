@@ -30,7 +30,7 @@ def fit_prepared(accelerator: Accelerator, model: nn.Module, settings: FitSettin
 
 
 def unfit_prepared(accelerator: Accelerator, model: nn.Module) -> None:
-    """The prepared model as it was, to be unwrapped and saved."""
+    """Return the prepared model as it was, to be unwrapped and saved."""
     unfit_if_fitted(_inner(accelerator, model))
 
 

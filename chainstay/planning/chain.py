@@ -49,8 +49,6 @@ from chainstay.units import format_bytes
 from chainstay.validation.certify import certify
 from chainstay.validation.simulate import simulate
 
-__all__ = ["solve_measured"]
-
 _SOLVES: Final = 4
 """Questions to a method, at most."""
 
@@ -62,7 +60,7 @@ def solve_measured(
     *,
     can_run: Callable[[Schedule], bool] = lambda _: True,
 ) -> Solution:
-    """The fastest schedule found of a measured chain whose own peak is within the budget.
+    """Return the fastest schedule found of a measured chain whose own peak is within the budget.
 
     Plain training, if that fits, whatever the method. Otherwise the method's schedule, by what each
     kind of run costs, options of stages included. ``"auto"`` is the persistent optimum, or where
@@ -130,7 +128,7 @@ class _ChainPlanner:
     limit: SolverLimitError | None = None
 
     def plain(self, method: Method) -> Solution | None:
-        """Plain training, if it fits; nothing is faster."""
+        """Return plain training, if it fits; nothing is faster."""
         schedule = Schedule.keep_all(len(self.measured.profile))
         profile = self.measured.profile_for(schedule)
         peak = simulate(profile, schedule).peak_bytes
@@ -214,7 +212,7 @@ class _ChainPlanner:
         return best and self._bounded(best, bound, method)
 
     def _fits(self, solution: Solution, judged: Judged) -> bool:
-        """Whether the runtime can run a schedule within the budget."""
+        """Return whether the runtime can run a schedule within the budget."""
         if not self._is_runnable(solution):
             return False
         if judged.replay.peak_bytes <= self.budget < judged.needs:
@@ -226,7 +224,7 @@ class _ChainPlanner:
         return judged.needs <= self.budget
 
     def _is_runnable(self, solution: Solution) -> bool:
-        """Whether the runtime can run a schedule; if not, `refused` says why."""
+        """Return whether the runtime can run a schedule; if not, `refused` says why."""
         schedule = solution.schedule
         if not self.can_run(schedule):
             what = "what lies between the model's blocks"
@@ -349,7 +347,7 @@ def _least(profile: ChainProfile, method: Method) -> Solution:
 
 
 def _renews_inputs_of_parts(schedule: Schedule) -> bool:
-    """Whether a stage that is kept in part gets another input before its backward."""
+    """Return whether a stage that is kept in part gets another input before its backward."""
     in_part: set[int] = set()
     for op in schedule:
         if op.kind.is_forward and op.stage + 1 in in_part:

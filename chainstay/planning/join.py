@@ -54,7 +54,7 @@ _TOO_LARGE: Final = 2**47
 def solve_measured_join(
     measured: MeasuredJoin, budget: int | str, method: DP | None = None
 ) -> Solution:
-    """The fastest schedule found of a measured join whose own peak is within the budget.
+    """Return the fastest schedule found of a measured join whose own peak is within the budget.
 
     Plain training, if that fits.
 
@@ -90,7 +90,7 @@ def solve_measured_join(
 
 
 def peak_of_join(measured: MeasuredJoin, schedule: Schedule) -> int:
-    """The most memory that a schedule of a measured join needs, in bytes."""
+    """Return the most memory that a schedule of a measured join needs, in bytes."""
     account = measured.account
     overheads = account.overheads(schedule)
     replay = simulate_join(account.by_kind(), schedule, keep=account.keep, overheads=overheads)
@@ -241,7 +241,7 @@ def _steady(options: tuple[OptionCost, ...]) -> tuple[OptionCost, ...]:
 
 
 def runnable_orders(measured: MeasuredJoin, schedule: Schedule) -> Iterator[Schedule]:
-    """`schedule` with the ways to the join and back that the runtime can take.
+    """Yield `schedule` in the orders of branches that the runtime can run.
 
     They take the same time: branches do the same, in other turns.
     """
@@ -253,7 +253,7 @@ def runnable_orders(measured: MeasuredJoin, schedule: Schedule) -> Iterator[Sche
 
 
 def can_run(stages: StagedJoin, schedule: Schedule) -> bool:
-    """Whether the runtime can take this way to the join and back, bit for bit."""
+    """Return whether the runtime can run a schedule in its order of branches, bit for bit."""
     try:
         plan = plan_execution(schedule, shape_of(stages))
     except InvalidScheduleError:
@@ -263,19 +263,19 @@ def can_run(stages: StagedJoin, schedule: Schedule) -> bool:
 
 
 def _sums_stay(stages: StagedJoin, rank: Callable[[int], int]) -> bool:
-    """Whether gradients of what is used three times or more are summed as in plain training."""
+    """Return whether gradients of three or more users are summed as in plain training."""
     return all(same_sum(list(uses), sorted(uses, key=rank)) for uses in stages.sums)
 
 
 def _branch_by_branch(schedule: Schedule) -> Schedule:
-    """Everything in front of the tail's first operation, one branch after the other."""
+    """Return `schedule` with branches one after the other before all of the tail."""
     start = next(index for index, op in enumerate(schedule) if op.branch is None)
     head = sorted(schedule[:start], key=_branch)
     return Schedule((*head, *schedule[start:]))
 
 
 def _backward_one_by_one(schedule: Schedule) -> Schedule:
-    """Everything behind the tail's last operation, the last branch first."""
+    """Return `schedule` with branches one by one, the last first, after all of the tail."""
     end = 1 + max(index for index, op in enumerate(schedule) if op.branch is None)
     rest = sorted(schedule[end:], key=_branch, reverse=True)
     return Schedule((*schedule[:end], *rest))

@@ -60,7 +60,7 @@ def profile_for(
 
 
 def is_rounded(method: Method) -> bool:
-    """Whether a method may leave some of the budget for what it knows too little about."""
+    """Return whether a method may leave some of the budget for what it knows too little about."""
     return not isinstance(method, DP | MIP | CPSAT | AutoChain) or (
         isinstance(method, DP) and method.slots is not None
     )

@@ -1,10 +1,9 @@
 """Plans as files: a solution, what it is a solution of, and what it may be applied to.
 
-Read `plan` (a solution with its profile), `replay` (simulates a solution of any kind), `parser`
-(reads plan files that anybody may have written), `fingerprint` (describes a model, its call
-and its machine, and says what differs), `option_choice` (an option of the schedule, by what it
-runs again) and `kept_in_part` (what a plan drops inside of stages, and
-what that saves and costs).
+Read `plan` (a solution with its profile), `parser` (reads plan files that anybody may have
+written), `fingerprint` (describes a model, its call and its machine, and says what differs),
+`option_choice` (an option of the schedule, by what it runs again) and `kept_in_part` (what a plan
+drops inside of stages, and what that saves and costs).
 """
 
 from chainstay.plans.fingerprint import Fingerprint

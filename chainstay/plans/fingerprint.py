@@ -49,7 +49,8 @@ class Fingerprint:
         found: list[str] = []
         for section in _ORDER:
             if section != "stages" or not found:
-                found += _differences(section, getattr(self, section), getattr(present, section))
+                noun = _NOUNS[section]
+                found += _differences(noun, getattr(self, section), getattr(present, section))
         return tuple(found)
 
     def to_fields(self) -> dict[str, dict[str, str]]:
@@ -82,11 +83,7 @@ _NOUNS: Final = {
 }
 
 
-def _differences(section: str, planned: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
-    return list(_described_differences(_NOUNS[section], planned, present))
-
-
-def _described_differences(
+def _differences(
     noun: str, planned: Mapping[str, str], present: Mapping[str, str]
 ) -> Iterator[str]:
     for name in dict.fromkeys((*planned, *present)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 from chainstay.documents import Fields
@@ -25,13 +25,9 @@ class OptionChoice:
     replayed: tuple[int, ...] = ()
     redrawn: tuple[int, ...] = ()
 
-    def to_fields(self) -> dict[str, object]:
-        """Return the choice as a JSON object."""
-        return asdict(self)
-
     @classmethod
     def from_fields(cls, document: Fields) -> Self:
-        """Read the JSON object that `to_fields` writes."""
+        """Read the JSON object of a choice."""
         return cls(
             stage=document.integer("stage"),
             option=document.integer("option"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from chainstay import documents
@@ -159,7 +159,7 @@ class Plan:
             "keep": list(map(int, self.keep)),
             "cut": {} if cut is None else {"by": cut.by, "granularity": str(cut.granularity)},
             "fingerprint": {} if self.fingerprint is None else self.fingerprint.to_fields(),
-            "choices": [choice.to_fields() for choice in self.choices],
+            "choices": [asdict(choice) for choice in self.choices],
             "plain_time": self.plain_time,
             "plain_peak": self.plain_peak,
         }

@@ -9,8 +9,9 @@ from typing import ClassVar, Self
 
 from chainstay.errors import InvalidProfileError
 from chainstay.problems.problem import Problem
-from chainstay.problems.simpler import halved, simpler_chains, smaller
+from chainstay.problems.simpler import simpler_chains, smaller
 from chainstay.profiles import ChainProfile
+from chainstay.profiles.quantities import with_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,6 @@ class ChainProblem(Problem):
     profile: ChainProfile
     kind: ClassVar[str] = "chain"
 
-    @property
-    def chains(self) -> tuple[tuple[int | None, ChainProfile], ...]:
-        """The chain itself."""
-        return ((None, self.profile),)
-
     def simpler(self) -> Iterator[Self]:
         """Yield problems with a stage or skip less, halves of all sizes or times, a number less."""
         profile = self.profile
@@ -32,13 +28,17 @@ class ChainProblem(Problem):
             if len(chain) + len(chain.skips) < len(profile) + len(profile.skips):
                 yield replace(self, profile=chain)
         with suppress(InvalidProfileError):
-            sizes = halved(profile, "bytes")
+            sizes = with_numbers(profile, "bytes", _half)
             if self.budget > 1:
                 yield replace(self, profile=sizes, budget=self.budget // 2)
-        if (times := halved(profile, "time")) != profile:
+        if (times := with_numbers(profile, "time", _half)) != profile:
             yield replace(self, profile=times)
         for budget in filter(None, smaller(self.budget)):
             yield replace(self, budget=budget)
         for chain in simpler_chains(profile):
             if len(chain) + len(chain.skips) == len(profile) + len(profile.skips):
                 yield replace(self, profile=chain)
+
+
+def _half(number: int) -> int:
+    return number // 2

@@ -87,11 +87,6 @@ class HybridProblem(TransferProblem):
             required, forms = max(required, min(needs)), following
         return required
 
-    @property
-    def chains(self) -> tuple[tuple[int | None, ChainProfile], ...]:
-        """The chain itself."""
-        return ((None, self.profile),)
-
     def simpler(self) -> Iterator[Self]:
         """Yield problems on a simpler chain or with a smaller budget, over the same link."""
         for simpler in ChainProblem(self.profile, self.budget).simpler():

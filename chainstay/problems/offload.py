@@ -172,16 +172,7 @@ class OffloadSolution(Solution):
 
     def to_json(self) -> str:
         """Return the solution as a JSON document; `from_json` gives an equal solution back."""
-        body = {
-            "schedule": str(self.schedule),
-            "makespan": str(self.makespan),
-            "peak_bytes": self.peak_bytes,
-            "budget": self.budget,
-            "lower_bound": str(self.lower_bound),
-            "unrestricted_bound": str(self.unrestricted_bound),
-            "family": self.family,
-            "method": self.method,
-            "solve_seconds": self.solve_seconds,
+        body = self._to_fields(str) | {
             "link": self.link.to_json(),
             "transfers": self.transfers,
             "host_bytes": self.host_bytes,
@@ -204,15 +195,7 @@ class OffloadSolution(Solution):
         """
         document = documents.parse(text, _KIND, _VERSION, InvalidSolutionError)
         return cls(
-            schedule=Schedule.parse(document.string("schedule")),
-            makespan=exact(document.rational("makespan")),
-            peak_bytes=document.integer("peak_bytes"),
-            budget=document.integer("budget"),
-            lower_bound=exact(document.rational("lower_bound")),
-            unrestricted_bound=exact(document.rational("unrestricted_bound")),
-            family=Family(document.choice("family", Family)),
-            method=document.string("method"),
-            solve_seconds=document.number("solve_seconds"),
+            **cls._from_fields(document, lambda name: exact(document.rational(name))),
             link=Link.from_json(document.string("link")),
             transfers=Transfers(document.choice("transfers", Transfers)),
             host_bytes=_host_bytes(document),

@@ -51,7 +51,7 @@ class Problem:
     @property
     def chains(self) -> tuple[tuple[int | None, ChainProfile], ...]:
         """The chains of the network that have stages with sizes, each with its branch."""
-        return ()
+        return ((None, self.profile),) if isinstance(self.profile, ChainProfile) else ()
 
     def format_size(self, size: int) -> str:
         """Return an amount of memory for people."""

@@ -47,20 +47,6 @@ def _smaller_values(value: Any) -> Iterator[Any]:
         yield from with_smaller_numbers(value)
 
 
-def halved(record: _Record, ending: str) -> _Record:
-    """Return `record` with half of every number whose name ends with `ending`, parts included."""
-    changes: dict[str, Any] = {}
-    for field in fields(record):  # type: ignore[arg-type]  # it is a dataclass
-        value = getattr(record, field.name)
-        if isinstance(value, tuple):
-            changes[field.name] = tuple(halved(part, ending) for part in value)
-        elif is_dataclass(value):
-            changes[field.name] = halved(value, ending)
-        elif field.name.endswith(ending):
-            changes[field.name] = value // 2
-    return replace(record, **changes)  # type: ignore[type-var]  # as above
-
-
 def simpler_chains(profile: ChainProfile) -> Iterator[ChainProfile]:
     """Yield chains with one stage or skip less, then with an option or a number less."""
     for i in range(len(profile) * (len(profile) > 1)):

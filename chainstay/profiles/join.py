@@ -193,6 +193,11 @@ class JoinProfile:
         )
 
     @property
+    def chains(self) -> tuple[ChainProfile, ...]:
+        """The branches, and the chain that closes the join."""
+        return (*self.branches, self.closing)
+
+    @property
     def stages(self) -> int:
         """The number of stages in all branches and the tail."""
         return sum(map(len, self.branches)) + (len(self.tail) if self.tail else 0)
@@ -203,24 +208,23 @@ class JoinProfile:
     @property
     def all_stages(self) -> tuple[Stage, ...]:
         """All stages in the order of plain training: branch by branch, then the tail."""
-        return tuple(stage for chain in (*self.branches, self.closing) for stage in chain.stages)
+        return tuple(stage for chain in self.chains for stage in chain.stages)
 
     @property
     def users(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The users of each shared gradient by chain, the tail being the last, and stage."""
-        chains = (*self.branches, self.closing)
-        places = [(c, i) for c, chain in enumerate(chains) for i in range(len(chain))]
+        places = [(c, i) for c, chain in enumerate(self.chains) for i in range(len(chain))]
         return tuple(tuple(places[user] for user in gradient.users) for gradient in self.shared)
 
     @property
     def is_plain(self) -> bool:
         """Whether no stage has options, or costs that depend on the kind of its run."""
-        return all(chain.is_plain for chain in (*self.branches, self.closing))
+        return all(chain.is_plain for chain in self.chains)
 
     @property
     def least_time(self) -> int:
         """A time, in ns, that no schedule is below: each stage once, under its fastest option."""
-        return self.closing.least_time + sum(branch.least_time for branch in self.branches)
+        return sum(chain.least_time for chain in self.chains)
 
     def to_json(self) -> str:
         """Return the profile as a JSON document; `from_json` gives an equal profile back."""

@@ -99,6 +99,19 @@ class Link:
         return self.capacity is None and not self.latency and not self.is_full_duplex
 
     @property
+    def room(self) -> float:
+        """Bytes that the host may hold at any time, infinite without a limit."""
+        return math.inf if self.capacity is None else self.capacity
+
+    @property
+    def relaxed(self) -> Link:
+        """A half-duplex link without latency or limit that can do at least as much.
+
+        One direction at a time at twice the bandwidth does whatever two directions do.
+        """
+        return Link(bandwidth=self.bandwidth * (2 if self.is_full_duplex else 1))
+
+    @property
     def ticks(self) -> int:
         """The number of ticks in a time unit; in ticks, every transfer takes a whole number."""
         return math.lcm(Fraction(self.bandwidth).numerator, Fraction(self.latency).denominator)

@@ -1,11 +1,15 @@
-"""Checks that every profile makes: whole numbers in range, and tuples of one kind."""
+"""The numbers in profiles: checks that every profile makes, and changes of all sizes or times."""
 
 from __future__ import annotations
 
 import operator
-from typing import Final, SupportsIndex
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Final, SupportsIndex, TypeVar
 
 from chainstay.errors import InvalidProfileError
+
+_Record = TypeVar("_Record")
 
 _LARGEST: Final = 2**48
 """Largest size or time: 256 TiB, or 78 hours. Sums over a long chain still fit in int64."""
@@ -34,3 +38,21 @@ def whole(value: SupportsIndex, what: str) -> int:
         shown = number if bits < 200 else f"a number of {bits} bits"
         raise InvalidProfileError(f"{what} is {shown}, must be from 0 to 2**48")
     return number
+
+
+def with_numbers(record: _Record, ending: str, change: Callable[[int], int]) -> _Record:
+    """Return a dataclass with `change` made of every number whose name ends with `ending`.
+
+    Numbers of its parts are changed, too: ``with_numbers(profile, "bytes", change)`` changes the
+    sizes of all stages and options.
+    """
+    changes: dict[str, Any] = {}
+    for field in fields(record):  # type: ignore[arg-type]  # it is a dataclass
+        value = getattr(record, field.name)
+        if isinstance(value, tuple):
+            changes[field.name] = tuple(with_numbers(part, ending, change) for part in value)
+        elif is_dataclass(value):
+            changes[field.name] = with_numbers(value, ending, change)
+        elif field.name.endswith(ending):
+            changes[field.name] = change(value)
+    return replace(record, **changes)  # type: ignore[type-var]  # as above

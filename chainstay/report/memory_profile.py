@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 from chainstay.profiles import ChainProfile, Link, OffloadProfile
 from chainstay.schedule import OpKind, Schedule
 from chainstay.timetable import Time, Timetable, Transfers
-from chainstay.validation.hybrid.data_items import last_transfers, last_uses
-from chainstay.validation.hybrid.simulate import HybridMachine
+from chainstay.validation.hybrid.simulate import HybridMachine, run_schedule
 from chainstay.validation.simulate import Replay, Snapshot
 
 CATEGORIES: Final = (
@@ -210,15 +209,7 @@ def hybrid_levels(
         InvalidScheduleError: As `simulate_hybrid`.
     """
     machine = _RecordingMachine(profile, budget, link)
-    released, forgotten = last_uses(schedule), last_transfers(schedule)
-    for index, op in enumerate(schedule):  # as `simulate_hybrid`
-        machine.issue(op)
-        for item in released.get(index, ()):
-            machine.release(item)
-        if index in forgotten:
-            machine.forget(op.item)
-        machine.record()
-    machine.finish()
+    run_schedule(machine, schedule, after_each=machine.record)
     return tuple(machine.recorded)
 
 

@@ -23,9 +23,10 @@ from chainstay.solve.common import (
 )
 from chainstay.solve.hybrid_auto import AutoHybrid
 from chainstay.solve.hybrid_exact import IntegerProgramHybrid
-from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
+from chainstay.solve.hybrid_pofo import Pofo
 from chainstay.timetable import Transfers
-from chainstay.validation.hybrid.certify import certify_hybrid, replay_hybrid
+from chainstay.validation.certify import certify_hybrid
+from chainstay.validation.replay import replay_transfers
 
 __all__ = ["AutoHybrid", "IntegerProgramHybrid", "Pofo", "certify_with_bound", "solve_hybrid"]
 
@@ -94,7 +95,7 @@ def solve_hybrid(  # noqa: PLR0913  # all by name
 
     def host_bytes(unlimited: HybridProblem) -> int:
         claim = AutoHybrid(exact_stages=0)(unlimited)
-        return replay_hybrid(unlimited, claim).host_bytes
+        return replay_transfers(unlimited, claim).host_bytes
 
     claim, seconds = claim_within_host_limit(solver, problem, HybridClaim, host_bytes)
     return certify_with_bound(problem, claim, method=str(solver), solve_seconds=seconds)
@@ -108,7 +109,7 @@ def certify_with_bound(
     Raises:
         CertificateError: The claim is false.
     """
-    bound = hybrid_bound(problem.profile, problem.budget, relaxed_link(problem.link))
+    bound = hybrid_bound(problem.profile, problem.budget, problem.link.relaxed)
     return certify_hybrid(problem, claim, bound=bound, method=method, solve_seconds=solve_seconds)
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from chainstay.dp.hybrid import hybrid_bound
 from chainstay.errors import SolverLimitError, UnknownMethodError
-from chainstay.formulations.cpsat.hybrid_claims import WarmStart, claim
+from chainstay.formulations.cpsat.hybrid_claims import claim
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.problems.offload import transfer_contradiction_error
 from chainstay.solve.common import IntegerProgramMethod
-from chainstay.solve.hybrid_pofo import Pofo, relaxed_link
+from chainstay.solve.hybrid_pofo import Pofo
 from chainstay.timetable import Time, Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
 
@@ -38,19 +38,19 @@ class IntegerProgramHybrid(IntegerProgramMethod):
         """Return a better claim than `known`, or `known` with a better bound."""
         least = max(
             problem.profile.least_time,
-            hybrid_bound(problem.profile, problem.budget, relaxed_link(problem.link)),
+            hybrid_bound(problem.profile, problem.budget, problem.link.relaxed),
         )
         if known is None:
             return self._solve(problem, None, least)
         replay = simulate_hybrid(
             problem.profile, known.schedule, budget=problem.budget, link=problem.link
         )
-        start = WarmStart(known.schedule, replay.timetable, replay.makespan)
-        found = self._solve(problem, start, least)
-        if max(found.lower_bound, found.unrestricted_bound) > replay.makespan:
+        known = replace(known, makespan=replay.makespan, timetable=replay.timetable)
+        found = self._solve(problem, known, least)
+        if max(found.lower_bound, found.unrestricted_bound) > known.makespan:
             reason = (
                 f"{self} says that nothing is faster than {found.lower_bound}, yet "
-                f"{replay.makespan} is"
+                f"{known.makespan} is"
             )
             raise transfer_contradiction_error(reason, problem, {str(self): found, "known": known})
         return replace(
@@ -59,5 +59,5 @@ class IntegerProgramHybrid(IntegerProgramMethod):
             fractional_bound=known.fractional_bound,
         )
 
-    def _solve(self, problem: HybridProblem, known: WarmStart | None, least: Time) -> HybridClaim:
+    def _solve(self, problem: HybridProblem, known: HybridClaim | None, least: Time) -> HybridClaim:
         return claim(problem, self.settings.solver_settings, known=known, least=least)

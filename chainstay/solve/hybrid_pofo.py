@@ -113,7 +113,7 @@ class Pofo:
         [POFO] knows no limit on what is away. Where there is one, a slower link has the same
         effect: plans are made for slower ones, until what they move just has room.
         """
-        plans, bound = self._plans(problem, relaxed_link(problem.link))
+        plans, bound = self._plans(problem, problem.link.relaxed)
         plans += self._with_room(problem, problem.link, plans)
         return plans, bound
 
@@ -121,12 +121,12 @@ class Pofo:
         self, problem: HybridProblem, link: Link, plans: list[SlotPlan]
     ) -> list[SlotPlan]:
         """Return plans for slower links, unless some of `plans` has room already."""
-        room = _room(link)
+        room = link.room
         has_room = any(plan.moved and _moved_bytes(problem, plan) <= room for plan in plans)
         if has_room or math.isinf(room):
             return []
         found: list[SlotPlan] = []
-        slow, fast = Fraction(0), Fraction(relaxed_link(link).bandwidth)
+        slow, fast = Fraction(0), Fraction(link.relaxed.bandwidth)
         for _ in range(_SLOWER_LINKS if room else 0):
             middle = (slow + fast) / 2
             slower = self._plans(problem, Link(bandwidth=middle))[0]
@@ -177,16 +177,6 @@ def nothing_found_error(problem: HybridProblem) -> SolverLimitError:
     )
 
 
-def relaxed_link(link: Link) -> Link:
-    """Return a half-duplex link without latency or limit that can do at least as much."""
-    return Link(bandwidth=link.bandwidth * (2 if link.is_full_duplex else 1))
-
-
-def _room(link: Link) -> float:
-    """Return the bytes that may be away from the device."""
-    return math.inf if link.capacity is None else link.capacity
-
-
 def _moved_bytes(problem: HybridProblem, plan: SlotPlan) -> int:
     profile = problem.profile
     # What a plan moves is saved before the turn, so by the first of a stage's forwards that save.
@@ -210,7 +200,7 @@ def _fractional_value(problem: HybridProblem, schedule: Schedule) -> Time | None
     """Return the makespan of a plan if parts of items may move; None if it does not fit."""
     try:
         return fractional_makespan(
-            problem.profile, schedule, budget=problem.budget, link=relaxed_link(problem.link)
+            problem.profile, schedule, budget=problem.budget, link=problem.link.relaxed
         )
     except InvalidScheduleError as reason:
         _log.debug("the plan of rounded sizes does not fit: %s", reason)

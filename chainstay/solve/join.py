@@ -10,7 +10,7 @@ from chainstay.dp import DP
 from chainstay.dp.join import claim_join
 from chainstay.errors import UnknownMethodError
 from chainstay.formulations import CPSAT, MIP
-from chainstay.formulations.join.method import claim_by_phases
+from chainstay.formulations.join.claims import claim_by_phases
 from chainstay.problems import JoinProblem
 from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, kept_gradients
 from chainstay.schedule import Discards

@@ -45,8 +45,9 @@ from chainstay.solve.common import (
     resolve,
 )
 from chainstay.solve.offload_heuristics import Heuristics
-from chainstay.timetable import Time, Timetable, Transfers
-from chainstay.validation.offload.certify import certify_offload, replay_offload
+from chainstay.timetable import Time, Transfers
+from chainstay.validation.certify import certify_offload
+from chainstay.validation.replay import replay_transfers
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def solve_offload(  # noqa: PLR0913  # all by name
     problem.require_feasible()
 
     def host_bytes(unlimited: OffloadProblem) -> int:
-        return replay_offload(unlimited, _heuristic_claim(unlimited)).host_bytes
+        return replay_transfers(unlimited, _heuristic_claim(unlimited)).host_bytes
 
     claim, seconds = claim_within_host_limit(solver, problem, OffloadClaim, host_bytes)
     bound = fractional_optimum(problem)
@@ -156,29 +157,29 @@ class IntegerProgramOffload(IntegerProgramMethod):
         """Return the claim of the solver, alone or from a quick solution."""
         if self.alone:
             problem.require_feasible()
-            return self._solve(problem, None, None, 0)
+            return self._solve(problem, None, 0)
         return self.improve(problem, _heuristic_claim(problem))
 
     def improve(self, problem: OffloadProblem, known: OffloadClaim) -> OffloadClaim:
         """Return a better claim than `known`, or `known` with a better bound."""
-        replayed = replay_offload(problem, known)
-        makespan, least = replayed.makespan, fractional_optimum(problem)
-        if makespan == least:
-            return replace(known, makespan=makespan, lower_bound=least, family=Family.ALL)
-        claim = self._solve(problem, replayed.timetable, makespan, least)
-        if claim.lower_bound > makespan:
+        replayed, least = replay_transfers(problem, known), fractional_optimum(problem)
+        known = replace(known, makespan=replayed.makespan, timetable=replayed.timetable)
+        if known.makespan == least:
+            return replace(known, lower_bound=least, family=Family.ALL)
+        claim = self._solve(problem, known, least)
+        if claim.lower_bound > known.makespan:
             reason = (
-                f"{self} says that nothing is faster than {claim.lower_bound}, yet {makespan} is"
+                f"{self} says that nothing is faster than {claim.lower_bound}, yet "
+                f"{known.makespan} is"
             )
             raise transfer_contradiction_error(reason, problem, {str(self): claim, "known": known})
         return claim
 
     def _solve(
-        self, problem: OffloadProblem, known: Timetable | None, makespan: Time | None, least: Time
+        self, problem: OffloadProblem, known: OffloadClaim | None, least: Time
     ) -> OffloadClaim:
         claim = cpsat.claim if isinstance(self.settings, CPSAT) else mip_claims.claim
-        settings = self.settings.solver_settings
-        return claim(problem, settings, known=known, makespan=makespan, least=least)
+        return claim(problem, self.settings.solver_settings, known=known, least=least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,16 +236,14 @@ def _heuristic_claim(problem: OffloadProblem) -> OffloadClaim:
     return Algorithm1(slots=500)(problem)
 
 
-def _greedy_sets(problem: OffloadProblem) -> list[frozenset[int]]:
-    return [greedy_set(problem)]
-
-
 _METHODS: Final[Mapping[Transfers, Mapping[str, OffloadMethod]]] = MappingProxyType(
     {
         Transfers.INTEGRAL: {
             "auto": AutoOffload(),
             "heuristics": Heuristics(),
-            "greedy": _ActivationSetMethod(name="greedy", sets=_greedy_sets),
+            "greedy": _ActivationSetMethod(
+                name="greedy", sets=lambda problem: [greedy_set(problem)]
+            ),
             "dp": _ActivationSetMethod(name="dp, 500 slots", sets=promising_sets),
             "cpsat": IntegerProgramOffload(CPSAT()),
             "mip": IntegerProgramOffload(MIP()),
@@ -268,25 +267,18 @@ def _resolve_method(
     method: OffloadMethod | DP | MIP | CPSAT | str, transfers: Transfers
 ) -> OffloadMethod:
     """Return the method of that name or with these settings, or `method` itself."""
-    if isinstance(method, DP | MIP | CPSAT):
-        return _with_settings(method, transfers)
-    which = f"for {transfers} transfers "
-    example = "CPSAT(time_limit_s=10)"
-    return resolve(method, _METHODS[transfers], which=which, example=example, own="OffloadMethod")
-
-
-def _with_settings(method: DP | MIP | CPSAT, transfers: Transfers) -> OffloadMethod:
+    if not isinstance(method, DP | MIP | CPSAT):
+        which, example = f"for {transfers} transfers ", "CPSAT(time_limit_s=10)"
+        return resolve(
+            method, _METHODS[transfers], which=which, example=example, own="OffloadMethod"
+        )
     if method.discards != Discards.TABLE1:
         raise UnknownMethodError(
             f"discards is {str(method.discards)!r}, and offloading recomputes nothing; leave it out"
         )
-    if isinstance(method, MIP):
-        return IntegerProgramOffload(method)
-    if isinstance(method, CPSAT):
-        if transfers is not Transfers.INTEGRAL:
-            raise UnknownMethodError(
-                f"CPSAT is for integral transfers, not {transfers} ones; use MIP"
-            )
+    if isinstance(method, CPSAT) and transfers is not Transfers.INTEGRAL:
+        raise UnknownMethodError(f"CPSAT is for integral transfers, not {transfers} ones; use MIP")
+    if isinstance(method, MIP | CPSAT):
         return IntegerProgramOffload(method)
     if method.persistence != "strong":
         raise UnknownMethodError(

@@ -11,7 +11,6 @@ it takes what is away for the shortest time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -93,23 +92,36 @@ class WholeTransferSearch:
 
     def best(self, moved: Collection[tuple[str, int]]) -> TimedSchedule | None:
         """Return the best schedule found from moving `moved`, or ``None`` if nothing fits."""
-        items = {Item(*item) for item in moved}
-        first = next(filter(None, map(self._first, self._more_and_more(items))), None)
+        choices = map(self._with_room, self._more_and_more({Item(*item) for item in moved}))
+        first = next(filter(None, map(self._glued_halves, choices)), None)
         if first is None:  # not even with all that can leave, the way to run in least memory
             return None
-        timed, chosen = first
-        least = self.problem.profile.least_time
-        is_better = True
-        while is_better and self.tries > 0 and timed.makespan > least:
-            is_better = False
-            for other in self._neighbours(chosen):
-                found = self._glued_halves(other, timed.makespan)
-                if found is not None:
-                    timed, chosen, is_better = found, other, True
-                    break
-                if self.tries <= 0:
-                    break
-        return self._retimed(timed)
+        timed = self._improved(first, self._with_other_items)
+        return self._improved(timed, self._with_a_transfer_moved)
+
+    def _improved(
+        self,
+        timed: TimedSchedule,
+        attempts: Callable[[TimedSchedule], Iterator[TimedSchedule | None]],
+    ) -> TimedSchedule:
+        """Take the first faster attempt, again and again, until none is or tries run out."""
+        better: TimedSchedule | None = timed
+        while better is not None:
+            timed, better = better, None
+            if self.tries > 0 and timed.makespan > self.problem.profile.least_time:
+                better = next((t for t in attempts(timed) if t or self.tries <= 0), None)
+        return timed
+
+    def _with_other_items(self, timed: TimedSchedule) -> Iterator[TimedSchedule | None]:
+        """Yield schedules with one item less, one more, or one exchanged, if they are faster."""
+        chosen = frozenset(op.item for op in timed.schedule if op.kind.is_offload)
+        for other in filter(self._has_room, self._neighbours(chosen)):
+            yield self._glued_halves(other, timed.makespan)
+
+    def _with_a_transfer_moved(self, timed: TimedSchedule) -> Iterator[TimedSchedule | None]:
+        """Yield schedules that issue one transfer earlier or later, if they are faster."""
+        for other in _moved_by_one(timed.schedule):
+            yield self._simulated(other, timed.makespan)
 
     def _more_and_more(self, moved: Collection[Item]) -> Iterator[Collection[Item]]:
         """Yield `moved`, then larger sets, first with items that can be away long; last all."""
@@ -153,16 +165,9 @@ class WholeTransferSearch:
             if lifetime.size and item != ends
         }
 
-    def _first(self, moved: Collection[Item]) -> tuple[TimedSchedule, _Choice] | None:
-        """Return the schedule that moves those of `moved` for which the host has room."""
-        chosen = self._with_room(moved)
-        timed = self._glued_halves(chosen)
-        return None if timed is None else (timed, chosen)
-
     def _with_room(self, moved: Collection[Item]) -> _Choice:
         """Return those of `moved` for which the host has room, taken in turn from the latest."""
-        capacity = self.problem.link.capacity
-        room = math.inf if capacity is None else capacity
+        room = self.problem.link.room
         chosen: set[Item] = set()
         lifetimes = [self._lifetimes[item] for item in moved if item in self._lifetimes]
         for lifetime in sorted(
@@ -174,8 +179,7 @@ class WholeTransferSearch:
         return frozenset(chosen)
 
     def _has_room(self, chosen: _Choice) -> bool:
-        capacity = self.problem.link.capacity
-        return capacity is None or sum(self._lifetimes[item].size for item in chosen) <= capacity
+        return sum(self._lifetimes[item].size for item in chosen) <= self.problem.link.room
 
     def _lifetime_of(
         self, item: Item, made: int, last_forward: int, first_backward: int
@@ -189,10 +193,7 @@ class WholeTransferSearch:
         return _ItemLifetime(item, made, last_forward, first_backward, size, ticks)
 
     def _neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
-        """Yield choices with one item less, one more, or one exchanged."""
-        return filter(self._has_room, self._all_neighbours(chosen))
-
-    def _all_neighbours(self, chosen: _Choice) -> Iterator[_Choice]:
+        """Yield choices with one item less, one more, or one exchanged, room on the host or not."""
         others = [item for item in sorted(self._lifetimes) if item not in chosen]
         for item in sorted(chosen):
             yield chosen - {item}
@@ -286,21 +287,6 @@ class WholeTransferSearch:
             return None
         following = iter(self.overheads)
         return [0 if op.kind.is_transfer else next(following) for op in schedule]
-
-    def _retimed(self, timed: TimedSchedule) -> TimedSchedule:
-        """Issue transfers earlier or later, one at a time, as long as that helps."""
-        least = self.problem.profile.least_time
-        is_better = True
-        while is_better and self.tries > 0 and timed.makespan > least:
-            is_better = False
-            for other in _moved_by_one(timed.schedule):
-                found = self._simulated(other, timed.makespan)
-                if found is not None:
-                    timed, is_better = found, True
-                    break
-                if self.tries <= 0:
-                    break
-        return timed
 
 
 def _moved_by_one(schedule: Schedule) -> Iterator[Schedule]:

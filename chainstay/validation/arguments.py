@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from chainstay.errors import InvalidProfileError, InvalidScheduleError
 from chainstay.schedule import Schedule
 
 
-def require_replayable(profile: object, schedule: object, *kinds: type) -> None:
+def require_replayable(
+    profile: object, schedule: object, *kinds: type, overheads: Sequence[int] | None = None
+) -> None:
     """Refuse a profile that is not of `kinds`, and what is no schedule, such as its text.
 
     Raises:
         InvalidProfileError: The profile is of another kind.
         InvalidScheduleError: The schedule is none.
+        ValueError: There are `overheads`, and not one for each operation.
     """
     if not isinstance(profile, kinds):
         needed = " or ".join(kind.__name__ for kind in kinds)
@@ -20,4 +25,8 @@ def require_replayable(profile: object, schedule: object, *kinds: type) -> None:
         raise InvalidScheduleError(
             f"schedule is a {type(schedule).__name__}, must be a Schedule; read its text by "
             "Schedule.parse(text)"
+        )
+    if overheads is not None and len(overheads) != len(schedule):
+        raise ValueError(
+            f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"
         )

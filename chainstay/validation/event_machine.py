@@ -205,8 +205,8 @@ class EventMachine(ABC):
         """Return whether the oldest queued offload can start."""
         if not self.queue:
             return False
-        op, capacity = self.queue[0], self.link.capacity
-        has_room = capacity is None or self.held + self.moved_bytes(op) <= capacity
+        op = self.queue[0]
+        has_room = self.held + self.moved_bytes(op) <= self.link.room
         return has_room and self._channel(op) not in self.busy and self._can_leave(op)
 
     def _queue(self, op: Op) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chainstay.problems import AnyProblem, ChainProblem, JoinProblem, OffloadProblem
+from chainstay.errors import InvalidScheduleError
+from chainstay.problems import (
+    AnyProblem,
+    ChainProblem,
+    HybridProblem,
+    JoinProblem,
+    OffloadProblem,
+)
+from chainstay.timetable import Timetable, Transfers
 from chainstay.validation.event_machine import TransferReplay
-from chainstay.validation.hybrid.certify import replay_hybrid
+from chainstay.validation.hybrid.fractional_transfers import fractional_makespan
+from chainstay.validation.hybrid.simulate import simulate_hybrid
 from chainstay.validation.join.simulate import simulate_join
-from chainstay.validation.offload.certify import replay_offload
+from chainstay.validation.offload.simulate import simulate_offload
+from chainstay.validation.offload.simulate_timetable import simulate_timetable
 from chainstay.validation.simulate import Replay, simulate
 
 
@@ -38,6 +48,29 @@ def replay(
         case JoinProblem():
             keep = problem.keep or None
             return simulate_join(problem.profile, claim.schedule, keep=keep, overheads=overheads)
-        case OffloadProblem():
-            return replay_offload(problem, claim)
-    return replay_hybrid(problem, claim)
+    return replay_transfers(problem, claim)
+
+
+def replay_transfers(problem: OffloadProblem | HybridProblem, claim: Any) -> TransferReplay:
+    """Simulate the schedule or the timetable of a claim under the problem's transfers.
+
+    Raises:
+        InvalidScheduleError: The schedule cannot be run; or transfers of offloading are not
+            integral, and there is no timetable or it is not that of the schedule.
+    """
+    budget, link = problem.budget, problem.link
+    if isinstance(problem, HybridProblem):
+        if problem.transfers is Transfers.INTEGRAL:
+            return simulate_hybrid(problem.profile, claim.schedule, budget=budget, link=link)
+        makespan = fractional_makespan(problem.profile, claim.schedule, budget=budget, link=link)
+        return TransferReplay(makespan=makespan, peak_bytes=budget, timetable=Timetable((), ()))
+    if problem.transfers is Transfers.INTEGRAL:
+        return simulate_offload(problem.profile, claim.schedule, budget=budget, link=link)
+    if claim.timetable is None:
+        raise InvalidScheduleError(f"{problem.transfers} transfers need a timetable")
+    found = simulate_timetable(
+        problem.profile, claim.timetable, link=link, transfers=problem.transfers
+    )
+    if claim.timetable.program() != claim.schedule:
+        raise InvalidScheduleError("the timetable is not that of the schedule")
+    return found

@@ -125,14 +125,10 @@ def simulate(
         >>> replay.makespan, replay.peak_bytes
         (12, 45)
     """
-    require_replayable(profile, schedule, ChainProfile)
+    require_replayable(profile, schedule, ChainProfile, overheads=overheads)
     memory = ChainMemory(profile, Discards(discards))
     timeline: list[Snapshot] = []
     clock = 0
-    if overheads is not None and len(overheads) != len(schedule):
-        raise ValueError(
-            f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"
-        )
     for index, (op, overhead) in enumerate(zip(schedule, overheads or repeat(None), strict=False)):
         start = clock
         try:

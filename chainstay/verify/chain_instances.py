@@ -40,9 +40,27 @@ def random_chain(seed: int, number: int) -> ChainProblem:
     """
     draw = random.Random(f"chainstay {seed} {number}")  # noqa: S311  # reproducible, no secret
     profile = _chain(draw, draw.choice(CHAIN_FAMILIES))
-    least, most = _least_bytes(profile), _most_bytes(profile)
-    budget = least + (most - least) * draw.randint(0, _SHARES) // _SHARES
-    return ChainProblem(profile, max(1, budget))
+    return ChainProblem(profile, random_budget(draw, profile))
+
+
+def random_budget(draw: _Random, profile: ChainProfile) -> int:
+    """Return a budget from about the least, of the leanest options, to that of plain training."""
+    least = profile.input_bytes + max(
+        profile.activation_bytes(i) * (i > 0)
+        + min(
+            option.saved_bytes
+            + max(
+                option.first.overhead_bytes,
+                option.backward_overhead_bytes
+                + profile.gradient_bytes(i)
+                + profile.gradient_bytes(i + option.stages),
+            )
+            for option in stage.all_options
+        )
+        for i, stage in enumerate(profile.stages)
+    )
+    most = max(least, profile.input_bytes + sum(stage.saved_bytes for stage in profile.stages))
+    return max(1, least + (most - least) * draw.randint(0, _SHARES) // _SHARES)
 
 
 def _chain(draw: _Random, family: str) -> ChainProfile:
@@ -154,22 +172,3 @@ def with_skip(profile: ChainProfile, skip: Skip) -> ChainProfile:
         stages=tuple(grown(i, stage) for i, stage in enumerate(profile.stages)),
         skips=(*profile.skips, skip),
     )
-
-
-def _least_bytes(profile: ChainProfile) -> int:
-    """Return the bytes that the largest stage needs with its input: about the least budget."""
-    return profile.input_bytes + max(
-        max(
-            profile.gradient_bytes(i) + stage.gradient_bytes + stage.backward_overhead_bytes,
-            stage.forward_overhead_bytes,
-        )
-        + stage.saved_bytes
-        + profile.activation_bytes(i) * (i > 0)
-        for i, stage in enumerate(profile.stages)
-    )
-
-
-def _most_bytes(profile: ChainProfile) -> int:
-    """Return about the bytes that plain training needs."""
-    kept = sum(stage.saved_bytes for stage in profile.stages)
-    return max(_least_bytes(profile), profile.input_bytes + kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -27,34 +28,19 @@ def exhaustive_search(discards: Discards = Discards.TABLE1) -> NamedFunction:
 
 
 def _exact(
-    method: Any,
-    rules: Discards,
-    *,
-    most_stages: int,
-    every: int = 1,
-    only: str = "plain",
-) -> MethodUnderTest:
-    return MethodUnderTest(
-        method=method,
-        family=Family.SINGLE_SWEEP,
-        discards=rules,
-        complete_under=(rules,),
-        most_stages=most_stages,
-        every=every,
-        only=(only,),
-    )
-
-
-def _exact_of_options(method: type[CPSAT | MIP], most_stages: int) -> tuple[MethodUnderTest, ...]:
-    return tuple(
-        _exact(
-            method(discards=rules, time_limit_s=20.0),
-            rules,
+    method: type[CPSAT | MIP], only: str, *, most_stages: int, every: int = 1
+) -> Iterator[MethodUnderTest]:
+    """Yield an exact solver under all rules for discards."""
+    for rules in Discards:
+        yield MethodUnderTest(
+            method=method(discards=rules, time_limit_s=20.0),
+            family=Family.SINGLE_SWEEP,
+            discards=rules,
+            complete_under=(rules,),
             most_stages=most_stages,
-            only="options",
+            every=every,
+            only=(only,),
         )
-        for rules in Discards
-    )
 
 
 CHAIN_METHODS: Final = (
@@ -84,14 +70,8 @@ CHAIN_METHODS: Final = (
         )
         for rules in (Discards.TAPE, Discards.FREE)
     ),
-    *(
-        _exact(CPSAT(discards=rules, time_limit_s=20.0), rules, most_stages=6, every=4)
-        for rules in Discards
-    ),
-    *(
-        _exact(MIP(discards=rules, time_limit_s=20.0), rules, most_stages=5, every=16)
-        for rules in Discards
-    ),
+    *_exact(CPSAT, "plain", most_stages=6, every=4),
+    *_exact(MIP, "plain", most_stages=5, every=16),
     *(
         MethodUnderTest(
             method=exhaustive_search(rules),
@@ -108,8 +88,8 @@ CHAIN_METHODS: Final = (
         )
         for rules in Discards
     ),
-    *_exact_of_options(CPSAT, 4),
-    *_exact_of_options(MIP, 3),
+    *_exact(CPSAT, "options", most_stages=4),
+    *_exact(MIP, "options", most_stages=3),
 )
 """Cheap methods on every chain, expensive ones on samples of short chains."""
 

@@ -122,15 +122,16 @@ def _chain(draw: random.Random, family: str, count: int, largest: int) -> ChainP
 
 def _bounds(profile: JoinProfile) -> tuple[int, int]:
     """Return about the least budget, and about what plain training needs."""
-    chains = (*profile.branches, profile.closing)
     held = sum(branch.input_bytes for branch in profile.branches)
     held += sum(gradient.bytes for gradient in profile.shared)
     needs = [
         stage.gradient_bytes
         + min(option.saved_bytes + option.backward_overhead_bytes for option in stage.all_options)
-        for chain in chains
+        for chain in profile.chains
         for stage in chain.stages
     ]
-    saved = list(accumulate(stage.saved_bytes for chain in chains for stage in chain.stages))
+    saved = list(
+        accumulate(stage.saved_bytes for chain in profile.chains for stage in chain.stages)
+    )
     least = held + max(*needs, profile.output_bytes + profile.output_gradient_bytes)
     return least, max(least, held + saved[-1] + max(needs))

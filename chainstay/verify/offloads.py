@@ -22,7 +22,7 @@ from chainstay.solution import Family, Solution
 from chainstay.solve.offload import IntegerProgramOffload
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Transfers
-from chainstay.validation.offload.certify import certify_offload
+from chainstay.validation.certify import certify_offload
 from chainstay.validation.offload.search import offload_optimum
 from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.verify.cross_check import Answer, MethodUnderTest, NamedFunction, Suite

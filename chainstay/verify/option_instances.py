@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from chainstay.problems import ChainProblem
 from chainstay.profiles import ChainProfile, RunCost, Stage, StageOption
-from chainstay.verify.chain_instances import random_chain
+from chainstay.verify.chain_instances import random_budget, random_chain
 
 OPTION_FAMILIES: Final = (
     "options",  # up to two more ways to keep a stage, some of which need no input
@@ -18,7 +18,6 @@ OPTION_FAMILIES: Final = (
 )
 WITH_LINKS: Final = "with links"
 """The family of options that a chain with transfers takes: of one stage each, with its input."""
-_SHARES: Final = 8
 
 
 def random_chain_with_options(seed: int, number: int) -> ChainProblem:
@@ -31,10 +30,7 @@ def random_chain_with_options(seed: int, number: int) -> ChainProblem:
     draw = random.Random(f"chainstay options {seed} {number}")  # noqa: S311  # reproducible, no secret
     plain = random_chain(seed, number).profile
     profile = with_options(draw, plain, draw.choice(OPTION_FAMILIES))
-    needs = [_needed(profile, i) for i in range(len(profile))]
-    least = profile.input_bytes + max(needs)
-    most = max(least, profile.input_bytes + sum(stage.saved_bytes for stage in profile.stages))
-    return ChainProblem(profile, max(1, least + (most - least) * draw.randint(0, _SHARES) // 8))
+    return ChainProblem(profile, random_budget(draw, profile))
 
 
 def with_options(draw: random.Random, profile: ChainProfile, family: str) -> ChainProfile:
@@ -113,17 +109,3 @@ class _OptionDraw(NamedTuple):
             overhead_bytes=self.draw.randint(0, 2 * run.overhead_bytes),
             backward_time=self.draw.randint(0, 2 * run.backward_time),
         )
-
-
-def _needed(profile: ChainProfile, i: int) -> int:
-    """Return the bytes that keeping stage i with its input needs under its leanest option."""
-    return profile.activation_bytes(i) * (i > 0) + min(
-        option.saved_bytes
-        + max(
-            option.first.overhead_bytes,
-            option.backward_overhead_bytes
-            + profile.gradient_bytes(i)
-            + profile.gradient_bytes(i + option.stages),
-        )
-        for option in profile.stages[i].all_options
-    )

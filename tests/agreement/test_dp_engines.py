@@ -20,7 +20,8 @@ from chainstay.dp.chain import fronts as chain_fronts
 from chainstay.dp.chain.fronts import ChainFronts, is_compiled
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.chain.recursion_arrays import ArraysByKind, recursion_arrays
-from chainstay.dp.recursion import KEEP, Array, Recursion, assemble
+from chainstay.dp.forward_costs import Array
+from chainstay.dp.recursion import KEEP, Recursion, assemble
 from chainstay.dp.table import Table
 from strategies import chains
 from tensors import Tensors

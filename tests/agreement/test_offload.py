@@ -23,10 +23,11 @@ from chainstay.solution import Family
 from chainstay.solve.offload import IntegerProgramOffload, solve_offload
 from chainstay.solve.offload_heuristics import Heuristics
 from chainstay.timetable import Transfers
-from chainstay.validation.offload.certify import certify_offload, replay_offload
+from chainstay.validation.certify import certify_offload
 from chainstay.validation.offload.search import offload_optimum, proposition3_bound
 from chainstay.validation.offload.simulate import simulate_offload
 from chainstay.validation.offload.simulate_timetable import simulate_timetable
+from chainstay.validation.replay import replay_transfers
 from chainstay.verify.transfer_instances import random_offload
 from golden_offloads import FEASIBLE, GOLDEN, GoldenOffload, require_solvers
 from offload_strategies import OffloadCase, offload_cases
@@ -112,7 +113,7 @@ def test_golden_optima_of_offload_first_plans_by_dp(golden: GoldenOffload) -> No
     for method in (Algorithm1(), Algorithm1(slots=500)):
         claim = method(asked)
         assert claim.makespan == golden.interruptible_ordered
-        assert replay_offload(asked, claim).makespan == golden.interruptible_ordered
+        assert replay_transfers(asked, claim).makespan == golden.interruptible_ordered
         if claim.family is Family.ALL:
             assert golden.interruptible is not None
             assert claim.lower_bound <= golden.interruptible

@@ -128,7 +128,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "validation/event_machine.py",
-        "has_room = capacity is None or self.held + self.moved_bytes(op) <= capacity",
+        "has_room = self.held + self.moved_bytes(op) <= self.link.room",
         "has_room = True",
         "unit/test_host_limits.py::"
         "test_a_place_on_the_host_is_free_when_the_last_prefetch_has_ended",

@@ -24,7 +24,7 @@ class CanonicalSearch:
     """All canonical persistent schedules of a join."""
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
-        self.chains = (*profile.branches, profile.closing)
+        self.chains = profile.chains
         self.k = len(profile.branches)
         self.has_tail = profile.tail is not None
         self.rules = ByteTransitions(profile, keep)

@@ -14,7 +14,6 @@ from chainstay.baselines import (
     BASELINES,
     checkpoint_sequential,
     fastest_within,
-    keep_all,
     knapsack_by_block,
     revolve,
     single_pass,
@@ -141,7 +140,7 @@ def test_single_pass_counts_the_gradient_while_it_recomputes() -> None:
     chain = ChainProfile(input_bytes=0, input_gradient_bytes=0, stages=stages)
     assert simulate(chain, checkpoint_sequential(2, 1)).peak_bytes == 19
     assert simulate(chain, nest([recomputed(0, 1), kept(1, 2)])).peak_bytes == 19
-    assert single_pass(chain, 18) == keep_all(2)
+    assert single_pass(chain, 18) == Schedule.keep_all(2)
 
 
 @settings(max_examples=100)
@@ -179,9 +178,9 @@ def test_greedy_keeps_time_per_byte_first() -> None:
 
 def test_the_fastest_that_fits() -> None:
     judge = partial(simulate, CHAIN)
-    candidates = [keep_all(9), *BASELINES["checkpoint-sequential"](CHAIN, 0)]
+    candidates = [Schedule.keep_all(9), *BASELINES["checkpoint-sequential"](CHAIN, 0)]
     peaks = {judge(schedule).peak_bytes for schedule in candidates}
-    assert fastest_within(candidates, judge, max(peaks)) == keep_all(9)
+    assert fastest_within(candidates, judge, max(peaks)) == Schedule.keep_all(9)
     with pytest.raises(InfeasibleBudgetError, match="no baseline schedule of this 9") as caught:
         fastest_within(candidates, judge, min(peaks) - 1)
     assert caught.value.required == min(peaks)
@@ -189,7 +188,7 @@ def test_the_fastest_that_fits() -> None:
 
 def test_no_baseline_beats_the_optimum_at_half_the_memory() -> None:
     judge = partial(simulate, CHAIN)
-    budget = judge(keep_all(9)).peak_bytes // 2
+    budget = judge(Schedule.keep_all(9)).peak_bytes // 2
     optimum = DP()(CHAIN, budget).makespan
     for name in ("checkpoint-sequential", "revolve", "single-pass", "greedy", "knapsack"):
         schedule = fastest_within(BASELINES[name](CHAIN, budget), judge, budget)

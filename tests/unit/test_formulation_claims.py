@@ -15,7 +15,6 @@ from chainstay.formulations import highs_backend as backends
 from chainstay.formulations.cpsat import hybrid as cpsat_hybrid
 from chainstay.formulations.cpsat import hybrid_claims
 from chainstay.formulations.cpsat import offload as cpsat_offload
-from chainstay.formulations.cpsat.hybrid_claims import WarmStart
 from chainstay.formulations.cpsat.hybrid_truncation import ModelSize
 from chainstay.formulations.cpsat.ortools_backend import CpSatResult as CPOutcome
 from chainstay.formulations.highs_backend import HighsResult
@@ -24,16 +23,16 @@ from chainstay.formulations.offload import formulation as offload
 from chainstay.formulations.offload import interruptible
 from chainstay.formulations.settings import TerminationStatus
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
-from chainstay.problems.offload import OffloadProblem
+from chainstay.problems.offload import OffloadClaim, OffloadProblem
 from chainstay.profiles import Link, OffloadProfile, Stage
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
 from chainstay.solve.offload import IntegerProgramOffload
 from chainstay.solve.offload_heuristics import Heuristics
-from chainstay.timetable import Time, Timetable, Transfers
+from chainstay.timetable import Transfers
 from chainstay.validation.hybrid.simulate import simulate_hybrid
-from chainstay.validation.offload.certify import replay_offload
 from chainstay.validation.offload.search import offload_optimum
+from chainstay.validation.replay import replay_transfers
 from golden_offloads import GAP
 from hybrid_support import CHAIN
 
@@ -47,10 +46,10 @@ def offload_problem(transfers: str = "integral", **link: Any) -> OffloadProblem:
     return replace(asked, link=replace(asked.link, **link))
 
 
-def known_answer() -> tuple[Timetable, Time]:
+def known_answer() -> OffloadClaim:
     problem = offload_problem()
-    replayed = replay_offload(problem, Heuristics()(problem))
-    return replayed.timetable, replayed.makespan
+    known = Heuristics()(problem)
+    return replace(known, timetable=replay_transfers(problem, known).timetable)
 
 
 def ends(
@@ -65,16 +64,12 @@ def ends(
 def test_the_known_schedule_comes_back_with_what_was_proved(
     transfers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem, (known, makespan) = offload_problem(transfers), known_answer()
+    problem, known = offload_problem(transfers), known_answer()
     ends(monkeypatch, TerminationStatus.LIMIT)
-    claim = offload_claims.claim(
-        problem, MIP().solver_settings, known=known, makespan=makespan, least=12
-    )
-    assert (claim.schedule, claim.makespan, claim.lower_bound) == (known.program(), 15, 12)
+    claim = offload_claims.claim(problem, MIP().solver_settings, known=known, least=12)
+    assert (claim.schedule, claim.makespan, claim.lower_bound) == (known.schedule, 15, 12)
     ends(monkeypatch, TerminationStatus.LIMIT, 1000.0)
-    claim = offload_claims.claim(
-        problem, MIP().solver_settings, known=known, makespan=makespan, least=12
-    )
+    claim = offload_claims.claim(problem, MIP().solver_settings, known=known, least=12)
     assert claim.lower_bound == 15  # a bound never exceeds what is there
 
 
@@ -124,7 +119,7 @@ def test_whole_transfers_in_both_directions_at_once() -> None:
     best = offload_optimum(problem.profile, budget=problem.budget, link=problem.link)
     claim = offload_claims.claim(problem, MIP(time_limit_s=20).solver_settings)
     assert claim.makespan == claim.lower_bound == best.makespan
-    assert replay_offload(problem, claim).makespan == best.makespan
+    assert replay_transfers(problem, claim).makespan == best.makespan
 
 
 def test_values_that_are_no_plan_are_not_decoded() -> None:
@@ -153,17 +148,20 @@ def test_values_that_are_no_plan_are_not_decoded() -> None:
 
 def test_a_plan_that_cannot_be_read_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruptible.InterruptibleFormulation, "decode", lambda _: None)
-    problem, (known, makespan) = offload_problem("interruptible"), known_answer()
-    claim = offload_claims.claim(
-        problem, MIP(time_limit_s=20).solver_settings, known=known, makespan=makespan
-    )
-    assert (claim.schedule, claim.makespan) == (known.program(), 15)
+    problem, known = offload_problem("interruptible"), known_answer()
+    claim = offload_claims.claim(problem, MIP(time_limit_s=20).solver_settings, known=known)
+    assert (claim.schedule, claim.makespan) == (known.schedule, 15)
     assert 11 < claim.lower_bound <= Fraction(23, 2)  # what HiGHS proved holds all the same
 
 
-def known_program(problem: HybridProblem) -> WarmStart:
+def known_program(problem: HybridProblem) -> HybridClaim:
     replayed = simulate_hybrid(problem.profile, PROGRAM, budget=problem.budget, link=problem.link)
-    return WarmStart(PROGRAM, replayed.timetable, replayed.makespan)
+    return HybridClaim(
+        schedule=PROGRAM,
+        makespan=replayed.makespan,
+        lower_bound=0,
+        timetable=replayed.timetable,
+    )
 
 
 def assert_nothing_faster_is_stated(claim: HybridClaim) -> None:
@@ -207,14 +205,14 @@ def test_cpsat_that_finds_nothing_faster_has_proved_it(monkeypatch: pytest.Monke
 
 
 def test_cpsat_out_of_time_says_what_it_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, (known, makespan) = offload_problem(), known_answer()
+    problem, known = offload_problem(), known_answer()
     late = CPOutcome(status=TerminationStatus.LIMIT, bound=13 * problem.link.ticks)
     monkeypatch.setattr(cpsat_offload, "solve", lambda *_: late)
     with pytest.raises(SolverLimitError, match="use method='heuristics'") as caught:
         cpsat_offload.claim(problem, CPSAT().solver_settings)
     assert caught.value.best_bound == 13
-    claim = cpsat_offload.claim(problem, CPSAT().solver_settings, known=known, makespan=makespan)
-    assert (claim.schedule, claim.makespan, claim.lower_bound) == (known.program(), 15, 13)
+    claim = cpsat_offload.claim(problem, CPSAT().solver_settings, known=known)
+    assert (claim.schedule, claim.makespan, claim.lower_bound) == (known.schedule, 15, 13)
 
 
 def test_sizes_beyond_what_cpsat_computes_exactly_are_refused() -> None:

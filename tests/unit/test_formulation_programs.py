@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 
 from chainstay.errors import SolverLimitError
-from chainstay.formulations.join.claims import claim_join
+from chainstay.formulations import MIP
+from chainstay.formulations.join import claims
+from chainstay.formulations.join.claims import claim_by_phases
 from chainstay.formulations.join.cpsat_backend import solve_by_cpsat
 from chainstay.formulations.join.highs_backend import pyomo_model, solve_by_highs
-from chainstay.formulations.join.integer_program import IntegerProgram, Key, LinearExpression
-from chainstay.formulations.join.solver_answer import Solve, SolverAnswer, SolverCall
+from chainstay.formulations.join.integer_program import (
+    IntegerProgram,
+    Key,
+    LinearExpression,
+    SolverAnswer,
+)
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import JoinProfile
+
+Solve: TypeAlias = Callable[[IntegerProgram, Limits], SolverAnswer]
 
 LIMITS = Limits(time_s=20)
 SOLVERS = pytest.mark.parametrize("solve", [solve_by_highs, solve_by_cpsat])
@@ -85,7 +95,7 @@ def test_without_time_nothing_is_said() -> None:
         solve_by_highs(program, replace(LIMITS, time_s=0.0))
 
 
-def test_nothing_fits_and_the_least_budget_is_not_known() -> None:
+def test_nothing_fits_and_the_least_budget_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that proves that nothing fits, and runs out of time at the question what would."""
 
     def solve(program: IntegerProgram, limits: Limits) -> SolverAnswer:
@@ -95,6 +105,7 @@ def test_nothing_fits_and_the_least_budget_is_not_known() -> None:
             status=TerminationStatus.LIMIT if late else TerminationStatus.INFEASIBLE
         )
 
+    monkeypatch.setattr(claims, "solve_by_highs", solve)
     join = JoinProfile.homogeneous((2, 1), forward_time=1, backward_time=1, turn_time=1)
     with pytest.raises(SolverLimitError, match="nothing fits in 2, and the least feasible budget"):
-        claim_join(join, 2, keep=(False, False), call=SolverCall(solve, LIMITS, "late"))
+        claim_by_phases(MIP(), join, 2, keep=(False, False))

@@ -175,7 +175,7 @@ def test_search_finds_nothing_where_nothing_fits() -> None:
     ("text", "makespan", "lower_bound", "reason"),
     [
         ("Fa0 Fa1 B1 B0", 9, 0, "the schedule takes 10, the solver claimed 9"),
-        ("Fa0 Fa1 B1 B0", 10, 11, "the schedule takes 10, less than the bound of 11"),
+        ("Fa0 Fa1 B1 B0", 10, 11, "the schedule takes 10, less than the lower bound of 11"),
         ("Fa0 Fa1 B1", 8, 0, "ends before B0"),
     ],
 )

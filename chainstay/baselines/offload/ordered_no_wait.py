@@ -92,8 +92,7 @@ class OrderedNoWait:
 
     def exceeds_host(self, chosen: Collection[int]) -> bool:
         """Return whether all of `chosen` together, away at the turn, exceed the host's memory."""
-        capacity = self.problem.link.capacity
-        return capacity is not None and sum(self.sizes[j] for j in chosen) > capacity
+        return sum(self.sizes[j] for j in chosen) > self.problem.link.room
 
     def makespan_ticks(self, chosen: Collection[int]) -> int | None:
         """Return when everything ends if `chosen` moves; ``None`` if that leaves too little memory.

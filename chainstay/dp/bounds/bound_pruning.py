@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import Array
 from chainstay.dp.step_functions import Cutoff, Pool, StepFunction, with_room
 
 _Floats = NDArray[np.float64]

@@ -13,7 +13,8 @@ import numpy as np
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit
 from chainstay.dp.chain.recursion_arrays import ArraysByKind, ChainFrontPool, RecursionArrays
-from chainstay.dp.recursion import Array, Front
+from chainstay.dp.forward_costs import Array
+from chainstay.dp.recursion import Front
 from chainstay.dp.step_functions import Cutoff
 from chainstay.errors import InvalidProfileError
 

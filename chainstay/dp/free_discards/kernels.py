@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.bounds.bound_pruning import PruningLimit, cutoff_within, store_useful
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.free_discards.sizes import HELD, STAYS, Sizes, SizesByKind
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import Array
 from chainstay.dp.step_functions import (
     Buffer,
     Cutoff,

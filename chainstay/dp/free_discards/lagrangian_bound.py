@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from chainstay.dp.bounds.bound_pruning import MULTIPLIER_COUNT, ROOT_MULTIPLIER
 from chainstay.dp.bounds.knapsack_bound import knapsack_multiplier, maximiser, spared_time
 from chainstay.dp.bounds.lagrangian_bound import SLACK_WITH_OPTIONS, LagrangianBound
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.free_discards.sizes import HELD, RETURNED, STAYS, Sizes, SizesByKind
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import Array
 
 __all__ = ["FreeDiscardsBound"]
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chainstay.dp.recursion import Array
+from chainstay.dp.forward_costs import Array
 from chainstay.profiles import ChainProfile, StageOption
 from chainstay.profiles.stage import undominated
 from chainstay.schedule import Discards

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from chainstay.dp.hybrid.slot_chain import SlotChain
 from chainstay.dp.jit import kernel
 
-__all__ = ["Labels", "allocate", "no_labels", "slot_of"]
-
 _Floats = NDArray[np.float64]
 
 

@@ -42,6 +42,7 @@ import numpy as np
 
 from chainstay.dp.chain.least_memory import LeastMemory
 from chainstay.dp.chain.recursion_arrays import recursion_arrays
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import at_first_interpreted
 from chainstay.dp.join.half_sums import HalfSums, half_sums
 from chainstay.dp.join.kernels import (
@@ -64,12 +65,10 @@ from chainstay.dp.join.sizes import (
     recursions_of,
     states_of,
 )
-from chainstay.dp.recursion import Array, Decide, assemble, forwards_dropping_inputs
+from chainstay.dp.recursion import Decide, assemble, forwards_dropping_inputs
 from chainstay.dp.table import Table
 from chainstay.profiles import JoinProfile
 from chainstay.schedule import Op, OpKind, Schedule
-
-__all__ = ["LeastMemoryProgram", "OverheadProgram"]
 
 _NARROW: Final = 2**29
 """The overhead that stands for infeasible in 32 bits: three of it still fit."""

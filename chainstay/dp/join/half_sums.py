@@ -18,8 +18,6 @@ import numpy as np
 from chainstay.dp.forward_costs import Array
 from chainstay.profiles import JoinProfile
 
-__all__ = ["HalfSums", "half_sums"]
-
 
 class HalfSums(NamedTuple):
     """Bytes of half-summed gradients beside the operations of each chain, by case.

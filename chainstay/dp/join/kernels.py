@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstay.dp.chain.recursion_arrays import RecursionArrays
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
 from chainstay.dp.join.sizes import JoinCosts, JoinSizes
-from chainstay.dp.recursion import Array
 
 __all__ = [
     "NEVER",

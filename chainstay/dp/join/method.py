@@ -11,7 +11,7 @@ from chainstay.dp.join.half_sums import HalfSums
 from chainstay.dp.join.sizes import in_units, states_of
 from chainstay.dp.join.slots import SlotProgram
 from chainstay.errors import InfeasibleBudgetError, InvalidProfileError
-from chainstay.profiles import ChainProfile, HomogeneousJoin, Join, JoinProfile, Stage
+from chainstay.profiles import HomogeneousJoin, Join, JoinProfile, Stage
 from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Claim, Family
 
@@ -182,8 +182,8 @@ def _rows(sums: HalfSums) -> int:
 
 def _plenty(profile: JoinProfile) -> int:
     """Return bytes that are enough for anything: more are of no use."""
-    inputs = sum(chain.input_bytes + chain.input_gradient_bytes for chain in _chains(profile))
-    stages = (stage for chain in _chains(profile) for stage in chain.stages)
+    inputs = sum(chain.input_bytes + chain.input_gradient_bytes for chain in profile.chains)
+    stages = (stage for chain in profile.chains for stage in chain.stages)
     shared = sum(gradient.bytes for gradient in profile.shared)
     return inputs + shared + sum(max(sizes) for stage in stages for sizes in _stage_sizes(stage))
 
@@ -191,7 +191,7 @@ def _plenty(profile: JoinProfile) -> int:
 def _sizes(profile: JoinProfile) -> Iterator[int]:
     """Yield every size there is, in bytes; the tail's input is the branches' outputs."""
     yield from (gradient.bytes for gradient in profile.shared)
-    for chain in _chains(profile):
+    for chain in profile.chains:
         yield from (chain.input_bytes, chain.input_gradient_bytes)
         for stage in chain.stages:
             for sizes in _stage_sizes(stage):
@@ -208,10 +208,6 @@ def _stage_sizes(stage: Stage) -> Iterator[list[int]]:
     yield [stage.gradient_bytes]
     yield [run.overhead_bytes for run in runs]
     yield [option.backward_overhead_bytes for option in options]
-
-
-def _chains(profile: JoinProfile) -> tuple[ChainProfile, ...]:
-    return (*profile.branches, profile.closing)
 
 
 def _time(profile: JoinProfile, schedule: Schedule) -> int:

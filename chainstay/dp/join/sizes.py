@@ -25,7 +25,9 @@ import numpy as np
 from chainstay.dp.forward_costs import Array, ForwardCosts
 from chainstay.dp.join.half_sums import HalfSums
 from chainstay.dp.recursion import Recursion
-from chainstay.profiles import ChainProfile, JoinProfile, RunCost, Stage
+from chainstay.problems.join import joined
+from chainstay.profiles import ChainProfile, JoinProfile
+from chainstay.profiles.quantities import with_numbers
 
 _SMALL: Final = 50_000
 """Moves of all states together with which numpy takes about half a second."""
@@ -123,7 +125,7 @@ def positions_of(state: int, sizes: JoinSizes) -> list[int]:
 
 def recursions_of(profile: JoinProfile) -> tuple[Recursion, ...]:
     """Return the recursions of every branch, and of the tail."""
-    return tuple(Recursion.from_profile(chain) for chain in (*profile.branches, profile.closing))
+    return tuple(Recursion.from_profile(chain) for chain in profile.chains)
 
 
 def recursions_by_case(
@@ -133,7 +135,7 @@ def recursions_by_case(
 
     A part of a branch is solved after a sweep over it: all its runs are later ones.
     """
-    chains = (*profile.branches, profile.closing)
+    chains = profile.chains
     kinds = [*(replace(recursion, first=recursion.again) for recursion in alone[:-1]), alone[-1]]
     return tuple(
         _beside(kinds[c], chains[c], held, backward)
@@ -247,47 +249,8 @@ def in_units(profile: JoinProfile, unit: int, *, up: bool) -> JoinProfile:
     def scale(size: int) -> int:
         return -(-size // unit) if up else size // unit
 
-    def scaled_run(run: RunCost) -> RunCost:
-        return replace(run, overhead_bytes=scale(run.overhead_bytes))
-
-    def scaled_stage(stage: Stage) -> Stage:
-        options = tuple(
-            replace(
-                option,
-                saved_bytes=scale(option.saved_bytes),
-                backward_overhead_bytes=scale(option.backward_overhead_bytes),
-                first=scaled_run(option.first),
-                again=option.again and scaled_run(option.again),
-            )
-            for option in stage.options
-        )
-        return replace(
-            stage,
-            output_bytes=scale(stage.output_bytes),
-            saved_bytes=scale(stage.saved_bytes),
-            gradient_bytes=scale(stage.gradient_bytes),
-            forward_overhead_bytes=scale(stage.forward_overhead_bytes),
-            backward_overhead_bytes=scale(stage.backward_overhead_bytes),
-            options=options,
-            first=stage.first and scaled_run(stage.first),
-            again=stage.again and scaled_run(stage.again),
-            dropped_first=stage.dropped_first and scaled_run(stage.dropped_first),
-            dropped_again=stage.dropped_again and scaled_run(stage.dropped_again),
-        )
-
     def scaled(chain: ChainProfile) -> ChainProfile:
-        return ChainProfile(
-            input_bytes=scale(chain.input_bytes),
-            input_gradient_bytes=scale(chain.input_gradient_bytes),
-            stages=tuple(map(scaled_stage, chain.stages)),
-        )
+        return with_numbers(chain, "bytes", scale)
 
-    joined = JoinProfile(branches=tuple(map(scaled, profile.branches)))
-    if profile.tail is None:
-        return joined
-    tail = replace(
-        scaled(profile.tail),
-        input_bytes=joined.output_bytes,
-        input_gradient_bytes=joined.output_gradient_bytes,
-    )
-    return replace(joined, tail=tail)
+    tail = None if profile.tail is None else scaled(profile.tail)
+    return joined(tuple(map(scaled, profile.branches)), tail)

@@ -10,14 +10,6 @@ from chainstay.dp.offload.methods import (
     fractional_optimum,
     greedy_set,
     promising_sets,
-    relaxed,
 )
 
-__all__ = [
-    "Algorithm1",
-    "Greedy",
-    "fractional_optimum",
-    "greedy_set",
-    "promising_sets",
-    "relaxed",
-]
+__all__ = ["Algorithm1", "Greedy", "fractional_optimum", "greedy_set", "promising_sets"]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
+from chainstay.dp.method import DP
 from chainstay.dp.offload.fluid import FluidPlan, fluid_plan, greedy_amounts
 from chainstay.dp.offload.slots import subsets_on_slots
 from chainstay.dp.offload.subsets import best_subset
-from chainstay.errors import InvalidProfileError, UnknownMethodError
+from chainstay.errors import InvalidProfileError
 from chainstay.problems.offload import OffloadClaim, OffloadProblem
-from chainstay.profiles import Link
 from chainstay.solution import Family
 from chainstay.timetable import Time, Transfers, exact
 
@@ -71,9 +71,7 @@ class Algorithm1:
     slots: int | None = None
 
     def __post_init__(self) -> None:
-        is_count = isinstance(self.slots, int) and not isinstance(self.slots, bool)
-        if self.slots is not None and not (is_count and self.slots > 0):
-            raise UnknownMethodError(f"slots is {self.slots!r}, must be a positive integer or None")
+        DP(slots=self.slots)  # refuses what is no number of slots
 
     def __str__(self) -> str:
         return "dp" if self.slots is None else f"dp, {self.slots} slots"
@@ -119,26 +117,16 @@ def greedy_set(problem: OffloadProblem) -> frozenset[int]:
     return frozenset(j for j, amount in enumerate(greedy_amounts(problem)) if amount)
 
 
-def relaxed(problem: OffloadProblem) -> OffloadProblem:
-    """Return `problem` with a half-duplex link that is at least as good, and without latency.
-
-    One direction at a time at twice the bandwidth does whatever two directions do.
-    """
-    link = problem.link
-    bandwidth = link.bandwidth * (2 if link.is_full_duplex else 1)
-    return replace(problem, link=Link(bandwidth=bandwidth))
-
-
 def fractional_optimum(problem: OffloadProblem) -> Time:
     """Return a time that no plan is below, whatever its transfers.
 
-    It is exact for fractional transfers over `relaxed` links.
+    It is exact for fractional transfers over links that are their own `Link.relaxed`.
 
     Raises:
         InfeasibleBudgetError: Not one stage at a time fits.
     """
     problem.require_feasible()
-    problem = relaxed(problem)
+    problem = replace(problem, link=problem.link.relaxed)
     plan = fluid_plan(problem, greedy_amounts(problem))
     assert plan is not None, "what is feasible is feasible with the oldest activations away"
     return plan.makespan
@@ -146,7 +134,7 @@ def fractional_optimum(problem: OffloadProblem) -> Time:
 
 def promising_sets(problem: OffloadProblem, slots: int = 500) -> list[frozenset[int]]:
     """Return sets of activations that Greedy and Algorithm 1 would move, for other models."""
-    problem = relaxed(problem)
+    problem = replace(problem, link=problem.link.relaxed)
     greedy = greedy_set(problem)
     idle = _idle_ticks(problem, _plan(problem, greedy).makespan)
     found = subsets_on_slots(problem, slots, below=float(idle) + 1, answers=_ANSWERS)

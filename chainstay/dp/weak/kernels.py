@@ -18,8 +18,9 @@ from chainstay.dp.chain.recursion_arrays import (
     SweepArrays,
     split_arrays,
 )
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import KEEP, NO_DECISION, Array
+from chainstay.dp.recursion import KEEP, NO_DECISION
 from chainstay.dp.step_functions import (
     Buffer,
     Cutoff,

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from chainstay.dp.chain.recursion_arrays import ArraysByKind
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import Array
 
 _INFINITE: Final = 2**61
 

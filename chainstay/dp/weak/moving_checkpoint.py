@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from chainstay.dp.forward_costs import Array
 from chainstay.dp.jit import kernel
-from chainstay.dp.recursion import Array
 from chainstay.dp.step_functions import Buffer, StepFunction, Window, merge_shifted, new_buffer
 
 _INFINITE: Final = 2**61

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from chainstay.errors import InvalidProfileError
 from chainstay.formulations.chain.exactness_conditions import may_discard_in_a_phase
 from chainstay.formulations.chain.records import Records
 from chainstay.formulations.claim_builder import makespan_of
@@ -26,14 +24,17 @@ from chainstay.formulations.cpsat.chain_variables import (
     StoredKey,
     TimePoint,
 )
-from chainstay.formulations.cpsat.ortools_backend import CpSatResult, Model, new_model, solve
+from chainstay.formulations.cpsat.ortools_backend import (
+    CpSatResult,
+    Model,
+    new_model,
+    require_exact,
+    solve,
+)
 from chainstay.formulations.memory_units import most_bytes, size_divisor
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.profiles import ChainProfile, RunCost
 from chainstay.schedule import Discards, Schedule
-
-_LARGEST: Final = 2**53
-"""CP-SAT counts to 2**62, and reports what it counted as a float, exact up to this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +141,7 @@ def require_countable(profile: ChainProfile) -> None:
         runs = [option.run(first=first) for option in stage.all_options for first in (True, False)]
         runs += [stage.dropped(first=first) for first in (True, False)]
         slowest += max(run.time for run in runs) + max(run.backward_time for run in runs)
-    largest = max(2 * most_bytes(profile), len(FORMS) * len(profile) * slowest)
-    if largest >= _LARGEST:
-        raise InvalidProfileError(
-            f"sizes or times add up to {largest} units, and CP-SAT is exact up to 2**53; "
-            "measure in coarser units, or use method='dp' or 'mip'"
-        )
+    require_exact(max(2 * most_bytes(profile), len(FORMS) * len(profile) * slowest))
 
 
 def _forward_time(variables: ChainVariables, unit: int) -> MemoryExpression:

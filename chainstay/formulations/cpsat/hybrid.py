@@ -18,7 +18,6 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
 
-from chainstay.errors import InvalidProfileError
 from chainstay.formulations.cpsat.hybrid_truncation import ModelSize, item_bytes, items_of
 from chainstay.formulations.cpsat.hybrid_variables import (
     ComputationInterval,
@@ -26,7 +25,7 @@ from chainstay.formulations.cpsat.hybrid_variables import (
     ItemTransfers,
     TimeUnits,
 )
-from chainstay.formulations.cpsat.ortools_backend import Literal, new_model
+from chainstay.formulations.cpsat.ortools_backend import LONGEST, Literal, new_model, require_exact
 from chainstay.problems.hybrid import HybridProblem
 from chainstay.profiles import ChainProfile
 from chainstay.profiles.chain import require_plain
@@ -35,9 +34,6 @@ from chainstay.timetable import Time
 
 _PREFETCH: Final = -1
 _INPUT: Final = -2
-_LARGEST_BYTES: Final = 2**53
-_LONGEST: Final = 2**45
-"""Time units of the longest horizon; sums of a few stay exact in floats, which CP-SAT reports."""
 
 
 def build(
@@ -55,8 +51,13 @@ def build(
         InvalidProfileError: The sizes add up to more than 2**53, or stages have options.
         BackendError: OR-Tools is missing.
     """
-    require_plain(problem.profile, "the integer program of recomputing with offloading")
-    _require_exact(problem)
+    profile = problem.profile
+    require_plain(profile, "the integer program of recomputing with offloading")
+    require_exact(
+        sum(item_bytes(problem, item) for item in items_of(problem))
+        + sum(profile.gradient_bytes(i) for i in range(len(profile) + 1))
+        + sum(s.forward_overhead_bytes + s.backward_overhead_bytes for s in profile.stages)
+    )
     program = _empty_program(problem, model_size, known)
     model = program.model
     _compute_in_order(program)
@@ -75,23 +76,6 @@ def build(
     return program
 
 
-def _require_exact(problem: HybridProblem) -> None:
-    """Refuse sizes that CP-SAT cannot count exactly.
-
-    Raises:
-        InvalidProfileError: They add up to more than 2**53.
-    """
-    profile = problem.profile
-    total = sum(item_bytes(problem, item) for item in items_of(problem))
-    total += sum(profile.gradient_bytes(i) for i in range(len(profile) + 1))
-    total += sum(s.forward_overhead_bytes + s.backward_overhead_bytes for s in profile.stages)
-    if total >= _LARGEST_BYTES:
-        raise InvalidProfileError(
-            f"sizes add up to {total} bytes, and CP-SAT is exact up to 2**53; measure in coarser "
-            "units"
-        )
-
-
 def _empty_program(
     problem: HybridProblem, model_size: ModelSize, known: Time | None
 ) -> HybridProgram:
@@ -106,9 +90,9 @@ def _empty_program(
     longest += (1 + model_size.prefetches) * moving
     if known is not None:
         longest = min(longest, math.ceil(known * link.ticks))
-    is_exact = longest * (instant_computations + 1) <= _LONGEST
+    is_exact = longest * (instant_computations + 1) <= LONGEST
     units_per_tick, ticks = (
-        (instant_computations + 1, 1) if is_exact else (1, -(-longest // _LONGEST))
+        (instant_computations + 1, 1) if is_exact else (1, -(-longest // LONGEST))
     )
     operations = len(places) + len(profile) + 2 * len(profile) * (1 + model_size.prefetches)
     horizon = -(-longest * units_per_tick // ticks) + (

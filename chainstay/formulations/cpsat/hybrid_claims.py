@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from chainstay.errors import SolverLimitError
 from chainstay.formulations.cpsat.hybrid import build
@@ -16,20 +16,12 @@ from chainstay.formulations.settings import Limits, SolverSettings, TerminationS
 from chainstay.problems.hybrid import HybridClaim, HybridProblem
 from chainstay.schedule import Schedule
 from chainstay.solution import Family
-from chainstay.timetable import Time, Timetable, exact
+from chainstay.timetable import Time, exact
 from chainstay.units import format_bytes
 
 _LEAST_SECONDS: Final = 0.05
 """Seconds left of the time limit with which another model is not started."""
 _TWICE: Final = ModelSize(sweeps=2, prefetches=2)
-
-
-class WarmStart(NamedTuple):
-    """A schedule to start from, its times and its makespan."""
-
-    schedule: Schedule
-    timetable: Timetable
-    makespan: Time
 
 
 @dataclass(slots=True)
@@ -90,7 +82,7 @@ def claim(
     problem: HybridProblem,
     settings: SolverSettings,
     *,
-    known: WarmStart | None = None,
+    known: HybridClaim | None = None,
     least: Time = 0,
 ) -> HybridClaim:
     """Return the fastest schedule that CP-SAT finds, and what it proves.
@@ -100,7 +92,7 @@ def claim(
     Args:
         problem: Feasible; its transfers are integral.
         settings: The settings; the time limit is for all models together.
-        known: A schedule to start from.
+        known: An answer to start from, with its timetable.
         least: A makespan that no answer is below.
 
     Raises:
@@ -129,11 +121,12 @@ def claim(
 
 
 def _solve(
-    incumbent: Incumbent, model_size: ModelSize, limits: Limits, known: WarmStart | None
+    incumbent: Incumbent, model_size: ModelSize, limits: Limits, known: HybridClaim | None
 ) -> bool:
     """Solve one model for `incumbent`; return whether that came to an end."""
     program = build(incumbent.problem, model_size, known=incumbent.makespan, least=incumbent.bound)
     if known is not None:
+        assert known.timetable is not None, "its times are the start"
         start_from(program, known.schedule, known.timetable)
     outcome = solve(program.model, limits)
     if outcome.values is not None:

@@ -18,16 +18,18 @@ operation to the bound.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-from chainstay.errors import InvalidProfileError, SolverLimitError
+from chainstay.errors import SolverLimitError
 from chainstay.formulations.cpsat.ortools_backend import (
+    LONGEST,
     CpSatResult,
     Literal,
     Model,
     new_model,
+    require_exact,
     solve,
 )
 from chainstay.formulations.settings import SolverSettings, TerminationStatus
@@ -41,10 +43,6 @@ __all__ = ["OffloadProgram", "build", "claim"]
 
 TimeSteps: TypeAlias = Any
 """A whole number of steps: a variable of CP-SAT, an expression, or a number."""
-
-_LARGEST_BYTES: Final = 2**53
-_LONGEST: Final = 2**45
-"""Steps of the longest horizon; sums of a few stay exact in floats, in which CP-SAT reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +159,11 @@ def build(problem: OffloadProblem, *, known: Time | None = None, least: Time = 0
         BackendError: OR-Tools is missing.
     """
     profile, link = problem.profile, problem.link
-    if (largest := profile.peak_bytes) >= _LARGEST_BYTES:
-        raise InvalidProfileError(
-            f"sizes add up to {largest} bytes, and CP-SAT is exact up to 2**53; measure in "
-            "coarser units"
-        )
+    require_exact(profile.peak_bytes)
     movable = [j for j, size in enumerate(profile.activations[: len(profile) - 1]) if size]
     longest = profile.least_time * link.ticks
     longest += 2 * sum(link.transfer_ticks(profile.activations[j]) for j in movable)
-    ticks_per_step = max(1, -(-longest // _LONGEST))
+    ticks_per_step = max(1, -(-longest // LONGEST))
     operations = 2 * (len(profile) + len(movable))
     horizon = longest // ticks_per_step + operations
     if known is not None:
@@ -192,8 +186,7 @@ def claim(
     problem: OffloadProblem,
     settings: SolverSettings,
     *,
-    known: Timetable | None = None,
-    makespan: Time | None = None,
+    known: OffloadClaim | None = None,
     least: Time = 0,
 ) -> OffloadClaim:
     """Return the fastest schedule that CP-SAT finds, and its bound.
@@ -201,8 +194,7 @@ def claim(
     Args:
         problem: Feasible; its transfers are integral.
         settings: The settings.
-        known: An answer to start from, of that `makespan`.
-        makespan: The makespan of `known`.
+        known: An answer to start from, with its timetable.
         least: A makespan that no answer is below.
 
     Raises:
@@ -211,9 +203,10 @@ def claim(
         CertificateError: CP-SAT says that nothing fits.
         InvalidProfileError: The sizes add up to more than 2**53.
     """
-    program = build(problem, known=makespan, least=least)
+    program = build(problem, known=None if known is None else known.makespan, least=least)
     if known is not None:
-        program.start_from(known)
+        assert known.timetable is not None, "its times are the start"
+        program.start_from(known.timetable)
     outcome = solve(program.model, settings.limits)
     if outcome.status is TerminationStatus.INFEASIBLE:
         if problem.link.capacity is not None:
@@ -225,16 +218,14 @@ def claim(
     slack = 0 if program.ticks_per_step == 1 else 2 * (len(problem.profile) + len(program.moving))
     bound = max(least, exact(step * ((outcome.bound or 0) - slack)))
     if outcome.values is None:
-        if known is None or makespan is None:
+        if known is None:
             raise SolverLimitError(
                 f"{settings} found no schedule of this {len(problem.profile)}-stage chain in "
                 f"{format_bytes(problem.budget)} in time; raise time_limit_s, or use "
                 "method='heuristics'",
                 best_bound=math.ceil(bound),
             )
-        return OffloadClaim(
-            schedule=known.program(), makespan=makespan, lower_bound=min(bound, makespan)
-        )
+        return replace(known, lower_bound=min(bound, known.makespan), family=Family.ALL)
     found = exact(step * outcome.objective)
     is_proved = outcome.status is TerminationStatus.OPTIMAL and not slack
     return OffloadClaim(

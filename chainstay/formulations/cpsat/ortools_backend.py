@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from chainstay.errors import BackendError
+from chainstay.errors import BackendError, InvalidProfileError
 from chainstay.formulations.settings import Limits, TerminationStatus
 
 Literal: TypeAlias = Any
@@ -18,6 +18,10 @@ Literal: TypeAlias = Any
 Model: TypeAlias = Any
 """A ``cp_model.CpModel``."""
 
+LONGEST: Final = 2**45
+"""Units of time of the longest horizon; sums of a few stay exact in CP-SAT's floats."""
+_LARGEST: Final = 2**53
+"""CP-SAT counts to 2**62, and reports what it counted as a float, exact up to this."""
 _RELATIVE_ERROR: Final = 2.0**-50
 """Relative error of a bound, which CP-SAT counts in integers but reports as a float."""
 
@@ -42,6 +46,19 @@ class CpSatResult:
         """Return the value of a Boolean variable."""
         assert self.values is not None, "asked for the values of a solve that found none"
         return bool(self.values[literal.index])
+
+
+def require_exact(total: int) -> None:
+    """Refuse sizes or times of this sum, which CP-SAT could not count and report exactly.
+
+    Raises:
+        InvalidProfileError: It is 2**53 or more.
+    """
+    if total >= _LARGEST:
+        raise InvalidProfileError(
+            f"sizes or times add up to {total} units, and CP-SAT is exact up to 2**53; measure in "
+            "coarser units, or use method='dp'"
+        )
 
 
 def new_model() -> Model:

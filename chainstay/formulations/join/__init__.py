@@ -5,6 +5,6 @@
 take joins, too (`chainstay.solve_join`); `AssignCuts` is a further method.
 """
 
-from chainstay.formulations.join.method import AssignCuts
+from chainstay.formulations.join.claims import AssignCuts
 
 __all__ = ["AssignCuts"]

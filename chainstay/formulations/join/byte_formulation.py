@@ -32,9 +32,15 @@ from collections.abc import Callable, Iterator
 from math import gcd
 from typing import TypeAlias
 
-from chainstay.formulations.join.integer_program import IntegerProgram, Key, LinearExpression
-from chainstay.formulations.join.records import records, sizes
-from chainstay.profiles import ChainProfile, JoinProfile, Stage
+from chainstay.formulations.join.integer_program import (
+    IntegerProgram,
+    Key,
+    LinearExpression,
+    sum_of,
+)
+from chainstay.formulations.join.records import records
+from chainstay.formulations.memory_units import sizes
+from chainstay.profiles import JoinProfile, Stage
 from chainstay.schedule import Op, OpKind, Schedule
 
 _Index: TypeAlias = tuple[int, int]
@@ -56,15 +62,16 @@ class ByteFormulation:
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...], budget: int | None) -> None:
         self.profile, self.keep = profile, keep
-        self.chains: tuple[ChainProfile, ...] = (*profile.branches, profile.closing)
+        self.chains = profile.chains
         self.k = len(profile.branches)
         self.stages = [(c, i) for c, chain in enumerate(self.chains) for i in range(len(chain))]
         self.inputs = [(j, 0) for j in range(self.k)]
         output = (self.k, len(self.chains[-1]))
         self.values = [v for v in self.inputs + [(c, i + 1) for c, i in self.stages] if v != output]
         self.phases = range(len(self.stages))
-        shared = (gradient.bytes for gradient in profile.shared)
-        self.size_unit = gcd(*sizes(self.chains), *shared) or 1
+        all_sizes = [size for chain in self.chains for size in sizes(chain)]
+        all_sizes += [gradient.bytes for gradient in profile.shared]
+        self.size_unit = gcd(*all_sizes) or 1
         self.program = IntegerProgram(None if budget is None else budget // self.size_unit)
         self.records = {u: records(self._stage(u), len(self.stages)) for u in self.stages}
         self.backward_times = {
@@ -79,9 +86,9 @@ class ByteFormulation:
             self._carry(t)
             self._memory(t)
         for u in self.stages:
-            once = sum((self._closes(t, u) for t in self.phases), LinearExpression())
+            once = sum_of(self._closes(t, u) for t in self.phases)
             self.program.equal("each_closes_once", once, 1)
-            recorded = sum((self._keeps_all(t, u) for t in self.phases), LinearExpression())
+            recorded = sum_of(self._from_records(t, u, "keeps_all") for t in self.phases)
             self.program.at_most("each_is_recorded", 1, recorded)
             for t in self.phases:
                 self._price(t, u)
@@ -178,7 +185,7 @@ class ByteFormulation:
         program = self.program
         for u in self.stages:
             recorded = self._recorded(t, u)
-            reading = self._over_records(self._recorded_as, t, u, needs_input=True)
+            reading = self._from_records(t, u, "saved", "keeps_all", needs_input=True)
             program.at_most("saved_once", recorded, 1)
             program.at_most("runs_once", self._runs(t, u), 1)
             for v in self._read(u):
@@ -193,17 +200,15 @@ class ByteFormulation:
     def _closing(self, t: int) -> None:
         """State that one backward closes a phase, when all that it reads is there."""
         program = self.program
-        program.equal(
-            "one_closes",
-            sum((self._closes(t, u) for u in self.stages), LinearExpression()),
-            1,
-        )
+        program.equal("one_closes", sum_of(self._closes(t, u) for u in self.stages), 1)
         for u in self.stages:
             closes = self._closes(t, u)
-            reading = self._over_records(self._closes_from, t, u, needs_input=True)
+            reading = self._from_records(t, u, "closes", needs_input=True)
             for r in range(len(self.records[u])):
-                from_it, recorded = self._closes_from(t, u, r), self._recorded_as(t, u, r)
-                program.at_most("backward_has_its_saved_data", from_it, recorded)
+                recorded = self._recorded_as(t, u, r)
+                program.at_most(
+                    "backward_has_its_saved_data", self._is("closes", t, u, r), recorded
+                )
             program.at_most("backward_has_its_gradient", closes, self._gradient_is_there(t, u))
             program.at_most("stage_is_not_over", self._runs(t, u) + self._done(t, u), 1)
             for v in self._read(u):
@@ -223,12 +228,9 @@ class ByteFormulation:
 
     def _standing(self, name: str, t: int) -> LinearExpression:
         """Return the units of the shared gradients for which a variable is 1."""
-        return sum(
-            (
-                self._units(gradient.bytes) * self.program.value(name, t, g)
-                for g, gradient in enumerate(self.profile.shared)
-            ),
-            LinearExpression(),
+        return sum_of(
+            self._units(gradient.bytes) * self.program.value(name, t, g)
+            for g, gradient in enumerate(self.profile.shared)
         )
 
     def _carry(self, t: int) -> None:
@@ -239,14 +241,14 @@ class ByteFormulation:
         for u in self.stages:
             closed = self._closes(t - 1, u)
             for r in range(len(self.records[u])):
-                left = self._recorded_as(t - 1, u, r) - self._closes_from(t - 1, u, r)
-                program.at_most("saved_was_left", self._saved_as(t, u, r), left)
-            reading = self._over_records(self._saved_as, t, u, needs_input=True)
+                left = self._recorded_as(t - 1, u, r) - self._is("closes", t - 1, u, r)
+                program.at_most("saved_was_left", self._is("saved", t, u, r), left)
+            reading = self._from_records(t, u, "saved", needs_input=True)
             for v in self._read(u):
                 stored = self._is("stored", t, v)
                 program.at_most("stored_was_left", stored, self._is("left", t - 1, v))
                 program.at_most("backward_takes_its_input", stored + closed, 1)
-                kept = stored + self._saved(t, (v[0], v[1] - 1))
+                kept = stored + self._from_records(t, (v[0], v[1] - 1), "saved")
                 program.at_most("tape_keeps_inputs_between_phases", reading, kept)
 
     def _memory(self, t: int) -> None:
@@ -262,9 +264,10 @@ class ByteFormulation:
             for v in self.values:
                 total += self._size(v) * self._there(t, v, position)
             for place, w in enumerate(self.stages):
-                stored = self._recorded_as if place <= position else self._saved_as
                 for r, record in enumerate(self.records[w]):
-                    total += self._units(record.option.saved_bytes) * stored(t, w, r)
+                    has_run = place <= position
+                    stored = self._recorded_as(t, w, r) if has_run else self._is("saved", t, w, r)
+                    total += self._units(record.option.saved_bytes) * stored
             self.program.fits("memory_of_forwards", total)
         total = gradients + self._standing("summing", t)
         for v in self.values:
@@ -273,7 +276,7 @@ class ByteFormulation:
             for r, (_, option, _, _) in enumerate(self.records[u]):
                 need = option.backward_overhead_bytes + self.chains[u[0]].gradient_bytes(u[1])
                 total += self._units(option.saved_bytes) * self._recorded_as(t, u, r)
-                total += self._units(need) * self._closes_from(t, u, r)
+                total += self._units(need) * self._is("closes", t, u, r)
         self.program.fits("memory_of_backwards", total)
 
     def _there(self, t: int, v: _Index, position: int) -> LinearExpression:
@@ -304,49 +307,30 @@ class ByteFormulation:
         return self._done(t, (self.k, 0)) if c < self.k else LinearExpression({}, 1)
 
     def _done(self, t: int, u: _Index) -> LinearExpression:
-        return sum((self._closes(earlier, u) for earlier in range(t)), LinearExpression())
+        return sum_of(self._closes(earlier, u) for earlier in range(t))
 
-    def _over_records(
-        self,
-        term: Callable[[int, _Index, int], LinearExpression],
-        t: int,
-        u: _Index,
-        *,
-        needs_input: bool = False,
+    def _from_records(
+        self, t: int, u: _Index, *names: str, needs_input: bool = False
     ) -> LinearExpression:
-        """Return the sum over the records of stage u, or over those that need their input."""
-        total = LinearExpression()
-        for r, record in enumerate(self.records.get(u, [])):
-            if record.option.needs_input or not needs_input:
-                total += term(t, u, r)
-        return total
-
-    def _saved_as(self, t: int, u: _Index, r: int) -> LinearExpression:
-        return self._is("saved", t, u, r)
-
-    def _keeps_as(self, t: int, u: _Index, r: int) -> LinearExpression:
-        return self._is("keeps_all", t, u, r)
-
-    def _closes_from(self, t: int, u: _Index, r: int) -> LinearExpression:
-        return self._is("closes", t, u, r)
-
-    def _recorded_as(self, t: int, u: _Index, r: int) -> LinearExpression:
-        return self._saved_as(t, u, r) + self._keeps_as(t, u, r)
-
-    def _saved(self, t: int, u: _Index) -> LinearExpression:
-        return self._over_records(self._saved_as, t, u)
-
-    def _keeps_all(self, t: int, u: _Index) -> LinearExpression:
-        return self._over_records(self._keeps_as, t, u)
+        """Return these variables' sum over stage u's records, or those that need their input."""
+        return sum_of(
+            self._is(name, t, u, r)
+            for r, record in enumerate(self.records.get(u, []))
+            if record.option.needs_input or not needs_input
+            for name in names
+        )
 
     def _closes(self, t: int, u: _Index) -> LinearExpression:
-        return self._over_records(self._closes_from, t, u)
+        return self._from_records(t, u, "closes")
 
     def _runs(self, t: int, u: _Index) -> LinearExpression:
-        return self._is("keeps_input", t, u) + self._keeps_all(t, u)
+        return self._is("keeps_input", t, u) + self._from_records(t, u, "keeps_all")
 
     def _recorded(self, t: int, u: _Index) -> LinearExpression:
-        return self._over_records(self._recorded_as, t, u)
+        return self._from_records(t, u, "saved", "keeps_all")
+
+    def _recorded_as(self, t: int, u: _Index, r: int) -> LinearExpression:
+        return self._is("saved", t, u, r) + self._is("keeps_all", t, u, r)
 
     def _available(self, t: int, v: _Index) -> LinearExpression:
         return self._is("stored", t, v) + self._is("keeps_input", t, (v[0], v[1] - 1))

@@ -1,114 +1,116 @@
-"""Claims of the programs for joins, and the errors where there is none."""
+"""Claims about joins: `AssignCuts`, and `MIP` and `CPSAT` by the program by phases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from chainstay.errors import InfeasibleBudgetError, SolverLimitError
+from chainstay.errors import (
+    InfeasibleBudgetError,
+    InvalidProfileError,
+    SolverLimitError,
+    UnknownMethodError,
+)
+from chainstay.formulations.cpsat.method import CPSAT
 from chainstay.formulations.join.byte_formulation import ByteFormulation
+from chainstay.formulations.join.cpsat_backend import solve_by_cpsat
 from chainstay.formulations.join.cut_assignment import CutAssignment
-from chainstay.formulations.join.integer_program import IntegerProgram, Key
+from chainstay.formulations.join.highs_backend import solve_by_highs
+from chainstay.formulations.join.integer_program import IntegerProgram, SolverAnswer
 from chainstay.formulations.join.slot_formulation import SlotFormulation
-from chainstay.formulations.join.solver_answer import SolverAnswer, SolverCall
+from chainstay.formulations.mip import MIP
 from chainstay.formulations.settings import TerminationStatus
 from chainstay.profiles import HomogeneousJoin, Join
-from chainstay.schedule import Discards, Schedule
+from chainstay.schedule import Discards
 from chainstay.solution import Claim, Family
 
-__all__ = ["assign_cuts", "build", "claim_join"]
+_Formulation: TypeAlias = ByteFormulation | SlotFormulation | CutAssignment
 
 
-class JoinFormulation(Protocol):
-    """An integer program and the meaning of its variables."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignCuts:
+    """Homogeneous joins without a tail by the assignment of cuts: the quicker program.
 
-    @property
-    def program(self) -> IntegerProgram:
-        """The program to solve."""
-        ...
+    Attributes:
+        solver: `MIP` or `CPSAT`, with its limits.
 
-    @property
-    def time_unit(self) -> int:
-        """The ns in a unit of the objective."""
-        ...
+    Raises:
+        UnknownMethodError: Another solver.
 
-    @property
-    def fixed_time(self) -> int:
-        """The time besides the objective, in ns."""
-        ...
+    Example:
+        >>> str(AssignCuts(solver=MIP(time_limit_s=10)))
+        'cuts by mip (highs, 10 s, table1)'
+    """
 
-    @property
-    def size_unit(self) -> int:
-        """The bytes in a unit of memory."""
-        ...
+    solver: MIP | CPSAT = MIP()  # noqa: RUF009  # immutable
 
-    def decode(self, is_on: Callable[[Key], bool]) -> Schedule:
-        """Return the schedule in which these variables are 1."""
-        ...
+    def __post_init__(self) -> None:
+        if not isinstance(self.solver, MIP | CPSAT):
+            raise UnknownMethodError(f"solver is {self.solver!r}, must be MIP(...) or CPSAT(...)")
+
+    def __str__(self) -> str:
+        return f"cuts by {self.solver}"
+
+    def __call__(self, profile: Join, budget: int, *, keep: tuple[bool, ...]) -> Claim:
+        """Return the fastest schedule of `profile` with `budget` slots, as far as time allows.
+
+        Args:
+            profile: The join.
+            budget: Slots.
+            keep: For each branch, whether the gradient of its input stays until the end.
+
+        Raises:
+            InvalidProfileError: Not a homogeneous join without a tail.
+            InfeasibleBudgetError: Nothing fits.
+            SolverLimitError: Time ran out with nothing to show.
+            BackendError: The solver is missing, or failed.
+        """
+        if not isinstance(profile, HomogeneousJoin):
+            raise InvalidProfileError(
+                f"{self} takes homogeneous joins; MIP() and CPSAT() take any join"
+            )
+        formulation = CutAssignment(profile, keep, budget)
+        return _claim(formulation, budget, Family.SINGLE_TURN, self.solver, method=str(self))
 
 
-def build(profile: Join, budget: int | None, keep: tuple[bool, ...]) -> JoinFormulation:
+def claim_by_phases(
+    solver: MIP | CPSAT, profile: Join, budget: int, *, keep: tuple[bool, ...]
+) -> Claim:
+    """Return what a solver claims by the program by phases.
+
+    Args:
+        solver: The solver and its settings.
+        profile: The join.
+        budget: Bytes, or slots of a homogeneous join.
+        keep: For each branch, whether the gradient of its input stays until the end.
+
+    Raises:
+        InfeasibleBudgetError: No schedule of the program fits.
+        SolverLimitError: Time ran out with nothing to show, or, after proving that nothing
+            fits, before the least budget was known.
+        BackendError: The solver is missing, or failed.
+    """
+    formulation = build(profile, budget, keep)
+    return _claim(formulation, budget, _family(profile), solver, method=str(solver))
+
+
+def build(
+    profile: Join, budget: int | None, keep: tuple[bool, ...]
+) -> ByteFormulation | SlotFormulation:
     """Return the program by phases of a join; a `budget` of None is minimised instead."""
     if isinstance(profile, HomogeneousJoin):
         return SlotFormulation(profile, keep, budget)
     return ByteFormulation(profile, keep, budget)
 
 
-def claim_join(profile: Join, budget: int, *, keep: tuple[bool, ...], call: SolverCall) -> Claim:
-    """Return the fastest schedule of the program by phases.
-
-    Args:
-        profile: The join.
-        budget: Bytes, or slots of a homogeneous join.
-        keep: For each branch, whether the gradient of its input stays until the end.
-        call: The solver.
-
-    Raises:
-        InfeasibleBudgetError: None fits.
-        SolverLimitError: Time ran out with nothing to show, or, after proving that nothing
-            fits, before the least budget was known.
-        BackendError: The solver is missing, or failed.
-    """
-    formulation = build(profile, budget, keep)
-    answer = call.solve(formulation.program, call.limits)
-    if answer.status is TerminationStatus.INFEASIBLE:
-        raise _nothing_fits(profile, budget, keep, call)
-    return _claim(profile, formulation, answer, call.method, _family(profile))
-
-
-def assign_cuts(
-    profile: HomogeneousJoin, budget: int, *, keep: tuple[bool, ...], call: SolverCall
-) -> Claim:
-    """Return the fastest schedule of the program by assignment of cuts.
-
-    Args:
-        profile: The join.
-        budget: Slots.
-        keep: For each branch, whether the gradient of its input stays until the end.
-        call: The solver.
-
-    Raises:
-        InvalidProfileError: The join has a tail.
-        InfeasibleBudgetError: No schedule fits.
-        SolverLimitError: Time ran out with nothing to show, or, after proving that nothing
-            fits, before the least budget was known.
-        BackendError: The solver is missing, or failed.
-    """
-    formulation = CutAssignment(profile, keep, budget)
-    answer = call.solve(formulation.program, call.limits)
-    if answer.status is TerminationStatus.INFEASIBLE:
-        raise _nothing_fits(profile, budget, keep, call)
-    return _claim(profile, formulation, answer, call.method, Family.SINGLE_TURN)
-
-
 def _claim(
-    profile: Join, formulation: JoinFormulation, answer: SolverAnswer, method: str, family: Family
+    formulation: _Formulation, budget: int, family: Family, solver: MIP | CPSAT, *, method: str
 ) -> Claim:
-    """Return the claim of a solver's answer.
-
-    Raises:
-        SolverLimitError: It has no schedule.
-    """
+    """Return the fastest schedule of a program; `method` is named in errors."""
+    profile = formulation.profile
+    answer = _solve(formulation.program, solver)
+    if answer.status is TerminationStatus.INFEASIBLE:
+        raise _nothing_fits(profile, budget, formulation.keep, solver)
     bound = formulation.time_unit * answer.bound + formulation.fixed_time
     bound = max(bound, profile.least_time)
     if answer.on is None:
@@ -128,6 +130,11 @@ def _claim(
     )
 
 
+def _solve(program: IntegerProgram, solver: MIP | CPSAT) -> SolverAnswer:
+    solve = solve_by_cpsat if isinstance(solver, CPSAT) else solve_by_highs
+    return solve(program, solver.solver_settings.limits)
+
+
 def _family(profile: Join) -> Family:
     """Return the schedules that the programs by phases contain.
 
@@ -138,15 +145,15 @@ def _family(profile: Join) -> Family:
 
 
 def _nothing_fits(
-    profile: Join, budget: int, keep: tuple[bool, ...], call: SolverCall
+    profile: Join, budget: int, keep: tuple[bool, ...], solver: MIP | CPSAT
 ) -> Exception:
     """Return the error that names the least budget, or says that it was not found in time."""
     formulation = build(profile, None, keep)
-    answer = call.solve(formulation.program, call.limits)
+    answer = _solve(formulation.program, solver)
     if answer.status is not TerminationStatus.OPTIMAL:
         return SolverLimitError(
             f"nothing fits in {budget}, and the least feasible budget of this {profile.stages}-"
-            f"stage join is not known after {call.limits.time_s:g} s. Raise time_limit_s, or use "
+            f"stage join is not known after {solver.time_limit_s:g} s. Raise time_limit_s, or use "
             "the dynamic program."
         )
     is_homogeneous = isinstance(profile, HomogeneousJoin)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from chainstay.formulations.cpsat import ortools_backend
-from chainstay.formulations.join.integer_program import IntegerProgram, Key
-from chainstay.formulations.join.solver_answer import SolverAnswer
+from chainstay.formulations.join.integer_program import IntegerProgram, Key, SolverAnswer
 from chainstay.formulations.settings import Limits
 
 

@@ -22,7 +22,12 @@ from itertools import count
 from math import comb
 
 from chainstay.errors import InvalidProfileError
-from chainstay.formulations.join.integer_program import IntegerProgram, Key, LinearExpression
+from chainstay.formulations.join.integer_program import (
+    IntegerProgram,
+    Key,
+    LinearExpression,
+    sum_of,
+)
 from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Op, OpKind, Schedule
 
@@ -117,13 +122,13 @@ class CutAssignment:
             program.at_most("one_at_a_time", is_cut, 1)
             if t > 1:
                 before = (program.value(*key) for key in self._cut_keys() if key[1] == t - 1)
-                program.at_most("cuts_are_in_a_row", is_cut, sum(before, LinearExpression()))
+                program.at_most("cuts_are_in_a_row", is_cut, sum_of(before))
             for m in range(self.k):
                 now = program.value("touched", t, m)
                 earlier = program.value("touched", t - 1, m) if t > 1 else int(self.keep[m])
                 program.at_most("touched_for_good", earlier, now)
                 own = (program.value(*key) for key in here if key[2] == m)
-                program.at_most("touched_by_a_cut", sum(own, LinearExpression()), now)
+                program.at_most("touched_by_a_cut", sum_of(own), now)
                 touched += now
             program.at_most("gradients_are_counted", touched - gradients, self.k * (1 - is_cut))
 

@@ -9,8 +9,11 @@ from typing import Final
 
 from chainstay.errors import SolverLimitError
 from chainstay.formulations import highs_backend as backends
-from chainstay.formulations.join.integer_program import IntegerProgram, LinearExpression
-from chainstay.formulations.join.solver_answer import SolverAnswer
+from chainstay.formulations.join.integer_program import (
+    IntegerProgram,
+    LinearExpression,
+    SolverAnswer,
+)
 from chainstay.formulations.pyomo_types import Expression, Model, pyo
 from chainstay.formulations.settings import Limits, TerminationStatus
 

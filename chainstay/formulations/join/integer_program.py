@@ -7,9 +7,11 @@ arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from chainstay.formulations.settings import TerminationStatus
 
 Key: TypeAlias = tuple[str | int, ...]
 """The name and indices of a variable."""
@@ -59,6 +61,17 @@ class LinearExpression:
     def at(self, is_on: Callable[[Key], bool]) -> int:
         """Return the value where these variables are 1."""
         return self.constant + sum(n for key, n in self.terms.items() if is_on(key))
+
+
+def sum_of(expressions: Iterable[LinearExpression]) -> LinearExpression:
+    """Return the sum of expressions, in one pass over their terms."""
+    terms: dict[Key, int] = {}
+    constant = 0
+    for expression in expressions:
+        constant += expression.constant
+        for key, coefficient in expression.terms.items():
+            terms[key] = terms.get(key, 0) + coefficient
+    return LinearExpression(terms, constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +153,20 @@ class IntegerProgram:
         for key in keys:
             change += 1 - LinearExpression({key: 1}) if is_on(key) else LinearExpression({key: 1})
         self.at_most("overruns", 1, change)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverAnswer:
+    """The answer of a solver.
+
+    Attributes:
+        status: How the solve ended.
+        on: The variables that are 1; None without a feasible point.
+        objective: The objective at this point, in its units.
+        bound: A lower bound on the objective.
+    """
+
+    status: TerminationStatus
+    on: frozenset[Key] | None = None
+    objective: int = 0
+    bound: int = 0

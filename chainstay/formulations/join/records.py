@@ -1,4 +1,4 @@
-"""The records of each stage of a join in the program by phases, and all its sizes.
+"""The records of each stage of a join in the program by phases.
 
 A *record* is what ``Fa`` saves under one option. Where the backward's time depends on whether
 the stage ran for the first time, a record of phase 0 and one of a later phase are two.
@@ -6,10 +6,9 @@ the stage ran for the first time, a record of phase 0 and one of a later phase a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from chainstay.profiles import ChainProfile, Stage, StageOption
+from chainstay.profiles import Stage, StageOption
 from chainstay.profiles.stage import undominated
 
 
@@ -41,17 +40,3 @@ def records(stage: Stage, phases: int) -> list[PhaseRecord]:
             found.append(PhaseRecord(number, option, range(1), first))
             found.append(PhaseRecord(number, option, range(1, phases), again))
     return found
-
-
-def sizes(chains: tuple[ChainProfile, ...]) -> Iterator[int]:
-    """Yield all sizes of all chains, in bytes."""
-    for chain in chains:
-        yield from (chain.input_bytes, chain.input_gradient_bytes)
-        for stage in chain.stages:
-            yield from (stage.output_bytes, stage.gradient_bytes)
-            for option in stage.all_options:
-                yield from (option.saved_bytes, option.backward_overhead_bytes)
-            for is_first in (True, False):
-                yield stage.dropped(first=is_first).overhead_bytes
-                for option in stage.all_options:
-                    yield option.run(first=is_first).overhead_bytes

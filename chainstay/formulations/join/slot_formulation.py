@@ -24,7 +24,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from chainstay.formulations.join.integer_program import IntegerProgram, Key, LinearExpression
+from chainstay.formulations.join.integer_program import (
+    IntegerProgram,
+    Key,
+    LinearExpression,
+    sum_of,
+)
 from chainstay.profiles import HomogeneousJoin
 from chainstay.schedule import Op, OpKind, Schedule
 
@@ -62,10 +67,10 @@ class SlotFormulation:
             self._memory(t)
             self._cuts(t)
         for v in self.values[self.k :]:
-            runs = sum((self._is("runs", t, v) for t in self.phases), LinearExpression())
+            runs = sum_of(self._is("runs", t, v) for t in self.phases)
             self.program.at_most("each_runs", 1, runs)
         for g in (*self.steps, self.turn):
-            once = sum((self._is("closes", t, g) for t in self.phases), LinearExpression())
+            once = sum_of(self._is("closes", t, g) for t in self.phases)
             self.program.equal("each_closes_once", once, 1)
         for t in self.phases:
             for v in self.values:
@@ -94,7 +99,7 @@ class SlotFormulation:
                 ops.append(self._op(OpKind.FORWARD_KEEP_INPUT, step))
                 stored.add(made)
                 for used in self._read(step):
-                    if not self._stays(t, used, is_on):
+                    if not any(is_on((state, t, *used)) for state in ("kept", "made")):
                         ops.append(self._op(OpKind.DISCARD_ACTIVATION, used))
                         stored.discard(used)
             closing = next(g for g in (*self.steps, self.turn) if is_on(("closes", t, *g)))
@@ -102,9 +107,6 @@ class SlotFormulation:
             ops.append(Op(OpKind.TURN) if is_turn else self._op(OpKind.BACKWARD, closing))
             stored -= set(self._closing_reads(closing))
         return Schedule(tuple(ops))
-
-    def _stays(self, t: int, v: _Index, is_on: Callable[[Key], bool]) -> bool:
-        return is_on(("kept", t, *v)) or is_on(("made", t, *v))
 
     def _declare(self) -> None:
         for t in self.phases:
@@ -145,7 +147,7 @@ class SlotFormulation:
             runs = self._is("runs", t, (c, i + 1))
             own = [(c, n) for n in range(self.lengths[c])] if c < self.k else []
             serves = (self._is("closes", t, g) for g in (*own, *on_the_way))
-            program.at_most("runs_for_the_closing", runs, sum(serves, LinearExpression()))
+            program.at_most("runs_for_the_closing", runs, sum_of(serves))
             is_read = self._done(t, self._before((c, i)))
             program.at_most("runs_while_needed", runs + is_read, 1)
 
@@ -153,9 +155,7 @@ class SlotFormulation:
         """State that one operation closes a phase, when its inputs and its gradient are there."""
         program = self.program
         closing = (*self.steps, self.turn)
-        program.equal(
-            "one_closes", sum((self._is("closes", t, g) for g in closing), LinearExpression()), 1
-        )
+        program.equal("one_closes", sum_of(self._is("closes", t, g) for g in closing), 1)
         for g in closing:
             closes = self._is("closes", t, g)
             if g != self.turn:
@@ -201,7 +201,7 @@ class SlotFormulation:
 
     def _done(self, t: int, g: _Index) -> LinearExpression:
         """Return whether g closed a phase before t."""
-        return sum((self._is("closes", earlier, g) for earlier in range(t)), LinearExpression())
+        return sum_of(self._is("closes", earlier, g) for earlier in range(t))
 
     def _read(self, step: _Index) -> list[_Index]:
         return list(enumerate(self.lengths[:-1])) if step == (self.k, 0) else [step]

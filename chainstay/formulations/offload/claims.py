@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
@@ -15,7 +16,7 @@ from chainstay.formulations.pyomo_types import Model, pyo
 from chainstay.formulations.settings import Limits, SolverSettings, TerminationStatus
 from chainstay.problems.offload import OffloadClaim, OffloadProblem, transfer_contradiction_error
 from chainstay.solution import Family
-from chainstay.timetable import Time, Timetable, Transfers, exact
+from chainstay.timetable import Time, Transfers, exact
 
 _GAP: Final = 0.5
 """Units of the objective, where it is whole, below which nothing is left to find."""
@@ -31,8 +32,7 @@ def claim(
     problem: OffloadProblem,
     settings: SolverSettings,
     *,
-    known: Timetable | None = None,
-    makespan: Time | None = None,
+    known: OffloadClaim | None = None,
     least: Time = 0,
 ) -> OffloadClaim:
     """Return the fastest schedule that the problem's model has.
@@ -41,8 +41,7 @@ def claim(
         problem: Feasible; if its transfers are not integral, over a half-duplex link without
             latency.
         settings: The settings.
-        known: An answer to return if time runs out with nothing, of that `makespan`.
-        makespan: The makespan of `known`; slower answers are not looked for.
+        known: An answer to return if time runs out with nothing faster.
         least: A makespan that no answer is below.
 
     Returns:
@@ -56,45 +55,23 @@ def claim(
         CertificateError: The solver says that nothing fits.
         InvalidProfileError: Other transfers than integral ones over another link.
     """
-    limits = settings.limits
-    _require_ours(problem)
-    if problem.transfers is Transfers.INTEGRAL:
-        found, bound = _integral(problem, limits, makespan)
-    else:
-        found, bound = _fluid(problem, limits, makespan)
-    bound = max(least, bound)
-    if found is None and known is not None and makespan is not None:
-        found = OffloadClaim(
-            schedule=known.program(), makespan=makespan, lower_bound=0, timetable=known
+    if problem.transfers is not Transfers.INTEGRAL and problem.link.is_full_duplex:
+        raise InvalidProfileError(
+            f"{problem.transfers} transfers are solved over half-duplex links, not over "
+            f"{problem.link}; use duplex='half', or transfers='integral', which allows all links"
         )
+    solve = _integral if problem.transfers is Transfers.INTEGRAL else _fluid
+    found, bound = solve(problem, settings.limits, None if known is None else known.makespan)
+    bound = max(least, bound)
+    if found is None and known is not None:
+        found = replace(known, lower_bound=0, family=Family.ALL)
     if found is None:
         raise SolverLimitError(
             f"{settings} found no schedule of this {len(problem.profile)}-stage chain in time; "
             "raise time_limit_s, or use method='cpsat' or 'auto'",
             best_bound=math.ceil(bound),
         )
-    if found.lower_bound != found.makespan:
-        bound = min(bound, found.makespan)
-        found = OffloadClaim(
-            schedule=found.schedule,
-            makespan=found.makespan,
-            lower_bound=bound,
-            timetable=found.timetable,
-        )
-    return found
-
-
-def _require_ours(problem: OffloadProblem) -> None:
-    """Refuse problems that no model here states.
-
-    Raises:
-        InvalidProfileError: Divisible transfers over a full-duplex link.
-    """
-    if problem.transfers is not Transfers.INTEGRAL and problem.link.is_full_duplex:
-        raise InvalidProfileError(
-            f"{problem.transfers} transfers are solved over half-duplex links, not over "
-            f"{problem.link}; use duplex='half', or transfers='integral', which allows all links"
-        )
+    return replace(found, lower_bound=max(found.lower_bound, min(bound, found.makespan)))
 
 
 def _solved(problem: OffloadProblem, model: Model, limits: Limits, gap: float) -> HighsResult:

@@ -1,5 +1,5 @@
 """Simulators of recomputation with transfers, and an exhaustive search of tiny instances.
 
 Read `data_items` (what operations read, make and free), then `simulate`; `fractional_transfers`
-evaluates a plan whose items may move in parts, and `certify` replays what solvers claim.
+evaluates a plan whose items may move in parts.
 """

@@ -26,7 +26,7 @@ code with any solver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
@@ -84,32 +84,43 @@ def simulate_hybrid(
         >>> simulate_hybrid(chain, schedule, budget=40, link=Link(bandwidth=5)).makespan
         13
     """
-    require_replayable(profile, schedule, ChainProfile)
-    if overheads is not None and len(overheads) != len(schedule):
-        raise ValueError(
-            f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"
-        )
+    require_replayable(profile, schedule, ChainProfile, overheads=overheads)
     try:
         machine = HybridMachine(profile, budget, link)
     except InvalidOperationError as refusal:
         raise InvalidScheduleError(str(refusal)) from None
-    index = 0
+    run_schedule(machine, schedule, overheads=overheads)
+    return machine.replay()
+
+
+def run_schedule(
+    machine: HybridMachine,
+    schedule: Schedule,
+    *,
+    overheads: Sequence[int] | None = None,
+    after_each: Callable[[], None] = lambda: None,
+) -> None:
+    """Issue all operations, and wait until they have ended; call `after_each` one is issued.
+
+    Raises:
+        InvalidScheduleError: As `simulate_hybrid`.
+    """
+    released, forgotten = last_uses(schedule), last_transfers(schedule)
+    index = None
     try:
-        released, forgotten = last_uses(schedule), last_transfers(schedule)
-        op_overheads = overheads or repeat(None)
-        for index, (op, overhead) in enumerate(zip(schedule, op_overheads, strict=False)):
+        for index, (op, overhead) in enumerate(
+            zip(schedule, overheads or repeat(None), strict=False)
+        ):
             machine.issue(op, overhead)
             for item in released.get(index, ()):
                 machine.release(item)
             if index in forgotten:
                 machine.forget(item_of(op))
-    except InvalidOperationError as refusal:
-        raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
-    try:
+            after_each()
+        index = None
         machine.finish()
     except InvalidOperationError as refusal:
-        raise InvalidScheduleError(str(refusal)) from None
-    return machine.replay()
+        raise InvalidScheduleError(str(refusal), index=index, ops=schedule.ops) from None
 
 
 @dataclass(slots=True)

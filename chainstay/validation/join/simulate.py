@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import (
@@ -79,14 +79,16 @@ def simulate_join(
         >>> replay.makespan, replay.peak_bytes
         (6, 3)
     """
-    require_replayable(profile, schedule, JoinProfile, HomogeneousJoin)
+    require_replayable(profile, schedule, JoinProfile, HomogeneousJoin, overheads=overheads)
     flags = kept_gradients(profile, keep)
-    memory: _JoinMemory
+    memory: SlotMemory | _ByteMemory
     if isinstance(profile, HomogeneousJoin):
+        if overheads is not None:
+            problem = "overheads are bytes, and a homogeneous join has slots; leave them out"
+            raise ValueError(problem)  # either is right without the other
         memory = SlotMemory(profile, flags)
     else:
         memory = _ByteMemory(profile, flags)
-    _require_each(profile, schedule, overheads)
     peak_bytes = sum(memory.stored())
     timeline: list[Snapshot] = []
     clock = 0
@@ -123,38 +125,6 @@ def simulate_join(
     return Replay(makespan=clock, peak_bytes=peak_bytes, timeline=tuple(timeline))
 
 
-def _require_each(profile: Join, schedule: Schedule, overheads: Sequence[int] | None) -> None:
-    if overheads is None:
-        return
-    if isinstance(profile, HomogeneousJoin):
-        problem = "overheads are bytes, and a homogeneous join has slots; leave them out"
-        raise ValueError(problem)  # noqa: TRY004  # either is right without the other
-    if len(overheads) != len(schedule):
-        raise ValueError(
-            f"there are {len(overheads)} overheads for {len(schedule)} operations; give one to each"
-        )
-
-
-class _JoinMemory(Protocol):
-    """The memory of a join while a schedule runs, in either memory model."""
-
-    def apply(self, op: Op) -> tuple[int, int, int]:
-        """Run `op` and return the bytes stored meanwhile, its time, and its overhead bytes."""
-        ...
-
-    def stored(self) -> tuple[int, int, int]:
-        """Return the bytes of activations, of saved data and of gradients."""
-        ...
-
-    def missing(self) -> str:
-        """Return the next backward that has not run, or an empty text when all have."""
-        ...
-
-    def during(self, timeline: Sequence[Snapshot]) -> Iterator[int]:
-        """Yield the bytes in use at each time where they count towards the peak."""
-        ...
-
-
 @dataclass(slots=True)
 class _ByteMemory:
     """The stored data: activations and saved data by branch and index, and the gradients.
@@ -189,6 +159,7 @@ class _ByteMemory:
         self.gradients[None] = len(self.profile.closing)
 
     def apply(self, op: Op) -> tuple[int, int, int]:
+        """Run `op` and return the bytes stored meanwhile, its time, and its overhead bytes."""
         if op.kind is OpKind.TURN:
             return self._turn(op), 0, 0
         self._require_stage(op)
@@ -202,6 +173,7 @@ class _ByteMemory:
         raise InvalidOperationError(f"{op} moves data over a link, and here there is none")
 
     def stored(self) -> tuple[int, int, int]:
+        """Return the bytes of activations, of saved data and of gradients."""
         return (
             sum(self._chain_of(j).activation_bytes(i) for j, i in self.activations),
             sum(option.saved_bytes for option, _ in self.saved.values()),
@@ -218,12 +190,14 @@ class _ByteMemory:
         }
 
     def missing(self) -> str:
+        """Return the next backward that has not run, or an empty text when all have."""
         if self.gradients[None] > 0:
             return "the turn" if self.profile.tail is None else f"B{self.gradients[None] - 1}"
         left = ((j, i) for j, i in self.gradients.items() if i > 0)
         return next((f"{j}:B{i - 1}" for j, i in left), "")
 
     def during(self, timeline: Sequence[Snapshot]) -> Iterator[int]:
+        """Yield the bytes in use at each time where they count towards the peak."""
         return (snapshot.during_bytes for snapshot in timeline)
 
     def _turn(self, op: Op) -> int:

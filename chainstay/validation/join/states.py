@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from chainstay.profiles import (
-    ChainProfile,
     HomogeneousJoin,
     JoinProfile,
     RunCost,
@@ -53,27 +52,6 @@ class JoinTransition(NamedTuple):
     after: JoinState
     time: int
     bytes: int
-
-
-class JoinTransitions(Protocol):
-    """The transitions of one memory model."""
-
-    @property
-    def start(self) -> JoinState:
-        """The state in which every schedule starts."""
-        ...
-
-    def stored(self, state: JoinState) -> int:
-        """Return the bytes or slots in memory between two operations."""
-        ...
-
-    def steps(self, state: JoinState, budget: int | None) -> Iterator[JoinTransition]:
-        """Yield every transition that an optimal schedule within `budget` may need in `state`."""
-        ...
-
-    def least_left(self, state: JoinState) -> int:
-        """Return the time that every continuation needs at least, in ns."""
-        ...
 
 
 class _SharedTransitions:
@@ -186,7 +164,7 @@ class ByteTransitions(_SharedTransitions):
     """Saved data and sizes in bytes; drops are steps of their own, for no time."""
 
     def __init__(self, profile: JoinProfile, keep: tuple[bool, ...]) -> None:
-        self._chains: tuple[ChainProfile, ...] = (*profile.branches, profile.closing)
+        self._chains = profile.chains
         super().__init__(tuple(map(len, profile.branches)), len(profile.closing), keep)
         self._has_tail = profile.tail is not None
         self._stages = {
@@ -354,3 +332,7 @@ class ByteTransitions(_SharedTransitions):
 def _stages_of(state: JoinState) -> _Items:
     """Return the stages whose saved data is stored."""
     return frozenset((record.chain, record.stage) for record in state.saved)
+
+
+JoinTransitions: TypeAlias = SlotTransitions | ByteTransitions
+"""The transitions of one memory model."""
