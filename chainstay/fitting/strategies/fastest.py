@@ -28,6 +28,7 @@ from chainstay.fitting.strategies.joins import JoinAttempt
 from chainstay.fitting.strategies.memory_options import MemoryOptions
 from chainstay.fitting.strategies.offloaded import solve_offloaded
 from chainstay.planning import solve_measured
+from chainstay.problems.hybrid import HybridSolution
 from chainstay.problems.offload import OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime.execute.alternatives import Alternative
@@ -246,7 +247,9 @@ def planned_graph(
     if isinstance(solution, OffloadSolution):
         assert engine is not None, "transfers need one"
         schedule = program_of(solution)
-        profile, overheads = costs.flat_profile_for(schedule), costs.overheads_for(schedule)
+        recomputes = isinstance(solution, HybridSolution)
+        profile = (costs.flat_profile_for if recomputes else costs.profile_for)(schedule)
+        overheads = costs.overheads_for(schedule)
         transport = Transport.of(solution, profile, overheads, engine)
     else:
         profile, overheads = costs.costs_of(solution.schedule)
