@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from importlib import import_module
@@ -20,13 +19,18 @@ from torch.nn import functional
 from chainstay.problems.hybrid import HybridProblem, HybridSolution
 from chainstay.profiles import ChainProfile, Link
 from chainstay.runtime import PlannedChain, trace_memory
-from chainstay.runtime.execute.items import TransferPlan, movable_chain, standing_bytes
+from chainstay.runtime.execute.items import TransferPlan, movable_chain
 from chainstay.runtime.transfer import Engine, Transport
 from chainstay.runtime.transfer.cpu_engine import CopyingEngine, _is_ours_alone
-from chainstay.schedule import OpKind, Schedule
+from chainstay.schedule import Schedule
 from chainstay.solve.hybrid import Pofo, solve_hybrid
 from chainstay.validation.simulate import simulate
-from combined_support import least_plan, with_random_transfers
+from combined_support import (
+    kept_in_part,
+    least_plan,
+    least_plan_in_part,
+    with_random_transfers,
+)
 from interrupting import Interrupting, InterruptionError
 from offload_support import BUGS, FAST, Case, gpt_case, perceptron_case, resnet_case
 from runtime_support import random_free, random_persistent
@@ -224,19 +228,6 @@ def test_anything_goes_bit_for_bit(seed: int) -> None:
     chain.close()
 
 
-def kept_in_part(case: Case, seed: int) -> Schedule:
-    """A random program list that keeps stages under any of their options."""
-    generator = random.Random(seed)
-    counts = [len(stage.options) for stage in case.measured.movable_profile.stages]
-    ops = (
-        replace(op, option=generator.randint(0, counts[op.stage]))
-        if op.kind is OpKind.FORWARD_KEEP_ALL
-        else op
-        for op in random_persistent(len(counts), seed, keep=0.6)
-    )
-    return with_random_transfers(Schedule(tuple(ops)), seed)
-
-
 @pytest.mark.parametrize(
     ("make", "seed"),
     [
@@ -251,11 +242,8 @@ def kept_in_part(case: Case, seed: int) -> Schedule:
 def test_what_is_kept_in_part_is_away_too(make: Callable[[], Case], seed: int) -> None:
     """What replays start from comes back from the host before them."""
     case = make()
-    schedule, measured = kept_in_part(case, seed), case.measured
-    costs = measured.flat_profile_for(schedule)
-    standing = standing_bytes(costs, schedule)
-    overheads = [sum(both) for both in zip(measured.overheads_for(schedule), standing, strict=True)]
-    budget, plan = least_plan(schedule, movable_chain(costs), overheads)
+    schedule = kept_in_part(case.measured, seed)
+    budget, plan = least_plan_in_part(case.measured, schedule)
     poisoned = planned(case, Transport(schedule, plan, CopyingEngine(FAST, poison=True)))
     trained = case.trained(poisoned, steps=1)
     assert trained.differences(case.trained(case.model, steps=1)) == []

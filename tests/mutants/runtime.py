@@ -8,6 +8,7 @@ from mutants.mutant import Mutant
 
 _DEVICE: Final = "agreement/test_simulated_device.py::test_on_the_simulated_device"
 _ON_DEVICE: Final = f"{_DEVICE}[cases_engine]"
+_IN_PART: Final = "agreement/test_combined_training.py::test_what_is_kept_in_part_is_away_too"
 
 MUTANTS: Final = (
     Mutant(
@@ -369,5 +370,23 @@ MUTANTS: Final = (
         "yield model.kept[source] + model.replayed[source] >= model.replayed[i]",
         "yield model.kept[source] <= 1",
         "unit/test_stage_option_front.py::test_an_integer_program_finds_the_same_times",
+    ),
+    Mutant(
+        "runtime/options/replay.py",
+        "        parked = None if parking is None else parking.parked(tensor)",
+        "        parked = None",
+        _IN_PART,
+    ),
+    Mutant(
+        "runtime/execute/handles.py",
+        "            if absent is None and self.parking is not None:",
+        "            if self.parking is not None:",
+        _IN_PART,
+    ),
+    Mutant(
+        "runtime/transfer/transfer_plan.py",
+        "stages[item.number].all_options[self.options[item.number]].saved_bytes",
+        "stages[item.number].saved_bytes",
+        _IN_PART,
     ),
 )

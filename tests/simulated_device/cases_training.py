@@ -10,8 +10,10 @@ from simulated_device.networks import NETWORKS, Case, build, chain_of, differenc
 from simulated_device.sim import Extension
 
 import chainstay
-from chainstay.runtime import measure, trace_memory
+from chainstay.runtime import PlannedChain, measure, trace_memory
+from chainstay.runtime.transfer import Transport, engine_for
 from chainstay.validation.simulate import simulate
+from combined_support import kept_in_part, least_plan_in_part
 from runtime_support import some_schedules
 
 MEANS: Final[dict[str, dict[str, Any]]] = {
@@ -84,3 +86,26 @@ def test_a_schedule_of_any_form_trains_as_plainly(network: str, schedule: str) -
     trace = trace_memory(lambda: step(case, planned), case.batch.device)
     predicted = simulate(measured.profile, ops, discards="free").peak_bytes
     assert trace.peak_bytes + case.batch.nbytes <= predicted
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_kept_in_part_is_away_too(seed: int, device: Extension) -> None:
+    """What replays start from comes back from the host before them."""
+    case = build("GPT-2")
+    expected = record(case)
+    measured = measure(chain_of(case), case.batch, loss=case.loss, repeats=1, progress=False)
+    schedule = kept_in_part(measured, seed)
+    assert any(op.option for op in schedule)
+    budget, plan = least_plan_in_part(measured, schedule)
+    engine = engine_for(case.batch.device)
+    planned = PlannedChain(measured, schedule, Transport(schedule, plan, engine))
+    for link in (0.0, 1e6):
+        device.set_link(link)
+        assert differences(record(case, planned), expected) == [], link
+    assert device.races() == []
+    for parameter in case.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step(case, planned)
+    trace = trace_memory(lambda: step(case, planned), case.batch.device)
+    assert trace.peak_bytes + case.batch.nbytes <= budget
+    planned.close()

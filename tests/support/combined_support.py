@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chainstay.errors import InvalidScheduleError
 from chainstay.profiles import ChainProfile
-from chainstay.runtime.execute.items import TransferPlan
+from chainstay.runtime import MeasuredChain
+from chainstay.runtime.execute.items import TransferPlan, movable_chain, standing_bytes
 from chainstay.runtime.transfer.transfer_plan import plan_transfers
 from chainstay.schedule import Op, OpKind, Schedule
+from runtime_support import random_persistent
 
-__all__ = ["least_plan", "with_random_transfers"]
+__all__ = ["kept_in_part", "least_plan", "least_plan_in_part", "with_random_transfers"]
 
 _Item = tuple[str, int]
 
@@ -102,3 +104,24 @@ def least_plan(
         else:
             high = middle
     return high, plan_transfers(schedule, profile, high, overheads=overheads)
+
+
+def kept_in_part(measured: MeasuredChain, seed: int) -> Schedule:
+    """A random program list that keeps stages under any of their options."""
+    generator = random.Random(seed)
+    counts = [len(stage.options) for stage in measured.movable_profile.stages]
+    ops = (
+        replace(op, option=generator.randint(0, counts[op.stage]))
+        if op.kind is OpKind.FORWARD_KEEP_ALL
+        else op
+        for op in random_persistent(len(counts), seed, keep=0.6)
+    )
+    return with_random_transfers(Schedule(tuple(ops)), seed)
+
+
+def least_plan_in_part(measured: MeasuredChain, schedule: Schedule) -> tuple[int, TransferPlan]:
+    """The same for a program list of a measured chain that keeps stages in part."""
+    costs = measured.flat_profile_for(schedule)
+    standing = standing_bytes(costs, schedule)
+    overheads = [sum(both) for both in zip(measured.overheads_for(schedule), standing, strict=True)]
+    return least_plan(schedule, movable_chain(costs), overheads)
