@@ -11,7 +11,7 @@ from torch import nn
 
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.planner import Planner, StageSource, listed_shapes
-from chainstay.runtime.capture.blocks.calls import listed_modules
+from chainstay.runtime.capture.blocks.calls import listed_modules, require_not_checkpointed
 from chainstay.runtime.capture.blocks.entrances import (
     close_entrance,
     compiler_of,
@@ -26,6 +26,7 @@ from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
+from chainstay.runtime.execute.handles import present_hooks
 from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks
 from chainstay.runtime.measures.progress import say
 
@@ -76,10 +77,11 @@ class BlockForward:
         if planned is None:
             return call()
         run = BlockRun(planned.schedule, self.device)
-        checked = not is_sharded(call.model)
+        checked, around = not is_sharded(call.model), present_hooks()
 
         def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             try:
+                require_not_checkpointed(around)
                 return self.graphs.call(block, (args, kwargs), run.block, checked=checked)
             except UnsupportedModelError:
                 run.others += 1

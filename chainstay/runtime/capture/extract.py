@@ -216,7 +216,10 @@ def _extracted(
         inputs = found.inputs
         observed = observe_graph(name, found.forward, inputs)
         graph = cut(observed, granularity, repeated_blocks(model))
-        Trial(call, inputs, graph, graph.written_by(inputs), device).require_same()
+        written = graph.written_by(inputs)
+        Trial(
+            call, inputs, graph, written, device, may_draw_anew=observed.may_draw_anew
+        ).require_same()
         made.append(graph)
         return graph
 

@@ -30,6 +30,7 @@ from chainstay.runtime.capture.blocks.calls import (
     follows,
     listed_modules,
     record_calls,
+    require_not_checkpointed,
     scripted_blocks,
 )
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
@@ -185,6 +186,7 @@ class _Sampler:
         if name is not None and name not in self.unfit:
             runner = partial(self._run, block)
             try:
+                require_not_checkpointed(None)
                 return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
             except UnsupportedModelError as refusal:
                 self.unfit[name] = str(refusal)
