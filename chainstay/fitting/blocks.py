@@ -21,6 +21,7 @@ from chainstay.runtime.capture.blocks.entrances import (
 )
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
@@ -153,7 +154,10 @@ class BlockForward:
         if is_new and not planner.admits(shapes):
             return None
         host = Host(call, self.device)
-        around = find_blocks(host, self.graphs)
+        try:
+            around = find_blocks(host, self.graphs)
+        except NothingToPlanError:
+            return None
         key, stages = around.chain.key, around.chain.stages
         known = self.known.get(key)
         again = None if known is None else blocks_again(around, known.schedule)
@@ -208,6 +212,7 @@ class BlockForward:
         return (
             call.model.training,
             isinstance(next(call.model.parameters(), None), nn.Parameter),  # or functional_call's
+            any(parameter.requires_grad for parameter in call.model.parameters()),
             Autocast.now(self.device),
             tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
         )

@@ -260,3 +260,19 @@ def test_a_model_with_compiled_parts_has_no_graph_as_a_whole(subject: str) -> No
     model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
     with pytest.raises(UnsupportedModelError, match="some of its modules are compiled by"):
         chainstay.fit(model, sample.args, sample.kwargs, budget="60%", by="export")
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_a_model_that_is_exported_or_traced_runs_plainly(by: Any) -> None:
+    """What comes out trains nothing, and has no plan in it."""
+    _, planned, sample = pair("layered", "least")
+    chainstay.fit(chainstay.unfit(planned), budget="100%", by=by, repeats=1)
+    sample.loss(planned).backward()
+    planned.eval()
+    with torch.no_grad():
+        expected = planned(*sample.args)
+    exported = torch.export.export(planned, sample.args).module()
+    assert torch.equal(exported(*sample.args), expected)
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        traced: Any = torch.jit.trace(planned, sample.args)
+    assert torch.equal(traced(*sample.args), expected)
