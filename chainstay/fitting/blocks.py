@@ -11,7 +11,7 @@ from torch import nn
 
 from chainstay.errors import InfeasibleBudgetError, UnsupportedModelError
 from chainstay.fitting.planner import Planner, StageSource, listed_shapes
-from chainstay.runtime.capture.blocks.calls import listed_modules
+from chainstay.runtime.capture.blocks.calls import listed_modules, require_not_checkpointed
 from chainstay.runtime.capture.blocks.entrances import (
     close_entrance,
     compiler_of,
@@ -21,11 +21,13 @@ from chainstay.runtime.capture.blocks.entrances import (
 )
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.dynamo import NothingToPlanError
 from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.model_forward import is_stand_in
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import is_sharded
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
+from chainstay.runtime.execute.handles import present_hooks
 from chainstay.runtime.measures.blocks.block_costs import blocks_again, find_blocks
 from chainstay.runtime.measures.progress import say
 
@@ -76,10 +78,11 @@ class BlockForward:
         if planned is None:
             return call()
         run = BlockRun(planned.schedule, self.device)
-        checked = not is_sharded(call.model)
+        checked, around = not is_sharded(call.model), present_hooks()
 
         def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             try:
+                require_not_checkpointed(around)
                 return self.graphs.call(block, (args, kwargs), run.block, checked=checked)
             except UnsupportedModelError:
                 run.others += 1
@@ -151,7 +154,10 @@ class BlockForward:
         if is_new and not planner.admits(shapes):
             return None
         host = Host(call, self.device)
-        around = find_blocks(host, self.graphs)
+        try:
+            around = find_blocks(host, self.graphs)
+        except NothingToPlanError:
+            return None
         key, stages = around.chain.key, around.chain.stages
         known = self.known.get(key)
         again = None if known is None else blocks_again(around, known.schedule)
@@ -206,6 +212,7 @@ class BlockForward:
         return (
             call.model.training,
             isinstance(next(call.model.parameters(), None), nn.Parameter),  # or functional_call's
+            any(parameter.requires_grad for parameter in call.model.parameters()),
             Autocast.now(self.device),
             tuple((str(tuple(t.shape)), t.dtype, t.requires_grad) for t in call.tensors),
         )

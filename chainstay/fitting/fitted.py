@@ -88,7 +88,7 @@ class Fitted:
             kind.forward is not known for kind, known in self._forwards
         ):
             self._forget_graphs(model)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or _is_exporting():
             return self._plain(model, *args, **kwargs)
         require_no_transform(self._name)
         if not (self._caching and model.training):
@@ -206,6 +206,8 @@ class Fitted:
                         f"blocks be stages: {other} (by blocks)"
                     ) from refusal
             self._blocks, self._capture = blocks, None
+        if planned is None and not is_real:
+            raise self._nothing_to_plan()
         return blocks(call, planned, is_new=True) if is_real else None
 
     def _run_graph(self, call: Call, *, is_real: bool) -> Any:
@@ -232,10 +234,13 @@ class Fitted:
         try:
             return self._capture.capture(plan, args, call.kwargs, is_run=is_real)
         except NothingToPlanError:
-            raise UnsupportedModelError(
-                f"nothing that {self._name} returns for this sample requires a gradient, so "
-                "there is nothing to plan; let parameters or the input require one"
-            ) from None
+            raise self._nothing_to_plan() from None
+
+    def _nothing_to_plan(self) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"nothing that {self._name} returns for this sample requires a gradient, so "
+            "there is nothing to plan; let parameters or the input require one"
+        )
 
     @property
     def plans(self) -> tuple[Planned, ...]:
@@ -301,6 +306,11 @@ def fitted_of(model: nn.Module) -> Fitted | None:
     """Return the `Fitted` of `model`, or ``None`` if the model is not fitted."""
     found = getattr(model, "__dict__", {}).get("chainstay")
     return found if isinstance(found, Fitted) else None
+
+
+def _is_exporting() -> bool:
+    """Whether torch.export or torch.jit.trace looks at what runs, for use without training."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None  # noqa: SLF001  # torch.jit.is_tracing has no types
 
 
 def _nothing() -> None:

@@ -368,4 +368,7 @@ class SolvedPlans:
 def _output(call: Call, found: GraphCall, graph: GraphChain) -> OutputSample:
     """The model's output, which the graph gives, too."""
     written = graph.written_by(found.inputs)
-    return Trial(call, found.inputs, graph, written, found.device).require_same()
+    may_draw_anew = found.observed.may_draw_anew
+    return Trial(
+        call, found.inputs, graph, written, found.device, may_draw_anew=may_draw_anew
+    ).require_same()

@@ -597,3 +597,27 @@ def test_measuring_blocks_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
     fitted(Transformer(2), sample, "all", by="blocks", progress=True)
     assert done == 0, "as many steps are done as were told of"
     assert {"running every stage", "tracing memory", "running what is around the blocks"} < told
+
+
+def test_a_frozen_model_runs_plainly_until_it_is_trained() -> None:
+    """A teacher among copies, say: there is nothing to plan."""
+    torch.manual_seed(0)
+    model, x = Wayward("plain"), torch.randn(4, 6, 8)
+    planned = chainstay.fit(copy.deepcopy(model), budget="70%", repeats=1).requires_grad_(
+        requires_grad=False
+    )
+    outputs = []
+    for called in (planned, model):
+        torch.manual_seed(1)  # for dropout
+        outputs.append(called(x)["out"])
+    assert torch.equal(*outputs)
+    assert not shown(planned).plans
+    with pytest.raises(UnsupportedModelError, match="requires a gradient, so there is nothing"):
+        chainstay.fit(planned, (x,), budget="70%")
+    planned.last.requires_grad_()
+    with pytest.raises(UnsupportedModelError, match="none of them has a gradient in this call"):
+        planned(x)
+    sample = SampleUnder((x,))
+    expected = trained(model, sample)
+    assert differences(trained(planned.requires_grad_(), sample), expected) == []
+    assert len(shown(planned).plans) == 1

@@ -104,6 +104,50 @@ def test_reentrant_checkpoints_inside_a_model(share: str) -> None:
     require_plan(planned, share)
 
 
+class CheckpointedBlocks(nn.Module):
+    """Blocks that the model's own forward calls behind torch's checkpoint, from one on."""
+
+    def __init__(self, first: int, *, preserve_rng_state: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [[nn.Linear(12, 48), nn.GELU(), nn.Linear(48, 12)] for _ in range(5)]
+        self.blocks = nn.ModuleList(nn.Sequential(*inner, nn.Dropout(0.3)) for inner in layers)
+        self.first = first
+        self.preserve_rng_state = preserve_rng_state
+
+    def forward(self, x: torch.Tensor) -> Any:
+        keeps = self.preserve_rng_state
+        for index, block in enumerate(self.blocks):
+            if index < self.first:
+                x = x + block(x)
+            else:
+                x = x + checkpoint(block, x, use_reentrant=False, preserve_rng_state=keeps)
+        return {"scores": x}
+
+
+@pytest.mark.parametrize("budget", ["60%", "80%"])
+def test_blocks_behind_a_checkpoint_are_no_stages(budget: str) -> None:
+    """Torch runs them again by themselves, so no plan may have run them."""
+    model, plain = CheckpointedBlocks(3), CheckpointedBlocks(3)
+    planned = chainstay.fit(model, budget=budget, by="blocks", repeats=1)
+    for first in (3, 4, 2):
+        model.first = plain.first = first
+        assert differences(trained(planned, sample_of()), trained(plain, sample_of())) == []
+
+
+def test_blocks_that_are_all_behind_a_checkpoint_are_refused() -> None:
+    model = CheckpointedBlocks(0)
+    with pytest.raises(UnsupportedModelError, match=r"torch\.utils\.checkpoint runs it again"):
+        chainstay.fit(model, sample_of().args, budget="60%", by="blocks")
+
+
+def test_a_checkpoint_that_draws_other_random_numbers_is_refused() -> None:
+    """Its gradients are those of two masks, and a graph has one."""
+    model = CheckpointedBlocks(0, preserve_rng_state=False)
+    with pytest.raises(UnsupportedModelError, match="is not the model: gradient"):
+        chainstay.fit(model, sample_of().args, budget="60%", by="graph")
+
+
 @each_share
 @each_subject
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -216,3 +260,19 @@ def test_a_model_with_compiled_parts_has_no_graph_as_a_whole(subject: str) -> No
     model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
     with pytest.raises(UnsupportedModelError, match="some of its modules are compiled by"):
         chainstay.fit(model, sample.args, sample.kwargs, budget="60%", by="export")
+
+
+@pytest.mark.parametrize("by", ["graph", "blocks"])
+def test_a_model_that_is_exported_or_traced_runs_plainly(by: Any) -> None:
+    """What comes out trains nothing, and has no plan in it."""
+    _, planned, sample = pair("layered", "least")
+    chainstay.fit(chainstay.unfit(planned), budget="100%", by=by, repeats=1)
+    sample.loss(planned).backward()
+    planned.eval()
+    with torch.no_grad():
+        expected = planned(*sample.args)
+    exported = torch.export.export(planned, sample.args).module()
+    assert torch.equal(exported(*sample.args), expected)
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        traced: Any = torch.jit.trace(planned, sample.args)
+    assert torch.equal(traced(*sample.args), expected)

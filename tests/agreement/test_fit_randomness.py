@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -89,3 +91,17 @@ def test_blocks_that_run_again_see_the_same_numbers(draw: Callable[[], float]) -
 def test_numbers_are_not_made_constants(draw: Callable[[], float]) -> None:
     with pytest.raises(UnsupportedModelError, match=_TOLD):
         chainstay.fit(Whole(draw), (torch.randn(32, 16),), budget="100%", repeats=1)
+
+
+def test_the_first_fit_of_a_process_leaves_pythons_random_numbers() -> None:
+    """What fit imports then may draw some, as rich does."""
+    program = (
+        "import random, torch, chainstay\n"
+        "random.seed(0)\n"
+        "before = random.getstate()\n"
+        "model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))\n"
+        "chainstay.fit(model, budget='100%', repeats=1)\n"
+        "model(torch.zeros(4, 16)).sum().backward()\n"
+        "assert random.getstate() == before\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from rich.table import Table
 from torch import nn
 
 from chainstay.errors import UnsupportedModelError
@@ -23,6 +22,9 @@ from chainstay.runtime.capture.trials.equivalence import Trial
 from chainstay.runtime.capture.trials.isolation import require_initialised
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.graph_join import GraphJoin
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = [
     "ExtractedChain",
@@ -214,7 +216,10 @@ def _extracted(
         inputs = found.inputs
         observed = observe_graph(name, found.forward, inputs)
         graph = cut(observed, granularity, repeated_blocks(model))
-        Trial(call, inputs, graph, graph.written_by(inputs), device).require_same()
+        written = graph.written_by(inputs)
+        Trial(
+            call, inputs, graph, written, device, may_draw_anew=observed.may_draw_anew
+        ).require_same()
         made.append(graph)
         return graph
 

@@ -111,7 +111,10 @@ _INLINED: Final = (*_CHECKPOINTS, "wrap")
 """Higher-order operators that only call the graph they are given."""
 
 RUN_AGAIN: Final = "run_again"
-"""The key in a node's ``meta`` that marks operators inside of a `torch.utils.checkpoint`."""
+"""The key in a node's ``meta`` that marks operators inside of a `torch.utils.checkpoint`.
+
+Its value tells whether these draw the same random numbers again.
+"""
 
 _DROPPED: Final = ("_log_api_usage_once",)
 
@@ -228,7 +231,7 @@ class _GraphCopier:
             copies[node] = self._inlined(node, copies)
             if name in _CHECKPOINTS:
                 for copy in takewhile(lambda copy: copy is not last, reversed(self.graph.nodes)):
-                    copy.meta[RUN_AGAIN] = True
+                    copy.meta[RUN_AGAIN] = bool(node.kwargs.get("preserve_rng_state", True))
         elif name == OPERATOR:
             copies[node] = self._custom_function(node, copies)
         elif node.target is operator.getitem and isinstance(first, tuple | list):

@@ -109,6 +109,14 @@ class ObservedGraph:
     seen: Observations
     state_inputs: Collection[fx.Node]
 
+    @property
+    def may_draw_anew(self) -> bool:
+        """Whether a `torch.utils.checkpoint` may draw other random numbers in its backward."""
+        return any(
+            node.meta.get(RUN_AGAIN) is False and self.seen[node].draws_random
+            for node in self.captured.operators
+        )
+
 
 def observe_graph(name: str, forward: GraphForward, inputs: Sequence[object]) -> ObservedGraph:
     """Bring a graph of TorchDynamo's into a plain form, and observe its operators.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from chainstay.profiles import ChainProfile
 from chainstay.runtime.capture.cuts.stage_table import as_text, stage_table
 from chainstay.runtime.estimate.devices import DeviceModel
 from chainstay.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

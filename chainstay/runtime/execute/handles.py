@@ -44,6 +44,7 @@ __all__ = [
     "dropping",
     "hooks_set_aside",
     "is_parameter",
+    "present_hooks",
     "require_repeatable_call",
     "unpack",
 ]
@@ -262,8 +263,7 @@ class Capture:
             return tensor
         absent = None if self.option is None else self.option.packed(tensor)
         if not self.is_done:
-            handle = self.handles[self.packed]
-            if handle is not None:
+            if (handle := self.handles[self.packed]) is not None:
                 self._fill(handle, tensor, absent)
             self.packed += 1
         if self.is_done and self.stops_when_done:
@@ -309,12 +309,12 @@ def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
 
 def hooks_set_aside() -> AbstractContextManager[object]:
     """Inside, hooks on saved tensors that are on already are not called."""
-    if _present_hooks() is None:
+    if present_hooks() is None:
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 
 
-def _present_hooks() -> Sequence[Callable[..., Any]] | None:
+def present_hooks() -> Sequence[Callable[..., Any]] | None:
     """The innermost hooks on saved tensors; torch before 2.7 does not tell."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # noqa: SLF001  # no public way
     return None if top is None else top(True)  # noqa: FBT003  # it takes no names
@@ -337,7 +337,7 @@ def require_repeatable_call(device: torch.device) -> None:
     obstacle = "" if accelerator is None else accelerator.obstacle()
     if obstacle:
         raise PlanMismatchError(obstacle)
-    own = [getattr(hook, "__module__", None) or "" for hook in _present_hooks() or ()]
+    own = [getattr(hook, "__module__", None) or "" for hook in present_hooks() or ()]
     if any(module.partition(".")[0] not in ("torch", "chainstay") for module in own):
         raise PlanMismatchError(
             f"torch.autograd.graph.saved_tensors_hooks of {own[0]} are on around a call that "

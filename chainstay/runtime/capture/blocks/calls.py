@@ -16,7 +16,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
+from chainstay.runtime.execute.handles import present_hooks
 from chainstay.runtime.stage.states import state_bytes, version_of
 
 
@@ -135,6 +137,21 @@ def scripted_blocks(model: nn.Module) -> dict[str, str]:
         for name, child in module.named_children()
         if isinstance(child, torch.jit.ScriptModule)
     }
+
+
+def require_not_checkpointed(around: Sequence[Callable[..., Any]] | None) -> None:
+    """Refuse a block that the model's forward calls inside of a `torch.utils.checkpoint`.
+
+    That would run the block's own forward in the backward, and count what this saves.
+
+    Args:
+        around: The hooks on saved tensors that are on around the model.
+    """
+    hooks = present_hooks()
+    if hooks and hooks != around and hooks[0].__module__ == "torch.utils.checkpoint":
+        raise UnsupportedModelError(
+            "torch.utils.checkpoint runs it again in the backward, as a plan does; leave that out"
+        )
 
 
 def _storage_bytes(tensor: torch.Tensor) -> int:

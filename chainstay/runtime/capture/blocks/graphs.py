@@ -129,7 +129,14 @@ class BlockGraphs:
             call = replace(call, function=compiler(call.function))
         if checked:
             written = chain.written_by(found.inputs)
-            Trial(call, found.inputs, chain, written, self.device).require_same()
+            Trial(
+                call,
+                found.inputs,
+                chain,
+                written,
+                self.device,
+                may_draw_anew=observed.may_draw_anew,
+            ).require_same()
         graph = BlockGraph(key, chain, is_compiled=compiler is not None)
 
         def run(*inputs: Any) -> Sequence[Any]:

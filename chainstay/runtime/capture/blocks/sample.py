@@ -30,12 +30,15 @@ from chainstay.runtime.capture.blocks.calls import (
     follows,
     listed_modules,
     record_calls,
+    require_not_checkpointed,
     scripted_blocks,
 )
 from chainstay.runtime.capture.blocks.chain import BlockChain, BlockStage
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
 from chainstay.runtime.capture.blocks.graphs import BlockGraph, BlockGraphs, BlockRunner
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.dynamo import NothingToPlanError
+from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.environment import RandomStates, random_states
 from chainstay.runtime.execute.handles import dropping
@@ -76,15 +79,24 @@ def sample_blocks(
         held: Stages whose input the model holds itself: segments begin there, too.
 
     Raises:
+        NothingToPlanError: Nothing that the model returns has a gradient.
         UnsupportedModelError: There are no two blocks that can be run as stages.
     """
     name = type(host.model).__name__
     unfit: dict[str, str] = {}
+    trained: list[bool] = []
     with host.fresh() as (model, run), dropping():
-        recorded = record_calls(model, run)
+        recorded = record_calls(model, lambda: trained.append(_has_gradient(run())))
     while True:
         chosen = choose_calls(recorded, unfit)
         if len(chosen) < 2:
+            if not any(trained):
+                raise NothingToPlanError
+            if recorded and not any(made.requires_grad for c in recorded for made in c.outputs):
+                raise UnsupportedModelError(
+                    f"no blocks of {name} form a chain: none of them has a gradient in this call, "
+                    "so they save nothing; train such a model without a plan (chainstay.unfit)"
+                )
             unfit = scripted_blocks(host.model) | unfit
             raise UnsupportedModelError(
                 f"no blocks of {name} form a chain: none of its lists of modules "
@@ -105,6 +117,11 @@ def sample_blocks(
                 chain, sample = sampler.assembled(name, held)
                 return replace(chain, uncalled=_uncalled(host, recorded)), sample
             unfit.update(sampler.unfit)
+
+
+def _has_gradient(output: object) -> bool:
+    leaves = output_leaves(output)
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _reasons(unfit: Mapping[str, str]) -> str:
@@ -185,6 +202,7 @@ class _Sampler:
         if name is not None and name not in self.unfit:
             runner = partial(self._run, block)
             try:
+                require_not_checkpointed(None)
                 return self.graphs.call(block, (args, kwargs), runner, checked=not self.sharded)
             except UnsupportedModelError as refusal:
                 self.unfit[name] = str(refusal)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
 
 from chainstay.runtime.capture.cuts.programs import GraphStage, Program
 from chainstay.runtime.capture.cuts.stage_table import as_text, stage_table
@@ -15,6 +14,9 @@ from chainstay.runtime.capture.graph_inputs import GraphInput, InputKind
 from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.stage.states import State, address_of
 from chainstay.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
