@@ -383,10 +383,4 @@ MUTANTS: Final = (
         "            if self.parking is not None:",
         _IN_PART,
     ),
-    Mutant(
-        "runtime/transfer/transfer_plan.py",
-        "stages[item.number].all_options[self.options[item.number]].saved_bytes",
-        "stages[item.number].saved_bytes",
-        _IN_PART,
-    ),
 )
