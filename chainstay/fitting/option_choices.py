@@ -9,7 +9,7 @@ from chainstay.plans import OptionChoice, Plan
 from chainstay.profiles import ChainProfile, JoinProfile
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.measures.option_costs import ChosenOption
-from chainstay.runtime.options.front import Selection
+from chainstay.runtime.options.selection import Selection
 
 
 def chosen_options(

@@ -222,13 +222,13 @@ _SHOWN: Final = (
         "unit/test_options_shown.py::test_of_two_records_of_a_stage_the_last_one_counts",
     ),
     Mutant(
-        "runtime/options/front.py",
+        "runtime/options/selection.py",
         "place in indices and operators[place].is_replayable for place in self.replayed",
         "operators[place].is_replayable for place in self.replayed",
         "agreement/test_plan_files.py::test_an_option_that_a_stage_does_not_have_is_refused",
     ),
     Mutant(
-        "runtime/options/front.py",
+        "runtime/options/selection.py",
         "place in indices and operators[place].is_redrawable for place in self.redrawn",
         "place in indices for place in self.redrawn",
         "agreement/test_plan_files.py::test_an_option_that_a_stage_does_not_have_is_refused",

@@ -383,4 +383,16 @@ MUTANTS: Final = (
         "            if self.parking is not None:",
         _IN_PART,
     ),
+    Mutant(
+        "runtime/options/front_hull.py",
+        "saved > nanosecond * operator.time",
+        "saved > 0",
+        "unit/test_stage_option_front.py::test_minimum_cuts_find_the_corners_of_the_hull",
+    ),
+    Mutant(
+        "runtime/options/front_hull.py",
+        'graph.add_edge(replayed, ("wanted", source))',
+        "pass",
+        "unit/test_stage_option_front.py::test_a_minimum_cut_finds_the_fewest_bytes",
+    ),
 )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from itertools import combinations
-from typing import Any
 
 import pytest
 
@@ -15,8 +13,9 @@ from chainstay.formulations.highs_backend import HighsResult
 from chainstay.formulations.settings import Limits, TerminationStatus
 from chainstay.formulations.stage_front import least_replay_time
 from chainstay.profiles.operators import Operator
-from chainstay.runtime.options import front as front_module
-from chainstay.runtime.options.front import Selection, _merged, pareto_front, thinned
+from chainstay.runtime.options.front import pareto_front, thinned
+from chainstay.runtime.options.front_hull import convex_front, fewest_bytes
+from chainstay.runtime.options.selection import Selection
 
 
 def random_stage(count: int, seed: int) -> list[Operator]:
@@ -115,7 +114,7 @@ def test_the_front_of_twelve_operators() -> None:
 def test_an_integer_program_finds_the_same_times(count: int) -> None:
     for seed in range(4):
         stage = random_stage(count, seed)
-        front = pareto_front(stage, 10**6)
+        front = pareto_front(stage, 10**6, 10**9)
         budgets = {
             0,
             *(choice.kept_bytes - one for choice in front[:: len(front) // 3] for one in (0, 1)),
@@ -143,7 +142,7 @@ def test_a_solver_that_runs_out_of_time_gives_no_answer(monkeypatch: pytest.Monk
 def test_few_choices_per_state_are_right_and_keep_both_ends() -> None:
     for seed in range(20):
         stage = random_stage(30, seed)
-        exact, found = pareto_front(stage, 10**6), pareto_front(stage, 5)
+        exact, found = (pareto_front(stage, limit, 10**9) for limit in (10**6, 5))
         assert len(found) <= 5
         assert found[0].replay_time == exact[0].replay_time
         for point in found:
@@ -154,12 +153,46 @@ def test_few_choices_per_state_are_right_and_keep_both_ends() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 12, 30])
-def test_one_choice_per_state_finds_the_fewest_bytes(count: int) -> None:
+def test_a_minimum_cut_finds_the_fewest_bytes(count: int) -> None:
     """And of those of so few bytes the fastest."""
     for seed in range(20):
         stage = random_stage(count, seed)
-        (found,) = pareto_front(stage, 1)
-        assert found == pareto_front(stage, 10**6)[-1]
+        found, front = fewest_bytes(stage), pareto_front(stage, 10**6, 10**9)
+        if found is None:
+            assert not front
+            continue
+        point = (found.kept_bytes, found.replay_time)
+        assert point == (front[-1].kept_bytes, front[-1].replay_time)
+        assert cost(stage, found.replayed, found.redrawn) == point
+
+
+@pytest.mark.parametrize("count", [1, 12, 25])
+def test_minimum_cuts_find_the_corners_of_the_hull(count: int) -> None:
+    for seed in range(20):
+        stage = random_stage(count, seed)
+        front = [(x.kept_bytes, x.replay_time) for x in pareto_front(stage, 10**6, 10**9)]
+        found = convex_front(stage, 1000)
+        for choice in found:
+            assert cost(stage, choice.replayed, choice.redrawn) == (
+                choice.kept_bytes,
+                choice.replay_time,
+            )
+        points = [(choice.kept_bytes, choice.replay_time) for choice in found]
+        assert set(hull(front)) <= set(points) <= set(front)
+        assert len(convex_front(stage, 3)) == min(len(points), 3)
+
+
+def hull(front: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The points that are least by some weights of bytes and time, one on each corner."""
+    corners: list[tuple[int, int]] = []
+    for size, time in front:
+        while len(corners) > 1:
+            (first, early), (middle, later) = corners[-2:]
+            if (first - middle) * (time - early) > (first - size) * (later - early):
+                break
+            corners.pop()
+        corners.append((size, time))
+    return corners
 
 
 def test_whoever_is_left_out_costs_least() -> None:
@@ -173,7 +206,7 @@ def test_whoever_is_left_out_costs_least() -> None:
     assert thinned(front[:1]) == front[:1]
 
 
-def test_a_long_stage_is_looked_at_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_stage_the_hull_is_found() -> None:
     """A loop over time: hundreds of operators, each of which reads what is some steps behind."""
     stage = [
         Operator(
@@ -184,17 +217,9 @@ def test_a_long_stage_is_looked_at_in_bounded_work(monkeypatch: pytest.MonkeyPat
         )
         for index in range(400)
     ]
-    sizes: list[int] = []
-
-    def counted(parts: Iterable[list[Any]], limit: int) -> list[Any]:
-        merged = _merged(parts, limit)
-        sizes.append(len(merged))
-        return merged
-
-    monkeypatch.setattr(front_module, "_merged", counted)
-    found = pareto_front(stage, 64)
-    assert sum(sizes) <= 4_000 * 64
-    assert len(found) > 40
+    found = pareto_front(stage)
+    assert found == convex_front(stage, 32)
+    assert len(found) == 32
     assert found[0].replay_time == 0
     for point in found:
         assert cost(stage, point.replayed, point.redrawn) == (point.kept_bytes, point.replay_time)

@@ -21,7 +21,6 @@ from chainstay.runtime.measures.costs import ObservedStage, Subject
 from chainstay.runtime.measures.probe import StageMemory, StageProbe
 from chainstay.runtime.measures.shared_bytes import LeafUses
 from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
-from chainstay.runtime.options.front import Selection
 from chainstay.runtime.options.graph import StageGraph, trace_stage
 from chainstay.runtime.options.option import (
     Option,
@@ -30,6 +29,7 @@ from chainstay.runtime.options.option import (
     option_of,
     stage_options,
 )
+from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.table import OptionTable, fused
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import idle_bytes, spans_over_idle_cuts

@@ -16,7 +16,9 @@ all tensors have been captured before: stashes may come later.
 ===================  ========================================================================
 module               what is in it
 ===================  ========================================================================
+`selection`          one choice of what is kept and what is made again
 `front`              the exact Pareto front of (bytes, time); knows no torch
+`front_hull`         corners of its hull, by minimum cuts, for stages of hundreds of operators
 `operator_parts`     dropout and attention as several operators
 `composition`        programs of consecutive stages as one graph
 `stage_run`, `trace` a run node by node: storages, versions, saved tensors, random draws, times

@@ -23,50 +23,24 @@ Nothing here knows torch; `formulations.stage_front` states the same as an integ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import pairwise
 from operator import itemgetter
 from typing import Final, TypeAlias
 
 from chainstay.profiles.operators import Operator
+from chainstay.runtime.options.front_hull import convex_front
+from chainstay.runtime.options.selection import Selection
 
-__all__ = ["Selection", "pareto_front", "thinned"]
+__all__ = ["pareto_front", "thinned"]
 
 LIMIT: Final = 256
 """Choices that are looked at per state; see `pareto_front`."""
 
-_MOST_LIMITS: Final = 4_000
-"""Choices that are looked at in one stage, in such limits: some seconds with the usual one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The operators of a stage that are kept, and those that are made again.
-
-    Attributes:
-        kept_bytes: The bytes of what is kept, the stage's own output left out.
-        replay_time: What making the rest again takes, in ns.
-        replayed: Positions of the operators that are run again.
-        redrawn: Positions of those of which only the noise is made again.
-    """
-
-    kept_bytes: int
-    replay_time: int
-    replayed: frozenset[int] = frozenset()
-    redrawn: frozenset[int] = frozenset()
-
-    @property
-    def drops(self) -> bool:
-        """Whether anything is made again, so that something may be dropped."""
-        return bool(self.replayed or self.redrawn)
-
-    def is_of(self, operators: Sequence[Operator]) -> bool:
-        """Whether it is about these operators, and they can be run again as it says."""
-        indices = range(len(operators))
-        return all(
-            place in indices and operators[place].is_replayable for place in self.replayed
-        ) and (all(place in indices and operators[place].is_redrawable for place in self.redrawn))
+_MOST_STATES: Final = 16_000
+"""See `pareto_front`; so many take a second."""
+_HULL: Final = 32
+"""Choices that are looked for where there are more."""
 
 
 class _Action(Enum):
@@ -80,22 +54,24 @@ _Label: TypeAlias = tuple[int, int, _Steps]
 _Labels: TypeAlias = list[_Label]
 
 
-def pareto_front(operators: Sequence[Operator], limit: int = LIMIT) -> list[Selection]:
+def pareto_front(
+    operators: Sequence[Operator], limit: int = LIMIT, most_states: int = _MOST_STATES
+) -> list[Selection]:
     """Return the choices that no other beats, from the most bytes to the fewest.
 
     It is exact while no state has more than `limit` choices. From one that has more, so many
     are taken at even distances, both ends among them: what is found is then still
-    right, but there may be better. In stages of hundreds of operators (a loop over time) with
-    many states at once, each has fewer. With a limit of 1 the choice of fewest bytes is found
-    alone, and of these the fastest: that is exact, too.
+    right, but there may be better. Of a stage of hundreds of operators with many states at once
+    (a loop over time), choices on the hull of the front are found alone.
 
     Args:
         operators: The stage, in the order of its forward.
-        limit: Choices per state.
+        limit: Choices per state; at least 2.
+        most_states: States at the widest place, times operators, up to which all are looked at.
 
     Complexity:
-        O(n W L log L) for n operators, W states at the widest place and L choices per state;
-            n W L is at most 4,000 times the limit while L is more than 2.
+        O(n W L log L) for n operators, W states at the widest place and L choices per state. Where
+            n W is more than `most_states`, that of 32 minimum cuts.
 
     Example:
         A convolution whose result is saved, and a rectifier that could be replayed from it:
@@ -118,8 +94,9 @@ def pareto_front(operators: Sequence[Operator], limit: int = LIMIT) -> list[Sele
         for state, labels in states.items():
             for target, changed in _decided(operator, index, (state, reads[index]), labels):
                 found.setdefault(target, []).append(changed)
-        most = min(limit, max(2, _MOST_LIMITS * limit // (len(operators) * len(found))))
-        states = {state: _merged(parts, most) for state, parts in found.items()}
+        if len(operators) * len(found) > most_states:
+            return convex_front(operators, _HULL)
+        states = {state: _merged(parts, limit) for state, parts in found.items()}
     labels = _merged(states.values(), limit)
     return [_selection(label) for label in reversed(labels)]
 
@@ -164,8 +141,6 @@ def _merged(parts: Iterable[_Labels], limit: int) -> _Labels:
             kept.append(label)
     if len(kept) <= limit:
         return kept
-    if limit == 1:
-        return kept[:1]
     step = (len(kept) - 1) / (limit - 1)
     return [kept[round(number * step)] for number in range(limit)]
 

@@ -15,7 +15,6 @@ from typing import Any
 from torch import fx
 
 from chainstay.runtime.capture.cuts.programs import function_of
-from chainstay.runtime.options.front import Selection
 from chainstay.runtime.options.graph import OperatorStep, Pack, StageGraph
 from chainstay.runtime.options.option_code import (
     OptionCode,
@@ -35,6 +34,7 @@ from chainstay.runtime.options.replay_operators import (
     stash_random,
     unhook,
 )
+from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.options.special_operators import is_graphless, scratch_arguments
 
 

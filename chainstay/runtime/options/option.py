@@ -18,11 +18,13 @@ from chainstay.runtime.execute.handles import (
     is_parameter,
     unpack,
 )
-from chainstay.runtime.options.front import Selection, pareto_front, thinned
+from chainstay.runtime.options.front import pareto_front, thinned
+from chainstay.runtime.options.front_hull import fewest_bytes
 from chainstay.runtime.options.generator import generate, groups_of, hooked_packs
 from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
+from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached, non_leaves
 
@@ -145,8 +147,8 @@ def selections_of(graph: StageGraph) -> list[Selection]:
 
 def steady_selection(graph: StageGraph) -> Selection:
     """Return what keeps the fewest bytes, and of these what makes the fewest operators again."""
-    alike = [replace(operator, time=1) for operator in graph.operators]
-    (fewest,) = pareto_front(alike, limit=1)
+    fewest = fewest_bytes([replace(operator, time=1) for operator in graph.operators])
+    assert fewest is not None, "autograd keeps everything"
     again = sorted(fewest.replayed | fewest.redrawn)
     time = sum(graph.operators[place].time for place in again)
     return _with_hooks(graph, replace(fewest, replay_time=time))
