@@ -6,9 +6,10 @@ taken from its plans. Whole transfers are made of them under the overheads of ea
 as this schedule has them, and the real budget: where a plan does not fit, more is moved.
 
 The solver knows no kinds of runs, and takes longer here, so it is asked three times: with overheads
-that no schedule exceeds, with those of plain training, and with those of the best plan by then.
-Plans that only recompute or only offload are plans, too: what is known of them is where the search
-begins. The bound is by overheads that every schedule has at least.
+that no schedule exceeds, with those of plain training, and with those of the best plan by then;
+each time for whole stages, and for stages with their options. Plans that only recompute or only
+offload are plans, too: what is known of them is where the search begins. The bound is by overheads
+that every schedule has at least.
 
 A plan is judged twice, by code that shares nothing: the simulator tells its time, and the
 runtime's own count of bytes that it can run.
@@ -64,9 +65,9 @@ def solve_combined(
         known: Plans that recompute only or offload only, of this chain for this budget.
 
     Returns:
-        The program list, no slower than any of `known` that keeps stages whole or not at all. Its
+        The program list, no slower than any of `known` that keeps no several stages together. Its
         makespan and times are its own, with the overheads of its operations, the bound is on all
-        program lists of this chain within the budget.
+        program lists of these stages and their own options within the budget.
 
     Raises:
         HostBudgetError: Nothing found fits in the host's memory; with ``error.required``,
@@ -74,8 +75,8 @@ def solve_combined(
         SolverLimitError: Nothing was found that fits.
 
     Complexity:
-        Three searches for plans, see `chainstay.solve_hybrid`, with fewer slots for
-        longer chains.
+        Three searches for plans, and three more where stages have options, see
+        `chainstay.solve_hybrid`, with fewer slots for longer chains.
     """
     start = time.perf_counter()
     search = _HybridSearch(measured, budget, link)

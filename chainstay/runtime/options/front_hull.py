@@ -58,7 +58,8 @@ def convex_front(operators: Sequence[Operator], most: int) -> list[Selection]:
     sizes = sum(o.result_bytes + o.extra_bytes + o.state_bytes for o in operators)
     found = [_best(operators, 1, 1 + sizes), fewest_bytes(operators)]
     front = [choice for choice in found if choice is not None]
-    front = front[: len({choice.kept_bytes for choice in front})]
+    if len({choice.kept_bytes for choice in front}) < len(front):
+        front = front[:1]  # the fastest keeps the fewest bytes
     sides = [_side(*ends) for ends in pairwise(front)]
     while sides and len(front) < most:
         _, large, small = max(sides, key=lambda side: side[0])
