@@ -334,8 +334,7 @@ def require_repeatable_call(device: torch.device) -> None:
         PlanMismatchError: It is so.
     """
     accelerator = accelerator_at(device)
-    obstacle = "" if accelerator is None else accelerator.obstacle()
-    if obstacle:
+    if accelerator is not None and (obstacle := accelerator.obstacle()):
         raise PlanMismatchError(obstacle)
     own = [getattr(hook, "__module__", None) or "" for hook in present_hooks() or ()]
     if any(module.partition(".")[0] not in ("torch", "chainstay") for module in own):

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from chainstay.profiles import ChainProfile, JoinProfile, SharedGradient, Stage
-from chainstay.runtime.measures.account import BesideRuns, stage_by_kind
-from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
+from chainstay.runtime.measures.stage_cost import BesideRuns, OptionCost, StageCost, stage_by_kind
 from chainstay.schedule import Op, OpKind, Schedule
 
 __all__ = ["JoinAccount", "JoinedChain", "JoinedStage"]

@@ -23,15 +23,20 @@ With these the simulator finds the peak of that schedule. What is made of them f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from chainstay.errors import PlanMismatchError
 from chainstay.profiles import ChainProfile, RunCost, Skip, Stage, StageOption
-from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
+from chainstay.runtime.measures.stage_cost import (
+    BesideRuns,
+    OptionCost,
+    StageCost,
+    stage_by_kind,
+)
 from chainstay.schedule import OpKind, Schedule
 
 
@@ -324,74 +329,6 @@ class Account:
                 held -= sum(self.stages[stage].random_bytes for stage in ended)
             else:
                 yield 0  # removing something takes nothing
-
-
-class BesideRuns(NamedTuple):
-    """Bytes beside the runs of a stage that are not its own, by the kind of run.
-
-    Attributes:
-        first: Beside its first run, if that is kept.
-        dropped: Beside its first run, if that is not kept.
-        again: Beside a later run.
-        backward: Beside its backward.
-    """
-
-    first: int
-    dropped: int
-    again: int
-    backward: int
-
-
-def stage_by_kind(stages: Sequence[StageCost], beside: Callable[[int], BesideRuns]) -> Stage:
-    """Return a stage by its options, and by what each kind of run costs.
-
-    Args:
-        stages: The stage, and those behind it that an option may keep with it.
-        beside: Told how many of them are kept together.
-    """
-    cost = stages[0]
-
-    def option(own: OptionCost) -> StageOption:
-        kept, more = stages[: own.stages], beside(own.stages)
-        forward = sum(stage.forward_time for stage in kept)
-        backward = sum(stage.backward_time for stage in kept) + own.replay_time
-        return StageOption(
-            name=own.name,
-            saved_bytes=own.saved_bytes,
-            backward_overhead_bytes=max(own.backward_bytes + more.backward, 0),
-            first=RunCost(
-                time=forward,
-                overhead_bytes=own.recording_bytes + more.first,
-                backward_time=backward,
-            ),
-            again=RunCost(
-                time=forward + sum(stage.rerun_time for stage in kept),
-                overhead_bytes=own.recording_bytes + more.again,
-                backward_time=backward,
-            ),
-            stages=own.stages,
-        )
-
-    everything = option(cost.kept_under(0))
-    more = beside(1)
-    dropped = RunCost(
-        time=cost.forward_time + cost.hooks_time, overhead_bytes=cost.dropping_bytes + more.dropped
-    )
-    dropped_again = RunCost(
-        time=cost.forward_time + cost.rerun_time, overhead_bytes=cost.dropping_bytes + more.again
-    )
-    plain = cost.stage(
-        forward=max(everything.run(first=False).overhead_bytes, dropped_again.overhead_bytes),
-        backward=everything.backward_overhead_bytes,
-    )
-    return replace(
-        plain,
-        first=everything.first,
-        again=everything.again,
-        dropped_first=dropped,
-        dropped_again=dropped_again,
-        options=tuple(map(option, cost.options)),
-    )
 
 
 def _with_overhead(stage: Stage, kind: str, number: int, size: int) -> Stage:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import takewhile
 from math import ceil
+from typing import NamedTuple
 
 from chainstay.profiles import RunCost, Stage, StageOption
 from chainstay.schedule import OpKind
@@ -237,3 +238,71 @@ class StageCost:
             case OpKind.BACKWARD:
                 return self.backward_bytes
         return 0
+
+
+class BesideRuns(NamedTuple):
+    """Bytes beside the runs of a stage that are not its own, by the kind of run.
+
+    Attributes:
+        first: Beside its first run, if that is kept.
+        dropped: Beside its first run, if that is not kept.
+        again: Beside a later run.
+        backward: Beside its backward.
+    """
+
+    first: int
+    dropped: int
+    again: int
+    backward: int
+
+
+def stage_by_kind(stages: Sequence[StageCost], beside: Callable[[int], BesideRuns]) -> Stage:
+    """Return a stage by its options, and by what each kind of run costs.
+
+    Args:
+        stages: The stage, and those behind it that an option may keep with it.
+        beside: Told how many of them are kept together.
+    """
+    cost = stages[0]
+
+    def option(own: OptionCost) -> StageOption:
+        kept, more = stages[: own.stages], beside(own.stages)
+        forward = sum(stage.forward_time for stage in kept)
+        backward = sum(stage.backward_time for stage in kept) + own.replay_time
+        return StageOption(
+            name=own.name,
+            saved_bytes=own.saved_bytes,
+            backward_overhead_bytes=max(own.backward_bytes + more.backward, 0),
+            first=RunCost(
+                time=forward,
+                overhead_bytes=own.recording_bytes + more.first,
+                backward_time=backward,
+            ),
+            again=RunCost(
+                time=forward + sum(stage.rerun_time for stage in kept),
+                overhead_bytes=own.recording_bytes + more.again,
+                backward_time=backward,
+            ),
+            stages=own.stages,
+        )
+
+    everything = option(cost.kept_under(0))
+    more = beside(1)
+    dropped = RunCost(
+        time=cost.forward_time + cost.hooks_time, overhead_bytes=cost.dropping_bytes + more.dropped
+    )
+    dropped_again = RunCost(
+        time=cost.forward_time + cost.rerun_time, overhead_bytes=cost.dropping_bytes + more.again
+    )
+    plain = cost.stage(
+        forward=max(everything.run(first=False).overhead_bytes, dropped_again.overhead_bytes),
+        backward=everything.backward_overhead_bytes,
+    )
+    return replace(
+        plain,
+        first=everything.first,
+        again=everything.again,
+        dropped_first=dropped,
+        dropped_again=dropped_again,
+        options=tuple(map(option, cost.options)),
+    )
