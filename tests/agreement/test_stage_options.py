@@ -245,6 +245,9 @@ def test_a_span_of_stages_has_options_as_one_stage(name: str) -> None:
         (option.saved_bytes for option in options), reverse=True
     )
     assert options[0].name == "keeps everything"
+    with measuring(torch.device("cpu")):
+        at_once = stage_options(graph.taking(1), graphs[0][1])
+    assert at_once[0].name == "keeps everything", "no replay is free, whatever the clock says"
     assert all(option.name.startswith("drops ") for option in options[1:])
     for option in options:
         found = ModelOptions(model, chain, inputs, ((option,),), (whole,))

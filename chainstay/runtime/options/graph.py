@@ -144,7 +144,7 @@ class StageGraph:
     def taking(self, time: int) -> StageGraph:
         """Return the graph with operators that together take `time` ns, as they do in a step."""
         operators = [
-            replace(operator, time=operator.time * time // max(self.time, 1))
+            replace(operator, time=max(operator.time * time // max(self.time, 1), 1))
             for operator in self.operators
         ]
         return replace(self, operators=tuple(operators), time=time)
