@@ -262,7 +262,7 @@ def require_plain(profile: ChainProfile, what: str) -> None:
     """
     for i, stage in enumerate(profile.stages):
         if not stage.is_plain:
-            kind = f"{len(stage.options)} options" if stage.options else "costs by kind of run"
+            kind = "options" if stage.options else "costs by kind of run"
             raise InvalidProfileError(
                 f"stage {i} of this chain has {kind}, which {what} does not take; use DP(), or "
                 "leave them out of the profile"

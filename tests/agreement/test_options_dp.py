@@ -207,7 +207,7 @@ def test_the_number_of_an_option_is_that_of_the_profile() -> None:
 def test_revolve_refuses_options() -> None:
     option = StageOption(saved_bytes=1, first=RunCost())
     chain = ChainProfile(input_bytes=1, input_gradient_bytes=0, stages=(Stage(options=(option,)),))
-    text = r"stage 0 of this chain has 1 options, which Revolve\(\) does not take"
+    text = r"stage 0 of this chain has options, which Revolve\(\) does not take"
     with pytest.raises(InvalidProfileError, match=text):
         Revolve()(chain, 100)
 
