@@ -115,7 +115,7 @@ def test_option_that_reaches_beyond_the_loss() -> None:
 
 
 def test_networks_that_take_no_options() -> None:
-    with pytest.raises(InvalidProfileError, match="stage 0 of this chain has 2 options"):
+    with pytest.raises(InvalidProfileError, match="stage 0 of this chain has options"):
         OffloadProfile.from_chain(CHAIN)
     with pytest.raises(InvalidProfileError, match="has an option that keeps several stages"):
         JoinProfile(branches=(CHAIN,))
