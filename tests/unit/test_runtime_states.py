@@ -21,7 +21,14 @@ from chainstay.runtime.measures.boundary import Gradients, seeded, swallow
 from chainstay.runtime.measures.probe import leaves_of
 from chainstay.runtime.stage.lineage import Lineage, shared_skips
 from chainstay.runtime.stage.loss_stage import loss_in
-from chainstay.runtime.stage.states import State, copied, detached, non_leaves, state_bytes
+from chainstay.runtime.stage.states import (
+    State,
+    bytes_of,
+    copied,
+    detached,
+    non_leaves,
+    state_bytes,
+)
 from chainstay.schedule import Schedule
 from strategies import chains
 
@@ -220,3 +227,19 @@ def test_a_parameter_that_is_handed_out_gets_a_gradient() -> None:
     weight, other, fixed = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
     fixed.requires_grad = False
     assert set(map(id, leaves_of((weight, other * 2, fixed)))) == {id(weight), id(other)}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(256).reshape(1, 256)[:, -1],  # one number, stride 256
+        torch.arange(6).reshape(2, 3).t(),
+        torch.zeros(0, 4)[:, -1],
+        torch.tensor(2.5),
+        torch.complex(torch.ones(3), torch.ones(3)).conj(),
+        torch.ones(3, dtype=torch.bool)[1:],
+    ],
+)
+def test_bytes_of_a_tensor(tensor: torch.Tensor) -> None:
+    found = bytes_of(tensor)
+    assert found.numpy().tobytes() == tensor.resolve_conj().contiguous().numpy().tobytes()

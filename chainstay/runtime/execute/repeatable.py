@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from chainstay.runtime.stage.states import is_equal
+from chainstay.runtime.stage.states import bytes_of, is_equal
 
 REMEDY: Final = (
     "draw random numbers from torch's global generators only, and on a GPU use "
@@ -91,5 +91,4 @@ def first_difference(one: OperatorLog, other: OperatorLog) -> tuple[str, str] | 
 def _digest(tensor: torch.Tensor) -> object:
     if tensor.layout != torch.strided:
         return tuple(tensor.shape)
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return tuple(tensor.shape), zlib.crc32(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return tuple(tensor.shape), zlib.crc32(bytes_of(tensor).cpu().numpy().tobytes())

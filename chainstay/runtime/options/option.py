@@ -26,7 +26,7 @@ from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
 from chainstay.runtime.options.selection import Selection
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import MemoryLayout, State, detached, non_leaves
+from chainstay.runtime.stage.states import MemoryLayout, State, bytes_of, detached, non_leaves
 
 _RUN_TIME: Final = 20_000
 """What a run with an option takes besides its operators, in ns (measured, one thread)."""
@@ -289,8 +289,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same bits in the same places."""
     if MemoryLayout.of(one) != MemoryLayout.of(other):
         return False
-    first, second = (tensor.resolve_conj().resolve_neg().contiguous() for tensor in (one, other))
-    return torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))
+    return torch.equal(bytes_of(one), bytes_of(other))
 
 
 def _refuse(packed: object) -> torch.Tensor:

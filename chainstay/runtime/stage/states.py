@@ -192,6 +192,15 @@ def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a strided tensor as bytes, row by row: shape (bytes,).
+
+    A tensor of one number is contiguous whatever its stride, which `view` does not accept.
+    """
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
 def is_among(tensor: torch.Tensor, state: State) -> bool:
     """Whether `tensor` is one of the objects in `state`."""
     return any(tensor is other for other in state)

@@ -32,7 +32,7 @@ from chainstay.runtime.capture.trials.model_forward import (
     own_forward,
     unbound_forward,
 )
-from chainstay.runtime.stage.states import is_equal
+from chainstay.runtime.stage.states import bytes_of, is_equal
 
 
 @dataclass(slots=True)
@@ -246,7 +246,7 @@ def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return sums over rows and columns of the tensor's bytes in a square; ``None`` on the CPU."""
     if tensor.device.type == "cpu" or tensor.layout != torch.strided:
         return None
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = bytes_of(tensor)
     width = max(isqrt(len(flat)), 1)
     inside = len(flat) // width * width
     square = flat[:inside].view(-1, width)
