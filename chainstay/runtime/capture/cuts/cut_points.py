@@ -72,7 +72,7 @@ def choose_cuts(
     cuts = _without_idle_stages(_distinct(_candidates(places), seen), count, saved)
     if granularity == "blocks":
         return tuple(_between_blocks(cuts, crossings.operators, blocks))
-    cuts = _with_large_split(cuts, places, saved, count, seen)
+    cuts = _with_large_split(cuts, places, crossings.operators, seen)
     while granularity != "fine" and len(cuts) >= granularity:
         cuts.remove(min(cuts, key=_joined_weight(cuts, count, saved)))
     return tuple(cuts)
@@ -94,6 +94,17 @@ def _saved_between(crossings: Crossings, seen: Observations, start: int, end: in
     """Bytes that operators ``start`` to ``end - 1`` save, each storage counted once."""
     nodes = crossings.operators[start:end]
     return seen.size_of(storage for node in nodes for storage in seen[node].saved)
+
+
+def _saved_up_to(nodes: Sequence[fx.Node], seen: Observations) -> list[int]:
+    """Return the bytes that the first 0, 1, 2, ... operators save, each storage counted once."""
+    known = set(seen.external)
+    sizes = [0]
+    for node in nodes:
+        new = seen[node].saved - known
+        known |= new
+        sizes.append(sizes[-1] + seen.size_of(new))
+    return sizes
 
 
 def _candidates(places: Sequence[_CutPlace]) -> list[_CutPlace]:
@@ -161,25 +172,30 @@ def _between_blocks(
 
 
 def _with_large_split(
-    cuts: Sequence[int], places: Sequence[_CutPlace], saved: _Saved, count: int, seen: Observations
+    cuts: Sequence[int],
+    places: Sequence[_CutPlace],
+    operators: Sequence[fx.Node],
+    seen: Observations,
 ) -> list[int]:
     """Add cuts where stages are large, and both sides have a fair part of what they save."""
-    everything = saved(0, count)
     crossing = {place.index: place.storages for place in places}
-    found = set(cuts)
-    pending = list(pairwise([-1, *cuts, count - 1]))
+    found, everything = set(cuts), _saved_up_to(operators, seen)[-1]
+    pending = list(pairwise([-1, *cuts, len(operators) - 1]))
     while pending:
         before, after = pending.pop()
-        whole = saved(before + 1, after + 1)
+        nodes = operators[before + 1 : after + 1]
+        up_to = _saved_up_to(nodes, seen)  # by the number of operators from the front
+        whole = up_to[-1]
         if whole * _LARGE <= everything:
             continue
+        behind = _saved_up_to(nodes[::-1], seen)[::-1]
         kept = crossing.get(before, frozenset[int]())
         added = {
             place: seen.size_of(place.storages - kept)
             for place in places
             if before < place.index < after
-            and saved(before + 1, place.index + 1) * _LEAST_PART >= whole
-            and saved(place.index + 1, after + 1) * _LEAST_PART >= whole
+            and up_to[place.index - before] * _LEAST_PART >= whole
+            and behind[place.index - before] * _LEAST_PART >= whole
         }
         best = min(added, key=added.__getitem__, default=None)
         if best is not None and added[best] * 2 <= whole:
