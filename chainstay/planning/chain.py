@@ -183,11 +183,15 @@ class _ChainPlanner:
         bound: Solution | None = None
         latest: Schedule | None = None
         left = excess = 0
+        answered: tuple[ChainProfile, int] | None = None
         takes_time = isinstance(method, MIP | CPSAT | AutoChain)
         for question in range(2 if takes_time and known is not None else _SOLVES):
             is_sound = best is None and question == _SOLVES - 1
             profile = profile_for(method, account, latest, is_sound=is_sound)
             nominal = self.budget - excess if is_sound else self.budget + left
+            if (profile, nominal) == answered:
+                continue
+            answered = profile, nominal
             try:
                 solution = solve_chain(profile, nominal, method)
             except (InvalidBudgetError, InfeasibleBudgetError):
@@ -273,10 +277,13 @@ class _ChainPlanner:
         """
         if self.limit is not None:
             raise self.limit
-        pairs = [(method, least) for method in methods if (least := self._smallest(method))]
-        if not pairs or (self.refused and DP() not in methods):
+        smallest: Solution | None = None
+        for method in methods:
+            found = self._smallest(method, smallest)
+            if found is not smallest:
+                smallest, chosen = found, method
+        if smallest is None or (self.refused and DP() not in methods):
             raise UnknownMethodError(self.refused)
-        method, smallest = min(pairs, key=lambda pair: pair[1].peak_bytes)
         required = smallest.peak_bytes
         if required > self.budget:
             raise InfeasibleBudgetError(
@@ -286,25 +293,29 @@ class _ChainPlanner:
                 family="known",
                 reason=self._reason(smallest),
             )
-        return self._bounded(replace(smallest, budget=self.budget), None, method)
+        return self._bounded(replace(smallest, budget=self.budget), None, chosen)
 
-    def _smallest(self, method: Method) -> Solution | None:
-        """Return the method's plan of the least peak that was found.
+    def _smallest(self, method: Method, known: Solution | None) -> Solution | None:
+        """Return the plan of least peak among `known` and those of a method; ``None`` for none.
 
-        It depends neither on the budget nor on times, which differ whenever they are measured.
-        ``None`` if no such plan can be run.
+        It depends neither on the budget nor on times, which differ whenever they are measured. What
+        cannot be run is left out. A method that says itself that it needs more than `known`
+        is not asked for a plan.
         """
         account = self.measured.account.without_times()
         profile = profile_for(method, account, is_sound=True)
-        smallest: Solution | None = None
+        smallest, latest = known, None
         for _ in range(_SOLVES if isinstance(method, DP) else 1):
-            solution = _least(profile, method)
+            solution = _least(profile, method, known)
+            if solution is None or solution.schedule == latest:
+                break
+            latest = solution.schedule
             judged = judge(self.measured, solution)
             if self._is_runnable(solution) and (
                 smallest is None or judged.needs < smallest.peak_bytes
             ):
                 smallest = _as_it_runs(solution, judged, judged.needs)
-            profile = profile_for(method, account, solution.schedule)
+            profile = profile_for(method, account, latest)
         return smallest
 
     def _reason(self, smallest: Solution) -> str:
@@ -338,11 +349,13 @@ def _as_it_runs(solution: Solution, judged: Judged, budget: int) -> Solution:
     )
 
 
-def _least(profile: ChainProfile, method: Method) -> Solution:
-    """Return a method's solution within the least budget for which it has one."""
+def _least(profile: ChainProfile, method: Method, known: Solution | None) -> Solution | None:
+    """Return a method's solution within its least budget, if that is below what `known` needs."""
     try:
         return solve_chain(profile, 1, method)
     except InfeasibleBudgetError as error:
+        if known is not None and error.required >= known.peak_bytes:
+            return None
         return solve_chain(profile, error.required, method)
 
 
