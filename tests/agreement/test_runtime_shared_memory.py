@@ -49,9 +49,9 @@ def block_at_both_ends() -> Case:
 
 
 def head_tied_to_embedding() -> Case:
-    embedding, head = nn.Embedding(3000, 64), nn.Linear(64, 3000, bias=False)
+    embedding, head = nn.Embedding(5000, 64), nn.Linear(64, 5000, bias=False)  # above 1 MiB
     head.weight = embedding.weight
-    tokens, following = torch.randint(0, 3000, (4, 8)), torch.randint(0, 3000, (32,))
+    tokens, following = torch.randint(0, 5000, (4, 8)), torch.randint(0, 5000, (32,))
 
     def loss(scores: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(scores.flatten(0, 1), following)
@@ -245,6 +245,34 @@ def test_a_gradient_of_several_stages_waits_beside_those_between_them() -> None:
     # Stage 1 makes the sum beside both summands, for the first is a view; the gradient that it was
     # sent is gone by then. Stage 3 has nothing to add to, and its gradient is the one that waits.
     assert overheads == [0, size - batch.nbytes, 0, -size, 0, 0]
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_the_gradient_of_a_large_tied_weight_is_summed_in_place(*, recomputes: bool) -> None:
+    """Plain training has a third copy of it where the embedding's is added to the head's."""
+    torch.manual_seed(0)
+    model, batch, loss = head_tied_to_embedding()
+    weight = model.get_parameter("0.weight")
+    measured = measure(model, batch, loss=loss, repeats=1)
+    schedules = some_schedules(len(measured.profile))
+    planned = measured.planned(schedules["drop everything" if recomputes else "keep all"])
+    gradients: dict[str, list[torch.Tensor]] = {}
+    peaks: dict[str, int] = {}
+    for name, run in (("plain", model), ("planned", planned)):
+
+        def step() -> None:
+            loss(run(batch)).backward()  # noqa: B023  # called at once
+
+        model.zero_grad()
+        step()
+        first = weight.grad
+        assert first is not None
+        gradients[name] = [first.clone()]
+        peaks[name] = trace_memory(step, "cpu").peak_bytes  # adds to the gradient that is there
+        gradients[name].append(first)
+    pairs = zip(gradients["plain"], gradients["planned"], strict=True)
+    assert all(torch.equal(plain, own) for plain, own in pairs)
+    assert peaks["plain"] - peaks["planned"] > 0.9 * weight.nbytes
 
 
 class Shift(nn.Module):

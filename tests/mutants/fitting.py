@@ -69,6 +69,12 @@ _EXTRACTION: Final = (
         "unit/test_runtime_likeness.py::test_another_call_is_refused[rows]",
     ),
     Mutant(
+        "runtime/stage/tied_gradients.py",
+        "    return (*made[:index], own, *made[index + 1 :])",
+        "    return None",
+        "agreement/test_runtime_shared_memory.py::test_the_gradient_of_a_large_tied_weight_is_summed_in_place[False]",
+    ),
+    Mutant(
         "runtime/capture/trials/equivalence.py",
         "        if not _is_same(old, new):",
         "        if old is None:",

@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
-_VERSION: Final = 8
+_VERSION: Final = 9
 _TEXTS: Final = ("name", "choice", "forward_operator", "backward_operator")
 _NUMBERS: Final = tuple(
     field.name for field in fields(StageCost) if field.name not in (*_TEXTS, "options")

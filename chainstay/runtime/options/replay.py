@@ -31,6 +31,7 @@ from chainstay.runtime.execute.environment import (
 from chainstay.runtime.execute.handles import Absent, ParkingPolicy, Staying, is_parameter
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
+from chainstay.runtime.stage.tied_gradients import add_in_place
 
 _DRAWS: Final = Traits(draws_random=True, written=(), reads=())
 
@@ -97,7 +98,10 @@ class OptionRun:
         """
         code = self.code
         shared = [self.shared[position] for position in code.graph.composition.shared]
-        return code.forward(code.root, self, *state, *shared)
+        output: State = code.forward(code.root, self, *state, *shared)
+        if tied := code.graph.stage.tied:
+            add_in_place(output, state, [self.shared[position] for position in tied])
+        return output
 
     def hook(self, number: int) -> None:
         """Put the hooks around what is saved from `number` on."""

@@ -83,6 +83,12 @@ class ChainStage:
         return tuple(dict.fromkeys(position for part in self.parts for position in part.written))
 
     @property
+    def tied(self) -> tuple[int, ...]:
+        """Positions of the shared values that its parts share with parts before them."""
+        found = (position for part in self.parts for position in getattr(part, "tied", ()))
+        return tuple(dict.fromkeys(found))
+
+    @property
     def may_draw_random(self) -> bool:
         """Whether it may draw random numbers from torch's generators."""
         return any(part.draws_random for part in self.parts)

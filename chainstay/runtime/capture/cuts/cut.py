@@ -96,7 +96,8 @@ class CutGraph:
     ) -> list[GraphStage]:
         """One stage per range of operators, between two states each."""
         seen = self.seen
-        stages = []
+        stages: list[GraphStage] = []
+        read: set[int] = set()
         for name, nodes, (before, after) in zip(
             name_ranges(ranges), ranges, pairwise(states), strict=True
         ):
@@ -121,8 +122,10 @@ class CutGraph:
                     ),
                     changes_input=bool(written & given),
                     fills_what_it_saved=any(seen[node].fills_saved for node in nodes),
+                    tied=tuple(p for p in program.shared if p in read),
                 )
             )
+            read.update(program.shared)
         return stages
 
     def prologue(self, early: set[fx.Node], shared: Sequence[fx.Node]) -> Program:
@@ -156,12 +159,11 @@ class CutGraph:
 
         return tuple(map(position, self.captured.output))
 
-    def value(self, node: fx.Node, states: Sequence[Sequence[fx.Node]]) -> Value:
+    def value(self, node: fx.Node, first_cut: int, last_cut: int) -> Value:
         """Return `node` as a value that crosses cuts."""
         tensor = self.seen[node].tensor
         assert tensor is not None, f"{node} is no tensor, so nothing is cut behind it"
         (storage,) = self.seen[node].storages
-        crossed = [index for index, state in enumerate(states) if node in state]
         return Value(
             name=node.name,
             shape=tensor.shape,
@@ -171,8 +173,8 @@ class CutGraph:
             storage_bytes=self.seen.storage_bytes[storage],
             requires_grad=tensor.requires_grad,
             is_external=storage in self.seen.external,
-            first_cut=crossed[0],
-            last_cut=crossed[-1],
+            first_cut=first_cut,
+            last_cut=last_cut,
         )
 
 
@@ -227,12 +229,17 @@ def _assemble(cut: CutGraph) -> GraphChain:
         for before, after in pairwise(cut.places)
     ]
     states = [crossings.at(place) for place in cut.places]
+    last_cuts = {node: index for index, state in enumerate(states) for node in state}
+    first_cuts = {n: i for i, state in reversed(list(enumerate(states))) for n in state}
     nodes = cut.shared_nodes(ranges, early)
     shared = {node: index for index, node in enumerate(nodes)}
     return GraphChain(
         name=cut.observed.name,
         stages=tuple(cut.stages(ranges, states, shared)),
-        boundaries=tuple(tuple(cut.value(node, states) for node in state) for state in states),
+        boundaries=tuple(
+            tuple(cut.value(node, first_cuts[node], last_cuts[node]) for node in state)
+            for state in states
+        ),
         inputs=captured.inputs,
         constants=captured.constants,
         shared=tuple(map(cut.shared_value, nodes)),

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from chainstay.runtime.capture.subgraphs import subgraph, text_of, values_read
 from chainstay.runtime.stage.states import State
+from chainstay.runtime.stage.tied_gradients import add_in_place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +52,7 @@ class GraphStage(Program):
         written: Positions of the shared values that it changes in place.
         changes_input: Whether it changes its incoming state in place.
         fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
+        tied: Positions of the shared values that stages before it read, too.
     """
 
     name: str
@@ -60,6 +62,14 @@ class GraphStage(Program):
     written: tuple[int, ...]
     changes_input: bool = False
     fills_what_it_saved: bool = False
+    tied: tuple[int, ...] = ()
+
+    def __call__(self, state: State, shared: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the next state; see `Part`."""
+        output = Program.__call__(self, state, shared)
+        if self.tied:
+            add_in_place(output, state, [shared[position] for position in self.tied])
+        return output
 
     @property
     def reads(self) -> tuple[int, ...]:
