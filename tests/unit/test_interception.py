@@ -138,6 +138,33 @@ def test_the_innermost_lists_with_most_parameters_are_taken() -> None:
     assert chain.starts == (0,)
 
 
+class Encoder(nn.Module):
+    """A list with a first layer of another class, as in front of an encoder of sound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, others = nn.Bilinear(4, 4, 4), (nn.Linear(4, 4) for _ in range(3))
+        self.convolutions = nn.ModuleList([first, *others])
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.convolutions[0](x, x)
+        for convolution in self.convolutions[1:]:
+            hidden = convolution(hidden)
+        hidden = hidden.clone()
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return torch.as_tensor(hidden)
+
+
+def test_of_a_list_of_several_classes_those_of_most_of_it_are_taken() -> None:
+    chain = intercept(Encoder())
+    names = [stage.name for stage in chain.stages]
+    assert names == [*(f"convolutions.{i}" for i in (1, 2, 3)), "layers.0", "layers.1"]
+    assert chain.starts == (0, 3)
+    require_equal(Encoder())
+
+
 def require_equal(model: nn.Module) -> None:
     """Training by blocks is training."""
     expected = gradients(model)

@@ -6,6 +6,7 @@ changed in place is another one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -171,14 +172,15 @@ def follows(segment: Sequence[BlockCall], call: BlockCall) -> bool:
 
 
 def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[BlockCall]:
-    """Return the calls to take, in order: those of lists of one class, or of the largest list."""
+    """Return the calls to take, in order: of lists mainly of one class, or the largest list's."""
     refused = {call.name for call in calls if not call.is_stage} | set(unfit)
     groups: dict[str, list[BlockCall]] = {}
     for call in calls:
         if call.name not in refused:
             groups.setdefault(call.container, []).append(call)
     alike = {path: group for path, group in groups.items() if _is_of_one_class(group)}
-    chained = {path: group for path, group in alike.items() if _has_chain(group)}
+    mainly = {path: _of_main_class(group) for path, group in groups.items()}
+    chained = {path: group for path, group in mainly.items() if _has_chain(group)}
     for candidates in (chained, alike):
         chosen = [path for path in candidates if _is_chosen(path, candidates)]
         if chosen:
@@ -190,6 +192,12 @@ def choose_calls(calls: Sequence[BlockCall], unfit: Collection[str]) -> list[Blo
 
 def _is_of_one_class(group: Sequence[BlockCall]) -> bool:
     return len(group) >= 2 and len({type(call.block) for call in group}) == 1
+
+
+def _of_main_class(group: Sequence[BlockCall]) -> Sequence[BlockCall]:
+    """Return the calls of the class that most of a list's calls are of; none if there is none."""
+    (kind, count), *_ = Counter(type(call.block) for call in group).most_common(1)
+    return [call for call in group if type(call.block) is kind] if 2 * count > len(group) else []
 
 
 def _has_chain(group: Sequence[BlockCall]) -> bool:

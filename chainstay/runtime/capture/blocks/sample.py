@@ -1,12 +1,12 @@
 """The sample call of a model, recorded as a chain of its blocks.
 
 The model's own Python is run on a shadow of the model, so that it leaves no trace. Every
-module in a list of modules (ModuleList, Sequential, ModuleDict) is watched. Lists of one class
-of modules are taken, those inside others where most parameters are in them; where there is
-none, the list with most parameters. Of these, the modules that have a full graph each are
-stages. Blocks form a segment as long as each takes, by identity, what the one before returns;
-whatever else they take comes from in front of the segment. Between segments lies what the
-model does itself.
+module in a list of modules (ModuleList, Sequential, ModuleDict) is watched. Of lists that are
+mainly of one class of modules these are taken, those inside others where most parameters are in
+them; where there is no such list, the list with most parameters. Of these, the modules that have a
+full graph each are stages. Blocks form a segment as long as each takes, by identity, what the one
+before returns; whatever else they take comes from in front of the segment. Between segments lies
+what the model does itself.
 """
 
 from __future__ import annotations
