@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from threading import RLock
 from types import FrameType
 from typing import Any, Final, cast
@@ -26,6 +26,7 @@ from chainstay.fitting.planner import (
 from chainstay.fitting.transformers_models import (
     caches_off,
     caching_configs,
+    is_same_without_caches,
     output_hooks_installed,
 )
 from chainstay.plans.kept_in_part import KeptInPart
@@ -55,10 +56,15 @@ from chainstay.runtime.execute.handles import dropping, hooks_set_aside
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.repeatable import other_bits_accepted
 from chainstay.runtime.measures.kept_gradients import gradients_kept
+from chainstay.runtime.measures.progress import say
 from chainstay.solution import Solution
 
 _PLANNING: Final = RLock()
 """One thread at a time looks at clocks."""
+
+
+class _CachesNeededError(Exception):
+    """The model gives other bits without its caches; nothing has been run yet."""
 
 
 class Fitted:
@@ -91,24 +97,37 @@ class Fitted:
         if not torch.is_grad_enabled() or _is_exporting():
             return self._plain(model, *args, **kwargs)
         require_no_transform(self._name)
-        if not (self._caching and model.training):
-            return self._run(model, args, kwargs)
-        with caches_off(self._caching):
-            return self._run(model, args, kwargs)
+        call = Call(model, args, kwargs, self._plain)
+        return self._without_caches(call, partial(self._run, call))
 
-    def _run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _without_caches(self, call: Call, run: Callable[..., Any]) -> Any:
+        """Do `run` with caches off if the model has any, and on if that makes a difference."""
+        configs = [config for config in self._caching if config.use_cache]
+        if configs and call.model.training:
+            try:
+                with caches_off(configs):
+                    return run(uncached=configs)
+            except _CachesNeededError:
+                self._caching = ()
+                say(
+                    f"{self._name} gives other bits without its cache of keys and values, so the "
+                    "plan has it, too; with config.use_cache = False it takes less memory",
+                    wanted=self.settings.progress,
+                )
+        return run()
+
+    def _run(self, call: Call, *, uncached: Sequence[Any] = ()) -> Any:
         """Go by the plan for such a call; make one where there is none."""
         if self._capture is not None:
             try:
-                return self._capture.run(model, *args, **kwargs)
+                return self._capture.run(call.model, *call.args, **call.kwargs)
             except NotRunError:
                 pass
-        call = Call(model, args, kwargs, self._plain)
         kind = None if self._blocks is None else self._blocks.known_kind(call)
         if self._blocks is not None and kind is not None:
             return self._blocks(call, kind.planned)
         try:
-            return self._run_new(call)
+            return self._run_new(call, uncached=uncached)
         except SampleFailsError as failure:
             cause = failure.__cause__ or failure
         with dropping():
@@ -117,10 +136,10 @@ class Fitted:
 
     def plan_for(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make a plan for calls like this one, without making the call."""
-        caching = self._caching if model.training else ()
-        with caches_off(caching), torch.enable_grad():
+        call = Call(model, args, kwargs, self._plain)
+        with torch.enable_grad():
             try:
-                self._run_new(Call(model, args, kwargs, self._plain), is_real=False)
+                self._without_caches(call, partial(self._run_new, call, is_real=False))
             except Exception as failure:
                 is_own = isinstance(failure, SampleFailsError)
                 error = (failure.__cause__ or failure) if is_own else failure
@@ -170,10 +189,11 @@ class Fitted:
     def _forget_graphs(self, model: nn.Module) -> None:
         """A class has another forward, or the model another class: nothing guards these."""
         self._kind, self._plain, self._forwards = type(model), stood_in_forward(model), ()
+        self._caching = caching_configs(model)  # a copy of a model has a configuration of its own
         self._capture = self._blocks = self._latest = None
         release_blocks(model)
 
-    def _run_new(self, call: Call, *, is_real: bool = True) -> Any:
+    def _run_new(self, call: Call, *, is_real: bool = True, uncached: Sequence[Any] = ()) -> Any:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
         call.require_no_nested()
         call.require_no_cached_weights()
@@ -184,6 +204,10 @@ class Fitted:
             self._forwards = tuple(
                 (kind, kind.forward) for kind in kinds if hasattr(kind, "forward")
             )
+            if uncached and self.settings.bit_for_bit:
+                with _unnoticed(call.model):
+                    if not is_same_without_caches(call, uncached):
+                        raise _CachesNeededError
             reason, refusal = blocks_needed(call, self.settings.by), None
             if self._blocks is None and not reason:
                 try:

@@ -68,7 +68,8 @@ def fit(  # noqa: PLR0913  # one call for everything; all but the sample have de
     one line; a graph that differs only in numbers goes by the known plan.
 
     Models of ``transformers`` whose config has ``use_cache=True`` give no ``past_key_values`` by
-    a plan, as under their own gradient checkpointing, unless the call asks for them.
+    a plan, as under their own gradient checkpointing, unless the call asks for them, or gives other
+    bits without, as attention with dropout may: then the plan has them, too, and tells that.
 
     The plan is the fastest of keeping all, recomputing only, offloading only, and both, as
     far as each fits, by times that the referee has counted; of a model whose branches meet,

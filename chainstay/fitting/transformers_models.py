@@ -1,7 +1,9 @@
 """Needs of ``transformers`` models besides a plan: their caches off, their hooks installed.
 
 Language models keep keys and values for generating unless told otherwise, in training, too, where
-nobody reads them. Under their own gradient checkpointing they turn that off; so does a plan.
+nobody reads them. Under their own gradient checkpointing they turn that off; so does a plan,
+where the model gives the same bits without: keys that a cache has copied lie otherwise in memory,
+and gradients of attention with dropout may differ in their last bits by that.
 
 Models collect their hidden states by hooks, which they install in their first call, under a lock,
 which no graph can hold. They are installed before the call is traced, if the call would install
@@ -13,12 +15,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any, Final
 
 from torch import nn
 
 from chainstay.runtime.capture.blocks.host import Host
+from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.trials.call import Call
+from chainstay.runtime.capture.trials.equivalence import Trial
+from chainstay.runtime.capture.trials.isolation import StandIns
+from chainstay.runtime.devices.sharding import is_sharded
 
 _MODULE: Final = "transformers.utils.output_capturing"
 _MARK: Final = "_output_capturing_hooks_installed"
@@ -35,14 +42,46 @@ def caching_configs(model: nn.Module) -> tuple[Any, ...]:
 @contextmanager
 def caches_off(configs: Sequence[Any]) -> Iterator[None]:
     """Inside, models of these configurations keep nothing for generating unless a call asks."""
-    found = [config for config in configs if config.use_cache]
-    for config in found:
-        config.use_cache = False
+    with _caches_set([config for config in configs if config.use_cache], kept=False):
+        yield
+
+
+@contextmanager
+def _caches_set(configs: Sequence[Any], *, kept: bool) -> Iterator[None]:
+    """Inside, `use_cache` of these configurations is the other way round."""
+    for config in configs:
+        config.use_cache = kept
     try:
         yield
     finally:
-        for config in found:
-            config.use_cache = True
+        for config in configs:
+            config.use_cache = not kept
+
+
+def is_same_without_caches(call: Call, configs: Sequence[Any]) -> bool:
+    """Whether `call` gives the same as with caches, gradients included.
+
+    Args:
+        call: A call of the model.
+        configs: The configurations in it whose caches are off at present, and were on.
+
+    Raises:
+        SampleFailsError: The model itself fails on the call.
+    """
+    if is_sharded(call.model):  # no copy of such a model can be tried
+        return True
+    held = {id(value): value for value in (*call.model.parameters(), *call.tensors)}
+    inputs, off = tuple(held.values()), set(map(id, configs))
+    are_off = [id(config) in off for config in caching_configs(call.model)]
+
+    def with_caches(*given: Any) -> list[Any]:
+        pairs = zip(inputs, given, strict=True)
+        shadow = call.of_shadow(StandIns(known={id(pair[0]): pair for pair in pairs}))
+        own = [*compress(caching_configs(shadow.model), are_off)]
+        with _caches_set(own, kept=True):
+            return output_leaves(shadow())
+
+    return Trial(call, inputs, with_caches, frozenset(), call.device).is_same()
 
 
 @contextmanager

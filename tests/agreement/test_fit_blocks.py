@@ -621,3 +621,16 @@ def test_a_frozen_model_runs_plainly_until_it_is_trained() -> None:
     expected = trained(model, sample)
     assert differences(trained(planned.requires_grad_(), sample), expected) == []
     assert len(shown(planned).plans) == 1
+
+
+def test_weights_without_values_that_no_call_reads() -> None:
+    """A head that is left on the meta device, say."""
+    torch.manual_seed(0)
+    model = Transformer(2)
+    model.unused = nn.Linear(2, 2, device="meta")
+    sample = SampleUnder((torch.arange(32).reshape(2, 16) % 24,))
+    expected, found = (
+        {name: value for name, value in trained(one, sample).items() if "unused" not in name}
+        for one in (copy.deepcopy(model), fitted(model, sample, "least", by="blocks"))
+    )
+    assert differences(found, expected) == []

@@ -175,9 +175,15 @@ _FITTING: Final = (
     ),
     Mutant(
         "fitting/transformers_models.py",
-        "            config.use_cache = True",
-        "            config.use_cache = False",
+        "            config.use_cache = not kept",
+        "            config.use_cache = kept",
         "unit/test_fit_budgets.py::test_caches_are_off_inside_and_on_again",
+    ),
+    Mutant(
+        "fitting/fitted.py",
+        "if not is_same_without_caches(call, uncached):",
+        "if is_same_without_caches(call, uncached):",
+        "unit/test_fit_budgets.py::test_caches_are_kept_where_the_bits_depend_on_them",
     ),
 )
 

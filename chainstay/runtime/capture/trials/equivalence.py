@@ -83,15 +83,24 @@ class Trial:
             NotTheModelError: The text says what differs.
             SampleFailsError: The model itself fails on the sample.
         """
+        expected, difference = self._compared()
+        if difference is not None:
+            raise self._refusal(difference)
+        return OutputSample(expected.value, expected.positions)
+
+    def is_same(self) -> bool:
+        """Whether the graph gives all that the model gives; it may give more."""
+        return self._compared()[1] is None
+
+    def _compared(self) -> tuple[_Outcome, str | None]:
+        """Return what the model gave, and the first difference in words, if there is any."""
         expected, found = self._both(dropping)
         difference = next(_differences(expected, found), None)
         if difference is None and (
             self.may_draw_anew or expected.autograd_graph() != found.autograd_graph()
         ):
             difference = next(self._differing_gradients(), None)
-        if difference is not None:
-            raise self._refusal(difference)
-        return OutputSample(expected.value, expected.positions)
+        return expected, difference
 
     def _both(
         self,

@@ -224,7 +224,7 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
     Yields:
         Identities of those that were changed; filled at the end.
     """
-    held = {id(tensor): tensor for tensor in tensors if not isinstance(tensor, FakeTensor)}
+    held = {id(tensor): tensor for tensor in tensors if not _has_no_values(tensor)}
     copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in held.items()}
     sums = {key: _sums_of(tensor) for key, tensor in held.items()}
     changed: set[int] = set()
@@ -240,6 +240,11 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
                 changed.add(key)
                 with torch.no_grad():
                     tensor.copy_(copied)
+
+
+def _has_no_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape only, as weights on the meta device that no call reads."""
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
 
 
 def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:
