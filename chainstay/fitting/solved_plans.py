@@ -29,7 +29,6 @@ from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again, cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.dynamo import MOST_SHAPES
-from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.devices.device_memory import MARGIN
@@ -131,7 +130,7 @@ class SolvedPlans:
         larger = None if graph is None else next_larger(graph, alike)
         if graph is None or larger is None:
             return None
-        output = None if call.call is None else _output(call.call, call, graph)
+        output = _output(call, graph)
         budget, settings = self._budget(call.model, larger.costs), self.settings
         with measuring(call.device):
             loss, _ = self._loss_or_none(output, graph, call.inputs)
@@ -186,7 +185,7 @@ class SolvedPlans:
         model = call.model
         blocks = frozenset[str]() if model is None else repeated_blocks(model)
         graph = cut_into_chain(call.observed, self.settings.granularity, blocks)
-        output = None if call.call is None else _output(call.call, call, graph)
+        output = _output(call, graph)
         known = self.measured.get(call.key)
         if known is not None and not known.costs.account.has_options:
             known = None if self._wants_options(model, known.costs) else known
@@ -365,10 +364,8 @@ class SolvedPlans:
         )
 
 
-def _output(call: Call, found: GraphCall, graph: GraphChain) -> OutputSample:
-    """The model's output, which the graph gives, too."""
-    written = graph.written_by(found.inputs)
-    may_draw_anew = found.observed.may_draw_anew
-    return Trial(
-        call, found.inputs, graph, written, found.device, may_draw_anew=may_draw_anew
-    ).require_same()
+def _output(found: GraphCall, graph: GraphChain) -> OutputSample | None:
+    """The model's output, which the graph gives, too; ``None`` if only the graph is known."""
+    if found.call is None:
+        return None
+    return Trial.of(found.call, found.observed, graph, found.inputs, found.device).require_same()

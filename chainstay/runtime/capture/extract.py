@@ -216,10 +216,7 @@ def _extracted(
         inputs = found.inputs
         observed = observe_graph(name, found.forward, inputs)
         graph = cut(observed, granularity, repeated_blocks(model))
-        written = graph.written_by(inputs)
-        Trial(
-            call, inputs, graph, written, device, may_draw_anew=observed.may_draw_anew
-        ).require_same()
+        Trial.of(call, observed, graph, inputs, device).require_same()
         made.append(graph)
         return graph
 

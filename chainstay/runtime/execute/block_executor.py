@@ -98,7 +98,7 @@ class BlockRun:
     """One forward of a model, from block to block.
 
     Attributes:
-        schedule: The schedule for the blocks that are expected; ``None`` if nothing is.
+        schedule: The schedule for the blocks that are expected.
         device: The blocks' device.
         following: The next block that is expected.
         others: How many blocks were called that are not.
@@ -106,7 +106,7 @@ class BlockRun:
         called: What tells the blocks that were called from others, in order.
     """
 
-    schedule: BlockSchedule | None
+    schedule: BlockSchedule
     device: torch.device
     following: int = 0
     others: int = 0
@@ -121,13 +121,13 @@ class BlockRun:
     def block(self, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
         """Run the next block's graph."""
         self.called.append(graph.key)
-        if self.schedule is not None and self._is_expected(self.schedule, graph, inputs):
+        if self._is_expected(graph, inputs):
             given, shared = graph.chain.begin(inputs)
             stage = self.schedule.chain.stages[self.following].by(graph, len(self._shared))
             self._shared += graph.retained(shared)
             options = self.schedule.options_of(self.following, stage, self._shared)
             if options is not None:
-                made = self._by_plan(self.schedule, stage, given, options)
+                made = self._by_plan(stage, given, options)
                 return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
             del self._shared[stage.first_shared :]
             self.changed += 1
@@ -138,17 +138,15 @@ class BlockRun:
     def end(self) -> None:
         """The model's forward is over: from now on only autograd's graph holds what is needed."""
         run, self._run, self._state, self._shared = self._run, None, (), []
-        if self.schedule is None or run is None:
+        if run is None:
             return
         if self.following == len(self.schedule.chain.stages):
-            self._run_again_until_first(self.schedule, run)
+            self._run_again_until_first(run)
         else:
             _shorten(run, self.following)
 
-    def _is_expected(
-        self, schedule: BlockSchedule, graph: BlockGraph, inputs: Sequence[Any]
-    ) -> bool:
-        chain, index = schedule.chain, self.following
+    def _is_expected(self, graph: BlockGraph, inputs: Sequence[Any]) -> bool:
+        chain, index = self.schedule.chain, self.following
         if index == len(chain.stages) or chain.stages[index].graph.key != graph.key:
             return False
         if len(graph.chain.state_inputs) != len(chain.stages[index].graph.chain.state_inputs):
@@ -162,15 +160,13 @@ class BlockRun:
             for position, tensor in zip(taken, given, strict=True)
         )
 
-    def _by_plan(
-        self, schedule: BlockSchedule, stage: BlockStage, given: State, options: OptionTable
-    ) -> State:
-        index = self.following
+    def _by_plan(self, stage: BlockStage, given: State, options: OptionTable) -> State:
+        schedule, index = self.schedule, self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
             require_repeatable_call(schedule.device)
             require_current_copies(options, self._shared, schedule.device)
-        run = self._run = self._run or self._new_run(schedule)
-        self._run_again_until_first(schedule, run)
+        run = self._run = self._run or self._new_run()
+        self._run_again_until_first(run)
         step = schedule.plan.forward[self._step]
         assert step.stage == index, "first runs are in order"
         self._step += 1
@@ -184,7 +180,8 @@ class BlockRun:
         run.pending = index
         return made
 
-    def _new_run(self, schedule: BlockSchedule) -> Run:
+    def _new_run(self) -> Run:
+        schedule = self.schedule
         return Run(
             stages=schedule.chain.chain_stages,
             traits=schedule.traits,
@@ -196,9 +193,9 @@ class BlockRun:
             options=schedule.options,
         )
 
-    def _run_again_until_first(self, schedule: BlockSchedule, run: Run) -> None:
+    def _run_again_until_first(self, run: Run) -> None:
         """Run what the plan has before the next first run, or before the loss."""
-        forward = schedule.plan.forward
+        forward = self.schedule.plan.forward
         while self._step < len(forward) and not forward[self._step].is_first:
             run.run_again(forward[self._step])
             self._step += 1

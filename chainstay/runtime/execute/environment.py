@@ -139,7 +139,7 @@ def first_look(
 
 def incoming(stage: ChainStage, state: State) -> State:
     """`state` to be given to `stage`: a copy, if the stage changes it."""
-    return changeable(state, copied(state, None)) if stage.changes_input else state
+    return changeable(state, copied(state)) if stage.changes_input else state
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class Environment:
             random=random_states(device, on_host=traits.draws_on_host)
             if traits.draws_random
             else (),
-            written=dict(zip(traits.written, _copies(changed), strict=True)),
+            written=dict(zip(traits.written, copied(changed), strict=True)),
             reads=tuple([(position, _place_of(shared[position])) for position in traits.reads]),
             autocast=_autocast_settings(device),
             backends=backend_settings(),
@@ -207,7 +207,7 @@ class Environment:
         if not self.written:
             return shared
         values = tuple(self.written.values())
-        given = values if for_last_time else _copies(values)
+        given = values if for_last_time else copied(values)
         present: list[Any] = list(shared)
         for position, value in zip(self.written, given, strict=True):
             present[position] = value
@@ -334,11 +334,6 @@ def require_repeatable(
             f"stage {stage.name} gives another output when it runs again on the same input{where}; "
             f"{REMEDY}"
         )
-
-
-def _copies(tensors: State) -> State:
-    """Copies that share memory where `tensors` do."""
-    return copied(tensors, None)
 
 
 def _place_of(value: object) -> object:

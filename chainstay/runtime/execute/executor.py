@@ -39,6 +39,10 @@ class Executor:
         transport: Makes the transfers that the schedule has, if it has any.
         options: Options of the chain's stages, by stage and number.
 
+    Attributes:
+        options: Those that the schedule uses.
+        transport: As given.
+
     Raises:
         PlanMismatchError: The schedule is for another number of stages, or keeps one under an
             option that it does not have.
@@ -54,15 +58,15 @@ class Executor:
         options: OptionTable = MappingProxyType({}),
     ) -> None:
         self._chain = chain
-        self._options = options_of_alike(used_options(options, schedule), chain.stages)
+        self.options = options_of_alike(used_options(options, schedule), chain.stages)
+        self.transport = transport
         self._traits = traits
-        self._transport = transport
         transfers = None if transport is None else transport.plan
         self._plan = plan_execution(
             matching(schedule, chain),
             Shape(len(chain.stages)),
             transfers,
-            {key: option.stages for key, option in self._options.items()},
+            {key: option.stages for key, option in self.options.items()},
         )
         self._steps = tuple(stretched(self._plan, chain.stages, traits))
 
@@ -72,7 +76,7 @@ class Executor:
         """The same schedule for a chain that is alike; `options` are its own."""
         alike = copy.copy(self)
         steps = tuple(stretched(self._plan, chain.stages, traits))
-        vars(alike).update(_chain=chain, _traits=traits, _steps=steps, _options=options)
+        vars(alike).update(_chain=chain, _traits=traits, _steps=steps, options=options)
         return alike
 
     @property
@@ -81,24 +85,14 @@ class Executor:
         return self._chain.stages
 
     @property
-    def options(self) -> OptionTable:
-        """The options that the schedule uses, by stage and number."""
-        return self._options
-
-    @property
     def device(self) -> torch.device:
         """The device that the stages run on."""
         return self._chain.device
 
-    @property
-    def transport(self) -> Transport | None:
-        """The transport of the schedule's transfers, or ``None`` if it has none."""
-        return self._transport
-
     def close(self) -> None:
         """Stop transfers and let host memory go; nothing is trained after that."""
-        if self._transport is not None:
-            self._transport.engine.close()
+        if self.transport is not None:
+            self.transport.engine.close()
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """The last state.
@@ -109,7 +103,7 @@ class Executor:
         """
         if not all(isinstance(step, Stretch) for step in self._steps):
             require_repeatable_call(self.device)
-            require_current_copies(self._options, shared, self.device)
+            require_current_copies(self.options, shared, self.device)
         chain = self._chain
         run = Run(
             stages=chain.stages,
@@ -119,8 +113,8 @@ class Executor:
             shared=shared,
             names=chain.names,
             pending=len(chain.stages) - 1,
-            options=self._options,
-            traffic=None if self._transport is None else self._transport.start(),
+            options=self.options,
+            traffic=None if self.transport is None else self.transport.start(),
         )
         return run.forward(state, self._steps)
 

@@ -220,7 +220,7 @@ class Run:
         if capture.is_done and not step.output_wanted:
             return
         if traits.changes_input and step.wanted:
-            state = copied(state, None)
+            state = copied(state)
         shared = self.shared
         for environment in reversed(environments):
             shared = environment.shared_for(shared, self.names, for_last_time=step.is_last)
@@ -259,7 +259,7 @@ class Run:
             if number in step.wanted:
                 kept = detached(piece)
                 changes = self.traits[step.stage].changes_input
-                self._store(number, copied(kept, None) if changes else kept)
+                self._store(number, copied(kept) if changes else kept)
 
     def _store(self, number: int, state: State) -> None:
         """Keep state `number`."""

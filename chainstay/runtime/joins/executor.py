@@ -103,6 +103,8 @@ class JoinExecutor:
         PlanMismatchError: It keeps a stage under an option that the stage does not have.
     """
 
+    transport: None = None  # joins move nothing
+
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
         self._join = join
         shape = shape_of(join)
@@ -119,11 +121,6 @@ class JoinExecutor:
     def device(self) -> torch.device:
         """The device that the stages run on."""
         return self._join.chain.device
-
-    @property
-    def transport(self) -> None:
-        """No transport: joins move nothing; see `Executor`."""
-        return None
 
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
         """The last state.

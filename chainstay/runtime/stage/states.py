@@ -133,7 +133,7 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  # documented
 
 
-def copied(state: State, device: torch.device | None) -> State:
+def copied(state: State, device: torch.device | None = None) -> State:
     """Return a state with the same values in memory of its own, on `device` or where it is.
 
     Tensors that share memory share that of the copy.

@@ -22,6 +22,8 @@ import torch
 from torch import nn
 
 from chainstay.errors import ChainstayError
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.operators import ObservedGraph
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
@@ -35,6 +37,7 @@ from chainstay.runtime.execute.repeatable import (
     first_difference,
     is_repeated,
 )
+from chainstay.runtime.joins.graph_join import GraphJoin
 
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
 """Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
@@ -72,6 +75,19 @@ class Trial:
     written: frozenset[int]
     device: torch.device
     may_draw_anew: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        call: Call,
+        observed: ObservedGraph,
+        graph: GraphChain | GraphJoin,
+        inputs: Sequence[Any],
+        device: torch.device,
+    ) -> Trial:
+        """Return the trial of a graph that was observed and cut; see the attributes."""
+        written = graph.written_by(inputs)
+        return cls(call, inputs, graph, written, device, observed.may_draw_anew)
 
     def require_same(self) -> OutputSample:
         """Refuse a graph that does anything else than its model.
