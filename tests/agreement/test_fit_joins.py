@@ -136,7 +136,9 @@ def _block_of(case: JoinCase, word: str) -> int:
     stages = case.measured.chain.stages[start : start + int(stage) + 1]
     names = case.measured.chain.names
     return sum(
-        names[position].endswith("weight") for earlier in stages for position in earlier.reads
+        names[position].endswith("weight")
+        for earlier in stages
+        for position in earlier.effects.reads
     )
 
 

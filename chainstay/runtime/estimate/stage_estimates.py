@@ -68,7 +68,9 @@ def estimate_stages(
             time=StageTime(probed[index].forward_time, probed[index].backward_time),
             given=runs.lineage.states[index],
             result=runs.lineage.states[index + 1],
-            environment_bytes=sum(subject.shared[position].nbytes for position in stage.written),
+            environment_bytes=sum(
+                subject.shared[position].nbytes for position in stage.effects.written
+            ),
         )
         for index, stage in enumerate(subject.stages)
     ]
@@ -156,7 +158,7 @@ def _likeness_of(
 ) -> Hashable:
     """Return a key, equal for stages that cost the same: they lie in memory alike, too."""
     texts = tuple(part.text for part in stage.parts)
-    read = [shared[position] for part in stage.parts for position in part.reads]
+    read = [shared[position] for part in stage.parts for position in part.effects.reads]
     return texts, _places_of([*state, *read]), gradients
 
 

@@ -77,13 +77,14 @@ class Traits:
     @classmethod
     def of(cls, stage: ChainStage) -> Traits:
         """Return the traits that `stage` reports, where a draw that may happen counts as one."""
-        written = set(stage.written)
+        effects = stage.effects
+        written = set(effects.written)
         return cls(
-            draws_random=stage.may_draw_random,
-            written=stage.written,
-            reads=tuple(position for position in stage.reads if position not in written),
-            changes_input=stage.changes_input,
-            fills_what_it_saved=stage.fills_what_it_saved,
+            draws_random=effects.draws_random,
+            written=effects.written,
+            reads=tuple(position for position in effects.reads if position not in written),
+            changes_input=effects.changes_input,
+            fills_what_it_saved=effects.fills_what_it_saved,
         )
 
     @classmethod
@@ -139,7 +140,7 @@ def first_look(
 
 def incoming(stage: ChainStage, state: State) -> State:
     """`state` to be given to `stage`: a copy, if the stage changes it."""
-    return changeable(state, copied(state)) if stage.changes_input else state
+    return changeable(state, copied(state)) if stage.effects.changes_input else state
 
 
 @dataclass(slots=True)

@@ -163,7 +163,7 @@ def _file_of(
 ) -> JoinAccountFile:
     """Return the file for the account, whether or not it exists."""
     stages = [stage for part in parts for stage in part.stages]
-    reads = [position for stage in stages for position in stage.reads]
+    reads = [position for stage in stages for position in stage.effects.reads]
     number = {position: index for index, position in enumerate(dict.fromkeys(reads))}
     lines = [
         f"join of {[len(part.stages) for part in parts]} stages, {join.given}, {join.widths}",

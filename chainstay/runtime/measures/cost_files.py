@@ -288,7 +288,7 @@ def _stage(stage: ChainStage, shared: Sequence[Any]) -> Iterator[str]:
     yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
     for part in stage.parts:
         yield part.text
-    for position in stage.reads:
+    for position in stage.effects.reads:
         yield _text_of(shared[position])
 
 

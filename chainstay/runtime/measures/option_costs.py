@@ -346,7 +346,7 @@ def _is_apart(observed: Sequence[ObservedStage]) -> bool:
     """Whether no stage reads what another one of these changes, so that they run again as one."""
     written = [set(observation.traits.written) for observation in observed]
     return not any(
-        set(observation.stage.reads) & written[other]
+        set(observation.stage.effects.reads) & written[other]
         for index, observation in enumerate(observed)
         for other in range(len(observed))
         if other != index
@@ -361,9 +361,9 @@ def _key(
     output_stays: bool,
 ) -> Hashable:
     """Return a key that is equal for stages whose options do the same."""
-    positions = [position for part in stage.parts for position in part.reads]
+    positions = [position for part in stage.parts for position in part.effects.reads]
     return (
-        tuple((part.text, len(part.written)) for part in stage.parts),
+        tuple((part.text, len(part.effects.written)) for part in stage.parts),
         tuple(map(_kind, state)),
         tuple((positions.index(position), _kind(shared[position])) for position in positions),
         output_stays,

@@ -142,7 +142,7 @@ class Trace:
             self.flags.append(any(tensor.requires_grad for tensor in tensors))
         for node in places[: self.run.composition.width]:
             self.state.update(self.made[node])
-        self.written.update(_key(shared[position]) for position in self.run.stage.written)
+        self.written.update(_key(shared[position]) for position in self.run.stage.effects.written)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _refuse)
         with torch.enable_grad(), hooks:
             results = self.run.run(inputs, self._note)

@@ -20,7 +20,7 @@ from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.tracing import RAISES, NoFullGraphError
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import NO_EFFECTS, ChainStage, Effects
 from chainstay.runtime.stage.states import State
 
 __all__ = [
@@ -109,15 +109,11 @@ class TracedLoss:
 
     body: GraphChain
     sources: tuple[object, ...]
-    reads: tuple[int, ...] = ()
-    written: tuple[int, ...] = ()
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
 
     @property
-    def draws_random(self) -> bool:
-        """Whether it may draw random numbers."""
-        return any(stage.draws_random for stage in self.body.stages)
+    def effects(self) -> Effects:
+        """Its draws; what it reads is no shared value. See `Part`."""
+        return Effects(draws_random=any(stage.effects.draws_random for stage in self.body.stages))
 
     @property
     def text(self) -> str:
@@ -134,7 +130,7 @@ class TracedLoss:
 
     def on(self, stand_ins: StandIns) -> TracedLoss:
         """The loss on stand-ins for what is no part of the output; copies of what it changes."""
-        positions = {position for stage in self.body.stages for position in stage.written}
+        positions = {position for stage in self.body.stages for position in stage.effects.written}
         copies = StandIns({id(self.sources[position]) for position in positions})
         copies.of_all(source for source in self.sources if id(source) in copies.written)
         sources = (copies.known.get(id(s), (s, s))[1] for s in self.sources)
@@ -167,11 +163,7 @@ class OwnLoss:
 
     position: int
     text: str = "the model's own loss"
-    reads: tuple[int, ...] = ()
-    written: tuple[int, ...] = ()
-    draws_random: bool = False
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
+    effects: Effects = NO_EFFECTS
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # as `Part`
         """Return the loss that the model computes itself; see `Part`."""
@@ -183,11 +175,7 @@ class SumLoss:
     """Stands in for a loss where only its being there matters; a `chain_stage.Part`."""
 
     text: str = "any loss"
-    reads: tuple[int, ...] = ()
-    written: tuple[int, ...] = ()
-    draws_random: bool = False
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
+    effects: Effects = NO_EFFECTS
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # as `Part`
         """Return the sum of all tensors that want gradients; see `Part`."""

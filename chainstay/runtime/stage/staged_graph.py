@@ -197,7 +197,8 @@ def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) ->
     for stage, before, known in zip(stages, staged.chain.stages, staged.traits, strict=True):
         own = Traits.of(stage)  # positions of shared values may be others
         is_same = _texts(stage) == _texts(before)
-        is_same = is_same and stage.may_draw_random == before.may_draw_random  # by a call's number
+        # A call's number may decide whether it draws.
+        is_same = is_same and stage.effects.draws_random == before.effects.draws_random
         seen = replace(own, draws_random=known.draws_random, draws_on_host=known.draws_on_host)
         traits.append(seen if is_same else own)
 

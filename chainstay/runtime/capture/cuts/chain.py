@@ -137,8 +137,8 @@ class GraphStages:
 
     def written_by(self, inputs: Sequence[object]) -> frozenset[int]:
         """Return the identities of the inputs that the graph changes in place."""
-        positions = {position for stage in self.stages for position in stage.written}
-        if self.stages and self.stages[0].changes_input:
+        positions = {position for stage in self.stages for position in stage.effects.written}
+        if self.stages and self.stages[0].effects.changes_input:
             positions |= set(self.state_inputs)
         return frozenset(id(inputs[position]) for position in positions if position < len(inputs))
 
@@ -182,7 +182,7 @@ class GraphChain(GraphStages):
             (
                 stage.name,
                 str(stage.operators),
-                f"{sum(self.shared[position].elements for position in stage.reads):,}",
+                f"{sum(self.shared[position].elements for position in stage.shared):,}",
                 f"{len(state)} of {format_bytes(distinct_bytes(state))}",
                 format_bytes(stage.saved_bytes),
             )

@@ -22,6 +22,7 @@ from chainstay.runtime.capture.cuts.programs import GraphStage, Program, compile
 from chainstay.runtime.capture.cuts.stage_names import name_ranges
 from chainstay.runtime.capture.graph import CapturedGraph, NoStagesError
 from chainstay.runtime.capture.operators import Observations, ObservedGraph
+from chainstay.runtime.stage.chain_stage import Effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,18 @@ class CutGraph:
             saved = {storage for node in nodes for storage in seen[node].saved}
             written = {storage for node in nodes for storage in seen[node].written}
             program = compile_program(self.captured.modules, nodes, before, shared, after)
+            effects = Effects(
+                reads=program.shared,
+                written=tuple(
+                    position
+                    for node, position in shared.items()
+                    if node not in self.observed.state_inputs
+                    and written.intersection(seen[node].storages)
+                ),
+                draws_random=any(seen[node].draws_random for node in nodes),
+                changes_input=bool(written & given),
+                fills_what_it_saved=any(seen[node].fills_saved for node in nodes),
+            )
             stages.append(
                 GraphStage(
                     name=name,
@@ -112,15 +125,7 @@ class CutGraph:
                     shared=program.shared,
                     operators=len(nodes),
                     saved_bytes=seen.size_of(saved - given),
-                    draws_random=any(seen[node].draws_random for node in nodes),
-                    written=tuple(
-                        position
-                        for node, position in shared.items()
-                        if node not in self.observed.state_inputs
-                        and written.intersection(seen[node].storages)
-                    ),
-                    changes_input=bool(written & given),
-                    fills_what_it_saved=any(seen[node].fills_saved for node in nodes),
+                    effects=effects,
                 )
             )
         return stages

@@ -226,7 +226,7 @@ def _subjects(
 ) -> Iterator[Subject]:
     """One per segment, with a copy of its input on the device."""
     sample = around.sample
-    written = {position for stage in stages for position in stage.written}
+    written = {position for stage in stages for position in stage.effects.written}
     shared = StandIns({id(sample.shared[position]) for position in written}).of_all(sample.shared)
     for segment in around.chain.segments():
         yield Subject(
