@@ -25,7 +25,7 @@ from chainstay.runtime.estimate.refusals import told_by_name
 from chainstay.runtime.estimate.stage_estimates import estimate_stages
 from chainstay.runtime.estimate.stand_ins import FakeStandIns
 from chainstay.runtime.estimate.traced_call import TracedCall
-from chainstay.runtime.measures.costs import assemble_profile
+from chainstay.runtime.measures.costs import account_for
 from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import subject_of
 
@@ -100,12 +100,12 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         with attention_as_on(figures):
             subject = subject_of(graph, call.inputs, behind, here)
             observed, memories = estimate_stages(subject, figures, stand_ins.mode)
-        profile = assemble_profile(observed, memories, subject, Autocast.now(here))
+        account = account_for(observed, memories, subject, Autocast.now(here))
     parameters = list(built.parameters())
     return Estimated(
         model=name,
         device=figures,
-        profile=profile,
+        profile=account.profile(),
         parameters=sum(parameter.numel() for parameter in parameters),
         parameter_bytes=sum(parameter.nbytes for parameter in parameters),
         trained_bytes=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),

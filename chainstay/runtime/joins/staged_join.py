@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
-from chainstay.runtime.measures.measured import traits_of
 from chainstay.runtime.measures.progress import Progress, unseen
 from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
@@ -113,12 +112,6 @@ def staged(
         traits=traits,
         sums=tuple(tuple(_positions(stages_of_sum, position)) for stages_of_sum in join.sums),
     )
-
-
-def traits_of_all(parts: Iterable[Subject]) -> Iterator[Traits]:
-    """Return the traits of every stage of every part but the loss."""
-    for part in parts:
-        yield from traits_of(part)
 
 
 def _positions(stages: Sequence[GraphStage], position: Mapping[int, int]) -> list[int]:

@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.profiles import ChainProfile, Skip
+from chainstay.profiles import Skip
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.execute.environment import Traits, first_look, require_repeatable
@@ -196,16 +196,6 @@ def _parked(state: State) -> State:
 def _blamed(phase: Callable[[], None], stage: ChainStage, index: int, source: State) -> None:
     with blaming(stage, index, source):
         phase()
-
-
-def assemble_profile(
-    observed: Sequence[ObservedStage],
-    memories: Sequence[StageMemory],
-    subject: Subject,
-    autocast: Autocast | None,
-) -> ChainProfile:
-    """The profile that is sound for every schedule; see `account_for`."""
-    return account_for(observed, memories, subject, autocast).profile()
 
 
 def account_for(

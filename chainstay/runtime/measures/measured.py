@@ -149,7 +149,7 @@ def measure_subject(
         file = AccountFile.of(signature_of(subject, autocast), titles, cache)
     account = None if file is None else file.read()
     if account is not None:
-        known = Measurement(chain=chain, account=account, traits=tuple(traits_of(subject)))
+        known = Measurement(chain=chain, account=account, traits=traits_of([subject]))
         found = found_on_file(known, [subject], wants_options)
         if found is not None:
             return found
@@ -200,15 +200,22 @@ def with_options_of(measured: M, found: Sequence[ObservedOption], kept: Kept) ->
     return replace(measured, account=account, options=options)
 
 
-def traits_of(subject: Subject) -> Iterator[Traits]:
-    """Return the traits of every stage but the loss, seen in one run of each."""
-    source = subject.source
-    for index, stage in enumerate(subject.stages):
-        if not stage.is_loss:
-            with blaming(stage, index, source):
-                traits, _, output = first_look(stage, source, subject.shared, subject.device)
-            yield traits
-            source = detached(output)
+def traits_of(subjects: Iterable[Subject]) -> tuple[Traits, ...]:
+    """Return the traits of every stage but the loss, seen in one run of each.
+
+    Args:
+        subjects: The chain, or its segments.
+    """
+    found = []
+    for subject in subjects:
+        source = subject.source
+        for index, stage in enumerate(subject.stages):
+            if not stage.is_loss:
+                with blaming(stage, index, source):
+                    traits, _, output = first_look(stage, source, subject.shared, subject.device)
+                found.append(traits)
+                source = detached(output)
+    return tuple(found)
 
 
 def require_repeats(repeats: object) -> None:

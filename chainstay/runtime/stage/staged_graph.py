@@ -174,7 +174,7 @@ def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     return StagedGraph(
         graph=graph,
         chain=Chain(stages=stages, device=subject.device, names=names_of(graph)),
-        traits=tuple(traits_of(subject)),
+        traits=traits_of([subject]),
     )
 
 

@@ -155,7 +155,7 @@ def measure_blocks(
             return not has_none and wants_options(measured)
 
         if all(gathered(model, account is not None)) and account is not None:
-            traits = tuple(of_stage for subject in subjects() for of_stage in traits_of(subject))
+            traits = traits_of(subjects())
             known = found_on_file(blocks(account=account, traits=traits), subjects(), wanted)
             if known is not None:
                 return known
@@ -191,8 +191,7 @@ def unmeasured_blocks(
     """
     with measuring(around.device):
         subjects = partial(_subjects, around.chain.chain_stages, around, unseen)
-        traits = tuple(of_stage for subject in subjects() for of_stage in traits_of(subject))
-        return traits, restored_options(subjects(), wanted, is_checked=True)
+        return traits_of(subjects()), restored_options(subjects(), wanted, is_checked=True)
 
 
 def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
