@@ -23,16 +23,12 @@ from chainstay.runtime.estimate.observer import WatchedPhase, watch
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime
-from chainstay.runtime.measures.costs import (
-    ObservedStage,
-    Subject,
-    require_differentiable,
-    require_number,
-)
+from chainstay.runtime.measures.costs import ObservedStage, Subject, require_differentiable
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage
+from chainstay.runtime.stage.loss_stage import require_number
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of, detached, is_among
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
-from chainstay.runtime.measures.costs import ObservedStage, free_loss
+from chainstay.runtime.measures.costs import ObservedStage, free_loss, lasting_bytes
 from chainstay.runtime.measures.option_costs import ObservedOption, option_cost
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.stage_cost import StageCost
@@ -25,18 +25,6 @@ class Seen:
     def has_loss(self) -> bool:
         """Whether the loss is its last stage."""
         return self.observed[-1].stage.is_loss
-
-    @property
-    def standing_bytes(self) -> int:
-        """Bytes that a plan holds through the whole step."""
-        total = 0
-        for observation, memory in zip(self.observed, self.memories, strict=True):
-            made = observation.result.bytes_outside(observation.given)
-            if observation.stage.is_loss:
-                total += made + memory.output_gradients.allocated_bytes
-            else:
-                total += max(memory.dropped_bytes - made, 0)
-        return total
 
 
 class _Besides(NamedTuple):
@@ -58,7 +46,7 @@ def account_for_join(
         common_bytes: The bytes that stand through the whole step, whatever the stages.
         has_options: Whether options of stages were looked for.
     """
-    standing = common_bytes + sum(part.standing_bytes for part in seen)
+    standing = common_bytes + sum(lasting_bytes(part.observed, part.memories) for part in seen)
     tails = seen[branches:]
     outputs = [part.observed[-1].result.bytes for part in seen[:branches]]
     is_met_by_loss = all(part.observed[0].stage.is_loss for part in tails)
@@ -134,11 +122,6 @@ def _joined_stage(
 ) -> JoinedStage:
     observation, memory = part.observed[index], part.memories[index]
     saved, recording, backward = _kept(part, index, memory)
-    dropping = (
-        memory.dropped_peak
-        - observation.given.bytes
-        - observation.result.bytes_outside(observation.given)
-    )
     relief = max(-backward - beside.held, 0)
     is_loss = observation.stage.is_loss
     cost = StageCost(
@@ -151,7 +134,7 @@ def _joined_stage(
         saved_bytes=saved,
         gradient_bytes=memory.output_gradients.allocated_bytes,
         recording_bytes=recording + standing,
-        dropping_bytes=max(dropping, 0) + standing,
+        dropping_bytes=observation.dropping_bytes(memory) + standing,
         backward_bytes=backward + beside.held + relief + standing,
         environment_bytes=0 if is_loss else observation.environment_bytes,
         random_bytes=0 if is_loss else observation.random_bytes,

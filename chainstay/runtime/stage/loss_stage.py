@@ -32,6 +32,7 @@ __all__ = [
     "loss_stage",
     "on_stand_ins",
     "require_loss",
+    "require_number",
     "traced_loss",
 ]
 
@@ -264,3 +265,21 @@ def require_loss(loss: object) -> None:
             f"the loss {getattr(loss, '__name__', loss)} is called with the model's output alone "
             f"({reason}); let it hold its targets: lambda output: loss(output, targets)"
         ) from reason
+
+
+def require_number(loss: torch.Tensor) -> None:
+    """Refuse a loss that is not one real number, or has no gradient.
+
+    Raises:
+        UnsupportedModelError: It is something else.
+    """
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise UnsupportedModelError(
+            f"the loss returns a tensor of shape {tuple(loss.shape)} and type {loss.dtype}, must "
+            "return one real number; reduce it with .mean() or .sum()"
+        )
+    if not loss.requires_grad:
+        raise UnsupportedModelError(
+            "the loss has no gradient, so there is nothing to train by; look for detach(), "
+            "torch.no_grad(), argmax() or .item() between the model's output and the loss"
+        )

@@ -28,10 +28,9 @@ from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes, trace_marked
 from chainstay.runtime.execute.environment import restore_random_states
 from chainstay.runtime.measures.boundary import Gradients, seeded
-from chainstay.runtime.measures.costs import require_number
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.probe import leaves_of
-from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in
+from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in, require_number
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 
 __all__ = ["Around", "Outside", "Phase"]
