@@ -92,6 +92,11 @@ class Observations:
         """Bytes of distinct storages, external ones excluded."""
         return sum(self.storage_bytes[storage] for storage in set(storages) - self.external)
 
+    def touched(self, node: fx.Node) -> frozenset[Storage]:
+        """Return the storages of a node's value, of its arguments, and of what it changes."""
+        values = [node, *(value for value in node.all_input_nodes if value.op != "get_attr")]
+        return self[node].written.union(*(self[value].storages for value in values))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedGraph:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from chainstay.runtime.capture.blocks.sample import blocks_run_by
-from chainstay.runtime.capture.cuts.chain import counted_among
 from chainstay.runtime.devices.memory import operator_beyond, trace_memory
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.joins.executor import PlannedJoin
@@ -75,8 +74,7 @@ def rehearse_graph(
         torch.autograd.backward(root)
         del output
 
-    counted = counted_among(given, graph.inputs[: len(given)])
-    held = state_bytes(tensor for tensor in counted if tensor.device == device)
+    held = state_bytes(tensor for tensor in graph.counted(given) if tensor.device == device)
     with zeroed_gradients(leaves):
         return _rehearsed(step, device, held, limit)
 

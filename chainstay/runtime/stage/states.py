@@ -181,6 +181,24 @@ def address_of(tensor: torch.Tensor) -> int:
     return address
 
 
+def nodes_below(outputs: Iterable[torch.Tensor]) -> list[Any]:
+    """Return all nodes of the autograd graph of `outputs`, in a fixed order."""
+    found = {tensor.grad_fn: None for tensor in outputs if tensor.grad_fn is not None}
+    pending = list(found)
+    for node in pending:  # grows meanwhile
+        for below, _ in node.next_functions:
+            if below is not None and below not in found:
+                found[below] = None
+                pending.append(below)
+    return pending
+
+
+def variables_below(outputs: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return the leaves that this graph sends gradients to, by identity."""
+    found = (getattr(node, "variable", None) for node in nodes_below(outputs))
+    return {id(leaf): leaf for leaf in found if leaf is not None}
+
+
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are alike bit for bit, as far as numbers tell: NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,8 +133,22 @@ class GraphStages:
         )
 
     def counted(self, shared: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Return the shared tensors that a step's memory counts: they come with the call."""
-        return counted_among(shared, self.inputs)
+        """Return those of the first shared values that a step's memory counts.
+
+        That is the tensors that come with the call.
+        """
+        kinds = chain((given.kind for given in self.inputs), repeat(InputKind.ARGUMENT))
+        tensors = [
+            (value, kind)
+            for value, kind in zip(shared, kinds, strict=False)
+            if isinstance(value, torch.Tensor) and value.layout in (torch.strided, torch.sparse_coo)
+        ]
+        held = {address_of(value) for value, kind in tensors if kind is InputKind.HELD}
+        return tuple(
+            value
+            for value, kind in tensors
+            if kind is InputKind.ARGUMENT and address_of(value) not in held
+        )
 
     def written_by(self, inputs: Sequence[object]) -> frozenset[int]:
         """Return the identities of the inputs that the graph changes in place."""
@@ -193,20 +208,3 @@ class GraphChain(GraphStages):
 
     def __str__(self) -> str:
         return as_text(self.table())
-
-
-def counted_among(shared: Sequence[Any], inputs: Sequence[GraphInput]) -> tuple[torch.Tensor, ...]:
-    """Return the shared tensors that a step's memory counts: they come with the call."""
-    kinds = [given.kind for given in inputs]
-    kinds += [InputKind.ARGUMENT] * (len(shared) - len(kinds))
-    tensors = [
-        (value, kind)
-        for value, kind in zip(shared, kinds, strict=True)
-        if isinstance(value, torch.Tensor) and value.layout in (torch.strided, torch.sparse_coo)
-    ]
-    held = {address_of(value) for value, kind in tensors if kind is InputKind.HELD}
-    return tuple(
-        value
-        for value, kind in tensors
-        if kind is InputKind.ARGUMENT and address_of(value) not in held
-    )

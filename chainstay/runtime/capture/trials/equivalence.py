@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -38,6 +38,7 @@ from chainstay.runtime.execute.repeatable import (
     is_repeated,
 )
 from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.stage.states import nodes_below, variables_below
 
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
 """Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
@@ -123,13 +124,15 @@ class Trial:
         }
         others.of_all(self.inputs)
         shadow = self.call.of_shadow(others)
+        parameters = (value for value in self.inputs if isinstance(value, nn.Parameter))
+        constant = (value for value in parameters if id(value) not in self.written)
         with (
             world_kept(functions_of(self.call.model), self.device),
             torch.enable_grad(),
             hooks(),
             logs[0],
         ):
-            with values_kept(self._constant()) as spoiled, self.call.failures_told():
+            with values_kept(constant) as spoiled, self.call.failures_told():
                 value = shadow()
             changed = self._changed(others)
             expected = _Outcome(value, output_leaves(value), changed, random_states(self.device))
@@ -156,12 +159,6 @@ class Trial:
                 f"error: {type(failure).__name__}: {str(failure).rstrip('.')}"
             ) from failure
 
-    def _constant(self) -> Iterator[torch.Tensor]:
-        """The model's parameters that are not known to be changed."""
-        for value in self.inputs:
-            if isinstance(value, nn.Parameter) and id(value) not in self.written:
-                yield value
-
     def _changed(self, stand_ins: StandIns) -> list[torch.Tensor]:
         """Values of what was written, in the order of the inputs."""
         kept = (stand_ins.known.get(id(value)) for value in self.inputs)
@@ -172,8 +169,9 @@ class Trial:
     def _differing_gradients(self) -> Iterator[str]:
         """Inputs whose gradients differ, in words."""
         expected, found = self._both(torch.autograd.graph.save_on_cpu)
-        leaves = {id(leaf): leaf for outcome in (expected, found) for leaf in outcome.variables()}
-        leaves.update((id(value), value) for value in self.inputs if _is_leaf(value))
+        leaves = variables_below(expected.tensors) | variables_below(found.tensors)
+        tensors = (value for value in self.inputs if isinstance(value, torch.Tensor))
+        leaves |= {id(value): value for value in tensors if value.requires_grad and value.is_leaf}
         with world_kept(functions_of(self.call.model), self.device), torch.enable_grad():
             gradients = zip(
                 *(outcome.gradients(leaves.values()) for outcome in (expected, found)), strict=True
@@ -238,24 +236,27 @@ class _Outcome:
         self.leaves = [leaf for leaf in self.leaves if id(leaf) in self.positions]
         other.leaves = ordered
 
-    def autograd_graph(self) -> list[tuple[object, ...]]:
-        """Node by node."""
-        return _autograd_graph(self.leaves)
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the leaves."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
-    def variables(self) -> Iterator[torch.Tensor]:
-        """Leaves that a gradient is sent to."""
-        for node in _autograd_nodes(self.leaves):
-            if hasattr(node, "variable"):
-                yield node.variable
+    def autograd_graph(self) -> list[tuple[object, ...]]:
+        """The autograd graph of the outputs, in a fixed order: names, leaves, edges."""
+        nodes = nodes_below(self.tensors)
+        numbers = {node: index for index, node in enumerate(nodes)}
+        found: list[tuple[object, ...]] = [
+            (leaf.requires_grad, leaf.output_nr, numbers.get(leaf.grad_fn)) for leaf in self.tensors
+        ]
+        for node in nodes:
+            below = [(numbers.get(function), index) for function, index in node.next_functions]
+            name = _SAME_BACKWARD.get(node.name(), node.name())
+            found.append((name, id(getattr(node, "variable", None)), *below))
+        return found
 
     def gradients(self, variables: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
         """Gradients of half the sum of all outputs' squares; those that there were stay."""
-        distinct = {
-            id(leaf): leaf
-            for leaf in self.leaves
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        }
-        roots = list(distinct.values())
+        roots = list({id(leaf): leaf for leaf in self.tensors if leaf.requires_grad}.values())
         before = [(leaf, leaf.grad) for leaf in variables]
         for leaf, _ in before:
             leaf.grad = None
@@ -278,10 +279,6 @@ def _scripted_function(model: nn.Module) -> str:
     return ""
 
 
-def _is_leaf(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
-
-
 def _differences(expected: _Outcome, found: _Outcome) -> Iterator[str]:
     """Yield the differences that do not concern gradients, in words."""
     if expected.unmatched is not None:
@@ -293,35 +290,6 @@ def _differences(expected: _Outcome, found: _Outcome) -> Iterator[str]:
     for (_, old), (_, new) in zip(expected.random, found.random, strict=True):
         if not torch.equal(old, new):
             yield "it draws other random numbers"
-
-
-def _autograd_graph(leaves: Sequence[object]) -> list[tuple[object, ...]]:
-    """The autograd graph of some outputs, in a fixed order: names, leaves, edges."""
-    nodes = _autograd_nodes(leaves)
-    numbers = {node: index for index, node in enumerate(nodes)}
-    found: list[tuple[object, ...]] = [
-        (leaf.requires_grad, leaf.output_nr, numbers.get(leaf.grad_fn))
-        for leaf in leaves
-        if isinstance(leaf, torch.Tensor)
-    ]
-    for node in nodes:
-        below = [(numbers.get(function), index) for function, index in node.next_functions]
-        name = _SAME_BACKWARD.get(node.name(), node.name())
-        found.append((name, id(getattr(node, "variable", None)), *below))
-    return found
-
-
-def _autograd_nodes(leaves: Sequence[object]) -> list[Any]:
-    """All nodes below some outputs, in a fixed order."""
-    roots = (leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor))
-    known = {node: None for node in roots if node is not None}
-    pending = list(known)
-    for node in pending:  # grows meanwhile
-        for below, _ in node.next_functions:
-            if below is not None and below not in known:
-                known[below] = None
-                pending.append(below)
-    return pending
 
 
 def _is_same(old: object, new: object) -> bool:
