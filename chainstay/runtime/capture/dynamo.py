@@ -18,7 +18,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType, FunctionType
@@ -303,11 +303,11 @@ class GraphCapture:
         """
         first, *others = self._admits_tracing
         try:
-            return self._capture(args, kwargs, admits_tracing=first)
+            return self._trace(args, kwargs, admits_tracing=first)
         except NoFullGraphError as reason:
             for other in others:
                 with suppress(NoFullGraphError):
-                    return self._capture(args, kwargs, admits_tracing=other)
+                    return self._trace(args, kwargs, admits_tracing=other)
             raise reason from reason.__cause__
 
     def deny(self) -> bool:
@@ -320,29 +320,27 @@ class GraphCapture:
         self._admits_tracing = (False,)
         return True
 
-    def _capture(
+    def _trace(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, admits_tracing: bool
     ) -> Any:
-        with failures_named(self._name, args), tracing_settings(tree_leaves((args, kwargs))):
-            if admits_tracing:
-                return self._trace(args, kwargs)
-            with seeming_eager():
-                return self._trace(args, kwargs)
-
-    def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        random_state = random.getstate()
-        compiled = self._compiled_for(_sizes_of((args, kwargs)))
-        _tracing.active = True
-        try:
-            with modes_set_aside():
-                return compiled.traced(self._function, args, kwargs, _unguarded(args))
-        except NotRunError:
-            if random.getstate() != random_state:
-                self._draws_numbers = True
-                random.setstate(random_state)
-            raise
-        finally:
-            _tracing.active = False
+        with (
+            failures_named(self._name, args),
+            tracing_settings(tree_leaves((args, kwargs))),
+            nullcontext() if admits_tracing else seeming_eager(),
+        ):
+            random_state = random.getstate()
+            compiled = self._compiled_for(_sizes_of((args, kwargs)))
+            _tracing.active = True
+            try:
+                with modes_set_aside():
+                    return compiled.traced(self._function, args, kwargs, _unguarded(args))
+            except NotRunError:
+                if random.getstate() != random_state:
+                    self._draws_numbers = True
+                    random.setstate(random_state)
+                raise
+            finally:
+                _tracing.active = False
 
 
 @contextmanager

@@ -12,7 +12,7 @@ what is saved for them is on the CPU meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -38,6 +38,7 @@ from chainstay.runtime.execute.repeatable import (
     is_repeated,
 )
 from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.measures.kept_gradients import gradients_kept
 from chainstay.runtime.stage.states import nodes_below, variables_below
 
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
@@ -254,19 +255,13 @@ class _Outcome:
             found.append((name, id(getattr(node, "variable", None)), *below))
         return found
 
-    def gradients(self, variables: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    def gradients(self, variables: Collection[torch.Tensor]) -> list[torch.Tensor | None]:
         """Gradients of half the sum of all outputs' squares; those that there were stay."""
         roots = list({id(leaf): leaf for leaf in self.tensors if leaf.requires_grad}.values())
-        before = [(leaf, leaf.grad) for leaf in variables]
-        for leaf, _ in before:
-            leaf.grad = None
-        try:
+        with gradients_kept(variables):
             if roots:  # not autograd.grad, which reentrant checkpoints do not take
                 torch.autograd.backward(roots, [root.detach() for root in roots])
-            return [leaf.grad for leaf, _ in before]
-        finally:
-            for leaf, gradient in before:
-                leaf.grad = gradient
+            return [leaf.grad for leaf in variables]
 
 
 def _scripted_function(model: nn.Module) -> str:
