@@ -35,8 +35,8 @@ from chainstay.runtime.execute.items import Action
 from chainstay.runtime.execute.liveness import ExecutionPlan, Step
 from chainstay.runtime.options.option import run_option
 from chainstay.runtime.options.replay import OptionRun
-from chainstay.runtime.options.table import OptionTable, fused
-from chainstay.runtime.stage.chain_stage import ChainStage, Part
+from chainstay.runtime.options.table import OptionTable
+from chainstay.runtime.stage.chain_stage import ChainStage, Part, fused
 from chainstay.runtime.stage.states import (
     State,
     changeable,

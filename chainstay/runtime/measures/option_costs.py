@@ -30,8 +30,8 @@ from chainstay.runtime.options.option import (
     stage_options,
 )
 from chainstay.runtime.options.selection import Selection
-from chainstay.runtime.options.table import OptionTable, fused
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.options.table import OptionTable
+from chainstay.runtime.stage.chain_stage import ChainStage, fused
 from chainstay.runtime.stage.idle_cuts import idle_bytes, spans_over_idle_cuts
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -13,16 +12,11 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import has_outdated_copies
 from chainstay.runtime.execute.handles import is_parameter
 from chainstay.runtime.options.option import Option
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, fused
 from chainstay.schedule import Op, Schedule
 
 OptionTable: TypeAlias = Mapping[tuple[int, int], Option]
 """Options by the first stage that they keep, and their number, from 1 on."""
-
-
-def fused(stages: Sequence[ChainStage]) -> ChainStage:
-    """Return several stages as one."""
-    return reduce(ChainStage.fused_with, stages)
 
 
 def used_options(

@@ -95,6 +95,10 @@ class ChainStage:
         """Return the title in messages of this stage, stage `index` of its chain."""
         return "the loss" if self.is_loss else f"stage {index} ({self.name})"
 
-    def fused_with(self, successor: ChainStage) -> ChainStage:
-        """This stage and the next as one."""
-        return ChainStage(f"{self.name}+{successor.name}", self.parts + successor.parts)
+
+def fused(stages: Sequence[ChainStage]) -> ChainStage:
+    """Return several stages as one."""
+    if len(stages) == 1:
+        return stages[0]
+    parts = tuple(part for stage in stages for part in stage.parts)
+    return ChainStage("+".join(stage.name for stage in stages), parts)
