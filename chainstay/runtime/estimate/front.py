@@ -24,7 +24,7 @@ from chainstay.runtime.estimate.estimated import Estimated
 from chainstay.runtime.estimate.refusals import told_by_name
 from chainstay.runtime.estimate.stage_estimates import estimate_stages
 from chainstay.runtime.estimate.stand_ins import FakeStandIns
-from chainstay.runtime.estimate.traced_call import TracedCall
+from chainstay.runtime.estimate.traced_call import traced_call
 from chainstay.runtime.measures.costs import account_for
 from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import subject_of
@@ -94,11 +94,11 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         torch.enable_grad(),
         stand_ins.mode,
     ):
-        call = TracedCall.of(shadow)
-        graph = cut_into_chain(call.observed, granularity, repeated_blocks(shadow.model))
-        behind = loss_stage(loss, call.output, graph.output, graph.begin(call.inputs)[1])
+        traced, inputs, output = traced_call(shadow)
+        graph = cut_into_chain(traced, granularity, repeated_blocks(shadow.model))
+        behind = loss_stage(loss, output, graph.output, graph.begin(inputs)[1])
         with attention_as_on(figures):
-            subject = subject_of(graph, call.inputs, behind, here)
+            subject = subject_of(graph, inputs, behind, here)
             observed, memories = estimate_stages(subject, figures, stand_ins.mode)
         account = account_for(observed, memories, subject, Autocast.now(here))
     parameters = list(built.parameters())

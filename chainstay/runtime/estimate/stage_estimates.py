@@ -87,7 +87,7 @@ class _Runs:
         held = (value for value in subject.shared if isinstance(value, torch.Tensor))
         runs = cls([subject.source], [], Lineage.beside(held))
         runs.lineage.add(subject.source)
-        last = max(index for index, stage in enumerate(subject.stages) if not stage.is_loss)
+        last = len(subject.model_stages) - 1
         for index, stage in enumerate(subject.stages):
             output = run_stage(stage, index, runs.states[-1], subject.shared)
             if stage.is_loss:

@@ -11,6 +11,7 @@ from chainstay.runtime.measures.costs import ObservedStage, free_loss, lasting_b
 from chainstay.runtime.measures.option_costs import ObservedOption, option_cost
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.stage.lineage import NumberedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,12 @@ class Seen:
     def has_loss(self) -> bool:
         """Whether the loss is its last stage."""
         return self.observed[-1].stage.is_loss
+
+    @property
+    def output(self) -> NumberedState:
+        """What the model gives, if this is the last part: the loss has it."""
+        last = self.observed[-1]
+        return last.given if self.has_loss else last.result
 
 
 class _Besides(NamedTuple):
@@ -50,7 +57,7 @@ def account_for_join(
     tails = seen[branches:]
     outputs = [part.observed[-1].result.bytes for part in seen[:branches]]
     is_met_by_loss = all(part.observed[0].stage.is_loss for part in tails)
-    handed = sum(outputs) if is_met_by_loss else _last_state_bytes(tails[0])
+    handed = sum(outputs) if is_met_by_loss else tails[0].output.bytes
     own = outputs if is_met_by_loss else [0] * branches
     numbers: dict[int, int] = {}
     chains = [
@@ -64,23 +71,12 @@ def account_for_join(
     passed = 0
     for part in tails:
         tail = _tail(part, standing, numbers)
-        passed = 0 if is_met_by_loss else handed - _own_bytes(part)
+        passed = 0 if is_met_by_loss else handed - part.output.bytes_outside(part.observed[0].given)
         if not part.has_loss:
             tail = replace(tail, stages=(*tail.stages, free))
     return JoinAccount(
         branches=tuple(chains), tail=tail, passed_bytes=passed, has_options=has_options
     )
-
-
-def _own_bytes(tail: Seen) -> int:
-    """Return the bytes of the model's output that branches have not given."""
-    last = tail.observed[-1]
-    return (last.given if tail.has_loss else last.result).bytes_outside(tail.observed[0].given)
-
-
-def _last_state_bytes(tail: Seen) -> int:
-    last = tail.observed[-1]
-    return (last.given if tail.has_loss else last.result).bytes
 
 
 def _branch(
@@ -94,10 +90,9 @@ def _branch(
 
 def _tail(part: Seen, standing: int, numbers: dict[int, int]) -> JoinedChain:
     last = len(part.observed) - 1 - part.has_loss
-    handed = part.observed[last].result if last >= 0 else part.observed[0].given
     besides = []
     for index, observation in enumerate(part.observed):
-        waiting = handed.bytes_outside(observation.given)
+        waiting = part.output.bytes_outside(observation.given)
         is_last = index == last
         besides.append(_Besides(waiting * is_last, waiting, waiting * (not is_last)))
     return _chain(part, besides, standing, numbers)

@@ -102,7 +102,7 @@ def staged(
 ) -> StagedJoin:
     """Return the join made of the parts that `parts_of` found, with the traits of its stages."""
     branches = parts[: len(join.branches)]
-    stages = tuple(stage for part in parts for stage in part.stages if not stage.is_loss)
+    stages = tuple(stage for part in parts for stage in part.model_stages)
     position = {id(part): index for index, stage in enumerate(stages) for part in stage.parts}
     return StagedJoin(
         chain=Chain(stages=stages, device=parts[0].device, names=names),

@@ -68,6 +68,11 @@ class Subject:
     hands_out: bool = False
     options: dict[Hashable, Any] | None = None
 
+    @property
+    def model_stages(self) -> tuple[ChainStage, ...]:
+        """The stages without the loss."""
+        return tuple(stage for stage in self.stages if not stage.is_loss)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedStage:
@@ -103,8 +108,7 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
     source, shared, device = subject.source, subject.shared, subject.device
     lineage = Lineage.beside(value for value in shared if isinstance(value, torch.Tensor))
     lineage.add(source)
-    # Behind branches there may be nothing but the loss.
-    last = max((i for i, stage in enumerate(subject.stages) if not stage.is_loss), default=None)
+    last = len(subject.model_stages) - 1  # none where there is nothing but the loss
     subject.progress("running every stage", steps=0, more=len(subject.stages))
     for index, stage in enumerate(subject.stages):
         subject.progress("running every stage")

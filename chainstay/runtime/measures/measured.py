@@ -140,8 +140,7 @@ def measure_subject(
     Raises:
         UnsupportedModelError: A stage fails, or cannot be run again; the text names it.
     """
-    stages = tuple(stage for stage in subject.stages if not stage.is_loss)
-    chain = Chain(stages=stages, device=subject.device, names=names)
+    chain = Chain(stages=subject.model_stages, device=subject.device, names=names)
     autocast = Autocast.now(subject.device)
     file = None
     if cache is not None:
@@ -209,12 +208,11 @@ def traits_of(subjects: Iterable[Subject]) -> tuple[Traits, ...]:
     found = []
     for subject in subjects:
         source = subject.source
-        for index, stage in enumerate(subject.stages):
-            if not stage.is_loss:
-                with blaming(stage, index, source):
-                    traits, _, output = first_look(stage, source, subject.shared, subject.device)
-                found.append(traits)
-                source = detached(output)
+        for index, stage in enumerate(subject.model_stages):
+            with blaming(stage, index, source):
+                traits, _, output = first_look(stage, source, subject.shared, subject.device)
+            found.append(traits)
+            source = detached(output)
     return tuple(found)
 
 

@@ -314,8 +314,7 @@ class _StagePosition(NamedTuple):
 def _places(subjects: Iterable[Subject]) -> Iterator[_StagePosition]:
     """Yield the place in front of every stage but the loss."""
     for subject in subjects:
-        stages = [stage for stage in subject.stages if not stage.is_loss]
-        state = subject.source
+        stages, state = subject.model_stages, subject.source
         for index, stage in enumerate(stages):
             yield _StagePosition(subject, stages[index:], state)
             state = detached(run_stage(stage, index, state, subject.shared))
@@ -330,8 +329,7 @@ def _with_spans(subject: Subject, least: int) -> Subject:
     """Return the subject with spans over its idle cuts, too."""
     if subject.hands_out:
         return subject
-    stages = [stage for stage in subject.stages if not stage.is_loss]
-    idle = idle_bytes(stages, subject.source, subject.shared)
+    idle = idle_bytes(subject.model_stages, subject.source, subject.shared)
     further = spans_over_idle_cuts(idle, least)
     return replace(subject, spans=tuple(dict.fromkeys((*subject.spans, *further))))
 

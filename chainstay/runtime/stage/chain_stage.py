@@ -11,7 +11,7 @@ from chainstay.runtime.stage.states import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """What a computation reads and changes besides its result.
+    """The effects of a computation: what it reads and changes besides its result.
 
     Attributes:
         reads: Positions of the shared values that it reads, each once.
@@ -41,7 +41,7 @@ class Part(Protocol):
 
     @property
     def effects(self) -> Effects:
-        """What it reads and changes besides the state."""
+        """Return the effects of the computation."""
         ...
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:

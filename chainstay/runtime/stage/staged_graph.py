@@ -170,10 +170,9 @@ def measured_graph(
 
 def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     """The stages of a graph, run once each; call it inside `measuring`."""
-    stages = tuple(stage for stage in subject.stages if not stage.is_loss)
     return StagedGraph(
         graph=graph,
-        chain=Chain(stages=stages, device=subject.device, names=names_of(graph)),
+        chain=Chain(stages=subject.model_stages, device=subject.device, names=names_of(graph)),
         traits=traits_of([subject]),
     )
 
