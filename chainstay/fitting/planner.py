@@ -343,13 +343,11 @@ def listed_shapes(shapes: Sequence[str]) -> str:
 
 def is_alike(one: GraphChain, other: GraphChain) -> bool:
     """Whether two graphs were cut into stages that pass on the same."""
-    return [
-        [(value.shape, value.dtype, value.requires_grad) for value in state]
-        for state in one.boundaries
-    ] == [
-        [(value.shape, value.dtype, value.requires_grad) for value in state]
-        for state in other.boundaries
-    ]
+    first, second = (
+        [[(value.shape, value.dtype, value.requires_grad) for value in s] for s in graph.boundaries]
+        for graph in (one, other)
+    )
+    return first == second
 
 
 def _device_of(inputs: Sequence[Any]) -> torch.device:

@@ -44,6 +44,7 @@ from chainstay.runtime.capture.tracing import (
     tracing_settings,
 )
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
+from chainstay.runtime.stage.states import tensors_in
 
 __all__ = [
     "MOST_SHAPES",
@@ -178,8 +179,7 @@ class _SizedFunction(NamedTuple):
 
 def _sizes_of(arguments: Any) -> Sizes:
     """Return the sizes of the tensors in there; nested ones, which are refused, may have none."""
-    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    return tuple([tensor.shape for tensor in tensors if not tensor.is_nested])
+    return tuple([tensor.shape for tensor in tensors_in(arguments) if not tensor.is_nested])
 
 
 class GraphCapture:

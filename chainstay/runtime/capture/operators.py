@@ -25,7 +25,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from chainstay.runtime.capture.dynamo import GraphForward
 from chainstay.runtime.capture.graph import (
@@ -36,6 +35,7 @@ from chainstay.runtime.capture.graph import (
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.subgraphs import Region, regions_of
+from chainstay.runtime.stage.states import tensors_in
 
 __all__ = ["Observation", "Observations", "ObservedGraph", "observe_graph"]
 
@@ -329,8 +329,7 @@ class _Observer:
         kernels: _Kernels | None = None,
     ) -> None:
         kernels = kernels or _Kernels()
-        leaves = tree_leaves(value)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in(value)
         self.values[node] = value
         self.seen[node] = Observation(
             tensor=value if isinstance(value, torch.Tensor) else None,
@@ -393,5 +392,4 @@ def _written_by(
         is_written = parameter.alias_info is not None and parameter.alias_info.is_write
         is_statistic = updates_statistics and parameter.name in ("running_mean", "running_var")
         if is_written or is_statistic:
-            leaves = tree_leaves(given.get(parameter.name))
-            yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+            yield from tensors_in(given.get(parameter.name))

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from chainstay.runtime.devices.memory import allocated_bytes
 
@@ -91,6 +92,11 @@ class MemoryLayout:
         if self.is_conjugate:
             tensor = tensor.conj()
         return torch._neg_view(tensor) if self.is_negative else tensor  # noqa: SLF001  # no public way
+
+
+def tensors_in(tree: object) -> list[torch.Tensor]:
+    """Return all tensors in nested tuples, lists and dicts, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def detached(state: State) -> State:

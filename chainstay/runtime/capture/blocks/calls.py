@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
 from chainstay.runtime.capture.cuts.stage_names import listed_children
 from chainstay.runtime.execute.handles import present_hooks
-from chainstay.runtime.stage.states import state_bytes, version_of
+from chainstay.runtime.stage.states import state_bytes, tensors_in, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,7 @@ class TensorNumbers:
 
     def all_seen(self, value: object) -> tuple[SeenTensor, ...]:
         """The distinct tensors in `value`, in order."""
-        tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-        return tuple(dict.fromkeys(map(self.seen, tensors)))
+        return tuple(dict.fromkeys(map(self.seen, tensors_in(value))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,14 +223,21 @@ def _cut_at(observed: ObservedGraph, crossings: Crossings, cuts: tuple[int, ...]
     return chain
 
 
+def ranges_between(
+    operators: Sequence[fx.Node], places: Sequence[int], early: set[fx.Node]
+) -> list[list[fx.Node]]:
+    """Return the operators of each stage: those between two places that are not made early."""
+    return [
+        [node for node in operators[before + 1 : after + 1] if node not in early]
+        for before, after in pairwise(places)
+    ]
+
+
 def _assemble(cut: CutGraph) -> GraphChain:
     """The chain of a graph that has been cut."""
     crossings, captured = cut.crossings, cut.captured
     early = cut.made_early()
-    ranges = [
-        [node for node in crossings.operators[before + 1 : after + 1] if node not in early]
-        for before, after in pairwise(cut.places)
-    ]
+    ranges = ranges_between(crossings.operators, cut.places, early)
     states = [crossings.at(place) for place in cut.places]
     nodes = cut.shared_nodes(ranges, early)
     shared = {node: index for index, node in enumerate(nodes)}

@@ -20,6 +20,7 @@ from chainstay.runtime.capture.trials.isolation import (
     shadow_of,
 )
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.stage.states import tensors_in
 
 
 class SampleFailsError(UnsupportedModelError):
@@ -89,7 +90,7 @@ class Call:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the arguments."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        return tensors_in((self.args, self.kwargs))
 
     def require_no_nested(self) -> None:
         """Refuse nested tensors, whose shapes torch does not tell without their values.
