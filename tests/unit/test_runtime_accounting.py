@@ -68,7 +68,7 @@ def test_any_schedule_may_run_every_stage_again() -> None:
 def test_the_account_of_several_processes_has_the_options_of_none() -> None:
     option = OptionCost(
         name="drops b", saved_bytes=1, recording_bytes=1, backward_bytes=1, replay_time=1,
-        stages=1, choice="",
+        stages=1, replayed=(1, 4), redrawn=(2,),
     )  # fmt: skip
     first, *others = ACCOUNT.stages
     stages = (replace(first, options=(option,)), *others)

@@ -64,7 +64,7 @@ R = TypeVar("R", bound="DataclassInstance")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
-_VERSION: Final = 8
+_VERSION: Final = 9
 _SEAL: Final = ("chainstay", "version", "digest")
 
 
@@ -161,10 +161,15 @@ def record_from(kind: type[R], found: Fields, **others: Any) -> R:
 
     Args:
         kind: Its class.
-        found: Its numbers, texts and flags.
+        found: Its numbers, lists of numbers, texts and flags.
         others: Its fields of other types.
     """
-    readers = {"int": found.integer, "str": found.string, "bool": found.boolean}
+    readers: dict[str, Callable[[str], object]] = {
+        "int": found.integer,
+        "tuple[int, ...]": found.integers,
+        "str": found.string,
+        "bool": found.boolean,
+    }
     plain = [field for field in fields(kind) if field.type in readers]
     return kind(**{field.name: readers[str(field.type)](field.name) for field in plain}, **others)
 

@@ -175,7 +175,8 @@ def option_cost(option: Option, sizes: tuple[int, int, int]) -> OptionCost:
         backward_bytes=backward,
         replay_time=option.replay_time,
         stages=option.stages,
-        choice=_choice(option.selection),
+        replayed=tuple(sorted(option.selection.replayed)),
+        redrawn=tuple(sorted(option.selection.redrawn)),
         is_steady=option.is_steady,
     )
 
@@ -285,21 +286,12 @@ def _no_option(first: int, number: int) -> PlanMismatchError:
     )
 
 
-def _choice(selection: Selection) -> str:
-    """Return what an option keeps and makes again, as text."""
-    parts = (selection.replayed, selection.redrawn)
-    return ";".join(",".join(map(str, sorted(part))) for part in parts)
-
-
 def _selection(cost: OptionCost) -> Selection:
-    replayed, redrawn = (
-        frozenset(map(int, filter(None, part.split(",")))) for part in cost.choice.split(";")
-    )
     return Selection(
         kept_bytes=cost.saved_bytes,
         replay_time=cost.replay_time,
-        replayed=replayed,
-        redrawn=redrawn,
+        replayed=frozenset(cost.replayed),
+        redrawn=frozenset(cost.redrawn),
     )
 
 
