@@ -46,20 +46,10 @@ from chainstay.runtime.capture.tracing import (
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
 from chainstay.runtime.stage.states import tensors_in
 
-__all__ = [
-    "MOST_SHAPES",
-    "CapturedForward",
-    "GraphCapture",
-    "GraphForward",
-    "Sizes",
-    "UnplannedGraphError",
-    "wants_gradients",
-]
-
 CapturedForward = Callable[..., Sequence[Any]]
 """Runs a captured graph: takes its inputs, gives its outputs."""
 
-Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
+_Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
 """Takes a graph and the inputs of the call it was traced on; says how it is to be run."""
 
 Sizes = tuple[type | torch.Size, ...]
@@ -191,7 +181,7 @@ class GraphCapture:
         name: The name of the function, for messages.
     """
 
-    def __init__(self, function: Callable[..., Any], receive: Receiver, name: str) -> None:
+    def __init__(self, function: Callable[..., Any], receive: _Receiver, name: str) -> None:
         self._function = function
         self._receive = receive
         self._name = name

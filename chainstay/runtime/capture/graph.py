@@ -36,14 +36,6 @@ from chainstay.runtime.capture.subgraphs import (
     values_read,
 )
 
-__all__ = [
-    "CapturedGraph",
-    "NoStagesError",
-    "StageBorder",
-    "as_captured_graph",
-    "stage_border",
-]
-
 
 class NoStagesError(UnsupportedModelError):
     """A graph has operators that cannot be stages; the text says which and why."""

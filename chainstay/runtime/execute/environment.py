@@ -31,20 +31,8 @@ from chainstay.runtime.execute.repeatable import (
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, changeable, copied, version_of
 
-__all__ = [
-    "Environment",
-    "RandomStates",
-    "Traits",
-    "alone",
-    "first_look",
-    "incoming",
-    "random_states",
-    "require_repeatable",
-    "restore_random_states",
-]
-
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
-AutocastSetting = tuple[str, bool, torch.dtype, bool]
+_AutocastSetting = tuple[str, bool, torch.dtype, bool]
 """Type of device, whether autocast is on there, its low precision, whether it has its cache."""
 
 _NOTHING: Final = nullcontext()
@@ -160,7 +148,7 @@ class Environment:
     random: RandomStates
     written: dict[int, torch.Tensor]
     reads: tuple[tuple[int, object], ...]
-    autocast: tuple[AutocastSetting, ...]
+    autocast: tuple[_AutocastSetting, ...]
     backends: BackendSettings
 
     @classmethod
@@ -266,12 +254,12 @@ class Environment:
                 torch._C._vmapmode_increment_nesting()  # noqa: SLF001  # no public way
 
     @contextmanager
-    def _with_backends(self, autocast: list[AutocastSetting]) -> Iterator[None]:
+    def _with_backends(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
         with entered_settings(self.backends), self._entered(autocast):
             yield
 
     @contextmanager
-    def _entered(self, autocast: list[AutocastSetting]) -> Iterator[None]:
+    def _entered(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
         present = tuple([(where, _random_state(where)) for where, _ in self.random])
         try:
             restore_random_states(self.random)
@@ -381,13 +369,13 @@ def restore_random_states(states: RandomStates) -> None:
             accelerator.restore_random_state(state)
 
 
-def _autocast_settings(device: torch.device) -> tuple[AutocastSetting, ...]:
+def _autocast_settings(device: torch.device) -> tuple[_AutocastSetting, ...]:
     """Autocast is thread-local and off inside backward, so it is saved and entered again."""
     kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
     return tuple([_autocast_setting(kind) for kind in kinds])
 
 
-def _autocast_setting(kind: str) -> AutocastSetting:
+def _autocast_setting(kind: str) -> _AutocastSetting:
     return (
         kind,
         torch.is_autocast_enabled(kind),

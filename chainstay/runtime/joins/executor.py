@@ -27,8 +27,6 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
 
-__all__ = ["JoinExecutor", "PlannedJoin", "shape_of"]
-
 
 def shape_of(join: StagedJoin) -> Shape:
     """Return the number of stages in each part."""
@@ -36,7 +34,7 @@ def shape_of(join: StagedJoin) -> Shape:
 
 
 @dataclass(slots=True)
-class JoinRun(Run):
+class _JoinRun(Run):
     """One training step's run of a join's plan: a `Run` in which branches meet.
 
     First runs build an ordinary autograd graph in the order of plain training. Backwards come in
@@ -132,7 +130,7 @@ class JoinExecutor:
         require_repeatable_call(self.device)
         require_current_copies(self.options, shared, self.device)
         chain = self._join.chain
-        run = JoinRun(
+        run = _JoinRun(
             stages=chain.stages,
             traits=self._join.traits,
             plan=self.plan,

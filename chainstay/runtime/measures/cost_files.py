@@ -47,20 +47,9 @@ from chainstay.runtime.stage.chain_stage import ChainStage
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = [
-    "AccountFile",
-    "cost_from",
-    "digest_of",
-    "path_in",
-    "read_sealed",
-    "record_from",
-    "signature_around",
-    "signature_of",
-    "write_sealed",
-]
 
-T = TypeVar("T")
-R = TypeVar("R", bound="DataclassInstance")
+_T = TypeVar("_T")
+_R = TypeVar("_R", bound="DataclassInstance")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
@@ -123,7 +112,7 @@ def write_sealed(path: Path, kind: str, version: int, body: Mapping[str, object]
         warnings.warn(f"{path} is not written: {failure}; choose another cache", stacklevel=3)
 
 
-def read_sealed(path: Path, kind: str, version: int, parsed: Callable[[Fields], T]) -> T | None:
+def read_sealed(path: Path, kind: str, version: int, parsed: Callable[[Fields], _T]) -> _T | None:
     """Return the content that `write_sealed` wrote, if it is there and sound.
 
     Args:
@@ -156,7 +145,7 @@ def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def record_from(kind: type[R], found: Fields, **others: Any) -> R:
+def record_from(kind: type[_R], found: Fields, **others: Any) -> _R:
     """Return a record, as `dataclasses.asdict` wrote it.
 
     Args:

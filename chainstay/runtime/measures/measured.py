@@ -41,17 +41,7 @@ from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import detached
 from chainstay.schedule import Schedule
 
-__all__ = [
-    "Measurement",
-    "found_on_file",
-    "measure_subject",
-    "measuring",
-    "require_repeats",
-    "traits_of",
-    "with_options_of",
-]
-
-M = TypeVar("M", bound="Measurement")
+_M = TypeVar("_M", bound="Measurement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +162,8 @@ def measure_subject(
 
 
 def found_on_file(
-    known: M, subjects: Iterable[Subject], wants_options: Callable[[M], bool]
-) -> M | None:
+    known: _M, subjects: Iterable[Subject], wants_options: Callable[[_M], bool]
+) -> _M | None:
     """Return what a file knows, with options if they are wanted; ``None`` if it lacks these.
 
     Args:
@@ -193,7 +183,7 @@ def found_on_file(
     return None
 
 
-def with_options_of(measured: M, found: Sequence[ObservedOption], kept: Kept) -> M:
+def with_options_of(measured: _M, found: Sequence[ObservedOption], kept: Kept) -> _M:
     """Return the same with the options that were found."""
     account, options = with_options(measured.account, found, kept)
     return replace(measured, account=account, options=options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,15 +46,11 @@ from chainstay.runtime.stage.given_stages import (
     StageLoop,
     named_stages,
 )
-from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
+from chainstay.runtime.stage.loss_stage import Loss, loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import StagedGraph, measured_graph, subject_of, with_graph
 from chainstay.runtime.transfer import Engine, Transport, engine_for, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
-
-__all__ = ["MeasuredChain", "PlannedChain", "measure"]
-
-Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PlannedChain(StageLoop):

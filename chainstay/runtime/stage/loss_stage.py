@@ -23,19 +23,6 @@ from chainstay.runtime.capture.trials.isolation import StandIns
 from chainstay.runtime.stage.chain_stage import NO_EFFECTS, ChainStage, Effects
 from chainstay.runtime.stage.states import State
 
-__all__ = [
-    "Loss",
-    "SumLoss",
-    "TracedLoss",
-    "UntraceableLossError",
-    "loss_in",
-    "loss_stage",
-    "on_stand_ins",
-    "require_loss",
-    "require_number",
-    "traced_loss",
-]
-
 Loss = Callable[[Any], torch.Tensor]
 
 
@@ -64,7 +51,7 @@ def loss_stage(
         place = None if index is None else found_at[index]
         if not isinstance(place, Position) or place.is_shared:
             return None
-        return ChainStage("loss", (OwnLoss(place.index),), is_loss=True)
+        return ChainStage("loss", (_OwnLoss(place.index),), is_loss=True)
 
     def place_of(index: int) -> object:
         place = found_at[index]
@@ -155,7 +142,7 @@ class TracedLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLoss:
+class _OwnLoss:
     """A loss that the model computes itself; a `chain_stage.Part`.
 
     Attributes:

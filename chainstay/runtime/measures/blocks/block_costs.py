@@ -6,9 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-import torch
 
 from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
@@ -48,19 +45,8 @@ from chainstay.runtime.measures.progress import Progress, progress_bar, unseen
 from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.loss_stage import traced_loss
+from chainstay.runtime.stage.loss_stage import Loss, traced_loss
 from chainstay.runtime.stage.states import copied
-
-__all__ = [
-    "MeasuredBlocks",
-    "blocks_again",
-    "find_blocks",
-    "measure_blocks",
-    "unmeasured_blocks",
-    "with_loss",
-]
-
-Loss = Callable[[Any], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
