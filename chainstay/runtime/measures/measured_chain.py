@@ -148,7 +148,7 @@ class PlannedChain(StageLoop):
         return output
 
     def _require_own_modules(self) -> None:
-        own = self._stages.modules
+        own = {stage for stage in self._stages if isinstance(stage, str)}
         if own != self._modules.keys():
             (name, *_) = sorted(own ^ self._modules.keys())
             raise PlanMismatchError(
