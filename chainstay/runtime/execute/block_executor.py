@@ -25,12 +25,7 @@ from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
-from chainstay.runtime.options.table import (
-    OptionTable,
-    options_of_alike,
-    require_current_copies,
-    used_options,
-)
+from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, version_of
@@ -71,7 +66,7 @@ class BlockSchedule:
             PlanMismatchError: It keeps a block under an option that is not among `options`.
         """
         plan = plan_execution(schedule, Shape(len(chain.stages)))
-        own = options_of_alike(used_options(options, schedule), chain.chain_stages)
+        own = used_options(options, schedule, chain.chain_stages)
         return cls(chain, traits, plan, device, own)
 
     def is_for(self, chain: BlockChain, shared: Sequence[Any]) -> bool:

@@ -14,12 +14,7 @@ from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
-from chainstay.runtime.options.table import (
-    OptionTable,
-    options_of_alike,
-    require_current_copies,
-    used_options,
-)
+from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
@@ -58,7 +53,7 @@ class Executor:
         options: OptionTable = MappingProxyType({}),
     ) -> None:
         self._chain = chain
-        self.options = options_of_alike(used_options(options, schedule), chain.stages)
+        self.options = used_options(options, schedule, chain.stages)
         self.transport = transport
         self._traits = traits
         transfers = None if transport is None else transport.plan

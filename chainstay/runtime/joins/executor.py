@@ -17,12 +17,7 @@ from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
-from chainstay.runtime.options.table import (
-    OptionTable,
-    options_of_alike,
-    require_current_copies,
-    used_options,
-)
+from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
@@ -106,8 +101,8 @@ class JoinExecutor:
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
         self._join = join
         shape = shape_of(join)
-        used = used_options(join.options, schedule, shape.position)
-        self.options: OptionTable = options_of_alike(used, join.chain.stages)
+        stages = join.chain.stages
+        self.options = used_options(join.options, schedule, stages, shape.position)
         self.plan: ExecutionPlan = plan_execution(schedule, shape)
 
     @property
