@@ -90,11 +90,10 @@ def rehearse_blocks(around: Around, planned: PlannedBlocks, limit: int) -> Rehea
     device = around.device
     with around.host.fresh() as (model, run):
         leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
-        names = [stage.name for stage in around.chain.stages]
 
         def step() -> None:
             block_run = BlockRun(planned.schedule, device)
-            with blocks_run_by(model, names, around.graphs, block_run.block):
+            with blocks_run_by(model, around.chain, around.graphs, block_run.block):
                 output = run()
             block_run.end()
             root = around.root(output)

@@ -103,8 +103,7 @@ class BlockGraphs:
             try:
                 return self.captures[key].run(call.model, *args, **kwargs)
             except NotRunError:
-                call.require_no_nested()
-                call.require_no_cached_weights()
+                call.require_plannable()
 
             def plan(found: UnplannedGraphError) -> CapturedForward:
                 return self._planned(found, call, compiler_of(block), checked=checked)

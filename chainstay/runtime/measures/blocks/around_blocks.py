@@ -159,10 +159,9 @@ class Around:
         return [end - begin for begin, end in pairwise([start, *times])]
 
     def _run(self, trip: _Trip) -> None:
-        names = (stage.name for stage in self.chain.stages)
         with self.host.fresh() as (model, run), zeroed_gradients(self.leaves):
             trip.mark(START, -1)  # gradients are there beforehand: a step only adds to them
-            with blocks_run_by(model, names, self.graphs, trip.run):
+            with blocks_run_by(model, self.chain, self.graphs, trip.run):
                 output = run()
             trip.note_held()
             root = self.root(output)

@@ -93,12 +93,11 @@ def with_loss(around: Around, loss: Loss) -> Around:
     Raises:
         UnsupportedModelError: The loss cannot be traced on the model's output.
     """
-    names = (stage.name for stage in around.chain.stages)
     trip = around.trip()
     with (
         measuring(around.device),
         around.host.fresh() as (model, run),
-        blocks_run_by(model, names, around.graphs, trip.run),
+        blocks_run_by(model, around.chain, around.graphs, trip.run),
     ):
         return replace(around, loss=traced_loss(loss, run()), leaves=())
 
