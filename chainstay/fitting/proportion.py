@@ -65,16 +65,17 @@ def plan_in_proportion(
         subject = subject_of(graph, call.inputs, None, call.device, merges=False)
         stages = _grouped(subject.stages, larger.staged.chain.stages)
         subject = replace(subject, stages=stages)
-        own = StagedGraph(
-            graph=graph,
-            chain=Chain(stages=stages, device=call.device, names=names_of(graph)),
+        own = Chain(
+            stages=stages,
+            device=call.device,
+            names=names_of(graph),
             traits=tuple(seen.traits for seen in observe_chain(subject)),
         )
     options: dict[tuple[int, int], Option] = {}
     for _ in range(_CORRECTIONS):
-        strategies = solved(Measurement(chain=own.chain, account=account, traits=own.traits))
+        strategies = solved(Measurement(chain=own, account=account))
         try:
-            planned = _planned(own, strategies, subject, options)
+            planned = _planned(graph, strategies, subject, options)
         except (InfeasibleBudgetError, PlanMismatchError):  # measured, it may fit
             return None
         if planned is None:
@@ -91,7 +92,7 @@ def plan_in_proportion(
 
 
 def _planned(
-    own: StagedGraph,
+    graph: GraphChain,
     strategies: Strategies,
     subject: Subject,
     options: dict[tuple[int, int], Option],
@@ -99,8 +100,8 @@ def _planned(
     """The plan of the fastest strategy; ``None`` if it moves data: links have prices of their own.
 
     Args:
-        own: The stages, which have no options yet.
-        strategies: What is known to cost what.
+        graph: The graph.
+        strategies: What is known of its stages, which have no options yet.
         subject: The stages, to try options on.
         options: Options that were made; those that are still needed are added.
 
@@ -116,9 +117,10 @@ def _planned(
     choices = chosen_options(strategies.measured.account.stages)
     wanted = {key: choices[key] for key in used - options.keys()}
     if wanted:
-        with measuring(own.chain.device):
+        with measuring(subject.device):
             options |= restored_options([subject], wanted, is_checked=True)
-    planned = plan_of(replace(own, options=dict(options)), strategies)
+    chain = replace(strategies.measured.chain, options=dict(options))
+    planned = plan_of(StagedGraph(graph=graph, chain=chain), strategies)
     assert isinstance(planned, PlannedGraph), "branches are measured"
     return planned
 

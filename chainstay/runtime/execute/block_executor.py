@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -51,23 +50,16 @@ class BlockSchedule:
     options: OptionTable = field(default_factory=dict)
 
     @classmethod
-    def from_schedule(
-        cls,
-        chain: BlockChain,
-        traits: tuple[Traits, ...],
-        schedule: Schedule,
-        device: torch.device,
-        options: OptionTable = MappingProxyType({}),
-    ) -> BlockSchedule:
-        """Return the schedule of blocks with a loss behind them.
+    def from_schedule(cls, blocks: BlockChain, chain: Chain, schedule: Schedule) -> BlockSchedule:
+        """Return the schedule of blocks, as stages a chain, with a loss behind them.
 
         Raises:
             InvalidScheduleError: An operation lacks what it needs.
-            PlanMismatchError: It keeps a block under an option that is not among `options`.
+            PlanMismatchError: It keeps a block under an option that the chain does not have.
         """
-        plan = plan_execution(schedule, Shape(len(chain.stages)))
-        own = used_options(options, schedule, chain.chain_stages)
-        return cls(chain, traits, plan, device, own)
+        plan = plan_execution(schedule, Shape(len(blocks.stages)))
+        own = used_options(chain.options, schedule, chain.stages)
+        return cls(blocks, chain.traits, plan, chain.device, own)
 
     def is_for(self, chain: BlockChain, shared: Sequence[Any]) -> bool:
         """Whether blocks that differ in numbers save what they did when options were measured."""
@@ -293,8 +285,8 @@ def _alone(graph: BlockGraph, inputs: tuple[Any, ...], device: torch.device) -> 
     (stage,) = graph.chain.stages
     own = ChainStage(stage.name, (stage,))
     names = tuple(given.name for given in graph.chain.inputs) + ("a value",) * len(shared)
-    chain = Chain(stages=(own,), device=device, names=names)
-    return graph.chain.finish(Executor(chain, (Traits.of(own),), _ALONE)(state, shared), shared)
+    chain = Chain(stages=(own,), device=device, names=names, traits=(Traits.of(own),))
+    return graph.chain.finish(Executor(chain, _ALONE)(state, shared), shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
-from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
+from chainstay.runtime.options.table import require_current_copies, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
@@ -26,16 +24,14 @@ class Executor:
     """Runs a chain by a schedule; what comes out hangs on an ordinary autograd graph.
 
     Args:
-        chain: The chain to run.
-        traits: How each stage touches the world, as found when it was measured.
+        chain: The chain to run, as it was measured.
         schedule: A schedule for the chain's stages and the loss, valid under free discards (so
             under any). Operations on the loss are the user's: the plan assumes that the loss
             follows the forward at once, and the loss's backward its forward.
         transport: Makes the transfers that the schedule has, if it has any.
-        options: Options of the chain's stages, by stage and number.
 
     Attributes:
-        options: Those that the schedule uses.
+        options: The options of the chain that the schedule uses.
         transport: As given.
 
     Raises:
@@ -47,15 +43,12 @@ class Executor:
     def __init__(
         self,
         chain: Chain,
-        traits: tuple[Traits, ...],
         schedule: Schedule,
         transport: Transport | None = None,
-        options: OptionTable = MappingProxyType({}),
     ) -> None:
         self._chain = chain
-        self.options = used_options(options, schedule, chain.stages)
+        self.options = used_options(chain.options, schedule, chain.stages)
         self.transport = transport
-        self._traits = traits
         transfers = None if transport is None else transport.plan
         self._plan = plan_execution(
             matching(schedule, chain),
@@ -63,15 +56,13 @@ class Executor:
             transfers,
             {key: option.stages for key, option in self.options.items()},
         )
-        self._steps = tuple(stretched(self._plan, chain.stages, traits))
+        self._steps = tuple(stretched(self._plan, chain.stages, chain.traits))
 
-    def with_chain(
-        self, chain: Chain, traits: tuple[Traits, ...], options: OptionTable
-    ) -> Executor:
-        """The same schedule for a chain that is alike; `options` are its own."""
+    def with_chain(self, chain: Chain) -> Executor:
+        """The same schedule for a chain that is alike, and has the options that it uses."""
         alike = copy.copy(self)
-        steps = tuple(stretched(self._plan, chain.stages, traits))
-        vars(alike).update(_chain=chain, _traits=traits, _steps=steps, options=options)
+        steps = tuple(stretched(self._plan, chain.stages, chain.traits))
+        vars(alike).update(_chain=chain, _steps=steps, options=chain.options)
         return alike
 
     @property
@@ -102,7 +93,7 @@ class Executor:
         chain = self._chain
         run = Run(
             stages=chain.stages,
-            traits=self._traits,
+            traits=chain.traits,
             plan=self._plan,
             device=chain.device,
             shared=shared,

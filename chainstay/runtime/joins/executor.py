@@ -102,7 +102,7 @@ class JoinExecutor:
         self._join = join
         shape = shape_of(join)
         stages = join.chain.stages
-        self.options = used_options(join.options, schedule, stages, shape.position)
+        self.options = used_options(join.chain.options, schedule, stages, shape.position)
         self.plan: ExecutionPlan = plan_execution(schedule, shape)
 
     @property
@@ -127,7 +127,7 @@ class JoinExecutor:
         chain = self._join.chain
         run = _JoinRun(
             stages=chain.stages,
-            traits=self._join.traits,
+            traits=chain.traits,
             plan=self.plan,
             device=chain.device,
             shared=shared,

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 
 from chainstay.errors import PlanMismatchError
@@ -51,7 +51,7 @@ class MeasuredJoin(StagedJoin):
     def of(cls, stages: StagedJoin, account: JoinAccount, options: OptionTable) -> MeasuredJoin:
         """`stages`, what they cost, and their options."""
         known = {field.name: getattr(stages, field.name) for field in fields(stages)}
-        return cls(account=account, **(known | {"options": options}))
+        return cls(account=account, **known | {"chain": replace(stages.chain, options=options)})
 
 
 def measure_join(  # noqa: PLR0913  # what to measure, and how

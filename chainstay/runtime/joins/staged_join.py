@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.progress import Progress, unseen
-from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
@@ -30,20 +29,16 @@ class StagedJoin:
         lengths: How many of them each branch has.
         widths: How many tensors each branch's last state has.
         inputs: How many tensors each branch's first state has.
-        traits: How each stage's forward touches the world.
         sums: For each parameter or input that is used three times or more, the stages that use
             it (positions in the chain), once per use, in the order in which plain training
             runs them backward.
-        options: Options of its stages, by position in the chain and number.
     """
 
     chain: Chain
     lengths: tuple[int, ...]
     widths: tuple[int, ...]
     inputs: tuple[int, ...]
-    traits: tuple[Traits, ...]
     sums: tuple[tuple[int, ...], ...]
-    options: OptionTable = field(default_factory=dict)
 
 
 def parts_of(  # a call of the graph, and whom to tell
@@ -105,11 +100,10 @@ def staged(
     stages = tuple(stage for part in parts for stage in part.model_stages)
     position = {id(part): index for index, stage in enumerate(stages) for part in stage.parts}
     return StagedJoin(
-        chain=Chain(stages=stages, device=parts[0].device, names=names),
+        chain=Chain(stages=stages, device=parts[0].device, names=names, traits=traits),
         lengths=tuple(len(part.stages) for part in branches),
         widths=join.widths,
         inputs=tuple(map(len, join.given)),
-        traits=traits,
         sums=tuple(tuple(_positions(stages_of_sum, position)) for stages_of_sum in join.sums),
     )
 

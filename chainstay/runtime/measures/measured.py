@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -35,7 +36,6 @@ from chainstay.runtime.measures.option_costs import (
     restored_options,
     with_options,
 )
-from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import detached
@@ -51,14 +51,10 @@ class Measurement:
     Attributes:
         chain: The stages, the loss excluded.
         account: Costs of ``len(chain.stages) + 1`` stages; the last one is the loss.
-        traits: How each stage's forward touches the world, one per stage of the chain.
-        options: Options of its stages, by stage and number.
     """
 
     chain: Chain
     account: Account
-    traits: tuple[Traits, ...]
-    options: OptionTable = field(default_factory=dict)
 
     @property
     def profile(self) -> ChainProfile:
@@ -130,7 +126,7 @@ def measure_subject(
     Raises:
         UnsupportedModelError: A stage fails, or cannot be run again; the text names it.
     """
-    chain = Chain(stages=subject.model_stages, device=subject.device, names=names)
+    chain = partial(Chain, stages=subject.model_stages, device=subject.device, names=names)
     autocast = Autocast.now(subject.device)
     file = None
     if cache is not None:
@@ -138,16 +134,15 @@ def measure_subject(
         file = AccountFile.of(signature_of(subject, autocast), titles, cache)
     account = None if file is None else file.read()
     if account is not None:
-        known = Measurement(chain=chain, account=account, traits=traits_of([subject]))
+        known = Measurement(chain=chain(traits=traits_of([subject])), account=account)
         found = found_on_file(known, [subject], wants_options)
         if found is not None:
             return found
     observed = observe_chain(subject)
     memories = trace_chain(observed, subject, is_whole=True)
     without_times = Measurement(
-        chain=chain,
+        chain=chain(traits=tuple(seen.traits for seen in observed if not seen.stage.is_loss)),
         account=account_for(observed, memories, subject, autocast),
-        traits=tuple(seen.traits for seen in observed if not seen.stage.is_loss),
     )
     observed = timed(observed, subject, repeats(without_times))
     account = account_for(observed, memories, subject, autocast)
@@ -177,16 +172,15 @@ def found_on_file(
         return plain
     if account.has_options:
         with suppress(PlanMismatchError):  # otherwise all is measured anew
-            return replace(
-                known, options=restored_options(subjects, chosen_options(account.stages))
-            )
+            options = restored_options(subjects, chosen_options(account.stages))
+            return replace(known, chain=replace(known.chain, options=options))
     return None
 
 
 def with_options_of(measured: _M, found: Sequence[ObservedOption], kept: Kept) -> _M:
     """Return the same with the options that were found."""
     account, options = with_options(measured.account, found, kept)
-    return replace(measured, account=account, options=options)
+    return replace(measured, account=account, chain=replace(measured.chain, options=options))
 
 
 def traits_of(subjects: Iterable[Subject]) -> tuple[Traits, ...]:

@@ -93,9 +93,7 @@ class PlannedChain(StageLoop):
         super().__init__(
             measured.source.named,
             _measured=measured,
-            _executor=Executor(
-                measured.chain, measured.traits, schedule, transport, measured.options
-            ),
+            _executor=Executor(measured.chain, schedule, transport),
             _capture=_ChainGraphs(),
         )
         self.training = measured.source.is_training
@@ -166,13 +164,13 @@ class PlannedChain(StageLoop):
         autocast = Autocast.now(measured.chain.device)
         key = graph_key(observed, found.inputs, autocast, tells_parameters=False)
         graph = cut_again(observed, measured.staged.graph.cuts)
-        if key != measured.key or graph is None:
+        staged = None
+        if graph is not None and key == measured.key:
+            used = replace(measured.chain, options=self._executor.options)
+            staged = with_graph(replace(measured.staged, chain=used), graph, found.inputs)
+        if graph is None or staged is None:
             raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
-        known = replace(measured.staged, options=self._executor.options)
-        staged = with_graph(known, graph, found.inputs)
-        if staged is None:
-            raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
-        executor = self._executor.with_chain(staged.chain, staged.traits, staged.options)
+        executor = self._executor.with_chain(staged.chain)
 
         def planned(*inputs: Any) -> Sequence[Any]:
             state, shared = graph.begin(inputs)
@@ -191,9 +189,6 @@ class MeasuredChain(Measurement):
     """A model and what it costs.
 
     Attributes:
-        chain: The model as stages, some of its own joined.
-        account: Costs of ``len(stages) + 1`` stages; the last one is the loss.
-        traits: How each stage's forward touches the world, one per stage.
         staged: The model's graph as these stages.
         key: What a graph must have in common with that one to go by a plan of it.
         source: What it was made from.
@@ -306,8 +301,6 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     return MeasuredChain(
         chain=measured.chain,
         account=measured.account,
-        traits=measured.traits,
-        options=measured.options,
         staged=staged,
         key=key,
         source=source,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -42,14 +42,10 @@ class StagedGraph:
     Attributes:
         graph: The graph, cut.
         chain: Its stages, some joined.
-        traits: How each stage touches the world.
-        options: Options of its stages, by stage and number.
     """
 
     graph: GraphChain
     chain: Chain
-    traits: tuple[Traits, ...]
-    options: OptionTable = field(default_factory=dict)
 
     def planned(
         self, solution: Solution, profile: ChainProfile, transport: Transport | None = None
@@ -63,7 +59,7 @@ class StagedGraph:
         schedule = solution.schedule if transport is None else transport.schedule
         return PlannedGraph(
             staged=self,
-            executor=Executor(self.chain, self.traits, schedule, transport, self.options),
+            executor=Executor(self.chain, schedule, transport),
             solution=solution,
             profile=profile,
         )
@@ -100,11 +96,11 @@ class PlannedGraph(Planned):
 
     def for_graph(self, graph: GraphChain, inputs: Sequence[Any]) -> PlannedGraph | None:
         """The plan for a graph with other numbers; ``None`` if its options do not fit these."""
-        staged = with_graph(replace(self.staged, options=self.options), graph, inputs)
+        used = replace(self.staged.chain, options=self.options)
+        staged = with_graph(replace(self.staged, chain=used), graph, inputs)
         if staged is None:
             return None
-        executor = self.executor.with_chain(staged.chain, staged.traits, staged.options)
-        return replace(self, staged=staged, executor=executor)
+        return replace(self, staged=staged, executor=self.executor.with_chain(staged.chain))
 
     def close(self) -> None:
         """Stop transfers; see `Planned`."""
@@ -162,19 +158,18 @@ def measured_graph(
     measured = measure_subject(
         subject, names_of(graph), repeats, cache, wants_options=wants_options
     )
-    staged = StagedGraph(
-        graph=graph, chain=measured.chain, traits=measured.traits, options=measured.options
-    )
-    return staged, measured
+    return StagedGraph(graph=graph, chain=measured.chain), measured
 
 
 def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     """The stages of a graph, run once each; call it inside `measuring`."""
-    return StagedGraph(
-        graph=graph,
-        chain=Chain(stages=subject.model_stages, device=subject.device, names=names_of(graph)),
+    chain = Chain(
+        stages=subject.model_stages,
+        device=subject.device,
+        names=names_of(graph),
         traits=traits_of([subject]),
     )
+    return StagedGraph(graph=graph, chain=chain)
 
 
 def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
@@ -186,14 +181,12 @@ def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) ->
     What was seen of a stage counts for one that is equal, numbers included. Another one may do
     what it says it may: dropout with a probability of 0 draws nothing, with another it does.
     """
-    parts = iter(graph.stages)
-    stages = [
-        replace(stage, parts=tuple(next(parts) for _ in stage.parts))
-        for stage in staged.chain.stages
-    ]
-    chain = Chain(stages=tuple(stages), device=staged.chain.device, names=names_of(graph))
+    parts, former = iter(graph.stages), staged.chain
+    stages = tuple(
+        replace(stage, parts=tuple(next(parts) for _ in stage.parts)) for stage in former.stages
+    )
     traits = []
-    for stage, before, known in zip(stages, staged.chain.stages, staged.traits, strict=True):
+    for stage, before, known in zip(stages, former.stages, former.traits, strict=True):
         own = Traits.of(stage)  # positions of shared values may be others
         is_same = _texts(stage) == _texts(before)
         # A call's number may decide whether it draws.
@@ -202,14 +195,21 @@ def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) ->
         traits.append(seen if is_same else own)
 
     def subjects() -> Iterator[Subject]:
-        own = subject_of(graph, inputs, None, chain.device, merges=False)
-        yield replace(own, stages=chain.stages)
+        own = subject_of(graph, inputs, None, former.device, merges=False)
+        yield replace(own, stages=stages)
 
-    with measuring(chain.device):
-        options = options_again(staged.options, chain.stages, subjects)
+    with measuring(former.device):
+        options = options_again(former.options, stages, subjects)
     if options is None:
         return None
-    return replace(staged, graph=graph, chain=chain, traits=tuple(traits), options=options)
+    chain = Chain(
+        stages=stages,
+        device=former.device,
+        names=names_of(graph),
+        traits=tuple(traits),
+        options=options,
+    )
+    return StagedGraph(graph=graph, chain=chain)
 
 
 def _texts(stage: ChainStage) -> list[str]:

@@ -42,7 +42,6 @@ from chainstay.runtime.measures.option_costs import (
 )
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.progress import Progress, progress_bar, unseen
-from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import Loss, traced_loss
@@ -132,16 +131,16 @@ def measure_blocks(
         subjects = partial(_subjects, stages, around, bar)
         file = None if cache is None else _file_of(subjects(), around, autocast, cache)
         account = None if file is None else file.read()
-        chain = Chain(stages=stages, device=device, names=around.chain.shared_names)
-        blocks = partial(MeasuredBlocks, chain=chain, blocks=around.chain)
+        chain = partial(Chain, stages=stages, device=device, names=around.chain.shared_names)
+        blocks = partial(MeasuredBlocks, blocks=around.chain)
 
         def wanted(measured: MeasuredBlocks) -> bool:
             has_none = around.host.is_sharded or around.sample.is_cast
             return not has_none and wants_options(measured)
 
         if all(gathered(model, account is not None)) and account is not None:
-            traits = traits_of(subjects())
-            known = found_on_file(blocks(account=account, traits=traits), subjects(), wanted)
+            seen = blocks(account=account, chain=chain(traits=traits_of(subjects())))
+            known = found_on_file(seen, subjects(), wanted)
             if known is not None:
                 return known
         observed: list[ObservedStage] = []
@@ -155,28 +154,32 @@ def measure_blocks(
         bar("running what is around the blocks")
         standing = standing_bytes_of(observed, memories, outside, around, autocast)
         accountant = BlockAccountant(around.chain, observed, memories, outside, standing)
-        traits = tuple(seen.traits for seen in observed)
-        measured = blocks(account=accountant.account(), traits=traits)
+        traits = tuple(observation.traits for observation in observed)
+        measured = blocks(account=accountant.account(), chain=chain(traits=traits))
         if wanted(measured):
-            kept = accountant.kept
             options = observe_options(observed, memories, subjects())
-            measured = with_options_of(measured, options, kept)
+            measured = with_options_of(measured, options, accountant.kept)
         if file is not None:
             file.write(measured.account)
     return measured
 
 
-def unmeasured_blocks(
-    around: Around, wanted: Mapping[tuple[int, int], ChosenOption]
-) -> tuple[tuple[Traits, ...], OptionTable]:
-    """Return the traits of each block, and the options that are wanted, tested.
+def unmeasured_blocks(around: Around, wanted: Mapping[tuple[int, int], ChosenOption]) -> Chain:
+    """Return the blocks as stages, with the options that are wanted, tested.
 
     Raises:
         PlanMismatchError: As `restored_options`.
     """
     with measuring(around.device):
-        subjects = partial(_subjects, around.chain.chain_stages, around, unseen)
-        return traits_of(subjects()), restored_options(subjects(), wanted, is_checked=True)
+        stages = around.chain.chain_stages
+        subjects = partial(_subjects, stages, around, unseen)
+        return Chain(
+            stages=stages,
+            device=around.device,
+            names=around.chain.shared_names,
+            traits=traits_of(subjects()),
+            options=restored_options(subjects(), wanted, is_checked=True),
+        )
 
 
 def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
