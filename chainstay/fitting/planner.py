@@ -332,7 +332,7 @@ def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> Note
 def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
     """The stages that a plan's schedule speaks about, the loss excluded."""
     if isinstance(planned, PlannedBlocks):
-        return planned.schedule.chain.chain_stages
+        return planned.schedule.chain.stages
     return planned.executor.stages
 
 

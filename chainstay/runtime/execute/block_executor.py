@@ -36,18 +36,14 @@ class BlockSchedule:
     """The blocks of a model and the plan that they run by.
 
     Attributes:
-        chain: The blocks.
-        traits: How each touches the world.
+        blocks: The blocks.
+        chain: The same as stages, with the options that the plan uses.
         plan: The steps of forward and backward.
-        device: The blocks' device.
-        options: The options that the plan uses, by block and number.
     """
 
-    chain: BlockChain
-    traits: tuple[Traits, ...]
+    blocks: BlockChain
+    chain: Chain
     plan: ExecutionPlan
-    device: torch.device
-    options: OptionTable = field(default_factory=dict)
 
     @classmethod
     def from_schedule(cls, blocks: BlockChain, chain: Chain, schedule: Schedule) -> BlockSchedule:
@@ -58,20 +54,20 @@ class BlockSchedule:
             PlanMismatchError: It keeps a block under an option that the chain does not have.
         """
         plan = plan_execution(schedule, Shape(len(blocks.stages)))
-        own = used_options(chain.options, schedule, chain.stages)
-        return cls(blocks, chain.traits, plan, chain.device, own)
+        used = used_options(chain.options, schedule, chain.stages)
+        return cls(blocks, replace(chain, options=used), plan)
 
-    def is_for(self, chain: BlockChain, shared: Sequence[Any]) -> bool:
+    def is_for(self, blocks: BlockChain, shared: Sequence[Any]) -> bool:
         """Whether blocks that differ in numbers save what they did when options were measured."""
-        found = (self.options_of(index, stage, shared) for index, stage in enumerate(chain.stages))
+        found = (self.options_of(index, stage, shared) for index, stage in enumerate(blocks.stages))
         return all(options is not None for options in found)
 
     def options_of(
         self, index: int, stage: BlockStage, shared: Sequence[Any]
     ) -> OptionTable | None:
         """Return the options of a block as it is now; ``None`` if it saves something else."""
-        own = {key: option for key, option in self.options.items() if key[0] == index}
-        if stage is not self.chain.stages[index]:
+        own = {key: option for key, option in self.chain.options.items() if key[0] == index}
+        if stage is not self.blocks.stages[index]:
             alike = ChainStage(stage.name, (stage,))
             again = {key: option.for_stage(alike) for key, option in own.items()}
             own = {key: option for key, option in again.items() if option is not None}
@@ -86,7 +82,6 @@ class BlockRun:
 
     Attributes:
         schedule: The schedule for the blocks that are expected.
-        device: The blocks' device.
         following: The next block that is expected.
         others: How many blocks were called that are not.
         changed: How many were called that save something else than when they were planned.
@@ -94,7 +89,6 @@ class BlockRun:
     """
 
     schedule: BlockSchedule
-    device: torch.device
     following: int = 0
     others: int = 0
     changed: int = 0
@@ -110,7 +104,7 @@ class BlockRun:
         self.called.append(graph.key)
         if self._is_expected(graph, inputs):
             given, shared = graph.chain.begin(inputs)
-            stage = self.schedule.chain.stages[self.following].by(graph, len(self._shared))
+            stage = self.schedule.blocks.stages[self.following].by(graph, len(self._shared))
             self._shared += graph.retained(shared)
             options = self.schedule.options_of(self.following, stage, self._shared)
             if options is not None:
@@ -120,7 +114,7 @@ class BlockRun:
             self.changed += 1
         else:
             self.others += 1
-        return _alone(graph, inputs, self.device)
+        return _alone(graph, inputs, self.schedule.chain.device)
 
     def end(self) -> None:
         """The model's forward is over: from now on only autograd's graph holds what is needed."""
@@ -133,15 +127,15 @@ class BlockRun:
             _shorten(run, self.following)
 
     def _is_expected(self, graph: BlockGraph, inputs: Sequence[Any]) -> bool:
-        chain, index = self.schedule.chain, self.following
-        if index == len(chain.stages) or chain.stages[index].graph.key != graph.key:
+        blocks, index = self.schedule.blocks, self.following
+        if index == len(blocks.stages) or blocks.stages[index].graph.key != graph.key:
             return False
-        if len(graph.chain.state_inputs) != len(chain.stages[index].graph.chain.state_inputs):
+        if len(graph.chain.state_inputs) != len(blocks.stages[index].graph.chain.state_inputs):
             return False  # parameters are tensors here that another graph has made
-        if index in chain.starts:
+        if index in blocks.starts:
             return True
         given = [inputs[position] for position in graph.chain.state_inputs]
-        taken = chain.stages[index].taken
+        taken = blocks.stages[index].taken
         return len(given) == len(taken) and all(
             self._state[position] is tensor and self._versions[position] == version_of(tensor)
             for position, tensor in zip(taken, given, strict=True)
@@ -150,17 +144,17 @@ class BlockRun:
     def _by_plan(self, stage: BlockStage, given: State, options: OptionTable) -> State:
         schedule, index = self.schedule, self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
-            require_repeatable_call(schedule.device)
-            require_current_copies(options, self._shared, schedule.device)
+            require_repeatable_call(schedule.chain.device)
+            require_current_copies(options, self._shared, schedule.chain.device)
         run = self._run = self._run or self._new_run()
         self._run_again_until_first(run)
         step = schedule.plan.forward[self._step]
         assert step.stage == index, "first runs are in order"
         self._step += 1
         self.following += 1
-        if stage is not schedule.chain.stages[index]:
+        if stage is not schedule.blocks.stages[index]:
             _exchange(run, index, stage, options)
-        if index in schedule.chain.starts:
+        if index in schedule.blocks.starts:
             self._state = given
         made = run.first_run(step, self._state)
         self._state, self._versions = made, tuple(map(version_of, made))
@@ -168,16 +162,16 @@ class BlockRun:
         return made
 
     def _new_run(self) -> Run:
-        schedule = self.schedule
+        chain = self.schedule.chain
         return Run(
-            stages=schedule.chain.chain_stages,
-            traits=schedule.traits,
-            plan=schedule.plan,
-            device=schedule.device,
+            stages=chain.stages,
+            traits=chain.traits,
+            plan=self.schedule.plan,
+            device=chain.device,
             shared=self._shared,
-            names=schedule.chain.shared_names,
+            names=chain.names,
             pending=-1,
-            options=schedule.options,
+            options=chain.options,
         )
 
     def _run_again_until_first(self, run: Run) -> None:
@@ -304,4 +298,4 @@ class PlannedBlocks(Planned):
     @property
     def options(self) -> OptionTable:
         """See `Planned`."""
-        return self.schedule.options
+        return self.schedule.chain.options

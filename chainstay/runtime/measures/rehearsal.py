@@ -92,7 +92,7 @@ def rehearse_blocks(around: Around, planned: PlannedBlocks, limit: int) -> Rehea
         leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
 
         def step() -> None:
-            block_run = BlockRun(planned.schedule, device)
+            block_run = BlockRun(planned.schedule)
             with blocks_run_by(model, around.chain, around.graphs, block_run.block):
                 output = run()
             block_run.end()

@@ -187,25 +187,29 @@ def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
 
     ``None`` if options of it are no longer what they were; see `with_graph`.
     """
-    chain, stages = around.chain, around.chain.chain_stages
-    if known.is_for(chain, around.sample.shared):
+    blocks, former = around.chain, known.chain
+    if known.is_for(blocks, around.sample.shared):
         return known  # what differs is exchanged in every run
+    stages = blocks.chain_stages
+    subjects = partial(_subjects, stages, around, unseen)
     with measuring(around.device):
-        options = options_again(known.options, stages, lambda: _subjects(stages, around, unseen))
+        options = options_again(former.options, stages, subjects)
     if options is None:
         return None
     same = (
         one.graph is other.graph
-        for one, other in zip(chain.stages, known.chain.stages, strict=True)
+        for one, other in zip(blocks.stages, known.blocks.stages, strict=True)
     )
-    traits = zip(same, known.traits, map(Traits.of, stages), strict=True)
-    again = replace(
-        known,
-        chain=chain,
+    traits = zip(same, former.traits, map(Traits.of, stages), strict=True)
+    chain = Chain(
+        stages=stages,
+        device=former.device,
+        names=blocks.shared_names,
         traits=tuple(seen if is_same else own for is_same, seen, own in traits),
         options=options,
     )
-    return again if again.is_for(chain, around.sample.shared) else None
+    again = replace(known, blocks=blocks, chain=chain)
+    return again if again.is_for(blocks, around.sample.shared) else None
 
 
 def _subjects(
