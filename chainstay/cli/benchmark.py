@@ -147,7 +147,7 @@ class _CheckpointSequential(Executor):
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """Run the stages and return the last state."""
-        stages = [partial(_run, stage, shared) for stage in self.stages]
+        stages = [partial(_run, stage, shared) for stage in self.chain.stages]
         last: State = checkpoint.checkpoint_sequential(
             stages, self._segments, state, use_reentrant=False
         )

@@ -331,9 +331,8 @@ def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> Note
 
 def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
     """The stages that a plan's schedule speaks about, the loss excluded."""
-    if isinstance(planned, PlannedBlocks):
-        return planned.schedule.chain.stages
-    return planned.executor.stages
+    runner = planned.schedule if isinstance(planned, PlannedBlocks) else planned.executor
+    return runner.chain.stages
 
 
 def listed_shapes(shapes: Sequence[str]) -> str:

@@ -191,7 +191,7 @@ class SolvedPlans:
             known = None if self._wants_options(model, known.costs) else known
         staged = None
         if known is not None and is_alike(graph, known.staged.graph):
-            staged = with_graph(known.staged, graph, call.inputs)  # its own numbers
+            staged = with_graph(known.staged.chain, graph, call.inputs)  # its own numbers
         if known is not None and staged is not None:
             known = replace(known, staged=staged)
         else:

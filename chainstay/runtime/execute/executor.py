@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.execute.handles import require_repeatable_call
@@ -14,7 +13,6 @@ from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
 from chainstay.runtime.options.table import require_current_copies, used_options
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
 from chainstay.runtime.transfer.transport import Transport
 from chainstay.schedule import Schedule
@@ -31,7 +29,7 @@ class Executor:
         transport: Makes the transfers that the schedule has, if it has any.
 
     Attributes:
-        options: The options of the chain that the schedule uses.
+        chain: The chain, with the options that the schedule uses.
         transport: As given.
 
     Raises:
@@ -41,20 +39,17 @@ class Executor:
     """
 
     def __init__(
-        self,
-        chain: Chain,
-        schedule: Schedule,
-        transport: Transport | None = None,
+        self, chain: Chain, schedule: Schedule, transport: Transport | None = None
     ) -> None:
-        self._chain = chain
-        self.options = used_options(chain.options, schedule, chain.stages)
+        used = used_options(chain.options, schedule, chain.stages)
+        self.chain = replace(chain, options=used)
         self.transport = transport
         transfers = None if transport is None else transport.plan
         self._plan = plan_execution(
             matching(schedule, chain),
             Shape(len(chain.stages)),
             transfers,
-            {key: option.stages for key, option in self.options.items()},
+            {key: option.stages for key, option in used.items()},
         )
         self._steps = tuple(stretched(self._plan, chain.stages, chain.traits))
 
@@ -62,18 +57,8 @@ class Executor:
         """The same schedule for a chain that is alike, and has the options that it uses."""
         alike = copy.copy(self)
         steps = tuple(stretched(self._plan, chain.stages, chain.traits))
-        vars(alike).update(_chain=chain, _steps=steps, options=chain.options)
+        vars(alike).update(chain=chain, _steps=steps)
         return alike
-
-    @property
-    def stages(self) -> tuple[ChainStage, ...]:
-        """The stages that the schedule speaks about, the loss excluded."""
-        return self._chain.stages
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the stages run on."""
-        return self._chain.device
 
     def close(self) -> None:
         """Stop transfers and let host memory go; nothing is trained after that."""
@@ -87,10 +72,10 @@ class Executor:
             state: The first.
             shared: The values that all stages may read.
         """
+        chain = self.chain
         if not all(isinstance(step, Stretch) for step in self._steps):
-            require_repeatable_call(self.device)
-            require_current_copies(self.options, shared, self.device)
-        chain = self._chain
+            require_repeatable_call(chain.device)
+            require_current_copies(chain.options, shared, chain.device)
         run = Run(
             stages=chain.stages,
             traits=chain.traits,
@@ -99,7 +84,7 @@ class Executor:
             shared=shared,
             names=chain.names,
             pending=len(chain.stages) - 1,
-            options=self.options,
+            options=chain.options,
             traffic=None if self.transport is None else self.transport.start(),
         )
         return run.forward(state, self._steps)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
-
-import torch
 
 from chainstay.profiles import JoinProfile
 from chainstay.runtime.execute.handles import require_repeatable_call
@@ -18,7 +16,6 @@ from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
 from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
-from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
 
@@ -91,6 +88,9 @@ class JoinExecutor:
         join: What to run.
         schedule: Valid for it; see `plan_execution`.
 
+    Attributes:
+        chain: The stages, branch by branch, with the options that the schedule uses.
+
     Raises:
         InvalidScheduleError: This runtime cannot run the schedule.
         PlanMismatchError: It keeps a stage under an option that the stage does not have.
@@ -100,20 +100,10 @@ class JoinExecutor:
 
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
         self._join = join
-        shape = shape_of(join)
-        stages = join.chain.stages
-        self.options = used_options(join.chain.options, schedule, stages, shape.position)
+        chain, shape = join.chain, shape_of(join)
+        used = used_options(chain.options, schedule, chain.stages, shape.position)
+        self.chain = replace(chain, options=used)
         self.plan: ExecutionPlan = plan_execution(schedule, shape)
-
-    @property
-    def stages(self) -> tuple[ChainStage, ...]:
-        """The stages that the schedule speaks about, branch by branch, the loss excluded."""
-        return self._join.chain.stages
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the stages run on."""
-        return self._join.chain.device
 
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
         """The last state.
@@ -122,9 +112,9 @@ class JoinExecutor:
             given: The first states of all branches, in one.
             shared: What all stages may read.
         """
-        require_repeatable_call(self.device)
-        require_current_copies(self.options, shared, self.device)
-        chain = self._join.chain
+        chain = self.chain
+        require_repeatable_call(chain.device)
+        require_current_copies(chain.options, shared, chain.device)
         run = _JoinRun(
             stages=chain.stages,
             traits=chain.traits,
@@ -134,7 +124,7 @@ class JoinExecutor:
             names=chain.names,
             pending=len(chain.stages) - 1,
             widths=self._join.widths,
-            options=self.options,
+            options=chain.options,
             inputs=self._join.inputs,
         )
         return run.forward(given)
@@ -162,7 +152,7 @@ class PlannedJoin(Planned):
     @property
     def options(self) -> OptionTable:
         """See `Planned`."""
-        return self.executor.options
+        return self.executor.chain.options
 
     @property
     def keep(self) -> tuple[bool, ...]:

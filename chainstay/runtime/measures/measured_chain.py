@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -166,8 +166,7 @@ class PlannedChain(StageLoop):
         graph = cut_again(observed, measured.staged.graph.cuts)
         staged = None
         if graph is not None and key == measured.key:
-            used = replace(measured.chain, options=self._executor.options)
-            staged = with_graph(replace(measured.staged, chain=used), graph, found.inputs)
+            staged = with_graph(self._executor.chain, graph, found.inputs)
         if graph is None or staged is None:
             raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
         executor = self._executor.with_chain(staged.chain)

@@ -53,7 +53,7 @@ def rehearse_graph(
         limit: Bytes beyond which the operator is looked for.
     """
     graph = planned.graph
-    device = planned.executor.device
+    device = planned.executor.chain.device
     stand_ins = graph.stand_ins(inputs)
     given = stand_ins.of_all(inputs)
     loss = None if loss is None else on_stand_ins(loss, stand_ins)

@@ -92,12 +92,11 @@ class PlannedGraph(Planned):
     @property
     def options(self) -> OptionTable:
         """See `Planned`."""
-        return self.executor.options
+        return self.executor.chain.options
 
     def for_graph(self, graph: GraphChain, inputs: Sequence[Any]) -> PlannedGraph | None:
         """The plan for a graph with other numbers; ``None`` if its options do not fit these."""
-        used = replace(self.staged.chain, options=self.options)
-        staged = with_graph(replace(self.staged, chain=used), graph, inputs)
+        staged = with_graph(self.executor.chain, graph, inputs)
         if staged is None:
             return None
         return replace(self, staged=staged, executor=self.executor.with_chain(staged.chain))
@@ -172,16 +171,16 @@ def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     return StagedGraph(graph=graph, chain=chain)
 
 
-def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
-    """The stages of a graph that is alike, joined where those of `staged` are.
+def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
+    """The stages of a graph, joined where those of a graph that is alike are.
 
-    ``None`` if options of `staged` are no longer what they were: with a probability of 0, dropout
+    ``None`` if options of these are no longer what they were: with a probability of 0, dropout
     saves nothing.
 
     What was seen of a stage counts for one that is equal, numbers included. Another one may do
     what it says it may: dropout with a probability of 0 draws nothing, with another it does.
     """
-    parts, former = iter(graph.stages), staged.chain
+    parts = iter(graph.stages)
     stages = tuple(
         replace(stage, parts=tuple(next(parts) for _ in stage.parts)) for stage in former.stages
     )
