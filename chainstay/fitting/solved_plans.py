@@ -39,14 +39,15 @@ from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks, measure_blocks, with_loss
-from chainstay.runtime.measures.measured import Measurement, measuring
+from chainstay.runtime.measures.measured import Measurement, measure_subject, measuring
 from chainstay.runtime.measures.progress import progress_bar, say
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import UntraceableLossError, loss_stage
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
-    measured_graph,
+    StagedGraph,
+    names_of,
     subject_of,
     with_graph,
 )
@@ -288,17 +289,17 @@ class SolvedPlans:
         with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
             loss, is_scaled = self._loss_or_none(output, graph, call.inputs)
             subject = subject_of(graph, call.inputs, loss, call.device, progress=bar)
-            staged, costs = measured_graph(
-                graph,
+            costs = measure_subject(
                 replace(subject, options=self.options),
-                repeats=repeats,
-                cache=settings.cache,
+                names_of(graph),
+                repeats,
+                settings.cache,
                 wants_options=partial(self._wants_options, call.model),
             )
         given = graph.boundary_bytes(len(graph.stages))
         costs = self._with_loss_costs(costs, given, is_scaled=is_scaled)
         return MeasuredGraph(
-            staged=staged,
+            staged=StagedGraph(graph=graph, chain=costs.chain),
             costs=costs,
             shapes=call.shapes,
             family=call.family,

@@ -38,7 +38,12 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.executor import Executor, matching
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.measures.chain_source import ChainSource
-from chainstay.runtime.measures.measured import Measurement, measuring, require_repeats
+from chainstay.runtime.measures.measured import (
+    Measurement,
+    measure_subject,
+    measuring,
+    require_repeats,
+)
 from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.given_stages import (
@@ -47,7 +52,7 @@ from chainstay.runtime.stage.given_stages import (
     named_stages,
 )
 from chainstay.runtime.stage.loss_stage import Loss, loss_stage, require_loss
-from chainstay.runtime.stage.staged_graph import StagedGraph, measured_graph, subject_of, with_graph
+from chainstay.runtime.stage.staged_graph import names_of, subject_of, with_graph
 from chainstay.runtime.transfer import Engine, Transport, engine_for, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
@@ -163,7 +168,7 @@ class PlannedChain(StageLoop):
         observed = observed_stages(found, measured.source.titles)
         autocast = Autocast.now(measured.chain.device)
         key = graph_key(observed, found.inputs, autocast, tells_parameters=False)
-        graph = cut_again(observed, measured.staged.graph.cuts)
+        graph = cut_again(observed, measured.graph.cuts)
         staged = None
         if graph is not None and key == measured.key:
             staged = with_graph(self._executor.chain, graph, found.inputs)
@@ -188,12 +193,14 @@ class MeasuredChain(Measurement):
     """A model and what it costs.
 
     Attributes:
-        staged: The model's graph as these stages.
+        chain: The model as stages, some of its own joined.
+        account: Costs of ``len(stages) + 1`` stages; the last one is the loss.
+        graph: The model's graph, cut into these stages.
         key: What a graph must have in common with that one to go by a plan of it.
         source: What it was made from.
     """
 
-    staged: StagedGraph
+    graph: GraphChain
     key: Hashable
     source: ChainSource
 
@@ -294,13 +301,13 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     with progress_bar(wanted=progress) as bar, measuring(sample.device):
         behind = _loss_of(loss, graph, output_index(observed.captured), inputs)
         subject = subject_of(graph, inputs, behind, sample.device, progress=bar, merges=False)
-        staged, measured = measured_graph(
-            graph, subject, repeats=lambda _: repeats, cache=cache, wants_options=lambda _: True
+        measured = measure_subject(
+            subject, names_of(graph), lambda _: repeats, cache, wants_options=lambda _: True
         )
     return MeasuredChain(
         chain=measured.chain,
         account=measured.account,
-        staged=staged,
+        graph=graph,
         key=key,
         source=source,
     )

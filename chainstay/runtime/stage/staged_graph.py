@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,8 +17,6 @@ from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import (
-    Measurement,
-    measure_subject,
     measuring,
     traits_of,
 )
@@ -143,21 +140,6 @@ def _spans(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[tuple[int, 
     at = {part: stage for stage, part in enumerate(accumulate(counts, initial=0))}
     borders = [at[part] for part in graph.borders if part in at]
     return tuple((first, after - 1) for first, after in pairwise(borders) if after - first > 1)
-
-
-def measured_graph(
-    graph: GraphChain,
-    subject: Subject,
-    *,
-    repeats: Callable[[Measurement], int],
-    cache: str | os.PathLike[str] | None,
-    wants_options: Callable[[Measurement], bool],
-) -> tuple[StagedGraph, Measurement]:
-    """Measure the stages of a graph; call it inside `measuring`."""
-    measured = measure_subject(
-        subject, names_of(graph), repeats, cache, wants_options=wants_options
-    )
-    return StagedGraph(graph=graph, chain=measured.chain), measured
 
 
 def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
