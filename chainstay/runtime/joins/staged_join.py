@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,9 +104,5 @@ def staged(
         lengths=tuple(len(part.stages) for part in branches),
         widths=join.widths,
         inputs=tuple(map(len, join.given)),
-        sums=tuple(tuple(_positions(stages_of_sum, position)) for stages_of_sum in join.sums),
+        sums=tuple(tuple(position[id(stage)] for stage in own) for own in join.sums),
     )
-
-
-def _positions(stages: Sequence[GraphStage], position: Mapping[int, int]) -> list[int]:
-    return [position[id(stage)] for stage in stages]
