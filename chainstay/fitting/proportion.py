@@ -10,9 +10,8 @@ added to the overhead of every operation, until a prediction holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
@@ -28,10 +27,10 @@ from chainstay.runtime.measures.option_costs import chosen_options, restored_opt
 from chainstay.runtime.measures.rehearsal import Rehearsal
 from chainstay.runtime.options.option import Option
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
     StagedGraph,
+    grouped_alike,
     names_of,
     subject_of,
 )
@@ -62,8 +61,8 @@ def plan_in_proportion(
     account = larger.account_for(graph)
     assert account is not None, "the graph is no larger in any stage"
     with measuring(call.device):
+        stages = grouped_alike(graph, larger.staged.chain.stages)
         subject = subject_of(graph, call.inputs, None, call.device, merges=False)
-        stages = _grouped(subject.stages, larger.staged.chain.stages)
         subject = replace(subject, stages=stages)
         own = Chain(
             stages=stages,
@@ -123,15 +122,6 @@ def _planned(
     planned = plan_of(StagedGraph(graph=graph, chain=chain), strategies)
     assert isinstance(planned, PlannedGraph), "branches are measured"
     return planned
-
-
-def _grouped(parts: Sequence[ChainStage], stages: Sequence[ChainStage]) -> tuple[ChainStage, ...]:
-    """Stages of one part each, joined where `stages` are."""
-    rest = iter(parts)
-    return tuple(
-        replace(stage, parts=tuple(part.parts[0] for part in islice(rest, len(stage.parts))))
-        for stage in stages
-    )
 
 
 def _with_standing(account: Account, size: int) -> Account:

@@ -35,6 +35,7 @@ from chainstay.runtime.capture.graph import (
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.subgraphs import Region, regions_of
+from chainstay.runtime.execute.handles import refuse_backward
 from chainstay.runtime.stage.states import tensors_in
 
 __all__ = ["Observation", "Observations", "ObservedGraph", "observe_graph"]
@@ -371,10 +372,7 @@ def _noting(saved: list[torch.Tensor]) -> torch.autograd.graph.saved_tensors_hoo
     def pack(tensor: torch.Tensor) -> None:
         saved.append(tensor.detach())
 
-    def unpack(packed: None) -> torch.Tensor:
-        raise AssertionError(f"backward through {packed}: nobody runs one on fake tensors")
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    return torch.autograd.graph.saved_tensors_hooks(pack, refuse_backward)
 
 
 def _written_by(

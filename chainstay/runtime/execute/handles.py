@@ -290,6 +290,11 @@ def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
     return packed
 
 
+def refuse_backward(packed: object) -> torch.Tensor:
+    """Unpack hook of runs that nobody goes back through."""
+    raise AssertionError(f"backward through {packed}: nobody runs one here")
+
+
 def hooks_set_aside() -> AbstractContextManager[object]:
     """Inside, hooks on saved tensors that are on already are not called."""
     if present_hooks() is None:

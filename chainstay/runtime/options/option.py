@@ -16,6 +16,7 @@ from chainstay.runtime.execute.handles import (
     Packed,
     ParkingPolicy,
     is_parameter,
+    refuse_backward,
     unpack,
 )
 from chainstay.runtime.options.front import pareto_front, thinned
@@ -254,7 +255,7 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
 
     state = detached(state)
     state = incoming(stage, state) if stage.effects.changes_input else non_leaves(state)
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _refuse):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, refuse_backward):
         output = run.forward(state)
     try:
         run.close(state)
@@ -271,7 +272,3 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     first, second = (tensor.resolve_conj().resolve_neg().contiguous() for tensor in (one, other))
     return torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))
-
-
-def _refuse(packed: object) -> torch.Tensor:
-    raise AssertionError(f"backward through {packed}: nobody runs one here")

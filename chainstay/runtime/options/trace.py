@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.execute.environment import random_states
-from chainstay.runtime.execute.handles import is_parameter
+from chainstay.runtime.execute.handles import is_parameter, refuse_backward
 from chainstay.runtime.options.special_operators import is_dropout, scratch_arguments
 from chainstay.runtime.options.stage_run import Cast, Held, StageRun
 from chainstay.runtime.stage.states import MemoryLayout, tensors_in, version_of
@@ -142,7 +142,7 @@ class Trace:
         for node in places[: self.run.composition.width]:
             self.state.update(self.made[node])
         self.written.update(_key(shared[position]) for position in self.run.stage.effects.written)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _refuse)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, refuse_backward)
         with torch.enable_grad(), hooks:
             results = self.run.run(inputs, self._note)
         keys = [_key(tensor) for tensor in tensors_in(results)]
@@ -281,7 +281,3 @@ def _is_cast(argument: object, saved: torch.Tensor) -> bool:
     if layout.storage_bytes != MemoryLayout.of(saved).storage_bytes:
         return False
     return torch.equal(layout.over(saved).nan_to_num(), copy.nan_to_num())
-
-
-def _refuse(packed: object) -> torch.Tensor:
-    raise AssertionError(f"backward through {packed}: nobody runs one here")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import torch
@@ -153,6 +153,12 @@ def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     return StagedGraph(graph=graph, chain=chain)
 
 
+def grouped_alike(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[ChainStage, ...]:
+    """Return the stages of a graph, joined where those of a graph that is alike are."""
+    parts = iter(graph.stages)
+    return tuple(replace(stage, parts=tuple(islice(parts, len(stage.parts)))) for stage in stages)
+
+
 def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
     """The stages of a graph, joined where those of a graph that is alike are.
 
@@ -162,10 +168,7 @@ def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> Stage
     What was seen of a stage counts for one that is equal, numbers included. Another one may do
     what it says it may: dropout with a probability of 0 draws nothing, with another it does.
     """
-    parts = iter(graph.stages)
-    stages = tuple(
-        replace(stage, parts=tuple(next(parts) for _ in stage.parts)) for stage in former.stages
-    )
+    stages = grouped_alike(graph, former.stages)
     traits = []
     for stage, before, known in zip(stages, former.stages, former.traits, strict=True):
         own = Traits.of(stage)  # positions of shared values may be others
