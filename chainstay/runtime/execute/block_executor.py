@@ -146,7 +146,7 @@ class BlockRun:
         if len(schedule.plan.kept) < len(schedule.chain.stages):
             require_repeatable_call(schedule.chain.device)
             require_current_copies(options, self._shared, schedule.chain.device)
-        run = self._run = self._run or self._new_run()
+        run = self._run = self._run or Run(schedule.chain, schedule.plan, self._shared, pending=-1)
         self._run_again_until_first(run)
         step = schedule.plan.forward[self._step]
         assert step.stage == index, "first runs are in order"
@@ -161,19 +161,6 @@ class BlockRun:
         run.pending = index
         return made
 
-    def _new_run(self) -> Run:
-        chain = self.schedule.chain
-        return Run(
-            stages=chain.stages,
-            traits=chain.traits,
-            plan=self.schedule.plan,
-            device=chain.device,
-            shared=self._shared,
-            names=chain.names,
-            pending=-1,
-            options=chain.options,
-        )
-
     def _run_again_until_first(self, run: Run) -> None:
         """Run what the plan has before the next first run, or before the loss."""
         forward = self.schedule.plan.forward
@@ -185,11 +172,14 @@ class BlockRun:
 def _exchange(run: Run, index: int, stage: BlockStage, options: OptionTable) -> None:
     """Let a stage run by another graph, which differs from that of the plan in numbers only."""
     own = ChainStage(stage.name, (stage,))
-    run.options = {**run.options, **options}
-    run.stages = (*run.stages[:index], own, *run.stages[index + 1 :])
-    run.traits = (*run.traits[:index], Traits.of(own), *run.traits[index + 1 :])
-    names, first = tuple(stage.shared_names), stage.first_shared
-    run.names = (*run.names[:first], *names, *run.names[first + len(names) :])
+    chain, names, first = run.chain, tuple(stage.shared_names), stage.first_shared
+    run.chain = replace(
+        chain,
+        stages=(*chain.stages[:index], own, *chain.stages[index + 1 :]),
+        traits=(*chain.traits[:index], Traits.of(own), *chain.traits[index + 1 :]),
+        names=(*chain.names[:first], *names, *chain.names[first + len(names) :]),
+        options={**chain.options, **options},
+    )
 
 
 def crosses_segment(chain: BlockChain, schedule: Schedule) -> bool:

@@ -77,14 +77,10 @@ class Executor:
             require_repeatable_call(chain.device)
             require_current_copies(chain.options, shared, chain.device)
         run = Run(
-            stages=chain.stages,
-            traits=chain.traits,
+            chain=chain,
             plan=self._plan,
-            device=chain.device,
             shared=shared,
-            names=chain.names,
             pending=len(chain.stages) - 1,
-            options=chain.options,
             traffic=None if self.transport is None else self.transport.start(),
         )
         return run.forward(state, self._steps)

@@ -116,15 +116,11 @@ class JoinExecutor:
         require_repeatable_call(chain.device)
         require_current_copies(chain.options, shared, chain.device)
         run = _JoinRun(
-            stages=chain.stages,
-            traits=chain.traits,
+            chain=chain,
             plan=self.plan,
-            device=chain.device,
             shared=shared,
-            names=chain.names,
             pending=len(chain.stages) - 1,
             widths=self._join.widths,
-            options=chain.options,
             inputs=self._join.inputs,
         )
         return run.forward(given)

@@ -34,6 +34,7 @@ from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.measures.boundary import noting, swallow
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
@@ -235,18 +236,13 @@ class _Chain:
         runs: list[_DroppedRun] = []
 
         def start(timed: TimedStage) -> _Forward:
-            runs.append(
-                _DroppedRun(
-                    stages=(timed.stage,),
-                    traits=(timed.traits,),
-                    plan=_DROPPED,
-                    device=self.device,
-                    shared=self.shared,
-                    names=("an input of the model",) * len(self.shared),
-                    pending=0,
-                    clock=self.clock,
-                )
+            chain = Chain(
+                stages=(timed.stage,),
+                device=self.device,
+                names=("an input of the model",) * len(self.shared),
+                traits=(timed.traits,),
             )
+            runs.append(_DroppedRun(chain, _DROPPED, self.shared, pending=0, clock=self.clock))
             return runs[-1].forward
 
         count = sum(not timed.stage.is_loss for timed in self.stages)
