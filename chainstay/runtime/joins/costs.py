@@ -29,7 +29,7 @@ class Seen:
 
     @property
     def output(self) -> NumberedState:
-        """What the model gives, if this is the last part: the loss has it."""
+        """The output of the model, if this is the last part: the loss has it as its input."""
         last = self.observed[-1]
         return last.given if self.has_loss else last.result
 
