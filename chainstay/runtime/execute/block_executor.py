@@ -47,7 +47,7 @@ class BlockSchedule:
 
     @classmethod
     def from_schedule(cls, blocks: BlockChain, chain: Chain, schedule: Schedule) -> BlockSchedule:
-        """Return the schedule of blocks, as stages a chain, with a loss behind them.
+        """Return the schedule of blocks with a loss behind them; `chain` has them as stages.
 
         Raises:
             InvalidScheduleError: An operation lacks what it needs.
