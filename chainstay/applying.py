@@ -40,10 +40,10 @@ from chainstay.runtime.execute.block_executor import BlockSchedule, PlannedBlock
 from chainstay.runtime.execute.items import movable_chain
 from chainstay.runtime.joins.branch_graphs import cut_into_join
 from chainstay.runtime.joins.executor import PlannedJoin
-from chainstay.runtime.joins.staged_join import parts_of, staged, traits_of_all
+from chainstay.runtime.joins.staged_join import parts_of, staged
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import unmeasured_blocks
-from chainstay.runtime.measures.measured import measuring
+from chainstay.runtime.measures.measured import measuring, traits_of
 from chainstay.runtime.measures.option_costs import restored_options
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import SumLoss
@@ -263,7 +263,7 @@ class _AppliedPlan:
             own = unmeasured_graph(graph, subject)
             self._require_stages(call.call, call.device, own.chain.stages)
             options = restored_options([subject], chosen_options(plan, profile), is_checked=True)
-        own = replace(own, options=options)
+        own = replace(own, chain=replace(own.chain, options=options))
         planned = own.planned(plan.solution, profile, self._transport(call.device))
         return replace(
             planned,
@@ -285,10 +285,10 @@ class _AppliedPlan:
         with measuring(call.device):
             loss = _any_loss(profile.closing)
             parts = parts_of(join, call.inputs, loss, call.device)
-            own = staged(join, parts, tuple(traits_of_all(parts)), names_of(join))
+            own = staged(join, parts, traits_of(parts), names_of(join))
             self._require_stages(call.call, call.device, own.chain.stages)
             options = restored_options(parts, chosen_options(plan, profile), is_checked=True)
-        own = replace(own, options=options)
+        own = replace(own, chain=replace(own.chain, options=options))
         planned = planned_join(join, own, plan.solution, profile, overheads=plan.overheads)
         return replace(planned, plain_time=plan.plain_time, plain_peak=plan.plain_peak)
 
@@ -301,10 +301,9 @@ class _AppliedPlan:
         plan, device, call = self.plan, around.device, around.host.call
         self._require_model(call, device)
         self._require_stages(call, device, around.chain.chain_stages)
-        traits, options = unmeasured_blocks(around, chosen_options(plan, plan.stages))
-        schedule = plan.solution.schedule
+        chain = unmeasured_blocks(around, chosen_options(plan, plan.stages))
         return PlannedBlocks(
-            schedule=BlockSchedule.from_schedule(around.chain, traits, schedule, device, options),
+            schedule=BlockSchedule.from_schedule(around.chain, chain, plan.solution.schedule),
             solution=plan.solution,
             profile=plan.stages,
             overheads=plan.overheads,

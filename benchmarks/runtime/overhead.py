@@ -249,7 +249,7 @@ def _fitted(task: Task) -> Forwards:
     assert isinstance(planned, PlannedGraph)
     assert measured.staged is not None
     schedule = keep_inputs(len(planned.profile))  # fit would not choose it
-    executor = Executor(measured.staged.chain, measured.staged.traits, schedule)
+    executor = Executor(measured.staged.chain, schedule)
     measured.fitted.use(replace(planned, executor=executor))
     measured.fitted.install(recomputed)
     checkpointed = _planned(task)["torch"]

@@ -22,8 +22,8 @@ from chainstay.fitting.measured import MeasuredModel
 from chainstay.fitting.planner import AnyPlanned
 from chainstay.fitting.strategies.fastest import planned_graph
 from chainstay.runtime.execute.executor import Executor
+from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.staged_graph import StagedGraph
 from chainstay.runtime.stage.states import State
 from chainstay.schedule import Schedule
 from chainstay.solve.budgets import parse_budget
@@ -135,21 +135,19 @@ def _checkpointed(model: MeasuredModel, segments: int) -> AnyPlanned:
     """Return the stages of a model, to be run by torch's ``checkpoint_sequential``."""
     assert model.staged is not None, "only graphs are cut into segments"
     plain = planned_graph(model.staged, model.costs, model.solve("100%"))
-    return replace(plain, executor=_CheckpointSequential(model.staged, segments))
+    return replace(plain, executor=_CheckpointSequential(model.staged.chain, segments))
 
 
 class _CheckpointSequential(Executor):
     """Runs a chain by torch's ``checkpoint_sequential``."""
 
-    def __init__(self, staged: StagedGraph, segments: int) -> None:
-        super().__init__(
-            staged.chain, staged.traits, Schedule.keep_all(len(staged.chain.stages) + 1)
-        )
+    def __init__(self, chain: Chain, segments: int) -> None:
+        super().__init__(chain, Schedule.keep_all(len(chain.stages) + 1))
         self._segments = segments
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """Run the stages and return the last state."""
-        stages = [partial(_run, stage, shared) for stage in self.stages]
+        stages = [partial(_run, stage, shared) for stage in self.chain.stages]
         last: State = checkpoint.checkpoint_sequential(
             stages, self._segments, state, use_reentrant=False
         )

@@ -20,7 +20,7 @@ from chainstay.errors import UnsupportedModelError
 from chainstay.fitting.front import settings_of
 from chainstay.fitting.planner import Planner, PlannerSettings
 from chainstay.fitting.solved_plans import SolvedPlans
-from chainstay.runtime.capture.dynamo import GraphForward, UnplannedGraphError, wants_gradients
+from chainstay.runtime.capture.dynamo import GraphForward, UnplannedGraphError
 
 
 @dataclass(slots=True)
@@ -77,9 +77,9 @@ def chainstay_backend(
         )
     compiled = _COMPILED.setdefault(id(options), _Compiled(options, _frame()))
     _require_whole(graph, compiled)
-    if not (torch.is_grad_enabled() and wants_gradients(inputs)):
-        return graph.forward
-    forward = GraphForward.from_graph(graph, inputs)
+    forward = GraphForward.if_trained(graph, inputs)
+    if not isinstance(forward, GraphForward):
+        return forward
 
     def planned(*inputs: Any) -> Sequence[Any]:
         try:

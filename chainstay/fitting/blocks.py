@@ -77,7 +77,7 @@ class BlockForward:
         """The model's output, its blocks run as `planned` by `plan_for`; `is_new` if just now."""
         if planned is None:
             return call()
-        run = BlockRun(planned.schedule, self.device)
+        run = BlockRun(planned.schedule)
         checked, around = not is_sharded(call.model), present_hooks()
 
         def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -109,8 +109,8 @@ class BlockForward:
         modules = dict(model.named_modules())
         self.lists = {}
         for planned in self.known.values():
-            chain = planned.schedule.chain
-            for name in (*[stage.name for stage in chain.stages], *chain.uncalled):
+            blocks = planned.schedule.blocks
+            for name in (*[stage.name for stage in blocks.stages], *blocks.uncalled):
                 if name in modules:  # the lists may have been others when that plan was made
                     open_entrance(modules[name])
                 path = name.split(".")
@@ -189,7 +189,7 @@ class BlockForward:
         known = [
             planned
             for planned in self.known.values()
-            if planned.schedule.chain.graph_keys == blocks
+            if planned.schedule.blocks.graph_keys == blocks
         ]
         may_plan = kind.looks < _MOST_LOOKS and not is_sharded(call.model)
         if known and run.others:

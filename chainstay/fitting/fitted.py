@@ -195,8 +195,7 @@ class Fitted:
 
     def _run_new(self, call: Call, *, is_real: bool = True, uncached: Sequence[Any] = ()) -> Any:
         """Plan a call that there is no graph for; then make it, if `is_real`."""
-        call.require_no_nested()
-        call.require_no_cached_weights()
+        call.require_plannable()
         require_initialised(call.model)  # tracing would do that, and draw other random numbers
         with _PLANNING, other_bits_accepted(wanted=not self.settings.bit_for_bit):
             kinds = {type(module) for module in call.model.modules()}

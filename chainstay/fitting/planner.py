@@ -331,9 +331,8 @@ def _noted(planned: AnyPlanned, call: Call | None, device: torch.device) -> Note
 
 def stages_of(planned: AnyPlanned) -> tuple[ChainStage, ...]:
     """The stages that a plan's schedule speaks about, the loss excluded."""
-    if isinstance(planned, PlannedBlocks):
-        return planned.schedule.chain.chain_stages
-    return planned.executor.stages
+    runner = planned.schedule if isinstance(planned, PlannedBlocks) else planned.executor
+    return runner.chain.stages
 
 
 def listed_shapes(shapes: Sequence[str]) -> str:
@@ -343,13 +342,11 @@ def listed_shapes(shapes: Sequence[str]) -> str:
 
 def is_alike(one: GraphChain, other: GraphChain) -> bool:
     """Whether two graphs were cut into stages that pass on the same."""
-    return [
-        [(value.shape, value.dtype, value.requires_grad) for value in state]
-        for state in one.boundaries
-    ] == [
-        [(value.shape, value.dtype, value.requires_grad) for value in state]
-        for state in other.boundaries
-    ]
+    first, second = (
+        [[(value.shape, value.dtype, value.requires_grad) for value in s] for s in graph.boundaries]
+        for graph in (one, other)
+    )
+    return first == second
 
 
 def _device_of(inputs: Sequence[Any]) -> torch.device:

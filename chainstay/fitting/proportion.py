@@ -10,9 +10,8 @@ added to the overhead of every operation, until a prediction holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 
 from chainstay.errors import InfeasibleBudgetError, PlanMismatchError
@@ -28,10 +27,10 @@ from chainstay.runtime.measures.option_costs import chosen_options, restored_opt
 from chainstay.runtime.measures.rehearsal import Rehearsal
 from chainstay.runtime.options.option import Option
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
     StagedGraph,
+    grouped_alike,
     names_of,
     subject_of,
 )
@@ -62,19 +61,20 @@ def plan_in_proportion(
     account = larger.account_for(graph)
     assert account is not None, "the graph is no larger in any stage"
     with measuring(call.device):
+        stages = grouped_alike(graph, larger.staged.chain.stages)
         subject = subject_of(graph, call.inputs, None, call.device, merges=False)
-        stages = _grouped(subject.stages, larger.staged.chain.stages)
         subject = replace(subject, stages=stages)
-        own = StagedGraph(
-            graph=graph,
-            chain=Chain(stages=stages, device=call.device, names=names_of(graph)),
+        own = Chain(
+            stages=stages,
+            device=call.device,
+            names=names_of(graph),
             traits=tuple(seen.traits for seen in observe_chain(subject)),
         )
     options: dict[tuple[int, int], Option] = {}
     for _ in range(_CORRECTIONS):
-        strategies = solved(Measurement(chain=own.chain, account=account, traits=own.traits))
+        strategies = solved(Measurement(chain=own, account=account))
         try:
-            planned = _planned(own, strategies, subject, options)
+            planned = _planned(graph, strategies, subject, options)
         except (InfeasibleBudgetError, PlanMismatchError):  # measured, it may fit
             return None
         if planned is None:
@@ -91,7 +91,7 @@ def plan_in_proportion(
 
 
 def _planned(
-    own: StagedGraph,
+    graph: GraphChain,
     strategies: Strategies,
     subject: Subject,
     options: dict[tuple[int, int], Option],
@@ -99,8 +99,8 @@ def _planned(
     """The plan of the fastest strategy; ``None`` if it moves data: links have prices of their own.
 
     Args:
-        own: The stages, which have no options yet.
-        strategies: What is known to cost what.
+        graph: The graph.
+        strategies: What is known of its stages, which have no options yet.
         subject: The stages, to try options on.
         options: Options that were made; those that are still needed are added.
 
@@ -116,20 +116,12 @@ def _planned(
     choices = chosen_options(strategies.measured.account.stages)
     wanted = {key: choices[key] for key in used - options.keys()}
     if wanted:
-        with measuring(own.chain.device):
+        with measuring(subject.device):
             options |= restored_options([subject], wanted, is_checked=True)
-    planned = plan_of(replace(own, options=dict(options)), strategies)
+    chain = replace(strategies.measured.chain, options=dict(options))
+    planned = plan_of(StagedGraph(graph=graph, chain=chain), strategies)
     assert isinstance(planned, PlannedGraph), "branches are measured"
     return planned
-
-
-def _grouped(parts: Sequence[ChainStage], stages: Sequence[ChainStage]) -> tuple[ChainStage, ...]:
-    """Stages of one part each, joined where `stages` are."""
-    rest = iter(parts)
-    return tuple(
-        replace(stage, parts=tuple(part.parts[0] for part in islice(rest, len(stage.parts))))
-        for stage in stages
-    )
 
 
 def _with_standing(account: Account, size: int) -> Account:

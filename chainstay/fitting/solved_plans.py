@@ -29,7 +29,6 @@ from chainstay.runtime.capture.cuts.chain import GraphChain
 from chainstay.runtime.capture.cuts.cut import cut_again, cut_into_chain
 from chainstay.runtime.capture.cuts.stage_names import repeated_blocks
 from chainstay.runtime.capture.dynamo import MOST_SHAPES
-from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import OutputSample, Trial
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.devices.device_memory import MARGIN
@@ -40,14 +39,15 @@ from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.blocks.around_blocks import Around
 from chainstay.runtime.measures.blocks.block_costs import MeasuredBlocks, measure_blocks, with_loss
-from chainstay.runtime.measures.measured import Measurement, measuring
+from chainstay.runtime.measures.measured import Measurement, measure_subject, measuring
 from chainstay.runtime.measures.progress import progress_bar, say
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_blocks, rehearse_graph
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.loss_stage import UntraceableLossError, loss_stage
 from chainstay.runtime.stage.staged_graph import (
     PlannedGraph,
-    measured_graph,
+    StagedGraph,
+    names_of,
     subject_of,
     with_graph,
 )
@@ -131,7 +131,7 @@ class SolvedPlans:
         larger = None if graph is None else next_larger(graph, alike)
         if graph is None or larger is None:
             return None
-        output = None if call.call is None else _output(call.call, call, graph)
+        output = _output(call, graph)
         budget, settings = self._budget(call.model, larger.costs), self.settings
         with measuring(call.device):
             loss, _ = self._loss_or_none(output, graph, call.inputs)
@@ -186,13 +186,13 @@ class SolvedPlans:
         model = call.model
         blocks = frozenset[str]() if model is None else repeated_blocks(model)
         graph = cut_into_chain(call.observed, self.settings.granularity, blocks)
-        output = None if call.call is None else _output(call.call, call, graph)
+        output = _output(call, graph)
         known = self.measured.get(call.key)
         if known is not None and not known.costs.account.has_options:
             known = None if self._wants_options(model, known.costs) else known
         staged = None
         if known is not None and is_alike(graph, known.staged.graph):
-            staged = with_graph(known.staged, graph, call.inputs)  # its own numbers
+            staged = with_graph(known.staged.chain, graph, call.inputs)  # its own numbers
         if known is not None and staged is not None:
             known = replace(known, staged=staged)
         else:
@@ -289,17 +289,17 @@ class SolvedPlans:
         with progress_bar(wanted=settings.progress) as bar, measuring(call.device):
             loss, is_scaled = self._loss_or_none(output, graph, call.inputs)
             subject = subject_of(graph, call.inputs, loss, call.device, progress=bar)
-            staged, costs = measured_graph(
-                graph,
+            costs = measure_subject(
                 replace(subject, options=self.options),
-                repeats=repeats,
-                cache=settings.cache,
+                names_of(graph),
+                repeats,
+                settings.cache,
                 wants_options=partial(self._wants_options, call.model),
             )
         given = graph.boundary_bytes(len(graph.stages))
         costs = self._with_loss_costs(costs, given, is_scaled=is_scaled)
         return MeasuredGraph(
-            staged=staged,
+            staged=StagedGraph(graph=graph, chain=costs.chain),
             costs=costs,
             shapes=call.shapes,
             family=call.family,
@@ -365,10 +365,8 @@ class SolvedPlans:
         )
 
 
-def _output(call: Call, found: GraphCall, graph: GraphChain) -> OutputSample:
-    """The model's output, which the graph gives, too."""
-    written = graph.written_by(found.inputs)
-    may_draw_anew = found.observed.may_draw_anew
-    return Trial(
-        call, found.inputs, graph, written, found.device, may_draw_anew=may_draw_anew
-    ).require_same()
+def _output(found: GraphCall, graph: GraphChain) -> OutputSample | None:
+    """The model's output, which the graph gives, too; ``None`` if only the graph is known."""
+    if found.call is None:
+        return None
+    return Trial.of(found.call, found.observed, graph, found.inputs, found.device).require_same()

@@ -108,7 +108,8 @@ def test_offloading_alone_takes_what_hooks_take_the_computing_thread(model: str)
 
 def whole(measured: Measurement) -> Measurement:
     """The same chain, whose stages are kept whole: plans that move data know no options."""
-    return replace(measured, account=measured.account.without_options(), options={})
+    account, chain = measured.account.without_options(), replace(measured.chain, options={})
+    return replace(measured, account=account, chain=chain)
 
 
 @pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.long), 0.1, 0.35])

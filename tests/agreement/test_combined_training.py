@@ -140,7 +140,7 @@ def immovable(schedule: Schedule) -> int:
 
 def plan_of(chain: PlannedChain) -> TransferPlan:
     """What was made of its transfers."""
-    transport = chain._executor._transport
+    transport = chain._executor.transport
     assert transport is not None
     return transport.plan
 

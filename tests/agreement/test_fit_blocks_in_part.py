@@ -134,9 +134,9 @@ def test_a_block_is_kept_under_any_option_whenever_it_runs() -> None:
     made = shown(planned).latest.planned
     assert isinstance(made, PlannedBlocks)
     found = measured(watched())
-    assert {stage for stage, _ in found.options} == {0, 1, 2}
+    assert {stage for stage, _ in found.chain.options} == {0, 1, 2}
     state, expected = watched().state_dict(), trained(watched(), SAMPLE)
-    for stage, option in found.options:
+    for stage, option in found.chain.options:
         kept = ["Fa0", "Fa1", "Fa2"]
         kept[stage] = f"Fa{stage}.{option}"
         again = ["Fa0", "Fa1", "Fa2"]
@@ -145,9 +145,7 @@ def test_a_block_is_kept_under_any_option_whenever_it_runs() -> None:
         rest = [f"B{number}" for number in range(stage + 1)][::-1]
         for text in ([*kept, "Fa3", *back, *rest], [*again, "Fa3", *back, kept[stage], *rest]):
             schedule = Schedule.parse(" ".join(text))
-            other = BlockSchedule.from_schedule(
-                found.blocks, found.traits, schedule, CPU, found.options
-            )
+            other = BlockSchedule.from_schedule(found.blocks, found.chain, schedule)
             shown(planned).use(replace(made, schedule=other))
             planned.load_state_dict(copy.deepcopy(state))
             assert differences(trained(planned, SAMPLE), expected) == [], str(schedule)
@@ -167,4 +165,4 @@ def test_blocks_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
     again = measured(watched(scaled), tmp_path)
     assert len(looks) == 1, "those on file are only tried again"
     assert again.account == first.account
-    assert again.options.keys() == first.options.keys()
+    assert again.chain.options.keys() == first.chain.options.keys()

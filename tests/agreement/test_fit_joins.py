@@ -51,7 +51,8 @@ def test_half_summed_gradients_and_turns_leave_room_for_small_plans(name: str) -
     """Counted at their worst, the sums alone take a fifth of a triplet network's memory."""
     case = case_of(name)
     account = case.measured.account.without_options()
-    case = replace(case, measured=replace(case.measured, account=account, options={}))
+    chain = replace(case.measured.chain, options={})
+    case = replace(case, measured=replace(case.measured, account=account, chain=chain))
     assert case.least <= LEAST[name] * case.keep_all_peak
     plan = case.solved(0.7)
     if "ResNet" in name:  # what towers that share weights sum is in the bound
@@ -136,7 +137,9 @@ def _block_of(case: JoinCase, word: str) -> int:
     stages = case.measured.chain.stages[start : start + int(stage) + 1]
     names = case.measured.chain.names
     return sum(
-        names[position].endswith("weight") for earlier in stages for position in earlier.reads
+        names[position].endswith("weight")
+        for earlier in stages
+        for position in earlier.effects.reads
     )
 
 

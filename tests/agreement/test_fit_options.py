@@ -96,14 +96,14 @@ def test_parts_are_made_again_by_the_kernels_of_the_forward() -> None:
     (made,) = shown(planned).planner.known.values()
     assert isinstance(made, PlannedGraph)
     staged, expected = made.staged, gradients(plain)
-    assert any(option.name == "drops gelu" for option in staged.options.values())
-    for (first, number), option in staged.options.items():
+    assert any(option.name == "drops gelu" for option in staged.chain.options.values())
+    for (first, number), option in staged.chain.options.items():
         kept = [n for n in range(len(staged.chain.stages)) if not first < n < first + option.stages]
         ops = [f"Fa{stage}.{number}" if stage == first else f"Fa{stage}" for stage in kept]
         loss = len(staged.chain.stages)
         backwards = [f"B{stage}" for stage in (loss, *reversed(kept))]
         schedule = Schedule.parse(" ".join([*ops, f"Fa{loss}", *backwards]))
-        other = Executor(staged.chain, staged.traits, schedule, options=staged.options)
+        other = Executor(staged.chain, schedule)
         vars(made.executor).update(vars(other))  # TorchDynamo's code calls this one
         assert differences(gradients(planned), expected) == [], option.name
 
@@ -141,14 +141,16 @@ def test_a_block_that_is_dropped_first_and_kept_in_part_when_it_runs_again(famil
     assert isinstance(made, PlannedGraph)
     staged, executor = made.staged, made.executor
     spans = {
-        key[0]: (key, option.stages) for key, option in staged.options.items() if option.stages > 1
+        key[0]: (key, option.stages)
+        for key, option in staged.chain.options.items()
+        if option.stages > 1
     }
     assert len(spans) > 1
     state = copy.deepcopy(plain.state_dict())
     expected = gradients_of(plain, x, 0) | dict(plain.named_buffers())
     for (first, number), length in spans.values():
         schedule = _dropped_first(len(staged.chain.stages), range(first, first + length), number)
-        other = Executor(staged.chain, staged.traits, schedule, options=staged.options)
+        other = Executor(staged.chain, schedule)
         vars(executor).update(vars(other))  # TorchDynamo's code calls this one
         planned.load_state_dict(state)
         found = gradients_of(planned, x, 0) | dict(planned.named_buffers())
@@ -244,7 +246,7 @@ def test_what_was_seen_holds_for_some_numbers() -> None:
         _, planned = in_part(partial(copy.deepcopy, model), torch.randn(256, 64))
         (made,) = shown(planned).planner.known.values()
         assert isinstance(made, PlannedGraph)
-        options = [option for key, option in made.staged.options.items() if key[0] == 0]
+        options = [option for key, option in made.staged.chain.options.items() if key[0] == 0]
         graphs.append(max(options, key=lambda option: option.stages).code.graph)
     first, scaled, without_dropout = graphs
     assert first.saves_like(scaled)

@@ -141,7 +141,8 @@ def test_plans_with_options_are_within_every_budget_and_no_slower() -> None:
         assert plain <= plan.lower_bound <= plan.makespan
         checked(plan.schedule)
         account = own.measured.account.without_options()
-        whole = replace(own.measured, account=account, options={})
+        chain = replace(own.measured.chain, options={})
+        whole = replace(own.measured, account=account, chain=chain)
         try:
             faster += plan.makespan < 0.99 * solve_measured_join(whole, budget).makespan
         except InfeasibleBudgetError:

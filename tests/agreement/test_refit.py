@@ -10,7 +10,7 @@ from torch import nn
 
 from chainstay import InfeasibleBudgetError, fit, unfit
 from chainstay.fitting import solved_plans
-from chainstay.runtime.stage.staged_graph import measured_graph
+from chainstay.runtime.measures.measured import measure_subject
 from sgd_steps import peak_of_step
 
 
@@ -42,9 +42,9 @@ def test_a_second_fit_measures_nothing_again_and_takes_the_numbers_of_now(
 
     def noted(*args: Any, **kwargs: Any) -> object:
         measured.append(args)
-        return measured_graph(*args, **kwargs)
+        return measure_subject(*args, **kwargs)
 
-    monkeypatch.setattr(solved_plans, "measured_graph", noted)
+    monkeypatch.setattr(solved_plans, "measure_subject", noted)
     model.scale = 2.0
     fit(model, (sample,), budget="80%", loss=mean_square, progress=False, repeats=1)
     assert not measured

@@ -15,8 +15,9 @@ from torch import nn
 import chainstay
 from chainstay.fitting import planner, solved_plans
 from chainstay.runtime.capture import dynamo, tracing
+from chainstay.runtime.measures.measured import measure_subject
 from chainstay.runtime.measures.rehearsal import Rehearsal, rehearse_graph
-from chainstay.runtime.stage.staged_graph import PlannedGraph, measured_graph
+from chainstay.runtime.stage.staged_graph import PlannedGraph
 from option_families import FAMILIES, Language
 from training_conditions import Sample, differences, keeps_in_part, recomputes, shown, trained
 from twins import peak_of
@@ -28,11 +29,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Gets an item whenever a graph is measured."""
     found: list[object] = []
 
-    def noted(graph: Any, *args: Any, **kwargs: Any) -> object:
-        found.append(graph)
-        return measured_graph(graph, *args, **kwargs)
+    def noted(subject: Any, *args: Any, **kwargs: Any) -> object:
+        found.append(subject)
+        return measure_subject(subject, *args, **kwargs)
 
-    monkeypatch.setattr(solved_plans, "measured_graph", noted)
+    monkeypatch.setattr(solved_plans, "measure_subject", noted)
     return found
 
 

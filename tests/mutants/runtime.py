@@ -277,7 +277,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "runtime/stage/staged_graph.py",
-        "is_same = is_same and stage.may_draw_random == before.may_draw_random",
+        "is_same = is_same and stage.effects.draws_random == before.effects.draws_random",
         "is_same = is_same and True",
         "agreement/test_fit_options.py::test_numbers_that_change",
     ),

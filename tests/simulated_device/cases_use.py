@@ -311,7 +311,7 @@ def test_only_the_generators_that_a_stage_draws_from_are_put_back() -> None:
 
     model, batch = build_stages(), torch.randn(4, 8).to(first())
     measured = measure(model, batch, loss=lambda y: y.square().sum(), repeats=1, progress=False)
-    traits = measured.traits
+    traits = measured.chain.traits
     assert [
         (of_stage.draws_random, of_stage.draws_on_host)
         for of_stage in traits

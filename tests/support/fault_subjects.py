@@ -68,7 +68,7 @@ class Subject:
             if isinstance(self.planned, PlannedChain)
             else getattr(fitted_of(self.planned).plans[-1], "executor", None)
         )
-        transport = executor._transport if isinstance(executor, Executor) else None
+        transport = executor.transport if isinstance(executor, Executor) else None
         engine = None if transport is None else transport.engine
         assert engine is None or isinstance(engine, CopyingEngine)
         return engine

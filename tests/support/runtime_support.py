@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import NO_EFFECTS, ChainStage, Effects
 from chainstay.runtime.stage.states import State
 from chainstay.schedule import Op, OpKind, Schedule
 
@@ -189,11 +189,7 @@ class FunctionPart:
 
     function: Callable[[torch.Tensor], torch.Tensor]
     text: str = ""
-    reads: tuple[int, ...] = ()
-    written: tuple[int, ...] = ()
-    draws_random: bool = False
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
+    effects: Effects = NO_EFFECTS
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # as `Part`
         """As `Part`."""

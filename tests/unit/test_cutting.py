@@ -69,7 +69,7 @@ def require_repeatable(chain: GraphChain, inputs: Sequence[Any]) -> None:
     state, shared = chain.begin(inputs)
     runs = []
     for stage in chain.stages:
-        changed = [shared[position] for position in stage.written]
+        changed = [shared[position] for position in stage.effects.written]
         runs.append((stage, state, changed, [value.clone() for value in changed]))
         state = tuple(value.detach().clone() for value in stage(state, shared))
     after = [*(given for _, given, *_ in runs[1:]), state]

@@ -391,7 +391,7 @@ def with_options(account: Account, *, is_steady: bool = True) -> Account:
             backward_bytes=cost.backward_bytes,
             replay_time=5,
             stages=1,
-            choice="0;",
+            replayed=(0,),
             is_steady=is_steady,
         )
         for cost in account.stages

@@ -68,7 +68,7 @@ def test_any_schedule_may_run_every_stage_again() -> None:
 def test_the_account_of_several_processes_has_the_options_of_none() -> None:
     option = OptionCost(
         name="drops b", saved_bytes=1, recording_bytes=1, backward_bytes=1, replay_time=1,
-        stages=1, choice="",
+        stages=1, replayed=(1, 4), redrawn=(2,),
     )  # fmt: skip
     first, *others = ACCOUNT.stages
     stages = (replace(first, options=(option,)), *others)
@@ -218,7 +218,7 @@ def test_what_is_in_the_cache_is_not_measured_again(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     assert not path.name.startswith(".")
     again = measure(MODEL, torch.rand(4, 8), repeats=1, cache=tmp_path)
-    assert (again.account, again.traits) == (first.account, first.traits)
+    assert (again.account, again.chain.traits) == (first.account, first.chain.traits)
     assert measure(MODEL, torch.rand(4, 8), repeats=1).account != first.account  # other times
 
 

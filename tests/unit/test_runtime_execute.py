@@ -20,7 +20,8 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime import PlannedChain, measure, trace_memory
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.recompute import Run
-from chainstay.runtime.options.table import fused
+from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.chain_stage import fused
 from chainstay.schedule import Schedule
 from runtime_support import (
     drop_everything,
@@ -454,8 +455,9 @@ def test_what_stages_kept_as_one_hand_on_is_let_go_of() -> None:
         return x * 2
 
     one, other, third = stages_of(first, torch.tanh, last)
-    stages = (one, other.fused_with(third))
+    stages = (one, fused([other, third]))
     assert fused(stages)((torch.ones(2),))
     plan = plan_execution(Schedule.keep_all(3), Shape(2))
-    run = Run(stages, (), plan, torch.device("cpu"), (), (), pending=1)
+    chain = Chain(stages=stages, device=torch.device("cpu"), names=(), traits=())
+    run = Run(chain, plan, (), pending=1)
     assert run._run(replace(plan.forward[0], span=2), (torch.ones(2),), ())

@@ -130,8 +130,10 @@ def test_traits_name_what_a_stage_changes() -> None:
     values = {name: buffer.clone() for name, buffer in norm.named_buffers()}
     measured = measure(stages, torch.zeros(2, 4), repeats=1)
     names = measured.chain.names
-    assert [of_stage.draws_random for of_stage in measured.traits] == [False, False, True]
-    assert [{names[position] for position in of_stage.written} for of_stage in measured.traits] == [
+    assert [of_stage.draws_random for of_stage in measured.chain.traits] == [False, False, True]
+    assert [
+        {names[position] for position in of_stage.written} for of_stage in measured.chain.traits
+    ] == [
         set(),
         {"1.running_mean", "1.running_var", "1.num_batches_tracked"},
         set(),

@@ -33,7 +33,7 @@ from chainstay.runtime.options import (
 )
 from chainstay.runtime.options.generator import groups_of
 from chainstay.runtime.options.special_operators import is_graphless
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.staged_graph import subject_of
 from chainstay.runtime.stage.states import State
 from runtime_support import stages_of
@@ -368,7 +368,5 @@ def test_another_shape_is_noticed() -> None:
 def test_a_part_says_what_the_stage_says() -> None:
     option, _, _ = leanest(Rectified(), torch.randn(3, 4))
     part, stage = OptionPart(option), option.code.graph.stage
-    assert part.reads == stage.reads
-    assert part.written == stage.written == ()
-    assert {part.draws_random, part.changes_input, part.fills_what_it_saved} == {False}
+    assert part.effects == stage.effects == Effects(reads=stage.effects.reads)
     assert part.text.startswith("drops ")

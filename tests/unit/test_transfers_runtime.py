@@ -208,7 +208,7 @@ def test_storages_go_once_and_views_are_rebuilt() -> None:
     case = Case.of(model, torch.randn(16, 32), lambda out: out.square().mean())
     engine = Counts()
     chain = case.offloaded(0, engine)
-    moved = chain._executor._transport.plan.moved  # type: ignore[union-attr]
+    moved = chain._executor.transport.plan.moved  # type: ignore[union-attr]
     assert case.trained(copy.deepcopy(chain)).differences(case.trained(model)) == []
     model.zero_grad()
     case.step(chain)

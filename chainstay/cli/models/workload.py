@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from chainstay.cli.exit_codes import CommandLineError
 from chainstay.cli.models.named_models import BuiltModel, ModelSpec, build_model
@@ -25,6 +25,7 @@ from chainstay.runtime.devices.device import (
     default_device,
 )
 from chainstay.runtime.stage.loss_stage import loss_in
+from chainstay.runtime.stage.states import tensors_in
 
 if TYPE_CHECKING:
     from chainstay.runtime.estimate import DeviceModel
@@ -117,8 +118,7 @@ class Workload:
     @property
     def title(self) -> str:
         """The model, its batch and device, for people."""
-        leaves = tree_leaves((self.args, dict(self.kwargs)))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in((self.args, dict(self.kwargs)))
         first = "no tensor"
         if tensors:
             shape = " x ".join(map(str, tensors[0].shape)) or "a number"
@@ -199,7 +199,7 @@ def _loss_of_scores(scores: torch.Tensor) -> torch.Tensor:
 
 def _tensors(output: object) -> list[torch.Tensor]:
     known: object = dict(output) if isinstance(output, Mapping) else output
-    return [leaf for leaf in tree_leaves(known) if isinstance(leaf, torch.Tensor)]
+    return tensors_in(known)
 
 
 def _place(spec: ModelSpec, target: Target) -> AbstractContextManager[object]:

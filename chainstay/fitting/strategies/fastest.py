@@ -273,12 +273,9 @@ def solve_blocks(measured: MeasuredBlocks, budget: int | str, method: Method | s
 
 def planned_blocks(measured: MeasuredBlocks, solution: Solution) -> PlannedBlocks:
     """The blocks of a model by the schedule of `solution`."""
-    blocks, schedule = measured.blocks, solution.schedule
-    device = measured.chain.device
+    schedule = solution.schedule
     return PlannedBlocks(
-        schedule=BlockSchedule.from_schedule(
-            blocks, measured.traits, schedule, device, measured.options
-        ),
+        schedule=BlockSchedule.from_schedule(measured.blocks, measured.chain, schedule),
         solution=solution,
         profile=measured.profile_for(schedule),
         overheads=measured.overheads_for(schedule),

@@ -18,7 +18,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType, FunctionType
@@ -44,21 +44,12 @@ from chainstay.runtime.capture.tracing import (
     tracing_settings,
 )
 from chainstay.runtime.capture.trials.dispatch_modes import in_modes, modes_set_aside, set_aside
-
-__all__ = [
-    "MOST_SHAPES",
-    "CapturedForward",
-    "GraphCapture",
-    "GraphForward",
-    "Sizes",
-    "UnplannedGraphError",
-    "wants_gradients",
-]
+from chainstay.runtime.stage.states import tensors_in
 
 CapturedForward = Callable[..., Sequence[Any]]
 """Runs a captured graph: takes its inputs, gives its outputs."""
 
-Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
+_Receiver = Callable[[fx.GraphModule, Sequence[Any]], CapturedForward]
 """Takes a graph and the inputs of the call it was traced on; says how it is to be run."""
 
 Sizes = tuple[type | torch.Size, ...]
@@ -178,8 +169,7 @@ class _SizedFunction(NamedTuple):
 
 def _sizes_of(arguments: Any) -> Sizes:
     """Return the sizes of the tensors in there; nested ones, which are refused, may have none."""
-    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    return tuple([tensor.shape for tensor in tensors if not tensor.is_nested])
+    return tuple([tensor.shape for tensor in tensors_in(arguments) if not tensor.is_nested])
 
 
 class GraphCapture:
@@ -191,7 +181,7 @@ class GraphCapture:
         name: The name of the function, for messages.
     """
 
-    def __init__(self, function: Callable[..., Any], receive: Receiver, name: str) -> None:
+    def __init__(self, function: Callable[..., Any], receive: _Receiver, name: str) -> None:
         self._function = function
         self._receive = receive
         self._name = name
@@ -303,11 +293,11 @@ class GraphCapture:
         """
         first, *others = self._admits_tracing
         try:
-            return self._capture(args, kwargs, admits_tracing=first)
+            return self._trace(args, kwargs, admits_tracing=first)
         except NoFullGraphError as reason:
             for other in others:
                 with suppress(NoFullGraphError):
-                    return self._capture(args, kwargs, admits_tracing=other)
+                    return self._trace(args, kwargs, admits_tracing=other)
             raise reason from reason.__cause__
 
     def deny(self) -> bool:
@@ -320,29 +310,27 @@ class GraphCapture:
         self._admits_tracing = (False,)
         return True
 
-    def _capture(
+    def _trace(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, admits_tracing: bool
     ) -> Any:
-        with failures_named(self._name, args), tracing_settings(tree_leaves((args, kwargs))):
-            if admits_tracing:
-                return self._trace(args, kwargs)
-            with seeming_eager():
-                return self._trace(args, kwargs)
-
-    def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        random_state = random.getstate()
-        compiled = self._compiled_for(_sizes_of((args, kwargs)))
-        _tracing.active = True
-        try:
-            with modes_set_aside():
-                return compiled.traced(self._function, args, kwargs, _unguarded(args))
-        except NotRunError:
-            if random.getstate() != random_state:
-                self._draws_numbers = True
-                random.setstate(random_state)
-            raise
-        finally:
-            _tracing.active = False
+        with (
+            failures_named(self._name, args),
+            tracing_settings(tree_leaves((args, kwargs))),
+            nullcontext() if admits_tracing else seeming_eager(),
+        ):
+            random_state = random.getstate()
+            compiled = self._compiled_for(_sizes_of((args, kwargs)))
+            _tracing.active = True
+            try:
+                with modes_set_aside():
+                    return compiled.traced(self._function, args, kwargs, _unguarded(args))
+            except NotRunError:
+                if random.getstate() != random_state:
+                    self._draws_numbers = True
+                    random.setstate(random_state)
+                raise
+            finally:
+                _tracing.active = False
 
 
 @contextmanager

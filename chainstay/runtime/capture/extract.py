@@ -26,15 +26,6 @@ from chainstay.runtime.joins.graph_join import GraphJoin
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = [
-    "ExtractedChain",
-    "ExtractedJoin",
-    "extract",
-    "extract_join",
-    "require_granularity",
-    "require_module_and_tuple",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Extracted:
@@ -194,7 +185,7 @@ def extract_join(
     return ExtractedJoin(model=model, capture=capture, graph=graph)
 
 
-Cut = TypeVar("Cut", GraphChain, GraphJoin)
+_Cut = TypeVar("_Cut", GraphChain, GraphJoin)
 
 
 def _extracted(
@@ -202,24 +193,21 @@ def _extracted(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
     granularity: Granularity,
-    cut: Callable[[ObservedGraph, Granularity, frozenset[str]], Cut],
-) -> tuple[GraphCapture, Cut]:
+    cut: Callable[[ObservedGraph, Granularity, frozenset[str]], _Cut],
+) -> tuple[GraphCapture, _Cut]:
     require_granularity(granularity)
     require_module_and_tuple(model, args)
     require_initialised(model)
     call = Call.of(model, args, kwargs)
     name, device = call.name, call.device
-    made: list[Cut] = []
+    made: list[_Cut] = []
     capture = GraphCapture(call.function, GraphForward.from_graph, name)
 
-    def plan(found: UnplannedGraphError) -> Cut:
+    def plan(found: UnplannedGraphError) -> _Cut:
         inputs = found.inputs
         observed = observe_graph(name, found.forward, inputs)
         graph = cut(observed, granularity, repeated_blocks(model))
-        written = graph.written_by(inputs)
-        Trial(
-            call, inputs, graph, written, device, may_draw_anew=observed.may_draw_anew
-        ).require_same()
+        Trial.of(call, observed, graph, inputs, device).require_same()
         made.append(graph)
         return graph
 

@@ -36,14 +36,6 @@ from chainstay.runtime.capture.subgraphs import (
     values_read,
 )
 
-__all__ = [
-    "CapturedGraph",
-    "NoStagesError",
-    "StageBorder",
-    "as_captured_graph",
-    "stage_border",
-]
-
 
 class NoStagesError(UnsupportedModelError):
     """A graph has operators that cannot be stages; the text says which and why."""
@@ -160,18 +152,15 @@ class _GraphCopier:
     module: fx.GraphModule
     graph: fx.Graph = field(default_factory=fx.Graph)
     modules: dict[str, nn.Module] = field(default_factory=dict)
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)
     current: list[tuple[object, Region]] = field(default_factory=list)
     borders: list[StageBorder] = field(default_factory=list)
 
     def captured(self, inputs: Sequence[GraphInput]) -> CapturedGraph:
         found = self.module.graph.find_nodes(op="placeholder")
         copies: dict[fx.Node, Any] = {node: self.graph.node_copy(node) for node in found}
-        kinds = list(inputs)
-        for name, tensor in _constants(self.module):
-            self.constants[name] = tensor
-        constants = {name: self.graph.placeholder(f"constant_{name}") for name in self.constants}
-        kinds += [GraphInput(InputKind.HELD, f"a constant {name}") for name in self.constants]
+        tensors = dict(_constants(self.module))
+        constants = {name: self.graph.placeholder(f"constant_{name}") for name in tensors}
+        kinds = [GraphInput(InputKind.HELD, f"a constant {name}") for name in tensors]
         output = self._body(self.module, copies, constants)
         leaves = tuple(output) if isinstance(output, tuple | list) else (output,)
         self.graph.output(leaves)
@@ -179,9 +168,9 @@ class _GraphCopier:
             self._join(span)
         return CapturedGraph(
             graph=self.graph,
-            inputs=tuple(kinds),
+            inputs=(*inputs, *kinds),
             modules=self.modules,
-            constants=tuple(self.constants.values()),
+            constants=tuple(tensors.values()),
             borders=tuple(self.borders),
         )
 

@@ -25,7 +25,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from chainstay.runtime.capture.dynamo import GraphForward
 from chainstay.runtime.capture.graph import (
@@ -36,6 +35,8 @@ from chainstay.runtime.capture.graph import (
 )
 from chainstay.runtime.capture.graph_inputs import InputKind
 from chainstay.runtime.capture.subgraphs import Region, regions_of
+from chainstay.runtime.execute.handles import refuse_backward
+from chainstay.runtime.stage.states import tensors_in
 
 __all__ = ["Observation", "Observations", "ObservedGraph", "observe_graph"]
 
@@ -91,6 +92,11 @@ class Observations:
     def size_of(self, storages: Iterable[Storage]) -> int:
         """Bytes of distinct storages, external ones excluded."""
         return sum(self.storage_bytes[storage] for storage in set(storages) - self.external)
+
+    def touched(self, node: fx.Node) -> frozenset[Storage]:
+        """Return the storages of a node's value, of its arguments, and of what it changes."""
+        values = [node, *(value for value in node.all_input_nodes if value.op != "get_attr")]
+        return self[node].written.union(*(self[value].storages for value in values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,8 +330,7 @@ class _Observer:
         kernels: _Kernels | None = None,
     ) -> None:
         kernels = kernels or _Kernels()
-        leaves = tree_leaves(value)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in(value)
         self.values[node] = value
         self.seen[node] = Observation(
             tensor=value if isinstance(value, torch.Tensor) else None,
@@ -367,10 +372,7 @@ def _noting(saved: list[torch.Tensor]) -> torch.autograd.graph.saved_tensors_hoo
     def pack(tensor: torch.Tensor) -> None:
         saved.append(tensor.detach())
 
-    def unpack(packed: None) -> torch.Tensor:
-        raise AssertionError(f"backward through {packed}: nobody runs one on fake tensors")
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    return torch.autograd.graph.saved_tensors_hooks(pack, refuse_backward)
 
 
 def _written_by(
@@ -388,5 +390,4 @@ def _written_by(
         is_written = parameter.alias_info is not None and parameter.alias_info.is_write
         is_statistic = updates_statistics and parameter.name in ("running_mean", "running_var")
         if is_written or is_statistic:
-            leaves = tree_leaves(given.get(parameter.name))
-            yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+            yield from tensors_in(given.get(parameter.name))

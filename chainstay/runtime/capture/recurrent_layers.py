@@ -14,8 +14,6 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-__all__ = ["has_layers", "split_layers"]
-
 _STATES: Final[dict[Any, int]] = {
     torch.lstm: 2,
     torch.gru: 1,
@@ -24,7 +22,7 @@ _STATES: Final[dict[Any, int]] = {
 }
 """How many states each has: tensors that the next call may start from."""
 
-AddOperator = Callable[[Callable[..., Any], tuple[Any, ...]], fx.Node]
+_AddOperator = Callable[[Callable[..., Any], tuple[Any, ...]], fx.Node]
 """Adds an operator to a graph: a function, and its arguments."""
 
 
@@ -50,7 +48,7 @@ def _example(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def split_layers(node: fx.Node, arguments: Sequence[Any], add: AddOperator) -> tuple[Any, ...]:
+def split_layers(node: fx.Node, arguments: Sequence[Any], add: _AddOperator) -> tuple[Any, ...]:
     """Add one operator per layer; return the results of all: the output, and the last states.
 
     Args:

@@ -24,8 +24,8 @@ from chainstay.runtime.estimate.estimated import Estimated
 from chainstay.runtime.estimate.refusals import told_by_name
 from chainstay.runtime.estimate.stage_estimates import estimate_stages
 from chainstay.runtime.estimate.stand_ins import FakeStandIns
-from chainstay.runtime.estimate.traced_call import TracedCall
-from chainstay.runtime.measures.costs import assemble_profile
+from chainstay.runtime.estimate.traced_call import traced_call
+from chainstay.runtime.measures.costs import account_for
 from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
 from chainstay.runtime.stage.staged_graph import subject_of
 
@@ -94,18 +94,18 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
         torch.enable_grad(),
         stand_ins.mode,
     ):
-        call = TracedCall.of(shadow)
-        graph = cut_into_chain(call.observed, granularity, repeated_blocks(shadow.model))
-        behind = loss_stage(loss, call.output, graph.output, graph.begin(call.inputs)[1])
+        traced, inputs, output = traced_call(shadow)
+        graph = cut_into_chain(traced, granularity, repeated_blocks(shadow.model))
+        behind = loss_stage(loss, output, graph.output, graph.begin(inputs)[1])
         with attention_as_on(figures):
-            subject = subject_of(graph, call.inputs, behind, here)
+            subject = subject_of(graph, inputs, behind, here)
             observed, memories = estimate_stages(subject, figures, stand_ins.mode)
-        profile = assemble_profile(observed, memories, subject, Autocast.now(here))
+        account = account_for(observed, memories, subject, Autocast.now(here))
     parameters = list(built.parameters())
     return Estimated(
         model=name,
         device=figures,
-        profile=profile,
+        profile=account.profile(),
         parameters=sum(parameter.numel() for parameter in parameters),
         parameter_bytes=sum(parameter.nbytes for parameter in parameters),
         trained_bytes=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),

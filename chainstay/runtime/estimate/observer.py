@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chainstay.runtime.devices.memory import MemoryTrace
 from chainstay.runtime.estimate.devices import DeviceModel
-from chainstay.runtime.estimate.prices import operator_ns, tensors_in
-from chainstay.runtime.stage.states import address_of
+from chainstay.runtime.estimate.prices import operator_ns
+from chainstay.runtime.stage.states import address_of, tensors_in
 
 _SET: Final = torch.ops.aten.set_
 

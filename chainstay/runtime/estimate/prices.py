@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from chainstay.runtime.estimate.devices import DeviceModel
-from chainstay.runtime.stage.states import address_of
+from chainstay.runtime.stage.states import address_of, tensors_in
 
 _aten: Final = torch.ops.aten
 
@@ -72,11 +71,6 @@ def _throughput(device: DeviceModel, packet: object, tensors: Iterable[torch.Ten
     else:
         allows_tf32 = torch.get_float32_matmul_precision() != "highest"
     return device.tf32 if allows_tf32 else device.float32
-
-
-def tensors_in(tree: object) -> list[torch.Tensor]:
-    """All tensors in nested arguments."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _moved_bytes(

@@ -23,16 +23,12 @@ from chainstay.runtime.estimate.observer import WatchedPhase, watch
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.measures.boundary import Gradients
 from chainstay.runtime.measures.clock import StageTime
-from chainstay.runtime.measures.costs import (
-    ObservedStage,
-    Subject,
-    require_differentiable,
-    require_number,
-)
+from chainstay.runtime.measures.costs import ObservedStage, Subject, require_differentiable
 from chainstay.runtime.measures.probe import StageMemory, StageProbe, leaves_of
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage
+from chainstay.runtime.stage.loss_stage import require_number
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of, detached, is_among
 
@@ -68,7 +64,9 @@ def estimate_stages(
             time=StageTime(probed[index].forward_time, probed[index].backward_time),
             given=runs.lineage.states[index],
             result=runs.lineage.states[index + 1],
-            environment_bytes=sum(subject.shared[position].nbytes for position in stage.written),
+            environment_bytes=sum(
+                subject.shared[position].nbytes for position in stage.effects.written
+            ),
         )
         for index, stage in enumerate(subject.stages)
     ]
@@ -89,7 +87,7 @@ class _Runs:
         held = (value for value in subject.shared if isinstance(value, torch.Tensor))
         runs = cls([subject.source], [], Lineage.beside(held))
         runs.lineage.add(subject.source)
-        last = max(index for index, stage in enumerate(subject.stages) if not stage.is_loss)
+        last = len(subject.model_stages) - 1
         for index, stage in enumerate(subject.stages):
             output = run_stage(stage, index, runs.states[-1], subject.shared)
             if stage.is_loss:
@@ -156,7 +154,7 @@ def _likeness_of(
 ) -> Hashable:
     """Return a key, equal for stages that cost the same: they lie in memory alike, too."""
     texts = tuple(part.text for part in stage.parts)
-    read = [shared[position] for part in stage.parts for position in part.reads]
+    read = [shared[position] for part in stage.parts for position in part.effects.reads]
     return texts, _places_of([*state, *read]), gradients
 
 

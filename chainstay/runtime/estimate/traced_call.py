@@ -11,7 +11,6 @@ told the truth only where there is no graph of that way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,56 +23,42 @@ from chainstay.runtime.capture.trials.call import Call
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TracedCall:
-    """A call of a model that was traced on stand-ins.
+def traced_call(call: Call) -> tuple[ObservedGraph, Sequence[Any], OutputSample]:
+    """Trace a call of a model on stand-ins; do that under their mode.
 
-    Attributes:
-        observed: Its graph.
-        inputs: The inputs of the graph.
-        output: The output of the model.
+    Returns:
+        The model's graph, the inputs of the graph, and the output of the model.
+
+    Raises:
+        NoFullGraphError: The model cannot be traced into one graph.
+        UnsupportedModelError: It depends on values, or computes nothing.
     """
+    name = call.name
+    calls: list[tuple[ObservedGraph, Sequence[Any], Sequence[Any]]] = []
 
-    observed: ObservedGraph
-    inputs: Sequence[Any]
-    output: OutputSample
+    def receive(graph: fx.GraphModule, examples: Sequence[Any]) -> CapturedForward:
+        forward = GraphForward.from_graph(graph, examples)
 
-    @classmethod
-    def of(cls, call: Call) -> TracedCall:
-        """Trace a call; do that under the stand-ins' mode.
+        def run(*inputs: Any) -> Sequence[Any]:
+            observed = observe_graph(name, forward, inputs)
+            outputs: Sequence[Any] = graph.forward(*inputs)
+            calls.append((observed, inputs, outputs))
+            return outputs
 
-        Raises:
-            NoFullGraphError: The model cannot be traced into one graph.
-            UnsupportedModelError: It depends on values, or computes nothing.
-        """
-        name = call.name
-        calls: list[tuple[ObservedGraph, Sequence[Any], Sequence[Any]]] = []
+        return run
 
-        def receive(graph: fx.GraphModule, examples: Sequence[Any]) -> CapturedForward:
-            forward = GraphForward.from_graph(graph, examples)
-
-            def run(*inputs: Any) -> Sequence[Any]:
-                observed = observe_graph(name, forward, inputs)
-                outputs: Sequence[Any] = graph.forward(*inputs)
-                calls.append((observed, inputs, outputs))
-                return outputs
-
-            return run
-
-        told, untold = (GraphCapture(call.function, receive, name) for _ in range(2))
-        untold.deny()
-        try:
-            value = untold.trace(call.model, *call.args, **call.kwargs)
-        except UnsupportedModelError:
-            value = told.trace(call.model, *call.args, **call.kwargs)
-        if not calls:
-            raise UnsupportedModelError(
-                f"{name} computes nothing from its arguments and parameters"
-            )
-        observed, inputs, outputs = calls[-1]
-        positions = {
-            id(output): index
-            for index, output in enumerate(outputs)
-            if isinstance(output, torch.Tensor)
-        }
-        return cls(observed, inputs, OutputSample(value, positions))
+    told, untold = (GraphCapture(call.function, receive, name) for _ in range(2))
+    untold.deny()
+    try:
+        value = untold.trace(call.model, *call.args, **call.kwargs)
+    except UnsupportedModelError:
+        value = told.trace(call.model, *call.args, **call.kwargs)
+    if not calls:
+        raise UnsupportedModelError(f"{name} computes nothing from its arguments and parameters")
+    observed, inputs, outputs = calls[-1]
+    positions = {
+        id(output): index
+        for index, output in enumerate(outputs)
+        if isinstance(output, torch.Tensor)
+    }
+    return observed, inputs, OutputSample(value, positions)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -25,12 +24,7 @@ from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import ExecutionPlan, Shape, Step, plan_execution
 from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.execute.recompute import Run
-from chainstay.runtime.options.table import (
-    OptionTable,
-    options_of_alike,
-    require_current_copies,
-    used_options,
-)
+from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, version_of
@@ -42,49 +36,38 @@ class BlockSchedule:
     """The blocks of a model and the plan that they run by.
 
     Attributes:
-        chain: The blocks.
-        traits: How each touches the world.
+        blocks: The blocks.
+        chain: The same as stages, with the options that the plan uses.
         plan: The steps of forward and backward.
-        device: The blocks' device.
-        options: The options that the plan uses, by block and number.
     """
 
-    chain: BlockChain
-    traits: tuple[Traits, ...]
+    blocks: BlockChain
+    chain: Chain
     plan: ExecutionPlan
-    device: torch.device
-    options: OptionTable = field(default_factory=dict)
 
     @classmethod
-    def from_schedule(
-        cls,
-        chain: BlockChain,
-        traits: tuple[Traits, ...],
-        schedule: Schedule,
-        device: torch.device,
-        options: OptionTable = MappingProxyType({}),
-    ) -> BlockSchedule:
-        """Return the schedule of blocks with a loss behind them.
+    def from_schedule(cls, blocks: BlockChain, chain: Chain, schedule: Schedule) -> BlockSchedule:
+        """Return the schedule of blocks with a loss behind them; `chain` has them as stages.
 
         Raises:
             InvalidScheduleError: An operation lacks what it needs.
-            PlanMismatchError: It keeps a block under an option that is not among `options`.
+            PlanMismatchError: It keeps a block under an option that the chain does not have.
         """
-        plan = plan_execution(schedule, Shape(len(chain.stages)))
-        own = options_of_alike(used_options(options, schedule), chain.chain_stages)
-        return cls(chain, traits, plan, device, own)
+        plan = plan_execution(schedule, Shape(len(blocks.stages)))
+        used = used_options(chain.options, schedule, chain.stages)
+        return cls(blocks, replace(chain, options=used), plan)
 
-    def is_for(self, chain: BlockChain, shared: Sequence[Any]) -> bool:
+    def is_for(self, blocks: BlockChain, shared: Sequence[Any]) -> bool:
         """Whether blocks that differ in numbers save what they did when options were measured."""
-        found = (self.options_of(index, stage, shared) for index, stage in enumerate(chain.stages))
+        found = (self.options_of(index, stage, shared) for index, stage in enumerate(blocks.stages))
         return all(options is not None for options in found)
 
     def options_of(
         self, index: int, stage: BlockStage, shared: Sequence[Any]
     ) -> OptionTable | None:
         """Return the options of a block as it is now; ``None`` if it saves something else."""
-        own = {key: option for key, option in self.options.items() if key[0] == index}
-        if stage is not self.chain.stages[index]:
+        own = {key: option for key, option in self.chain.options.items() if key[0] == index}
+        if stage is not self.blocks.stages[index]:
             alike = ChainStage(stage.name, (stage,))
             again = {key: option.for_stage(alike) for key, option in own.items()}
             own = {key: option for key, option in again.items() if option is not None}
@@ -98,16 +81,14 @@ class BlockRun:
     """One forward of a model, from block to block.
 
     Attributes:
-        schedule: The schedule for the blocks that are expected; ``None`` if nothing is.
-        device: The blocks' device.
+        schedule: The schedule for the blocks that are expected.
         following: The next block that is expected.
         others: How many blocks were called that are not.
         changed: How many were called that save something else than when they were planned.
         called: What tells the blocks that were called from others, in order.
     """
 
-    schedule: BlockSchedule | None
-    device: torch.device
+    schedule: BlockSchedule
     following: int = 0
     others: int = 0
     changed: int = 0
@@ -121,84 +102,68 @@ class BlockRun:
     def block(self, graph: BlockGraph, inputs: tuple[Any, ...]) -> Sequence[Any]:
         """Run the next block's graph."""
         self.called.append(graph.key)
-        if self.schedule is not None and self._is_expected(self.schedule, graph, inputs):
+        if self._is_expected(graph, inputs):
             given, shared = graph.chain.begin(inputs)
-            stage = self.schedule.chain.stages[self.following].by(graph, len(self._shared))
+            stage = self.schedule.blocks.stages[self.following].by(graph, len(self._shared))
             self._shared += graph.retained(shared)
             options = self.schedule.options_of(self.following, stage, self._shared)
             if options is not None:
-                made = self._by_plan(self.schedule, stage, given, options)
+                made = self._by_plan(stage, given, options)
                 return graph.chain.finish(made[: len(made) - len(stage.carried)], shared)
             del self._shared[stage.first_shared :]
             self.changed += 1
         else:
             self.others += 1
-        return _alone(graph, inputs, self.device)
+        return _alone(graph, inputs, self.schedule.chain.device)
 
     def end(self) -> None:
         """The model's forward is over: from now on only autograd's graph holds what is needed."""
         run, self._run, self._state, self._shared = self._run, None, (), []
-        if self.schedule is None or run is None:
+        if run is None:
             return
         if self.following == len(self.schedule.chain.stages):
-            self._run_again_until_first(self.schedule, run)
+            self._run_again_until_first(run)
         else:
             _shorten(run, self.following)
 
-    def _is_expected(
-        self, schedule: BlockSchedule, graph: BlockGraph, inputs: Sequence[Any]
-    ) -> bool:
-        chain, index = schedule.chain, self.following
-        if index == len(chain.stages) or chain.stages[index].graph.key != graph.key:
+    def _is_expected(self, graph: BlockGraph, inputs: Sequence[Any]) -> bool:
+        blocks, index = self.schedule.blocks, self.following
+        if index == len(blocks.stages) or blocks.stages[index].graph.key != graph.key:
             return False
-        if len(graph.chain.state_inputs) != len(chain.stages[index].graph.chain.state_inputs):
+        if len(graph.chain.state_inputs) != len(blocks.stages[index].graph.chain.state_inputs):
             return False  # parameters are tensors here that another graph has made
-        if index in chain.starts:
+        if index in blocks.starts:
             return True
         given = [inputs[position] for position in graph.chain.state_inputs]
-        taken = chain.stages[index].taken
+        taken = blocks.stages[index].taken
         return len(given) == len(taken) and all(
             self._state[position] is tensor and self._versions[position] == version_of(tensor)
             for position, tensor in zip(taken, given, strict=True)
         )
 
-    def _by_plan(
-        self, schedule: BlockSchedule, stage: BlockStage, given: State, options: OptionTable
-    ) -> State:
-        index = self.following
+    def _by_plan(self, stage: BlockStage, given: State, options: OptionTable) -> State:
+        schedule, index = self.schedule, self.following
         if len(schedule.plan.kept) < len(schedule.chain.stages):
-            require_repeatable_call(schedule.device)
-            require_current_copies(options, self._shared, schedule.device)
-        run = self._run = self._run or self._new_run(schedule)
-        self._run_again_until_first(schedule, run)
+            require_repeatable_call(schedule.chain.device)
+            require_current_copies(options, self._shared, schedule.chain.device)
+        run = self._run = self._run or Run(schedule.chain, schedule.plan, self._shared, pending=-1)
+        self._run_again_until_first(run)
         step = schedule.plan.forward[self._step]
         assert step.stage == index, "first runs are in order"
         self._step += 1
         self.following += 1
-        if stage is not schedule.chain.stages[index]:
+        if stage is not schedule.blocks.stages[index]:
             _exchange(run, index, stage, options)
-        if index in schedule.chain.starts:
+        if index in schedule.blocks.starts:
             self._state = given
         made = run.first_run(step, self._state)
         self._state, self._versions = made, tuple(map(version_of, made))
         run.pending = index
         return made
 
-    def _new_run(self, schedule: BlockSchedule) -> Run:
-        return Run(
-            stages=schedule.chain.chain_stages,
-            traits=schedule.traits,
-            plan=schedule.plan,
-            device=schedule.device,
-            shared=self._shared,
-            names=schedule.chain.shared_names,
-            pending=-1,
-            options=schedule.options,
-        )
-
-    def _run_again_until_first(self, schedule: BlockSchedule, run: Run) -> None:
+    def _run_again_until_first(self, run: Run) -> None:
         """Run what the plan has before the next first run, or before the loss."""
-        forward = schedule.plan.forward
+        forward = self.schedule.plan.forward
         while self._step < len(forward) and not forward[self._step].is_first:
             run.run_again(forward[self._step])
             self._step += 1
@@ -207,11 +172,14 @@ class BlockRun:
 def _exchange(run: Run, index: int, stage: BlockStage, options: OptionTable) -> None:
     """Let a stage run by another graph, which differs from that of the plan in numbers only."""
     own = ChainStage(stage.name, (stage,))
-    run.options = {**run.options, **options}
-    run.stages = (*run.stages[:index], own, *run.stages[index + 1 :])
-    run.traits = (*run.traits[:index], Traits.of(own), *run.traits[index + 1 :])
-    names, first = tuple(stage.shared_names), stage.first_shared
-    run.names = (*run.names[:first], *names, *run.names[first + len(names) :])
+    chain, names, first = run.chain, tuple(stage.shared_names), stage.first_shared
+    run.chain = replace(
+        chain,
+        stages=(*chain.stages[:index], own, *chain.stages[index + 1 :]),
+        traits=(*chain.traits[:index], Traits.of(own), *chain.traits[index + 1 :]),
+        names=(*chain.names[:first], *names, *chain.names[first + len(names) :]),
+        options={**chain.options, **options},
+    )
 
 
 def crosses_segment(chain: BlockChain, schedule: Schedule) -> bool:
@@ -301,8 +269,8 @@ def _alone(graph: BlockGraph, inputs: tuple[Any, ...], device: torch.device) -> 
     (stage,) = graph.chain.stages
     own = ChainStage(stage.name, (stage,))
     names = tuple(given.name for given in graph.chain.inputs) + ("a value",) * len(shared)
-    chain = Chain(stages=(own,), device=device, names=names)
-    return graph.chain.finish(Executor(chain, (Traits.of(own),), _ALONE)(state, shared), shared)
+    chain = Chain(stages=(own,), device=device, names=names, traits=(Traits.of(own),))
+    return graph.chain.finish(Executor(chain, _ALONE)(state, shared), shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,4 +288,4 @@ class PlannedBlocks(Planned):
     @property
     def options(self) -> OptionTable:
         """See `Planned`."""
-        return self.schedule.options
+        return self.schedule.chain.options

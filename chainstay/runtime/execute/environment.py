@@ -31,20 +31,8 @@ from chainstay.runtime.execute.repeatable import (
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State, changeable, copied, version_of
 
-__all__ = [
-    "Environment",
-    "RandomStates",
-    "Traits",
-    "alone",
-    "first_look",
-    "incoming",
-    "random_states",
-    "require_repeatable",
-    "restore_random_states",
-]
-
 RandomStates = tuple[tuple[torch.device, torch.Tensor], ...]
-AutocastSetting = tuple[str, bool, torch.dtype, bool]
+_AutocastSetting = tuple[str, bool, torch.dtype, bool]
 """Type of device, whether autocast is on there, its low precision, whether it has its cache."""
 
 _NOTHING: Final = nullcontext()
@@ -77,13 +65,14 @@ class Traits:
     @classmethod
     def of(cls, stage: ChainStage) -> Traits:
         """Return the traits that `stage` reports, where a draw that may happen counts as one."""
-        written = set(stage.written)
+        effects = stage.effects
+        written = set(effects.written)
         return cls(
-            draws_random=stage.may_draw_random,
-            written=stage.written,
-            reads=tuple(position for position in stage.reads if position not in written),
-            changes_input=stage.changes_input,
-            fills_what_it_saved=stage.fills_what_it_saved,
+            draws_random=effects.draws_random,
+            written=effects.written,
+            reads=tuple(position for position in effects.reads if position not in written),
+            changes_input=effects.changes_input,
+            fills_what_it_saved=effects.fills_what_it_saved,
         )
 
     @classmethod
@@ -139,7 +128,7 @@ def first_look(
 
 def incoming(stage: ChainStage, state: State) -> State:
     """`state` to be given to `stage`: a copy, if the stage changes it."""
-    return changeable(state, copied(state, None)) if stage.changes_input else state
+    return changeable(state, copied(state)) if stage.effects.changes_input else state
 
 
 @dataclass(slots=True)
@@ -159,7 +148,7 @@ class Environment:
     random: RandomStates
     written: dict[int, torch.Tensor]
     reads: tuple[tuple[int, object], ...]
-    autocast: tuple[AutocastSetting, ...]
+    autocast: tuple[_AutocastSetting, ...]
     backends: BackendSettings
 
     @classmethod
@@ -173,7 +162,7 @@ class Environment:
             random=random_states(device, on_host=traits.draws_on_host)
             if traits.draws_random
             else (),
-            written=dict(zip(traits.written, _copies(changed), strict=True)),
+            written=dict(zip(traits.written, copied(changed), strict=True)),
             reads=tuple([(position, _place_of(shared[position])) for position in traits.reads]),
             autocast=_autocast_settings(device),
             backends=backend_settings(),
@@ -207,7 +196,7 @@ class Environment:
         if not self.written:
             return shared
         values = tuple(self.written.values())
-        given = values if for_last_time else _copies(values)
+        given = values if for_last_time else copied(values)
         present: list[Any] = list(shared)
         for position, value in zip(self.written, given, strict=True):
             present[position] = value
@@ -265,12 +254,12 @@ class Environment:
                 torch._C._vmapmode_increment_nesting()  # noqa: SLF001  # no public way
 
     @contextmanager
-    def _with_backends(self, autocast: list[AutocastSetting]) -> Iterator[None]:
+    def _with_backends(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
         with entered_settings(self.backends), self._entered(autocast):
             yield
 
     @contextmanager
-    def _entered(self, autocast: list[AutocastSetting]) -> Iterator[None]:
+    def _entered(self, autocast: list[_AutocastSetting]) -> Iterator[None]:
         present = tuple([(where, _random_state(where)) for where, _ in self.random])
         try:
             restore_random_states(self.random)
@@ -336,11 +325,6 @@ def require_repeatable(
         )
 
 
-def _copies(tensors: State) -> State:
-    """Copies that share memory where `tensors` do."""
-    return copied(tensors, None)
-
-
 def _place_of(value: object) -> object:
     """Return a tensor's version and address, and a number as it is."""
     if not isinstance(value, torch.Tensor):
@@ -385,13 +369,13 @@ def restore_random_states(states: RandomStates) -> None:
             accelerator.restore_random_state(state)
 
 
-def _autocast_settings(device: torch.device) -> tuple[AutocastSetting, ...]:
+def _autocast_settings(device: torch.device) -> tuple[_AutocastSetting, ...]:
     """Autocast is thread-local and off inside backward, so it is saved and entered again."""
     kinds = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
     return tuple([_autocast_setting(kind) for kind in kinds])
 
 
-def _autocast_setting(kind: str) -> AutocastSetting:
+def _autocast_setting(kind: str) -> _AutocastSetting:
     return (
         kind,
         torch.is_autocast_enabled(kind),

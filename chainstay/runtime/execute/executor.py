@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from types import MappingProxyType
+from dataclasses import replace
 from typing import Any
 
-import torch
-
 from chainstay.errors import PlanMismatchError
-from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.execute.handles import require_repeatable_call
 from chainstay.runtime.execute.liveness import Shape, plan_execution
 from chainstay.runtime.execute.recompute import Run, Stretch, stretched
-from chainstay.runtime.options.table import (
-    OptionTable,
-    options_of_alike,
-    require_current_copies,
-    used_options,
-)
+from chainstay.runtime.options.table import require_current_copies, used_options
 from chainstay.runtime.stage.chain import Chain
-from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.states import State
 from chainstay.runtime.transfer.transport import Transport
 from chainstay.schedule import Schedule
@@ -31,13 +22,15 @@ class Executor:
     """Runs a chain by a schedule; what comes out hangs on an ordinary autograd graph.
 
     Args:
-        chain: The chain to run.
-        traits: How each stage touches the world, as found when it was measured.
+        chain: The chain to run, as it was measured.
         schedule: A schedule for the chain's stages and the loss, valid under free discards (so
             under any). Operations on the loss are the user's: the plan assumes that the loss
             follows the forward at once, and the loss's backward its forward.
         transport: Makes the transfers that the schedule has, if it has any.
-        options: Options of the chain's stages, by stage and number.
+
+    Attributes:
+        chain: The chain, with the options that the schedule uses.
+        transport: As given.
 
     Raises:
         PlanMismatchError: The schedule is for another number of stages, or keeps one under an
@@ -46,59 +39,31 @@ class Executor:
     """
 
     def __init__(
-        self,
-        chain: Chain,
-        traits: tuple[Traits, ...],
-        schedule: Schedule,
-        transport: Transport | None = None,
-        options: OptionTable = MappingProxyType({}),
+        self, chain: Chain, schedule: Schedule, transport: Transport | None = None
     ) -> None:
-        self._chain = chain
-        self._options = options_of_alike(used_options(options, schedule), chain.stages)
-        self._traits = traits
-        self._transport = transport
+        used = used_options(chain.options, schedule, chain.stages)
+        self.chain = replace(chain, options=used)
+        self.transport = transport
         transfers = None if transport is None else transport.plan
         self._plan = plan_execution(
             matching(schedule, chain),
             Shape(len(chain.stages)),
             transfers,
-            {key: option.stages for key, option in self._options.items()},
+            {key: option.stages for key, option in used.items()},
         )
-        self._steps = tuple(stretched(self._plan, chain.stages, traits))
+        self._steps = tuple(stretched(self._plan, chain.stages, chain.traits))
 
-    def with_chain(
-        self, chain: Chain, traits: tuple[Traits, ...], options: OptionTable
-    ) -> Executor:
-        """The same schedule for a chain that is alike; `options` are its own."""
+    def with_chain(self, chain: Chain) -> Executor:
+        """The same schedule for a chain that is alike, and has the options that it uses."""
         alike = copy.copy(self)
-        steps = tuple(stretched(self._plan, chain.stages, traits))
-        vars(alike).update(_chain=chain, _traits=traits, _steps=steps, _options=options)
+        steps = tuple(stretched(self._plan, chain.stages, chain.traits))
+        vars(alike).update(chain=chain, _steps=steps)
         return alike
-
-    @property
-    def stages(self) -> tuple[ChainStage, ...]:
-        """The stages that the schedule speaks about, the loss excluded."""
-        return self._chain.stages
-
-    @property
-    def options(self) -> OptionTable:
-        """The options that the schedule uses, by stage and number."""
-        return self._options
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the stages run on."""
-        return self._chain.device
-
-    @property
-    def transport(self) -> Transport | None:
-        """The transport of the schedule's transfers, or ``None`` if it has none."""
-        return self._transport
 
     def close(self) -> None:
         """Stop transfers and let host memory go; nothing is trained after that."""
-        if self._transport is not None:
-            self._transport.engine.close()
+        if self.transport is not None:
+            self.transport.engine.close()
 
     def __call__(self, state: State, shared: Sequence[Any] = ()) -> State:
         """The last state.
@@ -107,20 +72,16 @@ class Executor:
             state: The first.
             shared: The values that all stages may read.
         """
+        chain = self.chain
         if not all(isinstance(step, Stretch) for step in self._steps):
-            require_repeatable_call(self.device)
-            require_current_copies(self._options, shared, self.device)
-        chain = self._chain
+            require_repeatable_call(chain.device)
+            require_current_copies(chain.options, shared, chain.device)
         run = Run(
-            stages=chain.stages,
-            traits=self._traits,
+            chain=chain,
             plan=self._plan,
-            device=chain.device,
             shared=shared,
-            names=chain.names,
             pending=len(chain.stages) - 1,
-            options=self._options,
-            traffic=None if self._transport is None else self._transport.start(),
+            traffic=None if self.transport is None else self.transport.start(),
         )
         return run.forward(state, self._steps)
 

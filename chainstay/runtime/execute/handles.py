@@ -14,7 +14,7 @@ The graph keeps a first run's pack hook, so it must hold no tensor itself.
 
 A stage often saves its input: whole, reshaped, or a part of it. When the input may go before
 the stage's backward, such a tensor must not hold it. It is remembered as the place where it
-lies in the input's storage (`Alias`), and laid over the input again once that has been made anew.
+lies in the input's storage (`_Alias`), and laid over the input again once that has been made anew.
 """
 
 from __future__ import annotations
@@ -31,23 +31,6 @@ from torch import nn
 from chainstay.errors import PlanMismatchError, UnsupportedModelError
 from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.stage.states import MemoryLayout, State, address_of, version_of
-
-__all__ = [
-    "Capture",
-    "CapturedEverythingError",
-    "Dropped",
-    "Handles",
-    "Kept",
-    "Packed",
-    "Source",
-    "Staying",
-    "dropping",
-    "hooks_set_aside",
-    "is_parameter",
-    "present_hooks",
-    "require_repeatable_call",
-    "unpack",
-]
 
 _BE_DETERMINISTIC: Final = "a stage must do the same each time it runs on the same input"
 
@@ -72,7 +55,7 @@ class ParkingPolicy(Protocol):
         ...
 
 
-class RunInPart(Protocol):
+class _RunInPart(Protocol):
     """A run under an option; see `chainstay.runtime.options`."""
 
     def packed(self, tensor: torch.Tensor) -> Absent | None:
@@ -98,16 +81,16 @@ class Source:
         """Return the source that `state` is."""
         return cls(tuple(map(address_of, state)), tuple(map(MemoryLayout.of, state)))
 
-    def alias(self, tensor: torch.Tensor) -> Alias | None:
+    def alias(self, tensor: torch.Tensor) -> _Alias | None:
         """Return the place of `tensor` in the input's storages, or ``None`` if it is not there."""
         if tensor.layout != torch.strided or address_of(tensor) not in self.addresses:
             return None
         position = self.addresses.index(address_of(tensor))
-        return Alias(position, self.layouts[position], MemoryLayout.of(tensor))
+        return _Alias(position, self.layouts[position], MemoryLayout.of(tensor))
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
+class _Alias:
     """A tensor that shares its storage with one in a stage's input.
 
     Attributes:
@@ -135,7 +118,7 @@ class Alias:
         return self.place.over(owner)
 
 
-class Handle:
+class _Handle:
     """Stands in the graph for a tensor that was dropped, and holds it once it is back."""
 
     __slots__ = ("__weakref__", "alias", "dtype", "prepare", "shape", "stage", "tensor")
@@ -146,7 +129,7 @@ class Handle:
         self.shape = tensor.shape
         self.dtype = tensor.dtype
         self.tensor: torch.Tensor | Absent | None = None
-        self.alias: Alias | None = None
+        self.alias: _Alias | None = None
 
 
 @dataclass(slots=True)
@@ -156,7 +139,7 @@ class Handles:
     Those that have died belong to parts of the graph that nobody can reach any more.
     """
 
-    references: list[weakref.ref[Handle]] = field(default_factory=list)
+    references: list[weakref.ref[_Handle]] = field(default_factory=list)
 
     @classmethod
     def of(cls, several: Sequence[Handles]) -> Handles:
@@ -165,12 +148,12 @@ class Handles:
             return several[0]
         return cls([reference for handles in several for reference in handles.references])
 
-    def add(self, handle: Handle) -> Handle:
+    def add(self, handle: _Handle) -> _Handle:
         """Know `handle` from now on, without holding it."""
         self.references.append(weakref.ref(handle))
         return handle
 
-    def __getitem__(self, index: int) -> Handle | None:
+    def __getitem__(self, index: int) -> _Handle | None:
         return self.references[index]()
 
     @property
@@ -199,7 +182,7 @@ class Dropped:
         """A handle; parameters stay."""
         if is_parameter(tensor):
             return tensor
-        return self.handles.add(Handle(self.stage, self.prepare, tensor))
+        return self.handles.add(_Handle(self.stage, self.prepare, tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +201,7 @@ class Kept:
         parked = None if alias or self.parking is None else self.parking.parked(tensor)
         if alias is None and parked is None:
             return Staying.of(self.stage, tensor)
-        handle = self.handles.add(Handle(self.stage, self.prepare, tensor))
+        handle = self.handles.add(_Handle(self.stage, self.prepare, tensor))
         handle.alias, handle.tensor = alias, parked
         return handle
 
@@ -241,7 +224,7 @@ class Capture:
     released: Source | None
     stops_when_done: bool
     parking: ParkingPolicy | None = None
-    option: RunInPart | None = None
+    option: _RunInPart | None = None
     packed: int = 0
     needed: int = 0
 
@@ -278,7 +261,7 @@ class Capture:
                 f"at least {self.needed}; {_BE_DETERMINISTIC}"
             )
 
-    def _fill(self, handle: Handle, tensor: torch.Tensor, absent: Absent | None) -> None:
+    def _fill(self, handle: _Handle, tensor: torch.Tensor, absent: Absent | None) -> None:
         if (tensor.shape, tensor.dtype) != (handle.shape, handle.dtype):
             raise PlanMismatchError(
                 f"stage {self.stage} saved a tensor {tuple(tensor.shape)} {tensor.dtype} when "
@@ -305,6 +288,11 @@ def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
             "gradients are taken inside of the forward, which no plan can do; take them around it"
         )
     return packed
+
+
+def refuse_backward(packed: object) -> torch.Tensor:
+    """Unpack hook of runs that nobody goes back through."""
+    raise AssertionError(f"backward through {packed}: nobody runs one here")
 
 
 def hooks_set_aside() -> AbstractContextManager[object]:
@@ -364,7 +352,7 @@ class Staying:
         return cls(stage, tensor.detach(), version_of(tensor))
 
 
-Packed = Handle | Staying | torch.Tensor
+Packed = _Handle | Staying | torch.Tensor
 """What the graph holds for a saved tensor."""
 
 

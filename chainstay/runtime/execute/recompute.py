@@ -35,8 +35,8 @@ from chainstay.runtime.execute.items import Action
 from chainstay.runtime.execute.liveness import ExecutionPlan, Step
 from chainstay.runtime.options.option import run_option
 from chainstay.runtime.options.replay import OptionRun
-from chainstay.runtime.options.table import OptionTable, fused
-from chainstay.runtime.stage.chain_stage import ChainStage, Part
+from chainstay.runtime.stage.chain import Chain
+from chainstay.runtime.stage.chain_stage import ChainStage, Part, fused
 from chainstay.runtime.stage.states import (
     State,
     changeable,
@@ -89,35 +89,27 @@ class Run:
     """State between one forward and its backward.
 
     Attributes:
-        stages: The chain.
-        traits: The traits of each stage.
+        chain: The stages, with the options that steps capture under.
         plan: The steps of forward and backward.
-        device: The chain's device.
         shared: The values that all stages may read.
-        names: The names of these values in messages.
         pending: How many backwards there are behind the next one that has not been prepared yet;
             in a chain, the stage that it is of.
         widths: How many tensors the last state of each branch has.
         checkpoints: States that a later operation reads, by number.
         environments: Surroundings of the first run of each stage that runs again.
         handles: Per stage, the stand-ins for what it saved.
-        options: Options that steps capture under, by stage and number.
         traffic: Transfers to host memory and back; ``None`` where all stays.
         held: The parts that may go to the host of the state that the next first run reads.
     """
 
-    stages: tuple[ChainStage, ...]
-    traits: tuple[Traits, ...]
+    chain: Chain
     plan: ExecutionPlan
-    device: torch.device
     shared: Sequence[Any]
-    names: Sequence[str]
     pending: int
     widths: tuple[int, ...] = ()
     checkpoints: dict[int, Versioned | ParkedState] = field(default_factory=dict)
     environments: dict[int, Environment] = field(default_factory=dict)
     handles: dict[int, Handles] = field(default_factory=dict)
-    options: OptionTable = field(default_factory=dict)
     traffic: Traffic | None = None
     held: list[Cell] = field(default_factory=list)
 
@@ -130,7 +122,7 @@ class Run:
                 state = self.first_run(step, state)
             else:
                 self.run_again(step)
-        self._transfer(self.plan.closing.get(len(self.stages), ()))
+        self._transfer(self.plan.closing.get(len(self.chain.stages), ()))
         self.held = []
         return state
 
@@ -159,7 +151,7 @@ class Run:
 
     def first_run(self, step: Step, state: State) -> State:
         """The next state, part of the model's own graph."""
-        stage = self.stages[step.stage]
+        stage = self.chain.stages[step.stage]
         self._transfer(step.actions)
         traits = self._traits_of(step)
         if step.wanted:
@@ -167,7 +159,7 @@ class Run:
         with alone(traits):
             if not step.is_last:
                 self.environments[step.stage] = Environment.capture(
-                    stage, traits, self.shared, self.device
+                    stage, traits, self.shared, self.chain.device
                 )
             run = self._option_run(step, self.shared)
             if run is not None:
@@ -190,18 +182,18 @@ class Run:
         """
         if not step.option:
             return None
-        option = self.options[step.stage, step.option]
+        option = self.chain.options[step.stage, step.option]
         if not option.selection.drops or not option.code.graph.is_for(shared):
             return None
-        return OptionRun(option.code, shared, self.names)
+        return OptionRun(option.code, shared, self.chain.names)
 
     def _run(self, step: Step, state: State, shared: Sequence[Any]) -> State:
         """Run all stages of a step as one: nothing holds on to what one hands to the next."""
-        return fused([self.stages[stage] for stage in step.stages])(state, shared)
+        return fused([self.chain.stages[stage] for stage in step.stages])(state, shared)
 
     def _traits_of(self, step: Step) -> Traits:
         """Return the traits of all stages of a step."""
-        return Traits.together([self.traits[stage] for stage in step.stages])
+        return Traits.together([self.chain.traits[stage] for stage in step.stages])
 
     def run_again(self, step: Step) -> None:
         """Recompute from a checkpoint; only the next checkpoint or the captured tensors stay."""
@@ -220,10 +212,10 @@ class Run:
         if capture.is_done and not step.output_wanted:
             return
         if traits.changes_input and step.wanted:
-            state = copied(state, None)
+            state = copied(state)
         shared = self.shared
         for environment in reversed(environments):
-            shared = environment.shared_for(shared, self.names, for_last_time=step.is_last)
+            shared = environment.shared_for(shared, self.chain.names, for_last_time=step.is_last)
         hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
         with torch.enable_grad(), alone(traits), Environment.first_of(environments).entered():
             given = changeable(state, state) if traits.changes_input else non_leaves(state)
@@ -258,8 +250,8 @@ class Run:
         for number, piece in zip(inputs, pieces, strict=True):
             if number in step.wanted:
                 kept = detached(piece)
-                changes = self.traits[step.stage].changes_input
-                self._store(number, copied(kept, None) if changes else kept)
+                changes = self.chain.traits[step.stage].changes_input
+                self._store(number, copied(kept) if changes else kept)
 
     def _store(self, number: int, state: State) -> None:
         """Keep state `number`."""
@@ -287,7 +279,7 @@ class Run:
         if not checkpoint.is_unchanged:
             shape = self.plan.shape
             stage = shape.reader(number)
-            name = self.stages[stage].name if shape.lengths else stage
+            name = self.chain.stages[stage].name if shape.lengths else stage
             is_first = stage == 0 and not shape.lengths
             what = "the model's input" if is_first else f"the input of stage {name}"
             raise PlanMismatchError(
@@ -316,7 +308,7 @@ class Run:
         if self.traffic is None:
             return None
         prepare = partial(self.prepare_backward, step.stage)
-        traits = self.traits[step.stage]
+        traits = self.chain.traits[step.stage]
         shared = [self.shared[position] for position in (*traits.reads, *traits.written)]
         given = (*state, *(value for value in shared if isinstance(value, torch.Tensor)))
         return self.traffic.parking(step, given, prepare)

@@ -16,9 +16,8 @@ from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from chainstay.runtime.stage.states import bytes_of, is_equal
+from chainstay.runtime.stage.states import bytes_of, is_equal, tensors_in
 
 REMEDY: Final = (
     "draw random numbers from torch's global generators only, and on a GPU use "
@@ -76,9 +75,8 @@ class OperatorLog(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = () if "empty" in str(func) else tree_leaves(result)  # which holds anything
-        tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
-        self.entries.append((str(func), *map(_digest, tensors)))
+        given = [] if "empty" in str(func) else tensors_in(result)  # which holds anything
+        self.entries.append((str(func), *map(_digest, given)))
         return result
 
 

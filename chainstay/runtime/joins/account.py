@@ -21,8 +21,6 @@ from chainstay.profiles import ChainProfile, JoinProfile, SharedGradient, Stage
 from chainstay.runtime.measures.stage_cost import BesideRuns, OptionCost, StageCost, stage_by_kind
 from chainstay.schedule import Op, OpKind, Schedule
 
-__all__ = ["JoinAccount", "JoinedChain", "JoinedStage"]
-
 _StageKey: TypeAlias = tuple[int | None, int]
 """A stage by its branch (``None`` for the tail) and index."""
 

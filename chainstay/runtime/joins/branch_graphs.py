@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from torch import fx
 
@@ -16,7 +15,7 @@ from chainstay.runtime.capture.cuts.crossings import (
     find_crossings,
     movable_nodes,
 )
-from chainstay.runtime.capture.cuts.cut import CutGraph
+from chainstay.runtime.capture.cuts.cut import CutGraph, ranges_between
 from chainstay.runtime.capture.cuts.cut_points import Granularity, choose_cuts
 from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.capture.operators import Observations, ObservedGraph
@@ -195,11 +194,7 @@ def _assemble(joined: _Joined) -> GraphJoin:
 def _ranges(piece: _JoinPart, cuts: Sequence[int], early: set[fx.Node]) -> list[list[fx.Node]]:
     """The operators of each stage."""
     members = piece.crossings.operators
-    places = [-1, *cuts, len(members) - 1]
-    return [
-        [node for node in members[before + 1 : after + 1] if node not in early]
-        for before, after in pairwise(places)
-    ]
+    return ranges_between(members, [-1, *cuts, len(members) - 1], early)
 
 
 def _sums(

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from chainstay.runtime.joins.account import JoinAccount, JoinedChain, JoinedStage
-from chainstay.runtime.measures.costs import ObservedStage, free_loss
+from chainstay.runtime.measures.costs import ObservedStage, free_loss, lasting_bytes
 from chainstay.runtime.measures.option_costs import ObservedOption, option_cost
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.stage_cost import StageCost
+from chainstay.runtime.stage.lineage import NumberedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +28,10 @@ class Seen:
         return self.observed[-1].stage.is_loss
 
     @property
-    def standing_bytes(self) -> int:
-        """Bytes that a plan holds through the whole step."""
-        total = 0
-        for observation, memory in zip(self.observed, self.memories, strict=True):
-            made = observation.result.bytes_outside(observation.given)
-            if observation.stage.is_loss:
-                total += made + memory.output_gradients.allocated_bytes
-            else:
-                total += max(memory.dropped_bytes - made, 0)
-        return total
+    def output(self) -> NumberedState:
+        """The output of the model, if this is the last part: the loss has it as its input."""
+        last = self.observed[-1]
+        return last.given if self.has_loss else last.result
 
 
 class _Besides(NamedTuple):
@@ -58,11 +53,11 @@ def account_for_join(
         common_bytes: The bytes that stand through the whole step, whatever the stages.
         has_options: Whether options of stages were looked for.
     """
-    standing = common_bytes + sum(part.standing_bytes for part in seen)
+    standing = common_bytes + sum(lasting_bytes(part.observed, part.memories) for part in seen)
     tails = seen[branches:]
     outputs = [part.observed[-1].result.bytes for part in seen[:branches]]
     is_met_by_loss = all(part.observed[0].stage.is_loss for part in tails)
-    handed = sum(outputs) if is_met_by_loss else _last_state_bytes(tails[0])
+    handed = sum(outputs) if is_met_by_loss else tails[0].output.bytes
     own = outputs if is_met_by_loss else [0] * branches
     numbers: dict[int, int] = {}
     chains = [
@@ -76,23 +71,12 @@ def account_for_join(
     passed = 0
     for part in tails:
         tail = _tail(part, standing, numbers)
-        passed = 0 if is_met_by_loss else handed - _own_bytes(part)
+        passed = 0 if is_met_by_loss else handed - part.output.bytes_outside(part.observed[0].given)
         if not part.has_loss:
             tail = replace(tail, stages=(*tail.stages, free))
     return JoinAccount(
         branches=tuple(chains), tail=tail, passed_bytes=passed, has_options=has_options
     )
-
-
-def _own_bytes(tail: Seen) -> int:
-    """Return the bytes of the model's output that branches have not given."""
-    last = tail.observed[-1]
-    return (last.given if tail.has_loss else last.result).bytes_outside(tail.observed[0].given)
-
-
-def _last_state_bytes(tail: Seen) -> int:
-    last = tail.observed[-1]
-    return (last.given if tail.has_loss else last.result).bytes
 
 
 def _branch(
@@ -106,10 +90,9 @@ def _branch(
 
 def _tail(part: Seen, standing: int, numbers: dict[int, int]) -> JoinedChain:
     last = len(part.observed) - 1 - part.has_loss
-    handed = part.observed[last].result if last >= 0 else part.observed[0].given
     besides = []
     for index, observation in enumerate(part.observed):
-        waiting = handed.bytes_outside(observation.given)
+        waiting = part.output.bytes_outside(observation.given)
         is_last = index == last
         besides.append(_Besides(waiting * is_last, waiting, waiting * (not is_last)))
     return _chain(part, besides, standing, numbers)
@@ -134,11 +117,6 @@ def _joined_stage(
 ) -> JoinedStage:
     observation, memory = part.observed[index], part.memories[index]
     saved, recording, backward = _kept(part, index, memory)
-    dropping = (
-        memory.dropped_peak
-        - observation.given.bytes
-        - observation.result.bytes_outside(observation.given)
-    )
     relief = max(-backward - beside.held, 0)
     is_loss = observation.stage.is_loss
     cost = StageCost(
@@ -151,7 +129,7 @@ def _joined_stage(
         saved_bytes=saved,
         gradient_bytes=memory.output_gradients.allocated_bytes,
         recording_bytes=recording + standing,
-        dropping_bytes=max(dropping, 0) + standing,
+        dropping_bytes=observation.dropping_bytes(memory) + standing,
         backward_bytes=backward + beside.held + relief + standing,
         environment_bytes=0 if is_loss else observation.environment_bytes,
         random_bytes=0 if is_loss else observation.random_bytes,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
-
-import torch
 
 from chainstay.profiles import JoinProfile
 from chainstay.runtime.execute.handles import require_repeatable_call
@@ -17,17 +15,9 @@ from chainstay.runtime.execute.recompute import Run, Stretch
 from chainstay.runtime.joins.backward_order import NodeRange, now, reorder
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.joins.staged_join import StagedJoin
-from chainstay.runtime.options.table import (
-    OptionTable,
-    options_of_alike,
-    require_current_copies,
-    used_options,
-)
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.options.table import OptionTable, require_current_copies, used_options
 from chainstay.runtime.stage.states import State, cut
 from chainstay.schedule import Schedule
-
-__all__ = ["JoinExecutor", "PlannedJoin", "shape_of"]
 
 
 def shape_of(join: StagedJoin) -> Shape:
@@ -36,7 +26,7 @@ def shape_of(join: StagedJoin) -> Shape:
 
 
 @dataclass(slots=True)
-class JoinRun(Run):
+class _JoinRun(Run):
     """One training step's run of a join's plan: a `Run` in which branches meet.
 
     First runs build an ordinary autograd graph in the order of plain training. Backwards come in
@@ -98,32 +88,22 @@ class JoinExecutor:
         join: What to run.
         schedule: Valid for it; see `plan_execution`.
 
+    Attributes:
+        chain: The stages, branch by branch, with the options that the schedule uses.
+
     Raises:
         InvalidScheduleError: This runtime cannot run the schedule.
         PlanMismatchError: It keeps a stage under an option that the stage does not have.
     """
 
+    transport: None = None  # joins move nothing
+
     def __init__(self, join: StagedJoin, schedule: Schedule) -> None:
         self._join = join
-        shape = shape_of(join)
-        used = used_options(join.options, schedule, shape.position)
-        self.options: OptionTable = options_of_alike(used, join.chain.stages)
+        chain, shape = join.chain, shape_of(join)
+        used = used_options(chain.options, schedule, chain.stages, shape.position)
+        self.chain = replace(chain, options=used)
         self.plan: ExecutionPlan = plan_execution(schedule, shape)
-
-    @property
-    def stages(self) -> tuple[ChainStage, ...]:
-        """The stages that the schedule speaks about, branch by branch, the loss excluded."""
-        return self._join.chain.stages
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the stages run on."""
-        return self._join.chain.device
-
-    @property
-    def transport(self) -> None:
-        """No transport: joins move nothing; see `Executor`."""
-        return None
 
     def __call__(self, given: State, shared: Sequence[Any]) -> State:
         """The last state.
@@ -132,19 +112,15 @@ class JoinExecutor:
             given: The first states of all branches, in one.
             shared: What all stages may read.
         """
-        require_repeatable_call(self.device)
-        require_current_copies(self.options, shared, self.device)
-        chain = self._join.chain
-        run = JoinRun(
-            stages=chain.stages,
-            traits=self._join.traits,
+        chain = self.chain
+        require_repeatable_call(chain.device)
+        require_current_copies(chain.options, shared, chain.device)
+        run = _JoinRun(
+            chain=chain,
             plan=self.plan,
-            device=chain.device,
             shared=shared,
-            names=chain.names,
             pending=len(chain.stages) - 1,
             widths=self._join.widths,
-            options=self.options,
             inputs=self._join.inputs,
         )
         return run.forward(given)
@@ -172,7 +148,7 @@ class PlannedJoin(Planned):
     @property
     def options(self) -> OptionTable:
         """See `Planned`."""
-        return self.executor.options
+        return self.executor.chain.options
 
     @property
     def keep(self) -> tuple[bool, ...]:

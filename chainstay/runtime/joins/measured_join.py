@@ -6,18 +6,18 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 
 from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.joins.account import JoinAccount
-from chainstay.runtime.joins.cost_files import JoinAccountFile
+from chainstay.runtime.joins.cost_files import read_account, write_account
 from chainstay.runtime.joins.costs import Seen, account_for_join
 from chainstay.runtime.joins.graph_join import GraphJoin
-from chainstay.runtime.joins.staged_join import StagedJoin, staged, traits_of_all
+from chainstay.runtime.joins.staged_join import StagedJoin, staged
 from chainstay.runtime.measures.boundary import Gradients
-from chainstay.runtime.measures.cost_files import signature_of
+from chainstay.runtime.measures.cost_files import path_in, signature_of
 from chainstay.runtime.measures.costs import (
     ObservedStage,
     Subject,
@@ -25,6 +25,7 @@ from chainstay.runtime.measures.costs import (
     timed,
     trace_chain,
 )
+from chainstay.runtime.measures.measured import traits_of
 from chainstay.runtime.measures.option_costs import (
     ObservedOption,
     chosen_options,
@@ -50,7 +51,7 @@ class MeasuredJoin(StagedJoin):
     def of(cls, stages: StagedJoin, account: JoinAccount, options: OptionTable) -> MeasuredJoin:
         """`stages`, what they cost, and their options."""
         known = {field.name: getattr(stages, field.name) for field in fields(stages)}
-        return cls(account=account, **(known | {"options": options}))
+        return cls(account=account, **known | {"chain": replace(stages.chain, options=options)})
 
 
 def measure_join(  # noqa: PLR0913  # what to measure, and how
@@ -75,20 +76,21 @@ def measure_join(  # noqa: PLR0913  # what to measure, and how
     Raises:
         UnsupportedModelError: A stage or the loss fails; the text names it.
     """
-    file = None if cache is None else _file_of(join, parts, cache)
-    account = None if file is None else file.read([len(part.stages) for part in parts])
+    path = None if cache is None else path_in(cache, _signature_of(join, parts))
+    lengths = [len(part.stages) for part in parts]
+    account = None if path is None else read_account(path, lengths)
     if account is not None:
         known = _found_on_file(account, parts, wants_options=wants_options)
         if known is not None:
-            own = staged(join, parts, tuple(traits_of_all(parts)), names)
+            own = staged(join, parts, traits_of(parts), names)
             return MeasuredJoin.of(own, *known)
     seen, found = _observed(join, parts, repeats, wants_options=wants_options)
     account = _account_of(seen, parts, len(join.branches), has_options=wants_options)
     observed = (
         observation for own in seen for observation in own.observed if not observation.stage.is_loss
     )
-    if file is not None:
-        file.write(account)
+    if path is not None:
+        write_account(path, account)
     own = staged(join, parts, tuple(observation.traits for observation in observed), names)
     return MeasuredJoin.of(own, account, found)
 
@@ -158,19 +160,17 @@ def _account_of(
     )
 
 
-def _file_of(
-    join: GraphJoin, parts: Sequence[Subject], cache: str | os.PathLike[str]
-) -> JoinAccountFile:
-    """Return the file for the account, whether or not it exists."""
+def _signature_of(join: GraphJoin, parts: Sequence[Subject]) -> str:
+    """Return all that times and sizes of a join depend on, as text."""
     stages = [stage for part in parts for stage in part.stages]
-    reads = [position for stage in stages for position in stage.reads]
+    reads = [position for stage in stages for position in stage.effects.reads]
     number = {position: index for index, position in enumerate(dict.fromkeys(reads))}
     lines = [
         f"join of {[len(part.stages) for part in parts]} stages, {join.given}, {join.widths}",
         f"tensors {[number[position] for position in reads]}",
         *(signature_of(part, Autocast.now(part.device)) for part in parts),
     ]
-    return JoinAccountFile.of("\n".join(lines), cache)
+    return "\n".join(lines)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _require_same_numbers(
     changed = {storage for node in before for storage in seen[node].written & seen.external}
     for storage in changed:
         users, users_then = (
-            [n for n in order if storage in _touched(n, seen)] for order in (before, after)
+            [n for n in order if storage in seen.touched(n)] for order in (before, after)
         )
         if users != users_then:
             raise NotAJoinError(
@@ -104,7 +104,7 @@ def _refuse_common_changes(
     """
     touching: dict[int, list[fx.Node]] = {}
     for node in operators:
-        for storage in _touched(node, seen):
+        for storage in seen.touched(node):
             touching.setdefault(storage, []).append(node)
     for storage, nodes in touching.items():
         writers = [node for node in nodes if storage in seen[node].written]
@@ -121,8 +121,3 @@ def _refuse_common_changes(
                 f"{towers.name(min(parts))} and {towers.name(max(parts))} among them; let it "
                 "change a clone"
             )
-
-
-def _touched(node: fx.Node, seen: Observations) -> set[int]:
-    arguments = (argument for argument in node.all_input_nodes if argument.op != "get_attr")
-    return {s for value in (node, *arguments) for s in seen[value].storages} | seen[node].written

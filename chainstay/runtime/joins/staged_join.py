@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +12,7 @@ from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.execute.environment import Traits
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
-from chainstay.runtime.measures.measured import traits_of
 from chainstay.runtime.measures.progress import Progress, unseen
-from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.idle_cuts import merge_idle_cuts
@@ -31,20 +29,16 @@ class StagedJoin:
         lengths: How many of them each branch has.
         widths: How many tensors each branch's last state has.
         inputs: How many tensors each branch's first state has.
-        traits: How each stage's forward touches the world.
         sums: For each parameter or input that is used three times or more, the stages that use
             it (positions in the chain), once per use, in the order in which plain training
             runs them backward.
-        options: Options of its stages, by position in the chain and number.
     """
 
     chain: Chain
     lengths: tuple[int, ...]
     widths: tuple[int, ...]
     inputs: tuple[int, ...]
-    traits: tuple[Traits, ...]
     sums: tuple[tuple[int, ...], ...]
-    options: OptionTable = field(default_factory=dict)
 
 
 def parts_of(  # a call of the graph, and whom to tell
@@ -103,23 +97,12 @@ def staged(
 ) -> StagedJoin:
     """Return the join made of the parts that `parts_of` found, with the traits of its stages."""
     branches = parts[: len(join.branches)]
-    stages = tuple(stage for part in parts for stage in part.stages if not stage.is_loss)
+    stages = tuple(stage for part in parts for stage in part.model_stages)
     position = {id(part): index for index, stage in enumerate(stages) for part in stage.parts}
     return StagedJoin(
-        chain=Chain(stages=stages, device=parts[0].device, names=names),
+        chain=Chain(stages=stages, device=parts[0].device, names=names, traits=traits),
         lengths=tuple(len(part.stages) for part in branches),
         widths=join.widths,
         inputs=tuple(map(len, join.given)),
-        traits=traits,
-        sums=tuple(tuple(_positions(stages_of_sum, position)) for stages_of_sum in join.sums),
+        sums=tuple(tuple(position[id(stage)] for stage in own) for own in join.sums),
     )
-
-
-def traits_of_all(parts: Iterable[Subject]) -> Iterator[Traits]:
-    """Return the traits of every stage of every part but the loss."""
-    for part in parts:
-        yield from traits_of(part)
-
-
-def _positions(stages: Sequence[GraphStage], position: Mapping[int, int]) -> list[int]:
-    return [position[id(stage)] for stage in stages]

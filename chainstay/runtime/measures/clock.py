@@ -34,6 +34,7 @@ from chainstay.runtime.execute.recompute import Run
 from chainstay.runtime.measures.boundary import noting, swallow
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.progress import Progress, unseen
+from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
@@ -235,10 +236,17 @@ class _Chain:
         runs: list[_DroppedRun] = []
 
         def start(timed: TimedStage) -> _Forward:
-            runs.append(_dropped_run(timed, self.clock, self.device, self.shared))
+            chain = Chain(
+                stages=(timed.stage,),
+                device=self.device,
+                names=("an input of the model",) * len(self.shared),
+                traits=(timed.traits,),
+            )
+            runs.append(_DroppedRun(chain, _DROPPED, self.shared, pending=0, clock=self.clock))
             return runs[-1].forward
 
-        for index, forward, backward in self._passed(self._count_without_loss, start):
+        count = sum(not timed.stage.is_loss for timed in self.stages)
+        for index, forward, backward in self._passed(count, start):
             if backward is not None:
                 self.times[index].dropped.append(forward + backward)
                 again = (self.clock.elapsed(*pair) for pair in runs[index].again)
@@ -278,10 +286,6 @@ class _Chain:
                 elapsed = None if back is None else self.clock.elapsed(*back)
                 yield index, self.clock.elapsed(*pair), elapsed
             state = detached(state)
-
-    @property
-    def _count_without_loss(self) -> int:
-        return sum(not timed.stage.is_loss for timed in self.stages)
 
     def _backwards(
         self, output: State, group: range, reached: dict[int, object], given: Sequence[State]
@@ -338,15 +342,6 @@ class _DroppedRun(Run):
         begin = self.clock.mark()
         Run.run_again(self, step)
         self.again.append((begin, self.clock.mark()))
-
-
-def _dropped_run(
-    timed: TimedStage, clock: Device, device: torch.device, shared: Sequence[Any]
-) -> _DroppedRun:
-    """Return a run that drops what a stage saves, and runs it again before its backward."""
-    names = ("an input of the model",) * len(shared)
-    chain, traits = (timed.stage,), (timed.traits,)
-    return _DroppedRun(chain, traits, _DROPPED, device, shared, names, pending=0, clock=clock)
 
 
 def _dropped_plan() -> ExecutionPlan:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from types import CellType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch import distributed, nn
@@ -44,31 +44,17 @@ from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.stage_cost import OptionCost, StageCost
 from chainstay.runtime.stage.chain_stage import ChainStage
 
-__all__ = [
-    "AccountFile",
-    "cost_from",
-    "digest_of",
-    "path_in",
-    "read_sealed",
-    "signature_around",
-    "signature_of",
-    "write_sealed",
-]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-T = TypeVar("T")
+
+_T = TypeVar("_T")
+_R = TypeVar("_R", bound="DataclassInstance")
 
 _DIGITS: Final = 16
 _KIND: Final = "chain-account"
 _VERSION: Final = 9
-_TEXTS: Final = ("name", "choice", "forward_operator", "backward_operator")
-_NUMBERS: Final = tuple(
-    field.name for field in fields(StageCost) if field.name not in (*_TEXTS, "options")
-)
-_OPTION_NUMBERS: Final = tuple(
-    field.name for field in fields(OptionCost) if field.name not in (*_TEXTS, "is_steady")
-)
 _SEAL: Final = ("chainstay", "version", "digest")
-_SKIP_NUMBERS: Final = tuple(field.name for field in fields(Skip))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +90,7 @@ class AccountFile:
         Warns:
             UserWarning: The directory cannot be written to.
         """
-        body = {
-            "input_bytes": account.input_bytes,
-            "input_gradient_bytes": account.input_gradient_bytes,
-            "stages": [asdict(cost) for cost in account.stages],
-            "skips": [asdict(skip) for skip in account.skips],
-            "has_options": account.has_options,
-        }
-        write_sealed(self.path, _KIND, _VERSION, body)
+        write_sealed(self.path, _KIND, _VERSION, asdict(account))
 
 
 def path_in(directory: str | os.PathLike[str], signature: str) -> Path:
@@ -133,7 +112,7 @@ def write_sealed(path: Path, kind: str, version: int, body: Mapping[str, object]
         warnings.warn(f"{path} is not written: {failure}; choose another cache", stacklevel=3)
 
 
-def read_sealed(path: Path, kind: str, version: int, parsed: Callable[[Fields], T]) -> T | None:
+def read_sealed(path: Path, kind: str, version: int, parsed: Callable[[Fields], _T]) -> _T | None:
     """Return the content that `write_sealed` wrote, if it is there and sound.
 
     Args:
@@ -166,27 +145,28 @@ def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
+def record_from(kind: type[_R], found: Fields, **others: Any) -> _R:
+    """Return a record, as `dataclasses.asdict` wrote it.
+
+    Args:
+        kind: Its class.
+        found: Its numbers, lists of numbers, texts and flags.
+        others: Its fields of other types.
+    """
+    readers: dict[str, Callable[[str], object]] = {
+        "int": found.integer,
+        "tuple[int, ...]": found.integers,
+        "str": found.string,
+        "bool": found.boolean,
+    }
+    plain = [field for field in fields(kind) if field.type in readers]
+    return kind(**{field.name: readers[str(field.type)](field.name) for field in plain}, **others)
+
+
 def cost_from(found: Fields) -> StageCost:
     """Return the costs of a stage, as `dataclasses.asdict` wrote them."""
-    numbers = {name: found.integer(name) for name in _NUMBERS}
-    options = tuple(map(_option_from, found.children("options")))
-    return StageCost(
-        name=found.string("name"),
-        options=options,
-        forward_operator=found.string("forward_operator"),
-        backward_operator=found.string("backward_operator"),
-        **numbers,
-    )
-
-
-def _option_from(found: Fields) -> OptionCost:
-    numbers = {name: found.integer(name) for name in _OPTION_NUMBERS}
-    return OptionCost(
-        name=found.string("name"),
-        choice=found.string("choice"),
-        is_steady=found.boolean("is_steady"),
-        **numbers,
-    )
+    options = (record_from(OptionCost, option) for option in found.children("options"))
+    return record_from(StageCost, found, options=tuple(options))
 
 
 def _account(document: Fields, names: tuple[str, ...]) -> Account:
@@ -195,15 +175,11 @@ def _account(document: Fields, names: tuple[str, ...]) -> Account:
     Raises:
         InvalidProfileError: It is of others, or has numbers that no chain has.
     """
-    account = Account(
-        input_bytes=document.integer("input_bytes"),
-        input_gradient_bytes=document.integer("input_gradient_bytes"),
+    account = record_from(
+        Account,
+        document,
         stages=tuple(map(cost_from, document.children("stages"))),
-        skips=tuple(
-            Skip(**{name: skip.integer(name) for name in _SKIP_NUMBERS})
-            for skip in document.children("skips")
-        ),
-        has_options=document.boolean("has_options"),
+        skips=tuple(record_from(Skip, skip) for skip in document.children("skips")),
     )
     if tuple(cost.name for cost in account.stages)[: len(names)] != names:
         raise InvalidProfileError(f"{_KIND} document: it is of other stages")
@@ -288,7 +264,7 @@ def _stage(stage: ChainStage, shared: Sequence[Any]) -> Iterator[str]:
     yield f"stage {stage.name}, {'the loss' if stage.is_loss else 'of the model'}"
     for part in stage.parts:
         yield part.text
-    for position in stage.reads:
+    for position in stage.effects.reads:
         yield _text_of(shared[position])
 
 

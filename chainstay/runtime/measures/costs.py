@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 
 from chainstay.errors import UnsupportedModelError
-from chainstay.profiles import ChainProfile, Skip
+from chainstay.profiles import Skip
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.memory import trace_phases
 from chainstay.runtime.execute.environment import Traits, first_look, require_repeatable
@@ -37,6 +37,7 @@ from chainstay.runtime.measures.shared_bytes import LeafUses, TiedGradients, aut
 from chainstay.runtime.measures.stage_cost import StageCost
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.lineage import Lineage, NumberedState, shared_skips
+from chainstay.runtime.stage.loss_stage import require_number
 from chainstay.runtime.stage.stage_errors import blaming, run_stage
 from chainstay.runtime.stage.states import State, copied, detached, is_among, state_bytes
 
@@ -67,6 +68,11 @@ class Subject:
     hands_out: bool = False
     options: dict[Hashable, Any] | None = None
 
+    @property
+    def model_stages(self) -> tuple[ChainStage, ...]:
+        """The stages without the loss."""
+        return tuple(stage for stage in self.stages if not stage.is_loss)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedStage:
@@ -81,6 +87,15 @@ class ObservedStage:
     environment_bytes: int
     random_bytes: int = 0
 
+    @property
+    def made_bytes(self) -> int:
+        """The bytes of its output that its input has not."""
+        return self.result.bytes_outside(self.given)
+
+    def dropping_bytes(self, memory: StageMemory) -> int:
+        """Return the overhead of a forward that drops what it saves; `memory` is of that stage."""
+        return max(memory.dropped_peak - self.given.bytes - self.made_bytes, 0)
+
 
 def observe_chain(subject: Subject) -> list[ObservedStage]:
     """Run the chain once, stage by stage; `timed` adds what the stages take.
@@ -93,8 +108,7 @@ def observe_chain(subject: Subject) -> list[ObservedStage]:
     source, shared, device = subject.source, subject.shared, subject.device
     lineage = Lineage.beside(value for value in shared if isinstance(value, torch.Tensor))
     lineage.add(source)
-    # Behind branches there may be nothing but the loss.
-    last = max((i for i, stage in enumerate(subject.stages) if not stage.is_loss), default=None)
+    last = len(subject.model_stages) - 1  # none where there is nothing but the loss
     subject.progress("running every stage", steps=0, more=len(subject.stages))
     for index, stage in enumerate(subject.stages):
         subject.progress("running every stage")
@@ -198,16 +212,6 @@ def _blamed(phase: Callable[[], None], stage: ChainStage, index: int, source: St
         phase()
 
 
-def assemble_profile(
-    observed: Sequence[ObservedStage],
-    memories: Sequence[StageMemory],
-    subject: Subject,
-    autocast: Autocast | None,
-) -> ChainProfile:
-    """The profile that is sound for every schedule; see `account_for`."""
-    return account_for(observed, memories, subject, autocast).profile()
-
-
 def account_for(
     observed: Sequence[ObservedStage],
     memories: Sequence[StageMemory],
@@ -219,8 +223,6 @@ def account_for(
     costs = []
     for index, (seen, memory) in enumerate(zip(observed, memories, strict=True)):
         saved, recording, backward = around.kept(memory, index, index)
-        dropping = memory.dropped_peak - seen.given.bytes
-        dropping -= seen.result.bytes_outside(seen.given)
         costs.append(
             StageCost(
                 name=seen.stage.name,
@@ -232,7 +234,7 @@ def account_for(
                 saved_bytes=saved,
                 gradient_bytes=around.gradient_bytes(index + 1),
                 recording_bytes=recording,
-                dropping_bytes=max(dropping, 0) + around.standing,
+                dropping_bytes=seen.dropping_bytes(memory) + around.standing,
                 backward_bytes=backward,
                 again_bytes=around.waiting(index),
                 environment_bytes=0 if seen.stage.is_loss else seen.environment_bytes,
@@ -358,12 +360,20 @@ def _standing_bytes(
     inputs = tuple(tensor for tensor in subject.source if tensor.requires_grad)
     total = state_bytes(tensor for tensor in subject.counted if tensor.device == subject.device)
     total += autocast_copies_bytes([*leaves, inputs], autocast)
+    return total + lasting_bytes(observed, memories)
+
+
+def lasting_bytes(observed: Sequence[ObservedStage], memories: Sequence[StageMemory]) -> int:
+    """Return the bytes of stages that stand through the whole step.
+
+    That is what forwards cannot drop, and the value and the gradient of the loss.
+    """
+    total = 0
     for seen, memory in zip(observed, memories, strict=True):
-        made_bytes = seen.result.bytes_outside(seen.given)
         if seen.stage.is_loss:
-            total += made_bytes + memory.output_gradients.allocated_bytes
+            total += seen.made_bytes + memory.output_gradients.allocated_bytes
         else:
-            total += max(memory.dropped_bytes - made_bytes, 0)
+            total += max(memory.dropped_bytes - seen.made_bytes, 0)
     return total
 
 
@@ -378,22 +388,4 @@ def require_differentiable(output: State) -> None:
         raise UnsupportedModelError(
             f"the model's output is of type {types}, which has no gradient; leave out "
             "the stages that turn it into integers"
-        )
-
-
-def require_number(loss: torch.Tensor) -> None:
-    """Refuse a loss that is not one real number, or has no gradient.
-
-    Raises:
-        UnsupportedModelError: It is something else.
-    """
-    if loss.numel() != 1 or not loss.is_floating_point():
-        raise UnsupportedModelError(
-            f"the loss returns a tensor of shape {tuple(loss.shape)} and type {loss.dtype}, must "
-            "return one real number; reduce it with .mean() or .sum()"
-        )
-    if not loss.requires_grad:
-        raise UnsupportedModelError(
-            "the loss has no gradient, so there is nothing to train by; look for detach(), "
-            "torch.no_grad(), argmax() or .item() between the model's output and the loss"
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -35,23 +36,12 @@ from chainstay.runtime.measures.option_costs import (
     restored_options,
     with_options,
 )
-from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.stage_errors import blaming
 from chainstay.runtime.stage.states import detached
 from chainstay.schedule import Schedule
 
-__all__ = [
-    "Measurement",
-    "found_on_file",
-    "measure_subject",
-    "measuring",
-    "require_repeats",
-    "traits_of",
-    "with_options_of",
-]
-
-M = TypeVar("M", bound="Measurement")
+_M = TypeVar("_M", bound="Measurement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +51,10 @@ class Measurement:
     Attributes:
         chain: The stages, the loss excluded.
         account: Costs of ``len(chain.stages) + 1`` stages; the last one is the loss.
-        traits: How each stage's forward touches the world, one per stage of the chain.
-        options: Options of its stages, by stage and number.
     """
 
     chain: Chain
     account: Account
-    traits: tuple[Traits, ...]
-    options: OptionTable = field(default_factory=dict)
 
     @property
     def profile(self) -> ChainProfile:
@@ -140,8 +126,7 @@ def measure_subject(
     Raises:
         UnsupportedModelError: A stage fails, or cannot be run again; the text names it.
     """
-    stages = tuple(stage for stage in subject.stages if not stage.is_loss)
-    chain = Chain(stages=stages, device=subject.device, names=names)
+    chain = partial(Chain, stages=subject.model_stages, device=subject.device, names=names)
     autocast = Autocast.now(subject.device)
     file = None
     if cache is not None:
@@ -149,16 +134,15 @@ def measure_subject(
         file = AccountFile.of(signature_of(subject, autocast), titles, cache)
     account = None if file is None else file.read()
     if account is not None:
-        known = Measurement(chain=chain, account=account, traits=tuple(traits_of(subject)))
+        known = Measurement(chain=chain(traits=traits_of([subject])), account=account)
         found = found_on_file(known, [subject], wants_options)
         if found is not None:
             return found
     observed = observe_chain(subject)
     memories = trace_chain(observed, subject, is_whole=True)
     without_times = Measurement(
-        chain=chain,
+        chain=chain(traits=tuple(seen.traits for seen in observed if not seen.stage.is_loss)),
         account=account_for(observed, memories, subject, autocast),
-        traits=tuple(seen.traits for seen in observed if not seen.stage.is_loss),
     )
     observed = timed(observed, subject, repeats(without_times))
     account = account_for(observed, memories, subject, autocast)
@@ -173,8 +157,8 @@ def measure_subject(
 
 
 def found_on_file(
-    known: M, subjects: Iterable[Subject], wants_options: Callable[[M], bool]
-) -> M | None:
+    known: _M, subjects: Iterable[Subject], wants_options: Callable[[_M], bool]
+) -> _M | None:
     """Return what a file knows, with options if they are wanted; ``None`` if it lacks these.
 
     Args:
@@ -188,27 +172,32 @@ def found_on_file(
         return plain
     if account.has_options:
         with suppress(PlanMismatchError):  # otherwise all is measured anew
-            return replace(
-                known, options=restored_options(subjects, chosen_options(account.stages))
-            )
+            options = restored_options(subjects, chosen_options(account.stages))
+            return replace(known, chain=replace(known.chain, options=options))
     return None
 
 
-def with_options_of(measured: M, found: Sequence[ObservedOption], kept: Kept) -> M:
+def with_options_of(measured: _M, found: Sequence[ObservedOption], kept: Kept) -> _M:
     """Return the same with the options that were found."""
     account, options = with_options(measured.account, found, kept)
-    return replace(measured, account=account, options=options)
+    return replace(measured, account=account, chain=replace(measured.chain, options=options))
 
 
-def traits_of(subject: Subject) -> Iterator[Traits]:
-    """Return the traits of every stage but the loss, seen in one run of each."""
-    source = subject.source
-    for index, stage in enumerate(subject.stages):
-        if not stage.is_loss:
+def traits_of(subjects: Iterable[Subject]) -> tuple[Traits, ...]:
+    """Return the traits of every stage but the loss, seen in one run of each.
+
+    Args:
+        subjects: The chain, or its segments.
+    """
+    found = []
+    for subject in subjects:
+        source = subject.source
+        for index, stage in enumerate(subject.model_stages):
             with blaming(stage, index, source):
                 traits, _, output = first_look(stage, source, subject.shared, subject.device)
-            yield traits
+            found.append(traits)
             source = detached(output)
+    return tuple(found)
 
 
 def require_repeats(repeats: object) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +38,12 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.execute.executor import Executor, matching
 from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.measures.chain_source import ChainSource
-from chainstay.runtime.measures.measured import Measurement, measuring, require_repeats
+from chainstay.runtime.measures.measured import (
+    Measurement,
+    measure_subject,
+    measuring,
+    require_repeats,
+)
 from chainstay.runtime.measures.progress import progress_bar
 from chainstay.runtime.stage.chain_stage import ChainStage
 from chainstay.runtime.stage.given_stages import (
@@ -46,15 +51,11 @@ from chainstay.runtime.stage.given_stages import (
     StageLoop,
     named_stages,
 )
-from chainstay.runtime.stage.loss_stage import loss_stage, require_loss
-from chainstay.runtime.stage.staged_graph import StagedGraph, measured_graph, subject_of, with_graph
+from chainstay.runtime.stage.loss_stage import Loss, loss_stage, require_loss
+from chainstay.runtime.stage.staged_graph import names_of, subject_of, with_graph
 from chainstay.runtime.transfer import Engine, Transport, engine_for, program_of
 from chainstay.schedule import Schedule
 from chainstay.solution import Solution
-
-__all__ = ["MeasuredChain", "PlannedChain", "measure"]
-
-Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PlannedChain(StageLoop):
@@ -97,9 +98,7 @@ class PlannedChain(StageLoop):
         super().__init__(
             measured.source.named,
             _measured=measured,
-            _executor=Executor(
-                measured.chain, measured.traits, schedule, transport, measured.options
-            ),
+            _executor=Executor(measured.chain, schedule, transport),
             _capture=_ChainGraphs(),
         )
         self.training = measured.source.is_training
@@ -152,7 +151,7 @@ class PlannedChain(StageLoop):
         return output
 
     def _require_own_modules(self) -> None:
-        own = self._stages.modules
+        own = {stage for stage in self._stages if isinstance(stage, str)}
         if own != self._modules.keys():
             (name, *_) = sorted(own ^ self._modules.keys())
             raise PlanMismatchError(
@@ -169,14 +168,13 @@ class PlannedChain(StageLoop):
         observed = observed_stages(found, measured.source.titles)
         autocast = Autocast.now(measured.chain.device)
         key = graph_key(observed, found.inputs, autocast, tells_parameters=False)
-        graph = cut_again(observed, measured.staged.graph.cuts)
-        if key != measured.key or graph is None:
+        graph = cut_again(observed, measured.graph.cuts)
+        staged = None
+        if graph is not None and key == measured.key:
+            staged = with_graph(self._executor.chain, graph, found.inputs)
+        if graph is None or staged is None:
             raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
-        known = replace(measured.staged, options=self._executor.options)
-        staged = with_graph(known, graph, found.inputs)
-        if staged is None:
-            raise PlanMismatchError(measured.source.mismatch(self._stages_now(), activation))
-        executor = self._executor.with_chain(staged.chain, staged.traits, staged.options)
+        executor = self._executor.with_chain(staged.chain)
 
         def planned(*inputs: Any) -> Sequence[Any]:
             state, shared = graph.begin(inputs)
@@ -197,13 +195,12 @@ class MeasuredChain(Measurement):
     Attributes:
         chain: The model as stages, some of its own joined.
         account: Costs of ``len(stages) + 1`` stages; the last one is the loss.
-        traits: How each stage's forward touches the world, one per stage.
-        staged: The model's graph as these stages.
+        graph: The model's graph, cut into these stages.
         key: What a graph must have in common with that one to go by a plan of it.
         source: What it was made from.
     """
 
-    staged: StagedGraph
+    graph: GraphChain
     key: Hashable
     source: ChainSource
 
@@ -304,15 +301,13 @@ def measure(  # noqa: PLR0913  # all but the model and the sample have defaults
     with progress_bar(wanted=progress) as bar, measuring(sample.device):
         behind = _loss_of(loss, graph, output_index(observed.captured), inputs)
         subject = subject_of(graph, inputs, behind, sample.device, progress=bar, merges=False)
-        staged, measured = measured_graph(
-            graph, subject, repeats=lambda _: repeats, cache=cache, wants_options=lambda _: True
+        measured = measure_subject(
+            subject, names_of(graph), lambda _: repeats, cache, wants_options=lambda _: True
         )
     return MeasuredChain(
         chain=measured.chain,
         account=measured.account,
-        traits=measured.traits,
-        options=measured.options,
-        staged=staged,
+        graph=graph,
         key=key,
         source=source,
     )

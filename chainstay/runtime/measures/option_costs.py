@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from functools import partial
+from itertools import chain
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -30,8 +32,8 @@ from chainstay.runtime.options.option import (
     stage_options,
 )
 from chainstay.runtime.options.selection import Selection
-from chainstay.runtime.options.table import OptionTable, fused
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.options.table import OptionTable
+from chainstay.runtime.stage.chain_stage import ChainStage, fused
 from chainstay.runtime.stage.idle_cuts import idle_bytes, spans_over_idle_cuts
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import MemoryLayout, State, detached
@@ -92,9 +94,10 @@ def observe_options(
     held = [memory.leaf_gradients for memory in memories]
     alike: dict[Hashable, list[tuple[Option, StageMemory]]] = {}
     found: list[ObservedOption] = []
-    for first, (subject, stages, state) in enumerate(_places(subjects)):
-        if state is subject.source:
-            subject.progress("looking for options", steps=0, more=len(stages))
+    for first, place in enumerate(_places(subjects)):
+        subject = place.subject
+        if place.state is subject.source:
+            subject.progress("looking for options", steps=0, more=len(place.stages))
         subject.progress("looking for options")
         in_span = any(start <= first <= last for start, last in subject.spans)
         for last in _ends(first, subject, observed):
@@ -102,40 +105,30 @@ def observe_options(
             if saved * _LEAST_PART < everything:
                 continue
             count = last - first + 1
-            stage, output_stays = fused(stages[:count]), _output_stays(subject, stages, count)
             gradients = memories[last].output_gradients
             own_leaves = leaves_by_stage[first : last + 1]
             leaves = {id(leaf): leaf for own_of_stage in own_leaves for leaf in own_of_stage}
             uses = LeafUses.of(leaves_by_stage, first, last, held)
             key = (
-                _key(stage, state, subject.shared, output_stays=output_stays),
+                place.key(count),
                 gradients,
                 tuple(uses.of_leaf(leaf) for leaf in leaves.values()),  # sums take memory
                 (is_whole, Autocast.now(subject.device), backend_settings()),
             )
             known = alike if subject.options is None else subject.options
             if key not in known:
-                given = (state, subject.shared)
-                graph = trace_stage(
-                    stage, given, subject.device, output_stays=output_stays, repeats=2
-                )
                 most = _MOST if count > 1 or not in_span else _FEWER
                 kept_time = sum(observation.time.kept for observation in observed[first : last + 1])
-                options = _options(graph.taking(kept_time), given, most) if graph else []
-                if count == 1:
-                    options = [option for option in options if option.selection.drops]
-                probes = [
-                    StageProbe(
-                        stage=ChainStage(stage.name, (OptionPart(option),)),
-                        shared=subject.shared,
-                        leaves=tuple(leaves.values()),
-                        output_gradients=gradients,
-                        drops=False,
-                        uses=uses if is_whole else None,
-                    )
-                    for option in options
-                ]
-                known[key] = list(zip(options, _traced(probes, state, subject), strict=True))
+                options = _options(place, count, kept_time, most)
+                probe = partial(
+                    StageProbe,
+                    shared=subject.shared,
+                    leaves=tuple(leaves.values()),
+                    output_gradients=gradients,
+                    drops=False,
+                    uses=uses if is_whole else None,
+                )
+                known[key] = list(zip(options, _traced(options, probe, place), strict=True))
             for option, memory in known[key]:
                 if not option.selection.drops and memory.kept_bytes >= saved:
                     continue  # no less than these stages save one by one
@@ -144,10 +137,22 @@ def observe_options(
     return found
 
 
-def _options(graph: StageGraph, given: tuple[State, Sequence[Any]], most: int) -> list[Option]:
-    """Return at most `most` options of a stage, fewer of one of thousands of operators."""
+def _options(place: _StagePosition, count: int, kept_time: int, most: int) -> list[Option]:
+    """Return at most `most` options of `count` stages, fewer where they have many operators.
+
+    Args:
+        place: Where the stages are.
+        count: How many are kept together.
+        kept_time: What their forwards take, in ns.
+        most: Of options; one that keeps all of one stage is no option.
+    """
+    graph = place.traced(count, repeats=2)
+    if graph is None:
+        return []
     fewer = max(_FEWER, _MOST_OPERATORS // max(len(graph.operators), 1))
-    return stage_options(graph, given, min(most, fewer))
+    given = (place.state, place.subject.shared)
+    options = stage_options(graph.taking(kept_time), given, min(most, fewer))
+    return [option for option in options if count > 1 or option.selection.drops]
 
 
 def with_options(
@@ -175,7 +180,8 @@ def option_cost(option: Option, sizes: tuple[int, int, int]) -> OptionCost:
         backward_bytes=backward,
         replay_time=option.replay_time,
         stages=option.stages,
-        choice=_choice(option.selection),
+        replayed=tuple(sorted(option.selection.replayed)),
+        redrawn=tuple(sorted(option.selection.redrawn)),
         is_steady=option.is_steady,
     )
 
@@ -204,11 +210,9 @@ def restored_options(
     for first, place in enumerate(_places(subjects)):
         own = {key: option for key, option in wanted.items() if key[0] == first}
         for key, known in own.items():
-            stage = fused(place.stages[: known.stages])
-            stays = _output_stays(place.subject, place.stages, known.stages)
-            alike = _key(stage, place.state, place.subject.shared, output_stays=stays)
+            alike = place.key(known.stages)
             if alike not in graphs:
-                graphs[alike] = _traced_once(place, known.stages)
+                graphs[alike] = place.traced(known.stages, repeats=1)
             graph, selection = graphs[alike], known.selection
             if graph is None or not selection.is_of(graph.operators):
                 raise _no_option(*key)
@@ -218,7 +222,7 @@ def restored_options(
                 if is_checked and not admitted(option, (place.state, place.subject.shared)):
                     raise _no_option(*key)
                 made[choice] = option
-            again = made[choice].for_stage(stage)
+            again = made[choice].for_stage(place.fused(known.stages))
             assert again is not None, "it does the same"
             table[key] = again
     return table
@@ -248,25 +252,13 @@ def options_again(
     if spans:
         for first, place in enumerate(_places(subjects())):
             for span in (span for span in spans if span[0] == first):
-                graphs[span] = _traced_once(place, span[1])
+                graphs[span] = place.traced(span[1], repeats=1)
     for (first, number), option in other.items():
         graph = graphs[first, option.stages]
         if graph is None or not graph.saves_like(option.code.graph):
             return None
         again[first, number] = replace(option_of(graph, option.selection), stages=option.stages)
     return again
-
-
-def _traced_once(place: _StagePosition, length: int) -> StageGraph | None:
-    """Look at stages as one, without taking their times."""
-    subject, stages, state = place
-    return trace_stage(
-        fused(stages[:length]),
-        (state, subject.shared),
-        subject.device,
-        output_stays=_output_stays(subject, stages, length),
-        repeats=1,
-    )
 
 
 def chosen_options(costs: Iterable[StageCost]) -> dict[tuple[int, int], ChosenOption]:
@@ -285,21 +277,12 @@ def _no_option(first: int, number: int) -> PlanMismatchError:
     )
 
 
-def _choice(selection: Selection) -> str:
-    """Return what an option keeps and makes again, as text."""
-    parts = (selection.replayed, selection.redrawn)
-    return ";".join(",".join(map(str, sorted(part))) for part in parts)
-
-
 def _selection(cost: OptionCost) -> Selection:
-    replayed, redrawn = (
-        frozenset(map(int, filter(None, part.split(",")))) for part in cost.choice.split(";")
-    )
     return Selection(
         kept_bytes=cost.saved_bytes,
         replay_time=cost.replay_time,
-        replayed=replayed,
-        redrawn=redrawn,
+        replayed=frozenset(cost.replayed),
+        redrawn=frozenset(cost.redrawn),
     )
 
 
@@ -310,28 +293,46 @@ class _StagePosition(NamedTuple):
     stages: Sequence[ChainStage]
     state: State
 
+    def fused(self, count: int) -> ChainStage:
+        """The first `count` stages as one."""
+        return fused(self.stages[:count])
+
+    def traced(self, count: int, *, repeats: int) -> StageGraph | None:
+        """The graph of the first `count` stages as one, each operator timed so often."""
+        given = (self.state, self.subject.shared)
+        stays, device = self._output_stays(count), self.subject.device
+        return trace_stage(self.fused(count), given, device, output_stays=stays, repeats=repeats)
+
+    def key(self, count: int) -> Hashable:
+        """A key that is equal where the first `count` stages have options that do the same."""
+        shared, parts = self.subject.shared, self.fused(count).parts
+        positions = [position for part in parts for position in part.effects.reads]
+        return (
+            tuple((part.text, len(part.effects.written)) for part in parts),
+            tuple(map(_kind, self.state)),
+            tuple((positions.index(position), _kind(shared[position])) for position in positions),
+            self._output_stays(count),
+        )
+
+    def _output_stays(self, count: int) -> bool:
+        """Whether nobody changes the output of the first `count` stages in place."""
+        return count < len(self.stages) and not self.subject.hands_out
+
 
 def _places(subjects: Iterable[Subject]) -> Iterator[_StagePosition]:
     """Yield the place in front of every stage but the loss."""
     for subject in subjects:
-        stages = [stage for stage in subject.stages if not stage.is_loss]
-        state = subject.source
+        stages, state = subject.model_stages, subject.source
         for index, stage in enumerate(stages):
             yield _StagePosition(subject, stages[index:], state)
             state = detached(run_stage(stage, index, state, subject.shared))
-
-
-def _output_stays(subject: Subject, stages: Sequence[ChainStage], count: int) -> bool:
-    """Whether nobody changes the output of the first `count` stages in place."""
-    return count < len(stages) and not subject.hands_out
 
 
 def _with_spans(subject: Subject, least: int) -> Subject:
     """Return the subject with spans over its idle cuts, too."""
     if subject.hands_out:
         return subject
-    stages = [stage for stage in subject.stages if not stage.is_loss]
-    idle = idle_bytes(stages, subject.source, subject.shared)
+    idle = idle_bytes(subject.model_stages, subject.source, subject.shared)
     further = spans_over_idle_cuts(idle, least)
     return replace(subject, spans=tuple(dict.fromkeys((*subject.spans, *further))))
 
@@ -346,27 +347,10 @@ def _is_apart(observed: Sequence[ObservedStage]) -> bool:
     """Whether no stage reads what another one of these changes, so that they run again as one."""
     written = [set(observation.traits.written) for observation in observed]
     return not any(
-        set(observation.stage.reads) & written[other]
+        set(observation.stage.effects.reads) & written[other]
         for index, observation in enumerate(observed)
         for other in range(len(observed))
         if other != index
-    )
-
-
-def _key(
-    stage: ChainStage,
-    state: State,
-    shared: Sequence[Any],
-    *,
-    output_stays: bool,
-) -> Hashable:
-    """Return a key that is equal for stages whose options do the same."""
-    positions = [position for part in stage.parts for position in part.reads]
-    return (
-        tuple((part.text, len(part.written)) for part in stage.parts),
-        tuple(map(_kind, state)),
-        tuple((positions.index(position), _kind(shared[position])) for position in positions),
-        output_stays,
     )
 
 
@@ -377,14 +361,15 @@ def _kind(value: object) -> Hashable:
     return type(value), layout, value.requires_grad
 
 
-def _traced(probes: Sequence[StageProbe], state: State, subject: Subject) -> list[StageMemory]:
+def _traced(
+    options: Sequence[Option], probe: Callable[..., StageProbe], place: _StagePosition
+) -> list[StageMemory]:
     """Return the memory of options of one stage, traced in one session."""
-
-    def phases() -> Iterator[Callable[[], None]]:
-        for probe in probes:
-            yield from probe.phases(state, subject.device)
-
+    device = place.subject.device
+    stages = (ChainStage(option.code.graph.stage.name, (OptionPart(option),)) for option in options)
+    probes = [probe(stage=stage) for stage in stages]
     if not probes:
         return []
-    traces = iter(trace_phases(phases(), subject.device))
+    phases = chain.from_iterable(probe.phases(place.state, device) for probe in probes)
+    traces = iter(trace_phases(phases, device))
     return [probe.memory(traces) for probe in probes]

@@ -18,7 +18,7 @@ from chainstay.runtime.measures.boundary import Gradients, seeded, swallow, wait
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.shared_bytes import LeafGradient, LeafUses
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.states import State, address_of, copied, is_among
+from chainstay.runtime.stage.states import State, address_of, copied, is_among, variables_below
 
 _WHOLE: Final = (torch.Tensor, FakeTensor)
 """Kinds of gradients that are no part of one on several devices."""
@@ -208,15 +208,5 @@ class StageProbe:
 def leaves_of(outputs: State) -> tuple[torch.Tensor, ...]:
     """Every leaf that the graph of `outputs` sends a gradient to, wherever the stage keeps it."""
     handed_out = (tensor for tensor in outputs if tensor.is_leaf and tensor.requires_grad)
-    leaves: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in handed_out}
-    seen, pending = set(), [output.grad_fn for output in outputs]
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            leaves[id(leaf)] = leaf
-        pending += [below for below, _ in node.next_functions]
+    leaves = {id(tensor): tensor for tensor in handed_out} | variables_below(outputs)
     return tuple(leaves.values())

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from chainstay.runtime.capture.blocks.sample import blocks_run_by
-from chainstay.runtime.capture.cuts.chain import counted_among
 from chainstay.runtime.devices.memory import operator_beyond, trace_memory
 from chainstay.runtime.execute.block_executor import BlockRun, PlannedBlocks
 from chainstay.runtime.joins.executor import PlannedJoin
@@ -54,7 +53,7 @@ def rehearse_graph(
         limit: Bytes beyond which the operator is looked for.
     """
     graph = planned.graph
-    device = planned.executor.device
+    device = planned.executor.chain.device
     stand_ins = graph.stand_ins(inputs)
     given = stand_ins.of_all(inputs)
     loss = None if loss is None else on_stand_ins(loss, stand_ins)
@@ -75,8 +74,7 @@ def rehearse_graph(
         torch.autograd.backward(root)
         del output
 
-    counted = counted_among(given, graph.inputs[: len(given)])
-    held = state_bytes(tensor for tensor in counted if tensor.device == device)
+    held = state_bytes(tensor for tensor in graph.counted(given) if tensor.device == device)
     with zeroed_gradients(leaves):
         return _rehearsed(step, device, held, limit)
 
@@ -92,11 +90,10 @@ def rehearse_blocks(around: Around, planned: PlannedBlocks, limit: int) -> Rehea
     device = around.device
     with around.host.fresh() as (model, run):
         leaves = [leaf for leaf in model.parameters() if leaf.requires_grad]
-        names = [stage.name for stage in around.chain.stages]
 
         def step() -> None:
-            block_run = BlockRun(planned.schedule, device)
-            with blocks_run_by(model, names, around.graphs, block_run.block):
+            block_run = BlockRun(planned.schedule)
+            with blocks_run_by(model, around.chain, around.graphs, block_run.block):
                 output = run()
             block_run.end()
             root = around.root(output)

@@ -21,9 +21,7 @@ from chainstay.profiles import Skip
 from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.stage.states import is_among
 
-__all__ = ["LeafGradient", "LeafUses", "TiedGradients", "autocast_copies_bytes"]
-
-Leaves = Sequence[tuple[torch.Tensor, ...]]
+_Leaves = Sequence[tuple[torch.Tensor, ...]]
 
 
 class LeafGradient(NamedTuple):
@@ -41,7 +39,7 @@ class LeafGradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeafUses:
-    """Leaves of a stage, or of several, that other stages use, too.
+    """_Leaves of a stage, or of several, that other stages use, too.
 
     Attributes:
         behind: Those that stages behind it use: their backwards have sent gradients before.
@@ -60,7 +58,7 @@ class LeafUses:
 
     @classmethod
     def of(
-        cls, leaves: Leaves, first: int, last: int, held: Sequence[Sequence[LeafGradient]]
+        cls, leaves: _Leaves, first: int, last: int, held: Sequence[Sequence[LeafGradient]]
     ) -> LeafUses:
         """Return the uses of leaves of stages `first` to `last`.
 
@@ -102,7 +100,7 @@ class TiedGradients:
     sums: Sequence[int]
 
     @classmethod
-    def of(cls, leaves: Leaves, held: Sequence[tuple[LeafGradient, ...]]) -> TiedGradients:
+    def of(cls, leaves: _Leaves, held: Sequence[tuple[LeafGradient, ...]]) -> TiedGradients:
         """Return the gradients that are summed.
 
         Args:
@@ -141,7 +139,7 @@ class TiedGradients:
         )
 
 
-def autocast_copies_bytes(leaves: Leaves, autocast: Autocast | None) -> int:
+def autocast_copies_bytes(leaves: _Leaves, autocast: Autocast | None) -> int:
     """Return the bytes of autocast's copies of `leaves`, one per stage that uses a leaf.
 
     A leaf of two stages may have two copies: one in the graph of a stage that was kept,

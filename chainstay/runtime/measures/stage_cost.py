@@ -24,7 +24,8 @@ class OptionCost:
         backward_bytes: Overhead of its backward.
         replay_time: What it takes beyond forward and backward of its stages.
         stages: The number of stages that it keeps together.
-        choice: What it keeps and replays, as `chainstay.runtime.options` reads it.
+        replayed: Positions of the operators that are run again, ascending; see `Selection`.
+        redrawn: Positions of those of which only the noise is made again, ascending.
         is_steady: Whether it is found whatever times are measured, as in `Option`.
     """
 
@@ -34,7 +35,8 @@ class OptionCost:
     backward_bytes: int
     replay_time: int
     stages: int
-    choice: str
+    replayed: tuple[int, ...] = ()
+    redrawn: tuple[int, ...] = ()
     is_steady: bool = False
 
 
@@ -99,7 +101,6 @@ class StageCost:
             backward_bytes=self.backward_bytes,
             replay_time=0,
             stages=1,
-            choice="",
         )
 
     def surplus_time(self, runs: int, *, is_released: bool) -> int:

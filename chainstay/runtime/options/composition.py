@@ -44,14 +44,14 @@ def compose(parts: Sequence[Part], width: int, split: SplitLevel) -> Composition
         return None
     graph, root = fx.Graph(), nn.Module()
     state = [graph.placeholder(f"state{index}") for index in range(width)]
-    used = dict.fromkeys(position for part in parts for position in part.reads)
+    used = dict.fromkeys(position for part in parts for position in part.effects.reads)
     shared = {position: graph.placeholder(f"shared{position}") for position in used}
     for number, (part, program) in enumerate(zip(parts, programs, strict=True)):
         taken, carried = state, list[fx.Node]()
         if isinstance(part, BlockStage):
             taken = [state[position] for position in part.taken]
             carried = [state[position] for position in part.carried]
-        given = [*taken, *(shared[position] for position in part.reads)]
+        given = [*taken, *(shared[position] for position in part.effects.reads)]
         state = [*_append(graph, root, program, given, number), *carried]
     output = graph.output(tuple(state))
     if not split_operators(graph, split):

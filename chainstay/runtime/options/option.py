@@ -16,6 +16,7 @@ from chainstay.runtime.execute.handles import (
     Packed,
     ParkingPolicy,
     is_parameter,
+    refuse_backward,
     unpack,
 )
 from chainstay.runtime.options.front import pareto_front, thinned
@@ -25,7 +26,7 @@ from chainstay.runtime.options.graph import StageGraph
 from chainstay.runtime.options.option_code import OptionCode
 from chainstay.runtime.options.replay import OptionPack, OptionRun, ReplayHandle
 from chainstay.runtime.options.selection import Selection
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.states import MemoryLayout, State, bytes_of, detached, non_leaves
 
 _RUN_TIME: Final = 20_000
@@ -222,29 +223,9 @@ class OptionPart:
         return "\n".join([self.option.name, *(part.text for part in self.stage.parts)])
 
     @property
-    def reads(self) -> tuple[int, ...]:
-        """Positions of the shared values that it reads."""
-        return self.stage.reads
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """Positions of the shared values that it changes in place."""
-        return self.stage.written
-
-    @property
-    def draws_random(self) -> bool:
-        """Whether it may draw random numbers."""
-        return self.stage.may_draw_random
-
-    @property
-    def changes_input(self) -> bool:
-        """Whether it changes its incoming state in place."""
-        return self.stage.changes_input
-
-    @property
-    def fills_what_it_saved(self) -> bool:
-        """Whether an operator of its saves a tensor and then writes it."""
-        return self.stage.fills_what_it_saved
+    def effects(self) -> Effects:
+        """The effects of the stage."""
+        return self.stage.effects
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:
         """The next state; see `Part`."""
@@ -273,8 +254,8 @@ def admitted(option: Option, given: tuple[State, Sequence[Any]]) -> bool:
             saved.append((tensor.detach(), handle))
 
     state = detached(state)
-    state = incoming(stage, state) if stage.changes_input else non_leaves(state)
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _refuse):
+    state = incoming(stage, state) if stage.effects.changes_input else non_leaves(state)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, refuse_backward):
         output = run.forward(state)
     try:
         run.close(state)
@@ -290,7 +271,3 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if MemoryLayout.of(one) != MemoryLayout.of(other):
         return False
     return torch.equal(bytes_of(one), bytes_of(other))
-
-
-def _refuse(packed: object) -> torch.Tensor:
-    raise AssertionError(f"backward through {packed}: nobody runs one here")

@@ -124,6 +124,11 @@ class OptionCode:
         return tuple((layout.size, layout.dtype) for layout in layouts)
 
     @cached_property
+    def tied(self) -> tuple[int, ...]:
+        """Positions of the shared values that stages before it read, too."""
+        return self.graph.stage.effects.tied
+
+    @cached_property
     def shared_reads(self) -> tuple[int, ...]:
         """Positions of the shared values that replays read and nobody may change."""
         return tuple(sorted(frozenset[int]().union(*(replay.reads for replay in self.replays))))

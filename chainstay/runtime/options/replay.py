@@ -28,7 +28,13 @@ from chainstay.runtime.execute.environment import (
     alone,
     restore_random_states,
 )
-from chainstay.runtime.execute.handles import Absent, ParkingPolicy, Staying, is_parameter
+from chainstay.runtime.execute.handles import (
+    Absent,
+    ParkingPolicy,
+    Staying,
+    is_parameter,
+    refuse_backward,
+)
 from chainstay.runtime.options.option_code import OptionCode, Origin, ReplayCode, SavedSlot
 from chainstay.runtime.stage.states import MemoryLayout, State, non_leaves, version_of
 from chainstay.runtime.stage.tied_gradients import add_in_place
@@ -99,8 +105,8 @@ class OptionRun:
         code = self.code
         shared = [self.shared[position] for position in code.graph.composition.shared]
         output: State = code.forward(code.root, self, *state, *shared)
-        if tied := code.graph.stage.tied:
-            add_in_place(output, state, [self.shared[position] for position in tied])
+        if code.tied:
+            add_in_place(output, state, [self.shared[position] for position in code.tied])
         return output
 
     def hook(self, number: int) -> None:
@@ -333,7 +339,7 @@ class _Group:
 
     def _recorded(self, run: OptionRun, capture: _SavingHook) -> tuple[torch.Tensor, ...]:
         """Run the operators as in the forward, and capture what they save."""
-        hooks = torch.autograd.graph.saved_tensors_hooks(capture, _refuse)
+        hooks = torch.autograd.graph.saved_tensors_hooks(capture, refuse_backward)
         with (
             torch.enable_grad(),
             hooks,
@@ -385,7 +391,3 @@ def _start(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:  # noqa: 
     if not (requires_grad and torch.is_grad_enabled()):
         return tensor
     return non_leaves((tensor.detach().requires_grad_(True),))[0]  # noqa: FBT003  # torch's own
-
-
-def _refuse(packed: object) -> torch.Tensor:
-    raise AssertionError(f"backward through {packed}: nobody runs one through a replay")

@@ -67,7 +67,9 @@ class StageRun:
         return self._inputs(self._state(detached(self.given[0])))
 
     def _state(self, leaves: State) -> State:
-        return incoming(self.stage, leaves) if self.stage.changes_input else non_leaves(leaves)
+        return (
+            incoming(self.stage, leaves) if self.stage.effects.changes_input else non_leaves(leaves)
+        )
 
     def _inputs(self, state: State) -> list[Any]:
         return [*state, *(self.given[1][position] for position in self.composition.shared)]

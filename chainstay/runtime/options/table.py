@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -13,32 +12,30 @@ from chainstay.errors import PlanMismatchError
 from chainstay.runtime.devices.autocast import has_outdated_copies
 from chainstay.runtime.execute.handles import is_parameter
 from chainstay.runtime.options.option import Option
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, fused
 from chainstay.schedule import Op, Schedule
 
 OptionTable: TypeAlias = Mapping[tuple[int, int], Option]
 """Options by the first stage that they keep, and their number, from 1 on."""
 
 
-def fused(stages: Sequence[ChainStage]) -> ChainStage:
-    """Return several stages as one."""
-    return reduce(ChainStage.fused_with, stages)
-
-
 def used_options(
     table: OptionTable,
     schedule: Schedule,
+    stages: Sequence[ChainStage],
     position: Callable[[Op], int] = attrgetter("stage"),
 ) -> OptionTable:
     """Return the options that a schedule keeps stages under.
 
     Args:
-        table: The options that there are.
+        table: The options that there are, of these stages or of such as do the same with
+            parameters of their own.
         schedule: A schedule.
+        stages: What it is for.
         position: Tells the number of the stage of an operation.
 
     Raises:
-        PlanMismatchError: The table lacks one of them.
+        PlanMismatchError: The table lacks one of them, or its stage does something else.
     """
     used = {(position(op), op.option): op for op in schedule if op.option}
     network = "chain" if all(op.branch is None for op in schedule) else "join"
@@ -48,25 +45,17 @@ def used_options(
                 f"{op} keeps stage {op.stage} under option {op.option}, and this "
                 f"{network} has no such option; solve for the profile that it was measured with"
             )
-    return {key: table[key] for key in used}
+    return {key: _own_option(table[key], stages, key[0]) for key in used}
 
 
-def options_of_alike(table: OptionTable, stages: Sequence[ChainStage]) -> OptionTable:
-    """Return the same options of stages that do the same with parameters of their own.
-
-    Raises:
-        PlanMismatchError: One of them does something else.
-    """
-    alike: dict[tuple[int, int], Option] = {}
-    for (first, number), option in table.items():
-        own = option.for_stage(fused(stages[first : first + option.stages]))
-        if own is None:
-            raise PlanMismatchError(
-                f"stage {first} ({stages[first].name}) is not the one whose options were measured; "
-                "call chainstay.fit again"
-            )
-        alike[first, number] = own
-    return alike
+def _own_option(option: Option, stages: Sequence[ChainStage], first: int) -> Option:
+    own = option.for_stage(fused(stages[first : first + option.stages]))
+    if own is None:
+        raise PlanMismatchError(
+            f"stage {first} ({stages[first].name}) is not the one whose options were measured; "
+            "call chainstay.fit again"
+        )
+    return own
 
 
 def require_current_copies(table: OptionTable, shared: Sequence[Any], device: torch.device) -> None:

@@ -9,21 +9,20 @@ can be run again: on copies of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from chainstay.runtime.devices.memory import allocated_bytes
 from chainstay.runtime.execute.environment import random_states
-from chainstay.runtime.execute.handles import is_parameter
+from chainstay.runtime.execute.handles import is_parameter, refuse_backward
 from chainstay.runtime.options.special_operators import is_dropout, scratch_arguments
 from chainstay.runtime.options.stage_run import Cast, Held, StageRun
-from chainstay.runtime.stage.states import MemoryLayout, version_of
+from chainstay.runtime.stage.states import MemoryLayout, tensors_in, version_of
 
 EXTERNAL: Final = -1
 """The value of all storages that are there before the stage."""
@@ -137,16 +136,16 @@ class Trace:
         inputs, shared = self.run.inputs(), self.run.given[1]
         places = [node for node in self.run.nodes if node.op == "placeholder"]
         for node, value in zip(places, inputs, strict=True):
-            tensors = list(_tensors_in(value))
+            tensors = tensors_in(value)
             self.made[node] = {self._take(tensor): EXTERNAL for tensor in tensors}
             self.flags.append(any(tensor.requires_grad for tensor in tensors))
         for node in places[: self.run.composition.width]:
             self.state.update(self.made[node])
-        self.written.update(_key(shared[position]) for position in self.run.stage.written)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _refuse)
+        self.written.update(_key(shared[position]) for position in self.run.stage.effects.written)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, refuse_backward)
         with torch.enable_grad(), hooks:
             results = self.run.run(inputs, self._note)
-        keys = [_key(tensor) for tensor in _tensors_in(results)]
+        keys = [_key(tensor) for tensor in tensors_in(results)]
         self.outputs = {self._current[key] for key in keys} - {EXTERNAL}
 
     @property
@@ -164,7 +163,7 @@ class Trace:
         given = [
             (tensor, version_of(tensor))
             for source in arguments
-            for tensor in _tensors_in(held[source])
+            for tensor in tensors_in(held[source])
         ]
         is_stale = any(source in self._stale or self._has_changed(source) for source in arguments)
         noise = MemoryLayout.of(held[node.args[0]]) if is_dropout(node) else None  # type: ignore[index]  # a node
@@ -182,7 +181,7 @@ class Trace:
         }
         is_outside = any(self._current[key] == EXTERNAL for key in written - updated)
         self._overwrite(node, written)
-        results = list(_tensors_in(value))
+        results = tensors_in(value)
         is_new = bool(drawn or written or self._packed) or any(
             _key(tensor) not in self._current for tensor in results
         )
@@ -271,10 +270,6 @@ def _key(tensor: torch.Tensor) -> int:
     return key
 
 
-def _tensors_in(value: object) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-
-
 def _is_cast(argument: object, saved: torch.Tensor) -> bool:
     """Whether a saved tensor is a copy of an argument in another precision, bit for bit."""
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
@@ -286,7 +281,3 @@ def _is_cast(argument: object, saved: torch.Tensor) -> bool:
     if layout.storage_bytes != MemoryLayout.of(saved).storage_bytes:
         return False
     return torch.equal(layout.over(saved).nan_to_num(), copy.nan_to_num())
-
-
-def _refuse(packed: object) -> torch.Tensor:
-    raise AssertionError(f"backward through {packed}: nobody runs one here")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from chainstay.runtime.execute.environment import Traits
+from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain_stage import ChainStage
 
 
@@ -17,8 +19,12 @@ class Chain:
         stages: The stages that a schedule speaks about, the loss excluded.
         device: The device on which they were measured.
         names: The names in messages of the values that all stages may read, in order.
+        traits: How each stage's forward touches the world, one per stage.
+        options: Options of its stages, by stage and number.
     """
 
     stages: tuple[ChainStage, ...]
     device: torch.device
     names: tuple[str, ...]
+    traits: tuple[Traits, ...]
+    options: OptionTable = field(default_factory=dict)

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from chainstay.runtime.stage.states import State
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """The effects of a computation: what it reads and changes besides its result.
+
+    Attributes:
+        reads: Positions of the shared values that it reads, each once.
+        written: Positions of the shared values that it changes in place, each once.
+        draws_random: Whether it may draw random numbers from torch's generators.
+        changes_input: Whether it changes its incoming state in place.
+        fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
+        tied: Positions of what it reads that a stage before it reads, too.
+    """
+
+    reads: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    draws_random: bool = False
+    changes_input: bool = False
+    fills_what_it_saved: bool = False
+    tied: tuple[int, ...] = ()
+
+
+NO_EFFECTS: Final = Effects()
+
+
 class Part(Protocol):
-    """The computation of a stage: a pure function but for what it says it writes and draws."""
+    """The computation of a stage: a pure function but for its effects."""
 
     @property
     def text(self) -> str:
@@ -18,28 +42,8 @@ class Part(Protocol):
         ...
 
     @property
-    def reads(self) -> tuple[int, ...]:
-        """Positions of the shared values that it reads."""
-        ...
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """Positions of the shared values that it changes in place."""
-        ...
-
-    @property
-    def draws_random(self) -> bool:
-        """Whether it may draw random numbers from torch's generators."""
-        ...
-
-    @property
-    def changes_input(self) -> bool:
-        """Whether it changes its incoming state in place."""
-        ...
-
-    @property
-    def fills_what_it_saved(self) -> bool:
-        """Whether an operator of its saves a tensor and then writes it."""
+    def effects(self) -> Effects:
+        """Return the effects of the computation."""
         ...
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:
@@ -73,35 +77,17 @@ class ChainStage:
         return state
 
     @property
-    def reads(self) -> tuple[int, ...]:
-        """Positions of the shared values that it reads, each once."""
-        return tuple(dict.fromkeys(position for part in self.parts for position in part.reads))
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """Positions of the shared values that it changes in place, each once."""
-        return tuple(dict.fromkeys(position for part in self.parts for position in part.written))
-
-    @property
-    def tied(self) -> tuple[int, ...]:
-        """Positions of the shared values that its parts share with parts before them."""
-        found = (position for part in self.parts for position in getattr(part, "tied", ()))
-        return tuple(dict.fromkeys(found))
-
-    @property
-    def may_draw_random(self) -> bool:
-        """Whether it may draw random numbers from torch's generators."""
-        return any(part.draws_random for part in self.parts)
-
-    @property
-    def changes_input(self) -> bool:
-        """Whether it changes its incoming state in place."""
-        return self.parts[0].changes_input
-
-    @property
-    def fills_what_it_saved(self) -> bool:
-        """Whether an operator of its saves a tensor and then writes it."""
-        return any(part.fills_what_it_saved for part in self.parts)
+    def effects(self) -> Effects:
+        """The effects of all parts; of their incoming states, only the first is the stage's."""
+        effects = [part.effects for part in self.parts]
+        return Effects(
+            reads=tuple(dict.fromkeys(position for own in effects for position in own.reads)),
+            written=tuple(dict.fromkeys(position for own in effects for position in own.written)),
+            draws_random=any(own.draws_random for own in effects),
+            changes_input=effects[0].changes_input,
+            fills_what_it_saved=any(own.fills_what_it_saved for own in effects),
+            tied=tuple(dict.fromkeys(position for own in effects for position in own.tied)),
+        )
 
     @property
     def is_sharded(self) -> bool:
@@ -112,6 +98,10 @@ class ChainStage:
         """Return the title in messages of this stage, stage `index` of its chain."""
         return "the loss" if self.is_loss else f"stage {index} ({self.name})"
 
-    def fused_with(self, successor: ChainStage) -> ChainStage:
-        """This stage and the next as one."""
-        return ChainStage(f"{self.name}+{successor.name}", self.parts + successor.parts)
+
+def fused(stages: Sequence[ChainStage]) -> ChainStage:
+    """Return several stages as one."""
+    if len(stages) == 1:
+        return stages[0]
+    parts = tuple(part for stage in stages for part in stage.parts)
+    return ChainStage("+".join(stage.name for stage in stages), parts)

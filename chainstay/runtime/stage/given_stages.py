@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -29,13 +28,13 @@ class StageLoop(nn.Module):
         UnsupportedModelError: A stage has the name of an attribute of this class.
     """
 
-    def __init__(
-        self,
-        stages: Stages,
-        **attributes: object,
-    ) -> None:
+    _stages: tuple[str | Callable[[torch.Tensor], torch.Tensor], ...]  # names of modules; functions
+
+    def __init__(self, stages: Stages, **attributes: object) -> None:
         super().__init__()
-        self._stages = _Stages(stages)
+        self._stages = tuple(
+            name if isinstance(stage, nn.Module) else stage for name, stage in stages
+        )
         for name, value in attributes.items():
             setattr(self, name, value)
         for name, stage in stages:
@@ -49,30 +48,11 @@ class StageLoop(nn.Module):
 
     def run_plainly(self, activation: torch.Tensor) -> torch.Tensor:
         """All stages in order."""
-        for name, function in self._stages.named:
-            stage = function if name is None else self._modules[name]
+        for own in self._stages:
+            stage = self._modules[own] if isinstance(own, str) else own
             assert stage is not None, "it was registered"
             activation = stage_border(stage(activation))
         return activation
-
-
-@dataclass(frozen=True, slots=True)
-class _Stages:
-    """Stages in order: names of modules, and functions."""
-
-    named: tuple[tuple[str | None, Callable[[torch.Tensor], torch.Tensor] | None], ...]
-
-    def __init__(self, stages: Sequence[tuple[str, Callable[..., torch.Tensor]]]) -> None:
-        named = tuple(
-            (name, None) if isinstance(stage, nn.Module) else (None, stage)
-            for name, stage in stages
-        )
-        object.__setattr__(self, "named", named)
-
-    @property
-    def modules(self) -> set[str]:
-        """Names of the stages that are modules."""
-        return {name for name, _ in self.named if name is not None}
 
 
 def named_stages(

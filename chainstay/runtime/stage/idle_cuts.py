@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, fused
 from chainstay.runtime.stage.stage_errors import run_stage
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 
@@ -52,7 +52,7 @@ def merge_idle_cuts(
         stage = stages[cut.index]
         after = behind.bytes if behind else 0
         if cut.is_idle and not stage.is_loss and cut.bytes >= max(before, after):
-            groups[-1] = groups[-1].fused_with(stage)
+            groups[-1] = fused([groups[-1], stage])
         else:
             groups.append(stage)
             before = cut.bytes

@@ -91,8 +91,9 @@ def shared_skips(
     bytes_of: Counter[tuple[int, int]] = Counter()
     gradient_of: Counter[tuple[int, int]] = Counter()
     sizes = [state.storages for state in states]
-    slopes = [
-        _sizes_by_number(state, layout) for state, layout in zip(states, gradients, strict=True)
+    slopes = [  # of a tensor that is there twice, the first one's
+        dict(zip(reversed(state.tensors), reversed(layout.sizes), strict=True))
+        for state, layout in zip(states, gradients, strict=True)
     ]
     for counter, by_state in ((bytes_of, sizes), (gradient_of, slopes)):
         for cuts, size in _crossings(by_state):
@@ -101,11 +102,6 @@ def shared_skips(
         Skip(first=cuts[0], last=cuts[1], bytes=bytes_of[cuts], gradient_bytes=gradient_of[cuts])
         for cuts in sorted(bytes_of | gradient_of)
     )
-
-
-def _sizes_by_number(state: NumberedState, gradients: Gradients) -> Mapping[int, int]:
-    """Bytes of each tensor's gradient; of a tensor that is there twice, once."""
-    return dict(zip(reversed(state.tensors), reversed(gradients.sizes), strict=True))
 
 
 def _crossings(by_state: Sequence[Mapping[int, int]]) -> list[tuple[tuple[int, int], int]]:

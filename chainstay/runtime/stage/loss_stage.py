@@ -20,20 +20,8 @@ from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.tracing import RAISES, NoFullGraphError
 from chainstay.runtime.capture.trials.equivalence import OutputSample
 from chainstay.runtime.capture.trials.isolation import StandIns
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import NO_EFFECTS, ChainStage, Effects
 from chainstay.runtime.stage.states import State
-
-__all__ = [
-    "Loss",
-    "SumLoss",
-    "TracedLoss",
-    "UntraceableLossError",
-    "loss_in",
-    "loss_stage",
-    "on_stand_ins",
-    "require_loss",
-    "traced_loss",
-]
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -63,7 +51,7 @@ def loss_stage(
         place = None if index is None else found_at[index]
         if not isinstance(place, Position) or place.is_shared:
             return None
-        return ChainStage("loss", (OwnLoss(place.index),), is_loss=True)
+        return ChainStage("loss", (_OwnLoss(place.index),), is_loss=True)
 
     def place_of(index: int) -> object:
         place = found_at[index]
@@ -109,15 +97,11 @@ class TracedLoss:
 
     body: GraphChain
     sources: tuple[object, ...]
-    reads: tuple[int, ...] = ()
-    written: tuple[int, ...] = ()
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
 
     @property
-    def draws_random(self) -> bool:
-        """Whether it may draw random numbers."""
-        return any(stage.draws_random for stage in self.body.stages)
+    def effects(self) -> Effects:
+        """Its draws; what it reads is no shared value. See `Part`."""
+        return Effects(draws_random=any(stage.effects.draws_random for stage in self.body.stages))
 
     @property
     def text(self) -> str:
@@ -134,7 +118,7 @@ class TracedLoss:
 
     def on(self, stand_ins: StandIns) -> TracedLoss:
         """The loss on stand-ins for what is no part of the output; copies of what it changes."""
-        positions = {position for stage in self.body.stages for position in stage.written}
+        positions = {position for stage in self.body.stages for position in stage.effects.written}
         copies = StandIns({id(self.sources[position]) for position in positions})
         copies.of_all(source for source in self.sources if id(source) in copies.written)
         sources = (copies.known.get(id(s), (s, s))[1] for s in self.sources)
@@ -158,7 +142,7 @@ class TracedLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLoss:
+class _OwnLoss:
     """A loss that the model computes itself; a `chain_stage.Part`.
 
     Attributes:
@@ -167,11 +151,7 @@ class OwnLoss:
 
     position: int
     text: str = "the model's own loss"
-    reads: tuple[int, ...] = ()
-    written: tuple[int, ...] = ()
-    draws_random: bool = False
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
+    effects: Effects = NO_EFFECTS
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # as `Part`
         """Return the loss that the model computes itself; see `Part`."""
@@ -183,11 +163,7 @@ class SumLoss:
     """Stands in for a loss where only its being there matters; a `chain_stage.Part`."""
 
     text: str = "any loss"
-    reads: tuple[int, ...] = ()
-    written: tuple[int, ...] = ()
-    draws_random: bool = False
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
+    effects: Effects = NO_EFFECTS
 
     def __call__(self, state: State, shared: Sequence[Any]) -> State:  # noqa: ARG002  # as `Part`
         """Return the sum of all tensors that want gradients; see `Part`."""
@@ -276,3 +252,21 @@ def require_loss(loss: object) -> None:
             f"the loss {getattr(loss, '__name__', loss)} is called with the model's output alone "
             f"({reason}); let it hold its targets: lambda output: loss(output, targets)"
         ) from reason
+
+
+def require_number(loss: torch.Tensor) -> None:
+    """Refuse a loss that is not one real number, or has no gradient.
+
+    Raises:
+        UnsupportedModelError: It is something else.
+    """
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise UnsupportedModelError(
+            f"the loss returns a tensor of shape {tuple(loss.shape)} and type {loss.dtype}, must "
+            "return one real number; reduce it with .mean() or .sum()"
+        )
+    if not loss.requires_grad:
+        raise UnsupportedModelError(
+            "the loss has no gradient, so there is nothing to train by; look for detach(), "
+            "torch.no_grad(), argmax() or .item() between the model's output and the loss"
+        )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from chainstay.runtime.execute.planned import Planned
 from chainstay.runtime.joins.graph_join import GraphJoin
 from chainstay.runtime.measures.costs import Subject
 from chainstay.runtime.measures.measured import (
-    Measurement,
-    measure_subject,
     measuring,
     traits_of,
 )
@@ -42,14 +39,10 @@ class StagedGraph:
     Attributes:
         graph: The graph, cut.
         chain: Its stages, some joined.
-        traits: How each stage touches the world.
-        options: Options of its stages, by stage and number.
     """
 
     graph: GraphChain
     chain: Chain
-    traits: tuple[Traits, ...]
-    options: OptionTable = field(default_factory=dict)
 
     def planned(
         self, solution: Solution, profile: ChainProfile, transport: Transport | None = None
@@ -63,7 +56,7 @@ class StagedGraph:
         schedule = solution.schedule if transport is None else transport.schedule
         return PlannedGraph(
             staged=self,
-            executor=Executor(self.chain, self.traits, schedule, transport, self.options),
+            executor=Executor(self.chain, schedule, transport),
             solution=solution,
             profile=profile,
         )
@@ -96,15 +89,14 @@ class PlannedGraph(Planned):
     @property
     def options(self) -> OptionTable:
         """See `Planned`."""
-        return self.executor.options
+        return self.executor.chain.options
 
     def for_graph(self, graph: GraphChain, inputs: Sequence[Any]) -> PlannedGraph | None:
         """The plan for a graph with other numbers; ``None`` if its options do not fit these."""
-        staged = with_graph(replace(self.staged, options=self.options), graph, inputs)
+        staged = with_graph(self.executor.chain, graph, inputs)
         if staged is None:
             return None
-        executor = self.executor.with_chain(staged.chain, staged.traits, staged.options)
-        return replace(self, staged=staged, executor=executor)
+        return replace(self, staged=staged, executor=self.executor.with_chain(staged.chain))
 
     def close(self) -> None:
         """Stop transfers; see `Planned`."""
@@ -150,66 +142,58 @@ def _spans(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[tuple[int, 
     return tuple((first, after - 1) for first, after in pairwise(borders) if after - first > 1)
 
 
-def measured_graph(
-    graph: GraphChain,
-    subject: Subject,
-    *,
-    repeats: Callable[[Measurement], int],
-    cache: str | os.PathLike[str] | None,
-    wants_options: Callable[[Measurement], bool],
-) -> tuple[StagedGraph, Measurement]:
-    """Measure the stages of a graph; call it inside `measuring`."""
-    measured = measure_subject(
-        subject, names_of(graph), repeats, cache, wants_options=wants_options
-    )
-    staged = StagedGraph(
-        graph=graph, chain=measured.chain, traits=measured.traits, options=measured.options
-    )
-    return staged, measured
-
-
 def unmeasured_graph(graph: GraphChain, subject: Subject) -> StagedGraph:
     """The stages of a graph, run once each; call it inside `measuring`."""
-    stages = tuple(stage for stage in subject.stages if not stage.is_loss)
-    return StagedGraph(
-        graph=graph,
-        chain=Chain(stages=stages, device=subject.device, names=names_of(graph)),
-        traits=tuple(traits_of(subject)),
+    chain = Chain(
+        stages=subject.model_stages,
+        device=subject.device,
+        names=names_of(graph),
+        traits=traits_of([subject]),
     )
+    return StagedGraph(graph=graph, chain=chain)
 
 
-def with_graph(staged: StagedGraph, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
-    """The stages of a graph that is alike, joined where those of `staged` are.
+def grouped_alike(graph: GraphChain, stages: Sequence[ChainStage]) -> tuple[ChainStage, ...]:
+    """Return the stages of a graph, joined where those of a graph that is alike are."""
+    parts = iter(graph.stages)
+    return tuple(replace(stage, parts=tuple(islice(parts, len(stage.parts)))) for stage in stages)
 
-    ``None`` if options of `staged` are no longer what they were: with a probability of 0, dropout
+
+def with_graph(former: Chain, graph: GraphChain, inputs: Sequence[Any]) -> StagedGraph | None:
+    """The stages of a graph, joined where those of a graph that is alike are.
+
+    ``None`` if options of these are no longer what they were: with a probability of 0, dropout
     saves nothing.
 
     What was seen of a stage counts for one that is equal, numbers included. Another one may do
     what it says it may: dropout with a probability of 0 draws nothing, with another it does.
     """
-    parts = iter(graph.stages)
-    stages = [
-        replace(stage, parts=tuple(next(parts) for _ in stage.parts))
-        for stage in staged.chain.stages
-    ]
-    chain = Chain(stages=tuple(stages), device=staged.chain.device, names=names_of(graph))
+    stages = grouped_alike(graph, former.stages)
     traits = []
-    for stage, before, known in zip(stages, staged.chain.stages, staged.traits, strict=True):
+    for stage, before, known in zip(stages, former.stages, former.traits, strict=True):
         own = Traits.of(stage)  # positions of shared values may be others
         is_same = _texts(stage) == _texts(before)
-        is_same = is_same and stage.may_draw_random == before.may_draw_random  # by a call's number
+        # A call's number may decide whether it draws.
+        is_same = is_same and stage.effects.draws_random == before.effects.draws_random
         seen = replace(own, draws_random=known.draws_random, draws_on_host=known.draws_on_host)
         traits.append(seen if is_same else own)
 
     def subjects() -> Iterator[Subject]:
-        own = subject_of(graph, inputs, None, chain.device, merges=False)
-        yield replace(own, stages=chain.stages)
+        own = subject_of(graph, inputs, None, former.device, merges=False)
+        yield replace(own, stages=stages)
 
-    with measuring(chain.device):
-        options = options_again(staged.options, chain.stages, subjects)
+    with measuring(former.device):
+        options = options_again(former.options, stages, subjects)
     if options is None:
         return None
-    return replace(staged, graph=graph, chain=chain, traits=tuple(traits), options=options)
+    chain = Chain(
+        stages=stages,
+        device=former.device,
+        names=names_of(graph),
+        traits=tuple(traits),
+        options=options,
+    )
+    return StagedGraph(graph=graph, chain=chain)
 
 
 def _texts(stage: ChainStage) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from chainstay.runtime.devices.memory import allocated_bytes
 
@@ -93,6 +94,11 @@ class MemoryLayout:
         return torch._neg_view(tensor) if self.is_negative else tensor  # noqa: SLF001  # no public way
 
 
+def tensors_in(tree: object) -> list[torch.Tensor]:
+    """Return all tensors in nested tuples, lists and dicts, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def detached(state: State) -> State:
     """The same memory without the graph that made it, wanting gradients as before."""
     return tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in state)
@@ -133,7 +139,7 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001  # documented
 
 
-def copied(state: State, device: torch.device | None) -> State:
+def copied(state: State, device: torch.device | None = None) -> State:
     """Return a state with the same values in memory of its own, on `device` or where it is.
 
     Tensors that share memory share that of the copy.
@@ -179,6 +185,24 @@ def address_of(tensor: torch.Tensor) -> int:
         return storage.data_ptr()
     address: int = storage._cdata  # noqa: SLF001  # of the storage itself: it has no memory
     return address
+
+
+def nodes_below(outputs: Iterable[torch.Tensor]) -> list[Any]:
+    """Return all nodes of the autograd graph of `outputs`, in a fixed order."""
+    found = {tensor.grad_fn: None for tensor in outputs if tensor.grad_fn is not None}
+    pending = list(found)
+    for node in pending:  # grows meanwhile
+        for below, _ in node.next_functions:
+            if below is not None and below not in found:
+                found[below] = None
+                pending.append(below)
+    return pending
+
+
+def variables_below(outputs: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return the leaves that this graph sends gradients to, by identity."""
+    found = (getattr(node, "variable", None) for node in nodes_below(outputs))
+    return {id(leaf): leaf for leaf in found if leaf is not None}
 
 
 def is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

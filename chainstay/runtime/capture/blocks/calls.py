@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from chainstay.errors import UnsupportedModelError
 from chainstay.runtime.capture.blocks.entrances import entered, handed_to, run_plainly
+from chainstay.runtime.capture.cuts.stage_names import listed_children
 from chainstay.runtime.execute.handles import present_hooks
-from chainstay.runtime.stage.states import state_bytes, version_of
+from chainstay.runtime.stage.states import state_bytes, tensors_in, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,7 @@ class TensorNumbers:
 
     def all_seen(self, value: object) -> tuple[SeenTensor, ...]:
         """The distinct tensors in `value`, in order."""
-        tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-        return tuple(dict.fromkeys(map(self.seen, tensors)))
+        return tuple(dict.fromkeys(map(self.seen, tensors_in(value))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,24 +118,18 @@ def record_calls(model: nn.Module, run: Callable[[], object]) -> list[BlockCall]
 def listed_modules(model: nn.Module) -> Mapping[nn.Module, tuple[str, str]]:
     """The children of the model's containers, with the paths of container and child."""
     children: dict[nn.Module, tuple[str, str]] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            for name, child in module.named_children():
-                if isinstance(child, torch.jit.ScriptModule):
-                    continue  # nobody can trace what is in there
-                children.setdefault(child, (path, f"{path}.{name}" if path else name))
+    for container, path, child in listed_children(model):
+        if not isinstance(child, torch.jit.ScriptModule):  # nobody can trace what is in there
+            children.setdefault(child, (container, path))
     return children
 
 
 def scripted_blocks(model: nn.Module) -> dict[str, str]:
     """Return the reason why children of the model's containers cannot be stages, if scripted."""
+    reason = "torch.jit.script has compiled it, so use the module that was scripted"
+    children = listed_children(model)
     return {
-        f"{path}.{name}" if path else name: "torch.jit.script has compiled it, so use the module "
-        "that was scripted"
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        for name, child in module.named_children()
-        if isinstance(child, torch.jit.ScriptModule)
+        path: reason for _, path, child in children if isinstance(child, torch.jit.ScriptModule)
     }
 
 

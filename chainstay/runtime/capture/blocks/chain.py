@@ -12,7 +12,7 @@ from chainstay.runtime.capture.blocks.calls import SeenTensor
 from chainstay.runtime.capture.blocks.graphs import BlockGraph
 from chainstay.runtime.capture.cuts.programs import GraphStage
 from chainstay.runtime.devices.sharding import unsharded_again, whole_in_backward
-from chainstay.runtime.stage.chain_stage import ChainStage
+from chainstay.runtime.stage.chain_stage import ChainStage, Effects
 from chainstay.runtime.stage.states import State
 
 
@@ -60,16 +60,15 @@ class BlockStage:
         return stage
 
     @property
-    def reads(self) -> tuple[int, ...]:
-        """The positions of shared values that the block reads; gathered parameters come and go."""
-        if self.is_sharded:
-            return ()
-        return tuple(position + self.first_shared for position in self.program.reads)
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """The positions of shared values that the block writes; see `Part`."""
-        return tuple(position + self.first_shared for position in self.program.written)
+    def effects(self) -> Effects:
+        """See `Part`; parameters that are gathered come and go, so they are not read."""
+        own, first = self.program.effects, self.first_shared
+        return replace(
+            own,
+            reads=() if self.is_sharded else tuple(position + first for position in own.reads),
+            written=tuple(position + first for position in own.written),
+            changes_input=self.is_input_changed,
+        )
 
     @property
     def text(self) -> str:
@@ -77,21 +76,6 @@ class BlockStage:
         compiled = " compiled" if self.graph.is_compiled else ""
         places = f"{self.taken} {self.carried} {self.is_input_changed}"
         return f"{self.program.text}\n{places}{compiled}"
-
-    @property
-    def draws_random(self) -> bool:
-        """True if the block may draw random numbers; see `Part`."""
-        return self.program.draws_random
-
-    @property
-    def changes_input(self) -> bool:
-        """True if a state has to be copied, to be there again; see `Part`."""
-        return self.is_input_changed
-
-    @property
-    def fills_what_it_saved(self) -> bool:
-        """True if an operator saves a tensor and then writes it; see `Part`."""
-        return self.program.fills_what_it_saved
 
     def by(self, graph: BlockGraph, first_shared: int) -> BlockStage:
         """The same by a graph that differs in numbers only."""

@@ -103,8 +103,7 @@ class BlockGraphs:
             try:
                 return self.captures[key].run(call.model, *args, **kwargs)
             except NotRunError:
-                call.require_no_nested()
-                call.require_no_cached_weights()
+                call.require_plannable()
 
             def plan(found: UnplannedGraphError) -> CapturedForward:
                 return self._planned(found, call, compiler_of(block), checked=checked)
@@ -128,15 +127,7 @@ class BlockGraphs:
             chain = replace(chain, stages=(replace(stage, function=compiler(stage.function)),))
             call = replace(call, function=compiler(call.function))
         if checked:
-            written = chain.written_by(found.inputs)
-            Trial(
-                call,
-                found.inputs,
-                chain,
-                written,
-                self.device,
-                may_draw_anew=observed.may_draw_anew,
-            ).require_same()
+            Trial.of(call, observed, chain, found.inputs, self.device).require_same()
         graph = BlockGraph(key, chain, is_compiled=compiler is not None)
 
         def run(*inputs: Any) -> Sequence[Any]:

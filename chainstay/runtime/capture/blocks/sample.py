@@ -152,14 +152,15 @@ def _uncalled(host: Host, recorded: Iterable[BlockCall]) -> tuple[str, ...]:
 
 @contextmanager
 def blocks_run_by(
-    model: nn.Module, names: Iterable[str], graphs: BlockGraphs, runner: BlockRunner
+    model: nn.Module, chain: BlockChain, graphs: BlockGraphs, runner: BlockRunner
 ) -> Iterator[None]:
-    """Inside, the blocks of these names are run by `runner`; without gradients, by themselves."""
+    """Inside, a chain's blocks are run by `runner`; without gradients, by themselves."""
 
     def handler(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return graphs.call(block, (args, kwargs), runner)
 
-    with entered(map(model.get_submodule, dict.fromkeys(names))), handed_to(handler):
+    names = dict.fromkeys(stage.name for stage in chain.stages)
+    with entered(map(model.get_submodule, names)), handed_to(handler):
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,13 +133,27 @@ class GraphStages:
         )
 
     def counted(self, shared: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Return the shared tensors that a step's memory counts: they come with the call."""
-        return counted_among(shared, self.inputs)
+        """Return those of the first shared values that a step's memory counts.
+
+        That is the tensors that come with the call.
+        """
+        kinds = chain((given.kind for given in self.inputs), repeat(InputKind.ARGUMENT))
+        tensors = [
+            (value, kind)
+            for value, kind in zip(shared, kinds, strict=False)
+            if isinstance(value, torch.Tensor) and value.layout in (torch.strided, torch.sparse_coo)
+        ]
+        held = {address_of(value) for value, kind in tensors if kind is InputKind.HELD}
+        return tuple(
+            value
+            for value, kind in tensors
+            if kind is InputKind.ARGUMENT and address_of(value) not in held
+        )
 
     def written_by(self, inputs: Sequence[object]) -> frozenset[int]:
         """Return the identities of the inputs that the graph changes in place."""
-        positions = {position for stage in self.stages for position in stage.written}
-        if self.stages and self.stages[0].changes_input:
+        positions = {position for stage in self.stages for position in stage.effects.written}
+        if self.stages and self.stages[0].effects.changes_input:
             positions |= set(self.state_inputs)
         return frozenset(id(inputs[position]) for position in positions if position < len(inputs))
 
@@ -182,7 +197,7 @@ class GraphChain(GraphStages):
             (
                 stage.name,
                 str(stage.operators),
-                f"{sum(self.shared[position].elements for position in stage.reads):,}",
+                f"{sum(self.shared[position].elements for position in stage.shared):,}",
                 f"{len(state)} of {format_bytes(distinct_bytes(state))}",
                 format_bytes(stage.saved_bytes),
             )
@@ -193,20 +208,3 @@ class GraphChain(GraphStages):
 
     def __str__(self) -> str:
         return as_text(self.table())
-
-
-def counted_among(shared: Sequence[Any], inputs: Sequence[GraphInput]) -> tuple[torch.Tensor, ...]:
-    """Return the shared tensors that a step's memory counts: they come with the call."""
-    kinds = [given.kind for given in inputs]
-    kinds += [InputKind.ARGUMENT] * (len(shared) - len(kinds))
-    tensors = [
-        (value, kind)
-        for value, kind in zip(shared, kinds, strict=True)
-        if isinstance(value, torch.Tensor) and value.layout in (torch.strided, torch.sparse_coo)
-    ]
-    held = {address_of(value) for value, kind in tensors if kind is InputKind.HELD}
-    return tuple(
-        value
-        for value, kind in tensors
-        if kind is InputKind.ARGUMENT and address_of(value) not in held
-    )

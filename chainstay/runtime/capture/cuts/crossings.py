@@ -186,14 +186,8 @@ def _entangled(
     last_write = {storage: nodes[-1] for storage, nodes in writers.items()}
     unfinished = set(writers)
     for node in operators:
-        touched = _touched(node, seen) & writers.keys()
+        touched = seen.touched(node) & writers.keys()
         if node not in movable:
             fixed |= touched & unfinished
         unfinished -= {storage for storage in touched if last_write[storage] is node}
-    return {node for node in movable if _touched(node, seen) & fixed}
-
-
-def _touched(node: fx.Node, seen: Observations) -> set[int]:
-    """Storages of its value and of its arguments."""
-    nodes = [node, *(argument for argument in node.all_input_nodes if argument.op != "get_attr")]
-    return {storage for value in nodes for storage in seen[value].storages} | seen[node].written
+    return {node for node in movable if seen.touched(node) & fixed}

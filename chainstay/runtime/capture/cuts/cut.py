@@ -22,6 +22,7 @@ from chainstay.runtime.capture.cuts.programs import GraphStage, Program, compile
 from chainstay.runtime.capture.cuts.stage_names import name_ranges
 from chainstay.runtime.capture.graph import CapturedGraph, NoStagesError
 from chainstay.runtime.capture.operators import Observations, ObservedGraph
+from chainstay.runtime.stage.chain_stage import Effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,19 @@ class CutGraph:
             saved = {storage for node in nodes for storage in seen[node].saved}
             written = {storage for node in nodes for storage in seen[node].written}
             program = compile_program(self.captured.modules, nodes, before, shared, after)
+            effects = Effects(
+                reads=program.shared,
+                written=tuple(
+                    position
+                    for node, position in shared.items()
+                    if node not in self.observed.state_inputs
+                    and written.intersection(seen[node].storages)
+                ),
+                draws_random=any(seen[node].draws_random for node in nodes),
+                changes_input=bool(written & given),
+                fills_what_it_saved=any(seen[node].fills_saved for node in nodes),
+                tied=tuple(position for position in program.shared if position in read),
+            )
             stages.append(
                 GraphStage(
                     name=name,
@@ -113,16 +127,7 @@ class CutGraph:
                     shared=program.shared,
                     operators=len(nodes),
                     saved_bytes=seen.size_of(saved - given),
-                    draws_random=any(seen[node].draws_random for node in nodes),
-                    written=tuple(
-                        position
-                        for node, position in shared.items()
-                        if node not in self.observed.state_inputs
-                        and written.intersection(seen[node].storages)
-                    ),
-                    changes_input=bool(written & given),
-                    fills_what_it_saved=any(seen[node].fills_saved for node in nodes),
-                    tied=tuple(p for p in program.shared if p in read),
+                    effects=effects,
                 )
             )
             read.update(program.shared)
@@ -220,14 +225,21 @@ def _cut_at(observed: ObservedGraph, crossings: Crossings, cuts: tuple[int, ...]
     return chain
 
 
+def ranges_between(
+    operators: Sequence[fx.Node], places: Sequence[int], early: set[fx.Node]
+) -> list[list[fx.Node]]:
+    """Return the operators of each stage: those between two places that are not made early."""
+    return [
+        [node for node in operators[before + 1 : after + 1] if node not in early]
+        for before, after in pairwise(places)
+    ]
+
+
 def _assemble(cut: CutGraph) -> GraphChain:
     """The chain of a graph that has been cut."""
     crossings, captured = cut.crossings, cut.captured
     early = cut.made_early()
-    ranges = [
-        [node for node in crossings.operators[before + 1 : after + 1] if node not in early]
-        for before, after in pairwise(cut.places)
-    ]
+    ranges = ranges_between(crossings.operators, cut.places, early)
     states = [crossings.at(place) for place in cut.places]
     last_cuts = {node: index for index, state in enumerate(states) for node in state}
     first_cuts = {n: i for i, state in reversed(list(enumerate(states))) for n in state}

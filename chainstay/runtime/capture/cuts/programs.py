@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx, nn
 
 from chainstay.runtime.capture.subgraphs import subgraph, text_of, values_read
+from chainstay.runtime.stage.chain_stage import Effects
 from chainstay.runtime.stage.states import State
 from chainstay.runtime.stage.tied_gradients import add_in_place
 
@@ -48,33 +49,20 @@ class GraphStage(Program):
         name: The modules that it runs, as text for people.
         operators: How many it has.
         saved_bytes: Bytes that autograd saves in it, its incoming state left out.
-        draws_random: Whether it may draw random numbers.
-        written: Positions of the shared values that it changes in place.
-        changes_input: Whether it changes its incoming state in place.
-        fills_what_it_saved: Whether an operator of its saves a tensor and then writes it.
-        tied: Positions of the shared values that stages before it read, too.
+        effects: What it reads and changes besides its state.
     """
 
     name: str
     operators: int
     saved_bytes: int
-    draws_random: bool
-    written: tuple[int, ...]
-    changes_input: bool = False
-    fills_what_it_saved: bool = False
-    tied: tuple[int, ...] = ()
+    effects: Effects
 
     def __call__(self, state: State, shared: Sequence[Any]) -> tuple[Any, ...]:
         """Return the next state; see `Part`."""
         output = Program.__call__(self, state, shared)
-        if self.tied:
-            add_in_place(output, state, [shared[position] for position in self.tied])
+        if tied := self.effects.tied:
+            add_in_place(output, state, [shared[position] for position in tied])
         return output
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """Positions of the shared values that it reads."""
-        return self.shared
 
 
 def compile_program(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
@@ -74,15 +74,19 @@ def _beside(first: str, path: str) -> str:
 
 def repeated_blocks(model: nn.Module) -> frozenset[str]:
     """Paths of the modules in containers that hold modules of one class only."""
-    found: set[str] = set()
-    for path, module in model.named_modules():
+    children = list(listed_children(model))
+    kinds: dict[str, set[type]] = {}
+    for container, _, child in children:
+        kinds.setdefault(container, set()).add(type(child))
+    return frozenset(path for container, path, _ in children if len(kinds[container]) == 1)
+
+
+def listed_children(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
+    """Yield the modules in the model's containers: paths of the container and of each, itself."""
+    for container, module in model.named_modules():
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            kinds = {type(child) for child in module.children()}
-            if len(kinds) == 1:
-                found.update(
-                    f"{path}.{name}" if path else name for name, _ in module.named_children()
-                )
-    return frozenset(found)
+            for name, child in module.named_children():
+                yield container, f"{container}.{name}" if container else name, child
 
 
 def block_of(node: fx.Node, blocks: Iterable[str]) -> str | None:

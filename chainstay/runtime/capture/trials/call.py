@@ -20,6 +20,7 @@ from chainstay.runtime.capture.trials.isolation import (
     shadow_of,
 )
 from chainstay.runtime.capture.trials.model_forward import unbound_forward
+from chainstay.runtime.stage.states import tensors_in
 
 
 class SampleFailsError(UnsupportedModelError):
@@ -89,26 +90,21 @@ class Call:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the arguments."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        return tensors_in((self.args, self.kwargs))
 
-    def require_no_nested(self) -> None:
-        """Refuse nested tensors, whose shapes torch does not tell without their values.
+    def require_plannable(self) -> None:
+        """Refuse what no plan goes by.
 
         Raises:
-            UnsupportedModelError: There is one among the arguments.
+            UnsupportedModelError: There is a nested tensor among the arguments, whose shapes torch
+                does not tell without its values; or ``parametrize.cached`` is on, whose weights no
+                plan makes again with their graph, and the model has parametrizations.
         """
         if any(tensor.is_nested for tensor in self.tensors):
             raise UnsupportedModelError(
                 f"{self.name} is called with a nested tensor, which no plan goes by; pad it "
                 "(torch.nested.to_padded_tensor)"
             )
-
-    def require_no_cached_weights(self) -> None:
-        """Refuse ``parametrize.cached``, whose weights no plan makes again with their graph.
-
-        Raises:
-            UnsupportedModelError: It is on, and the model has parametrizations.
-        """
         is_on = parametrize._cache_enabled  # noqa: SLF001  # no public way to ask
         if is_on and any(map(parametrize.is_parametrized, self.model.modules())):
             raise UnsupportedModelError(

@@ -12,16 +12,18 @@ what is saved for them is on the CPU meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from chainstay.errors import ChainstayError
+from chainstay.runtime.capture.cuts.chain import GraphChain
+from chainstay.runtime.capture.operators import ObservedGraph
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
@@ -35,6 +37,9 @@ from chainstay.runtime.execute.repeatable import (
     first_difference,
     is_repeated,
 )
+from chainstay.runtime.joins.graph_join import GraphJoin
+from chainstay.runtime.measures.kept_gradients import gradients_kept
+from chainstay.runtime.stage.states import nodes_below, variables_below
 
 _SAME_BACKWARD: Final = {"UnsafeViewBackward0": "ViewBackward0"}
 """Reshapes whose copies were made by another operator when traced; gradients are reshaped alike."""
@@ -72,6 +77,19 @@ class Trial:
     written: frozenset[int]
     device: torch.device
     may_draw_anew: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        call: Call,
+        observed: ObservedGraph,
+        graph: GraphChain | GraphJoin,
+        inputs: Sequence[Any],
+        device: torch.device,
+    ) -> Trial:
+        """Return the trial of a graph that was observed and cut; see the attributes."""
+        written = graph.written_by(inputs)
+        return cls(call, inputs, graph, written, device, observed.may_draw_anew)
 
     def require_same(self) -> OutputSample:
         """Refuse a graph that does anything else than its model.
@@ -116,13 +134,15 @@ class Trial:
         }
         others.of_all(self.inputs)
         shadow = self.call.of_shadow(others)
+        parameters = (value for value in self.inputs if isinstance(value, nn.Parameter))
+        constant = (value for value in parameters if id(value) not in self.written)
         with (
             world_kept(functions_of(self.call.model), self.device),
             torch.enable_grad(),
             hooks(),
             logs[0],
         ):
-            with values_kept(self._constant()) as spoiled, self.call.failures_told():
+            with values_kept(constant) as spoiled, self.call.failures_told():
                 value = shadow()
             changed = self._changed(others)
             expected = _Outcome(value, output_leaves(value), changed, random_states(self.device))
@@ -149,12 +169,6 @@ class Trial:
                 f"error: {type(failure).__name__}: {str(failure).rstrip('.')}"
             ) from failure
 
-    def _constant(self) -> Iterator[torch.Tensor]:
-        """The model's parameters that are not known to be changed."""
-        for value in self.inputs:
-            if isinstance(value, nn.Parameter) and id(value) not in self.written:
-                yield value
-
     def _changed(self, stand_ins: StandIns) -> list[torch.Tensor]:
         """Values of what was written, in the order of the inputs."""
         kept = (stand_ins.known.get(id(value)) for value in self.inputs)
@@ -165,8 +179,9 @@ class Trial:
     def _differing_gradients(self) -> Iterator[str]:
         """Inputs whose gradients differ, in words."""
         expected, found = self._both(torch.autograd.graph.save_on_cpu)
-        leaves = {id(leaf): leaf for outcome in (expected, found) for leaf in outcome.variables()}
-        leaves.update((id(value), value) for value in self.inputs if _is_leaf(value))
+        leaves = variables_below(expected.tensors) | variables_below(found.tensors)
+        tensors = (value for value in self.inputs if isinstance(value, torch.Tensor))
+        leaves |= {id(value): value for value in tensors if value.requires_grad and value.is_leaf}
         with world_kept(functions_of(self.call.model), self.device), torch.enable_grad():
             gradients = zip(
                 *(outcome.gradients(leaves.values()) for outcome in (expected, found)), strict=True
@@ -231,34 +246,31 @@ class _Outcome:
         self.leaves = [leaf for leaf in self.leaves if id(leaf) in self.positions]
         other.leaves = ordered
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the leaves."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
     def autograd_graph(self) -> list[tuple[object, ...]]:
-        """Node by node."""
-        return _autograd_graph(self.leaves)
+        """The autograd graph of the outputs, in a fixed order: names, leaves, edges."""
+        nodes = nodes_below(self.tensors)
+        numbers = {node: index for index, node in enumerate(nodes)}
+        found: list[tuple[object, ...]] = [
+            (leaf.requires_grad, leaf.output_nr, numbers.get(leaf.grad_fn)) for leaf in self.tensors
+        ]
+        for node in nodes:
+            below = [(numbers.get(function), index) for function, index in node.next_functions]
+            name = _SAME_BACKWARD.get(node.name(), node.name())
+            found.append((name, id(getattr(node, "variable", None)), *below))
+        return found
 
-    def variables(self) -> Iterator[torch.Tensor]:
-        """Leaves that a gradient is sent to."""
-        for node in _autograd_nodes(self.leaves):
-            if hasattr(node, "variable"):
-                yield node.variable
-
-    def gradients(self, variables: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    def gradients(self, variables: Collection[torch.Tensor]) -> list[torch.Tensor | None]:
         """Gradients of half the sum of all outputs' squares; those that there were stay."""
-        distinct = {
-            id(leaf): leaf
-            for leaf in self.leaves
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        }
-        roots = list(distinct.values())
-        before = [(leaf, leaf.grad) for leaf in variables]
-        for leaf, _ in before:
-            leaf.grad = None
-        try:
+        roots = list({id(leaf): leaf for leaf in self.tensors if leaf.requires_grad}.values())
+        with gradients_kept(variables):
             if roots:  # not autograd.grad, which reentrant checkpoints do not take
                 torch.autograd.backward(roots, [root.detach() for root in roots])
-            return [leaf.grad for leaf, _ in before]
-        finally:
-            for leaf, gradient in before:
-                leaf.grad = gradient
+            return [leaf.grad for leaf in variables]
 
 
 def _scripted_function(model: nn.Module) -> str:
@@ -269,10 +281,6 @@ def _scripted_function(model: nn.Module) -> str:
                 if isinstance(function.__globals__.get(name), torch.jit.ScriptFunction):
                     return name
     return ""
-
-
-def _is_leaf(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
 def _differences(expected: _Outcome, found: _Outcome) -> Iterator[str]:
@@ -286,35 +294,6 @@ def _differences(expected: _Outcome, found: _Outcome) -> Iterator[str]:
     for (_, old), (_, new) in zip(expected.random, found.random, strict=True):
         if not torch.equal(old, new):
             yield "it draws other random numbers"
-
-
-def _autograd_graph(leaves: Sequence[object]) -> list[tuple[object, ...]]:
-    """The autograd graph of some outputs, in a fixed order: names, leaves, edges."""
-    nodes = _autograd_nodes(leaves)
-    numbers = {node: index for index, node in enumerate(nodes)}
-    found: list[tuple[object, ...]] = [
-        (leaf.requires_grad, leaf.output_nr, numbers.get(leaf.grad_fn))
-        for leaf in leaves
-        if isinstance(leaf, torch.Tensor)
-    ]
-    for node in nodes:
-        below = [(numbers.get(function), index) for function, index in node.next_functions]
-        name = _SAME_BACKWARD.get(node.name(), node.name())
-        found.append((name, id(getattr(node, "variable", None)), *below))
-    return found
-
-
-def _autograd_nodes(leaves: Sequence[object]) -> list[Any]:
-    """All nodes below some outputs, in a fixed order."""
-    roots = (leaf.grad_fn for leaf in leaves if isinstance(leaf, torch.Tensor))
-    known = {node: None for node in roots if node is not None}
-    pending = list(known)
-    for node in pending:  # grows meanwhile
-        for below, _ in node.next_functions:
-            if below is not None and below not in known:
-                known[below] = None
-                pending.append(below)
-    return pending
 
 
 def _is_same(old: object, new: object) -> bool:

@@ -14,7 +14,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
@@ -57,7 +57,7 @@ def world_kept(functions: Sequence[object], device: torch.device) -> Iterator[No
 class _World:
     """The objects that were found, and how to put them back."""
 
-    restores: list[Callable[[], None]] = field(default_factory=list)
+    restores: list[Callable[[], object]] = field(default_factory=list)
     seen: dict[int, object] = field(default_factory=dict)  # held: no identity is used twice
 
     def look_at(self, values: Iterable[object]) -> None:
@@ -99,11 +99,7 @@ class _World:
             content = cell.cell_contents
         except ValueError:  # empty
             return
-
-        def restore() -> None:
-            cell.cell_contents = content
-
-        self.restores.append(restore)
+        self.restores.append(partial(setattr, cell, "cell_contents", content))
         yield content
 
     def _class(self, kind: type) -> Iterator[object]:
@@ -180,14 +176,14 @@ class _World:
     def _generator(self, value: Any) -> bool:
         numpy = sys.modules.get("numpy")
         if isinstance(value, random.Random):
-            self.restores.append(_called(value.setstate, value.getstate()))
+            self.restores.append(partial(value.setstate, value.getstate()))
         elif isinstance(value, torch.Generator):
-            self.restores.append(_called(value.set_state, value.get_state()))
+            self.restores.append(partial(value.set_state, value.get_state()))
         elif numpy is not None and isinstance(value, numpy.random.Generator):
             bits: Any = value.bit_generator
-            self.restores.append(_called(lambda state: setattr(bits, "state", state), bits.state))
+            self.restores.append(partial(setattr, bits, "state", bits.state))
         elif numpy is not None and isinstance(value, numpy.ndarray):
-            self.restores.append(_called(lambda copy: numpy.copyto(value, copy), value.copy()))
+            self.restores.append(partial(numpy.copyto, value, value.copy()))
         else:
             return False
         return True
@@ -205,13 +201,6 @@ _DEPTH: Final = 4
 _MOST_ITEMS: Final = 10_000
 _MOST_NUMBERS: Final = 1 << 24
 """In what is copied; more are somebody's data, which a forward does not change."""
-
-
-def _called(function: Callable[[Any], object], value: object) -> Callable[[], None]:
-    def restore() -> None:
-        function(value)
-
-    return restore
 
 
 def _slot_restored(own: dict[str, Any], name: str) -> Callable[[], None]:

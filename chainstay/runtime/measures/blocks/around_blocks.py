@@ -28,10 +28,9 @@ from chainstay.runtime.devices.device import device_at
 from chainstay.runtime.devices.memory import MemoryTrace, allocated_bytes, trace_marked
 from chainstay.runtime.execute.environment import restore_random_states
 from chainstay.runtime.measures.boundary import Gradients, seeded
-from chainstay.runtime.measures.costs import require_number
 from chainstay.runtime.measures.kept_gradients import zeroed_gradients
 from chainstay.runtime.measures.probe import leaves_of
-from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in
+from chainstay.runtime.stage.loss_stage import TracedLoss, loss_in, require_number
 from chainstay.runtime.stage.states import State, address_of, detached, state_bytes
 
 __all__ = ["Around", "Outside", "Phase"]
@@ -160,10 +159,9 @@ class Around:
         return [end - begin for begin, end in pairwise([start, *times])]
 
     def _run(self, trip: _Trip) -> None:
-        names = (stage.name for stage in self.chain.stages)
         with self.host.fresh() as (model, run), zeroed_gradients(self.leaves):
             trip.mark(START, -1)  # gradients are there beforehand: a step only adds to them
-            with blocks_run_by(model, names, self.graphs, trip.run):
+            with blocks_run_by(model, self.chain, self.graphs, trip.run):
                 output = run()
             trip.note_held()
             root = self.root(output)

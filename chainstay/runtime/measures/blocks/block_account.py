@@ -26,7 +26,7 @@ from chainstay.runtime.devices.autocast import Autocast
 from chainstay.runtime.devices.sharding import whole_bytes
 from chainstay.runtime.measures.account import Account
 from chainstay.runtime.measures.blocks.around_blocks import Around, Outside
-from chainstay.runtime.measures.costs import ObservedStage
+from chainstay.runtime.measures.costs import ObservedStage, lasting_bytes
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.shared_bytes import TiedGradients, autocast_copies_bytes
 from chainstay.runtime.measures.stage_cost import StageCost
@@ -94,7 +94,7 @@ class BlockAccountant:
     def _stage(self, index: int) -> StageCost:
         observed, memory, is_end = self.observed[index], self.memories[index], self._is_end(index)
         start = self.chain.segment_of(index)
-        made = 0 if is_end else observed.result.bytes_outside(observed.given)
+        made = 0 if is_end else observed.made_bytes
         before, behind = self.outside.before[index], self.outside.behind_backward(index)
         saved, recording, backward = self.kept(memory, index, index)
         return StageCost(
@@ -117,8 +117,7 @@ class BlockAccountant:
         """All behind the last block."""
         last = len(self.observed) - 1
         loss, backward = self.outside.loss, self.outside.backward[last]
-        observed = self.observed[last]
-        made = observed.result.bytes_outside(observed.given)
+        made = self.observed[last].made_bytes
         saved = max(loss.level - self.outside.behind[last].level + made, 0)
         gradient = self._gradient_bytes(last + 1)
         forward = max(loss.peak - saved, 0) + self.standing
@@ -204,11 +203,13 @@ def standing_bytes_of(
     total = around.input_bytes
     leaves = [seen.leaves for seen in observed]
     total += autocast_copies_bytes([*leaves, outside.leaves], autocast)
+    total += lasting_bytes(observed, memories)
     blocks = around.chain.stages
-    for stage, seen, memory in zip(blocks, observed, memories, strict=True):
-        made = seen.result.bytes_outside(seen.given)
-        total += max(memory.dropped_bytes - made, 0)
-        total += seen.given.bytes if stage.is_input_changed else 0
+    total += sum(
+        seen.given.bytes
+        for stage, seen in zip(blocks, observed, strict=True)
+        if stage.is_input_changed
+    )
     # What collectives gather and reduce goes when their own threads let it go: beside a block
     # there may be the parameters and the gradients of a neighbour, now and then.
     sharded = [whole_bytes(stage.block) for stage in blocks if stage.block is not None]

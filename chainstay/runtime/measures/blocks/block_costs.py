@@ -6,9 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-import torch
 
 from chainstay.runtime.capture.blocks.chain import BlockChain
 from chainstay.runtime.capture.blocks.graphs import BlockGraphs
@@ -45,22 +42,10 @@ from chainstay.runtime.measures.option_costs import (
 )
 from chainstay.runtime.measures.probe import StageMemory
 from chainstay.runtime.measures.progress import Progress, progress_bar, unseen
-from chainstay.runtime.options.table import OptionTable
 from chainstay.runtime.stage.chain import Chain
 from chainstay.runtime.stage.chain_stage import ChainStage
-from chainstay.runtime.stage.loss_stage import traced_loss
+from chainstay.runtime.stage.loss_stage import Loss, traced_loss
 from chainstay.runtime.stage.states import copied
-
-__all__ = [
-    "MeasuredBlocks",
-    "blocks_again",
-    "find_blocks",
-    "measure_blocks",
-    "unmeasured_blocks",
-    "with_loss",
-]
-
-Loss = Callable[[Any], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +92,11 @@ def with_loss(around: Around, loss: Loss) -> Around:
     Raises:
         UnsupportedModelError: The loss cannot be traced on the model's output.
     """
-    names = (stage.name for stage in around.chain.stages)
     trip = around.trip()
     with (
         measuring(around.device),
         around.host.fresh() as (model, run),
-        blocks_run_by(model, names, around.graphs, trip.run),
+        blocks_run_by(model, around.chain, around.graphs, trip.run),
     ):
         return replace(around, loss=traced_loss(loss, run()), leaves=())
 
@@ -147,16 +131,16 @@ def measure_blocks(
         subjects = partial(_subjects, stages, around, bar)
         file = None if cache is None else _file_of(subjects(), around, autocast, cache)
         account = None if file is None else file.read()
-        chain = Chain(stages=stages, device=device, names=around.chain.shared_names)
-        blocks = partial(MeasuredBlocks, chain=chain, blocks=around.chain)
+        chain = partial(Chain, stages=stages, device=device, names=around.chain.shared_names)
+        blocks = partial(MeasuredBlocks, blocks=around.chain)
 
         def wanted(measured: MeasuredBlocks) -> bool:
             has_none = around.host.is_sharded or around.sample.is_cast
             return not has_none and wants_options(measured)
 
         if all(gathered(model, account is not None)) and account is not None:
-            traits = tuple(of_stage for subject in subjects() for of_stage in traits_of(subject))
-            known = found_on_file(blocks(account=account, traits=traits), subjects(), wanted)
+            seen = blocks(account=account, chain=chain(traits=traits_of(subjects())))
+            known = found_on_file(seen, subjects(), wanted)
             if known is not None:
                 return known
         observed: list[ObservedStage] = []
@@ -170,29 +154,32 @@ def measure_blocks(
         bar("running what is around the blocks")
         standing = standing_bytes_of(observed, memories, outside, around, autocast)
         accountant = BlockAccountant(around.chain, observed, memories, outside, standing)
-        traits = tuple(seen.traits for seen in observed)
-        measured = blocks(account=accountant.account(), traits=traits)
+        traits = tuple(observation.traits for observation in observed)
+        measured = blocks(account=accountant.account(), chain=chain(traits=traits))
         if wanted(measured):
-            kept = accountant.kept
             options = observe_options(observed, memories, subjects())
-            measured = with_options_of(measured, options, kept)
+            measured = with_options_of(measured, options, accountant.kept)
         if file is not None:
             file.write(measured.account)
     return measured
 
 
-def unmeasured_blocks(
-    around: Around, wanted: Mapping[tuple[int, int], ChosenOption]
-) -> tuple[tuple[Traits, ...], OptionTable]:
-    """Return the traits of each block, and the options that are wanted, tested.
+def unmeasured_blocks(around: Around, wanted: Mapping[tuple[int, int], ChosenOption]) -> Chain:
+    """Return the blocks as stages, with the options that are wanted, tested.
 
     Raises:
         PlanMismatchError: As `restored_options`.
     """
     with measuring(around.device):
-        subjects = partial(_subjects, around.chain.chain_stages, around, unseen)
-        traits = tuple(of_stage for subject in subjects() for of_stage in traits_of(subject))
-        return traits, restored_options(subjects(), wanted, is_checked=True)
+        stages = around.chain.chain_stages
+        subjects = partial(_subjects, stages, around, unseen)
+        return Chain(
+            stages=stages,
+            device=around.device,
+            names=around.chain.shared_names,
+            traits=traits_of(subjects()),
+            options=restored_options(subjects(), wanted, is_checked=True),
+        )
 
 
 def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
@@ -200,25 +187,29 @@ def blocks_again(around: Around, known: BlockSchedule) -> BlockSchedule | None:
 
     ``None`` if options of it are no longer what they were; see `with_graph`.
     """
-    chain, stages = around.chain, around.chain.chain_stages
-    if known.is_for(chain, around.sample.shared):
+    blocks, former = around.chain, known.chain
+    if known.is_for(blocks, around.sample.shared):
         return known  # what differs is exchanged in every run
+    stages = blocks.chain_stages
+    subjects = partial(_subjects, stages, around, unseen)
     with measuring(around.device):
-        options = options_again(known.options, stages, lambda: _subjects(stages, around, unseen))
+        options = options_again(former.options, stages, subjects)
     if options is None:
         return None
     same = (
         one.graph is other.graph
-        for one, other in zip(chain.stages, known.chain.stages, strict=True)
+        for one, other in zip(blocks.stages, known.blocks.stages, strict=True)
     )
-    traits = zip(same, known.traits, map(Traits.of, stages), strict=True)
-    again = replace(
-        known,
-        chain=chain,
+    traits = zip(same, former.traits, map(Traits.of, stages), strict=True)
+    chain = Chain(
+        stages=stages,
+        device=former.device,
+        names=blocks.shared_names,
         traits=tuple(seen if is_same else own for is_same, seen, own in traits),
         options=options,
     )
-    return again if again.is_for(chain, around.sample.shared) else None
+    again = replace(known, blocks=blocks, chain=chain)
+    return again if again.is_for(blocks, around.sample.shared) else None
 
 
 def _subjects(
@@ -226,7 +217,7 @@ def _subjects(
 ) -> Iterator[Subject]:
     """One per segment, with a copy of its input on the device."""
     sample = around.sample
-    written = {position for stage in stages for position in stage.written}
+    written = {position for stage in stages for position in stage.effects.written}
     shared = StandIns({id(sample.shared[position]) for position in written}).of_all(sample.shared)
     for segment in around.chain.segments():
         yield Subject(
