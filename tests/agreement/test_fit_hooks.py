@@ -224,3 +224,23 @@ def test_hooks_inside_a_model_count_whenever_they_come_and_go(subject: str, kind
 def _start_again(model: nn.Module, initial: dict[str, torch.Tensor]) -> None:
     model.load_state_dict(initial)
     model.zero_grad()
+
+
+def test_hooks_that_count_on_a_parameter() -> None:
+    """As those of opacus do."""
+    layers: list[Any] = [nn.Linear(8, 8) for _ in range(3)]
+
+    def count(module: Any, *_: object) -> None:
+        module.weight.calls += 1
+        module.weight.seen.append(module)
+
+    for layer in layers:
+        layer.weight.calls, layer.weight.seen = 0, []
+        layer.register_forward_hook(count)
+    model, batch = nn.Sequential(*layers), torch.randn(4, 8)
+    chainstay.fit(model, (batch,), budget="100%", progress=False)
+    assert [(layer.weight.calls, layer.weight.seen) for layer in layers] == [(0, [])] * 3
+    model(batch).sum().backward()
+    assert [(layer.weight.calls, layer.weight.seen) for layer in layers] == [
+        (1, [layer]) for layer in layers
+    ]

@@ -64,7 +64,12 @@ class StandIns:
         if id(tensor) in self.written:
             alike = alike.clone(memory_format=torch.preserve_format)
         if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(alike, requires_grad=tensor.requires_grad)
+            made = nn.Parameter(alike, requires_grad=tensor.requires_grad)
+            vars(made).update(
+                (name, copy.copy(value) if isinstance(value, list | dict | set) else value)
+                for name, value in vars(tensor).items()  # hooks of modules may count there
+            )
+            return made
         alike.requires_grad_(tensor.requires_grad)
         return alike if tensor.is_leaf else alike.clone()  # a leaf may not be changed in place
 
