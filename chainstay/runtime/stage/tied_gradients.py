@@ -23,7 +23,7 @@ _Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
 
 
 def add_in_place(output: State, state: State, shared: Sequence[Any]) -> None:
-    """Let autograd add to the gradients that a stage sends to leaves in place: equal bits.
+    """Let autograd add in place to gradients that a stage sends to large leaves, with equal bits.
 
     Args:
         output: What the stage has given.
