@@ -9,27 +9,31 @@ import torch
 
 from chainstay.runtime import trace_memory
 from chainstay.runtime.execute.items import Act, Action, Item
-from chainstay.runtime.transfer.cpu_engine import CopyingEngine
+from chainstay.runtime.transfer.cpu_engine import CopyingEngine, CopyTicket
 from chainstay.runtime.transfer.traffic import Traffic
-from offload_support import LATE
+from offload_support import FAST, LATE
 
 
 @pytest.mark.parametrize("is_target", [False, True])
 def test_what_is_forgotten_is_let_go_by_who_computes(*, is_target: bool) -> None:
-    """At once, while its transfer goes on; the others that go with it arrive."""
-    engine = CopyingEngine(LATE)
+    """At once, while its transfer is still to come; the others that go with it arrive."""
+    engine = CopyingEngine(FAST)
+    before = CopyTicket([])  # the transfer begins when this one has ended
     memory, other = (torch.full((8,), 7, dtype=torch.uint8) for _ in range(2))
     slots = [engine.pool.take(8) for _ in range(2)]
-    ticket = engine.send([(memory, slots[0]), (other, slots[1])])
     if is_target:
-        engine.wait(ticket)
-        memory, other = (torch.zeros(8, dtype=torch.uint8) for _ in range(2))
-        ticket = engine.fetch([(memory, slots[0]), (other, slots[1])], ticket)
+        slots[1].memory.fill_(7)
+        other.zero_()
+        ticket = engine.fetch([(memory, slots[0]), (other, slots[1])], before)
+    else:
+        slots[1].after = before
+        ticket = engine.send([(memory, slots[0]), (other, slots[1])])
     gone = weakref.ref(memory)
     engine.forget(memory, ticket, is_target=is_target)
     del memory
     assert gone() is None
     assert not ticket.ended.is_set()
+    before.end()
     engine.wait(ticket)
     assert (other == 7).all()
     assert (slots[1].memory == 7).all()
