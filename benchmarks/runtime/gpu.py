@@ -28,6 +28,7 @@ from pathlib import Path
 # cuBLAS and the allocator read these once, when they are first used.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+os.environ.setdefault("PYTORCH_ALLOC_CONF", os.environ["PYTORCH_CUDA_ALLOC_CONF"])  # its new name
 
 import torch  # see above
 

@@ -25,6 +25,7 @@ from typing import Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.networks import tasks_on_gpu
 from benchmarks.training import (
@@ -49,7 +50,16 @@ from chainstay import (
 )
 from chainstay.runtime import MeasuredChain
 
-__all__ = ["Row", "deterministic", "let_go", "plans", "record_of", "repeatable_record", "waits_in"]
+__all__ = [
+    "Record",
+    "Row",
+    "deterministic",
+    "let_go",
+    "plans",
+    "record_of",
+    "repeatable_record",
+    "waits_in",
+]
 
 Row = dict[str, str]
 """One line of a table, by its columns."""
@@ -219,7 +229,10 @@ def deterministic(backends: list[SDPBackend]) -> Iterator[None]:
 
 
 def record_of(task: Task, forward: Forward) -> Record:
-    """Three steps of SGD from a fixed seed, and what they leave; the model is put back."""
+    """Three steps of SGD from a fixed seed, and what they leave; the parameters are put back."""
+    for module in task.model.modules():  # steps before this one have counted, too
+        if isinstance(module, _BatchNorm):
+            module.reset_running_stats()
     initial = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
     torch.manual_seed(7)
     optimizer = torch.optim.SGD(task.model.parameters(), lr=1e-3)

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
+from benchmarks.runtime.gpu_models import model_rows
 from benchmarks.runtime.gpu_plans import (
     Row,
     deterministic,
@@ -302,17 +304,18 @@ def limit(setting: Setting) -> Iterator[Row]:
     step = step_of(task, measured.planned(solution))
     step()
     let_go(setting.device)
-    total = torch.cuda.mem_get_info(setting.device)[1]
+    index = torch.cuda.current_device()
+    total = torch.cuda.mem_get_info(index)[1]
     for margin in (0.2, 0.1, 0.05, 0.02):
         room = accelerator.memory().reserved + PAGES + int(solution.budget * (1 + margin))
-        torch.cuda.set_per_process_memory_fraction(room / total, setting.device)
+        torch.cuda.set_per_process_memory_fraction(room / total, index)
         try:
             step()
             verdict = "runs"
         except torch.OutOfMemoryError:
             verdict = "out of memory"
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, setting.device)
+            torch.cuda.set_per_process_memory_fraction(1.0, index)
             let_go(setting.device)
         yield {"budget and": f"{margin:.0%}", "step": verdict}
 
@@ -369,11 +372,18 @@ def networks(setting: Setting) -> Iterator[Row]:
     yield from plans(setting.device, setting.deadline, setting.rounds)
 
 
+def models(setting: Setting) -> Iterator[Row]:
+    """Models of transformers and torchvision by `fit`, beside gradient checkpointing."""
+    with deterministic([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        yield from model_rows(setting.device, setting.deadline, setting.rounds)
+
+
 def _differing(one: list[torch.Tensor], other: list[torch.Tensor]) -> int:
     return sum(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 Question = Callable[[Setting], Iterator[Row]]
 QUESTIONS: Final[tuple[Question, ...]] = (
-    works, link, memory, autotuning, limit, times, repeats, estimates, offload, ways, networks,
+    works, link, memory, autotuning, limit, times, repeats, estimates, offload, ways, models,
+    networks,
 )  # fmt: skip

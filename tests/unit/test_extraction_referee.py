@@ -17,6 +17,18 @@ from chainstay.runtime.capture.trials.equivalence import Trial
 
 Graph = Callable[..., Sequence[Any]]
 
+ROUNDING = iter(range(10**6))
+
+
+@torch.library.custom_op("chainstay_tests::rounded_anyhow", mutates_args=())
+def rounded_anyhow(x: torch.Tensor) -> torch.Tensor:
+    """As kernels of accelerators that add in any order, its backward never repeats itself."""
+    return x.clone()
+
+
+rounded_anyhow.register_fake(torch.empty_like)
+rounded_anyhow.register_autograd(lambda _, gradient: gradient * (1 + 1e-6 * (next(ROUNDING) % 5)))
+
 
 class Counting(nn.Module):
     """A layer with dropout, and a buffer that counts calls."""
@@ -33,9 +45,17 @@ class Counting(nn.Module):
         return functional.dropout(self.layer(x), 0.5)
 
 
-def refereed(change: Callable[[Graph], Graph]) -> None:
+class Rounding(Counting):
+    """Other gradients each time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rounded: torch.Tensor = rounded_anyhow(super().forward(x))
+        return rounded
+
+
+def refereed(change: Callable[[Graph], Graph], kind: type[Counting] = Counting) -> None:
     torch.manual_seed(0)
-    model, args = Counting(), (torch.randn(3, 4),)
+    model, args = kind(), (torch.randn(3, 4),)
     graph, inputs = chain_of(model, *args)
     written = graph.written_by(inputs)
     before = torch.get_rng_state()
@@ -62,6 +82,12 @@ def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Graph],
 
 def test_another_graph_passes_if_values_and_gradients_are_the_same() -> None:
     refereed(changed(lambda output: 2 * (output / 2)))
+
+
+def test_gradients_that_never_repeat_themselves_may_differ_by_rounding() -> None:
+    refereed(changed(lambda output: 2 * (output / 2)), Rounding)
+    with pytest.raises(NotTheModelError, match=r"gradient \d of its parameters is another one"):
+        refereed(changed(lambda output: output + 0.1 * (output - output.detach())), Rounding)
 
 
 def counts_twice(graph: Graph) -> Graph:

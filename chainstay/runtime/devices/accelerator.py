@@ -91,10 +91,15 @@ class Accelerator:
     def in_backward(self, function: Callable[[], Result]) -> Result:
         """Call a function in autograd's thread for this device."""
         results: list[Result] = []
+
+        def run(gradient: torch.Tensor) -> None:
+            gradient.clone()  # a new thread has no context on the device, of which cuBLAS warns
+            results.append(function())
+
         with torch.enable_grad():
             start = torch.zeros((), device=self.device, requires_grad=True)
             end = start.clone()
-        end.register_hook(lambda _: results.append(function()))
+        end.register_hook(run)
         torch.autograd.grad(end, start)
         return results[0]
 
@@ -141,10 +146,12 @@ class Accelerator:
         A share of the device that the process has limited itself to counts.
         """
         memory = self.memory()
+        index: int | None = self.device.index  # which torch's annotations do not know
         info = getattr(self._module, "mem_get_info", None) or torch.accelerator.get_memory_info
         free, total = info(self.device)
         share = getattr(self._module, "get_per_process_memory_fraction", None)
-        limit = total if share is None else int(share(self.device) * total)
+        here = _current_index() if index is None else index  # which torch 2.11 wants to be told
+        limit = total if share is None else int(share(here) * total)
         return min(free + memory.reserved - memory.allocated, limit - memory.allocated)
 
     def random_state(self) -> torch.Tensor:
