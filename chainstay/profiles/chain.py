@@ -20,7 +20,7 @@ symbol in [BEHJS24]     name here
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -280,9 +280,9 @@ def require_single_stage_options(profile: ChainProfile, what: str) -> None:
         refusal = ""
         if any(option.stages > 1 for option in stage.options):
             refusal = "an option that keeps several stages"
-        elif not all(option.needs_input for option in stage.all_options):
+        elif not (stage.needs_input and all(option.needs_input for option in stage.options)):
             refusal = "an option that needs no input"
-        elif not replace(stage, options=()).is_plain or any(o.again for o in stage.options):
+        elif stage.has_costs_by_kind or any(option.again for option in stage.options):
             refusal = "costs by kind of run"
         if refusal:
             raise InvalidProfileError(

@@ -114,7 +114,8 @@ class Link:
     @property
     def ticks(self) -> int:
         """The number of ticks in a time unit; in ticks, every transfer takes a whole number."""
-        return math.lcm(Fraction(self.bandwidth).numerator, Fraction(self.latency).denominator)
+        bandwidth, latency = self._rationals
+        return math.lcm(bandwidth.numerator, latency.denominator)
 
     def transfer_time(self, size: int) -> Fraction:
         """Return the time units that moving `size` bytes takes, in either direction."""
@@ -122,7 +123,16 @@ class Link:
 
     def transfer_ticks(self, size: int) -> int:
         """Return the `ticks` that moving `size` bytes takes."""
-        return int(self.transfer_time(size) * self.ticks)
+        (bandwidth, latency), ticks = self._rationals, self.ticks  # without fractions: often asked
+        moving = size * bandwidth.denominator * (ticks // bandwidth.numerator)
+        return latency.numerator * (ticks // latency.denominator) + moving
+
+    @property
+    def _rationals(self) -> tuple[Fraction, Fraction]:
+        """Bandwidth and latency, which are kept as fractions."""
+        assert isinstance(self.bandwidth, Fraction)
+        assert isinstance(self.latency, Fraction)
+        return self.bandwidth, self.latency
 
     def to_json(self) -> str:
         """Return the link as a JSON document; `from_json` gives an equal link back."""

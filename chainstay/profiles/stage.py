@@ -197,11 +197,12 @@ class Stage:
     @property
     def is_plain(self) -> bool:
         """Whether the seven numbers say all: one option, and every run costs the same."""
-        return (
-            not self.options
-            and self.needs_input
-            and self.first is self.again is self.dropped_first is self.dropped_again is None
-        )
+        return not self.options and self.needs_input and not self.has_costs_by_kind
+
+    @property
+    def has_costs_by_kind(self) -> bool:
+        """Whether some kind of run of the whole stage has costs of its own."""
+        return not (self.first is self.again is self.dropped_first is self.dropped_again is None)
 
     @property
     def all_options(self) -> tuple[StageOption, ...]:

@@ -67,7 +67,7 @@ class WholeTransferSearch:
             stage's in the profile.
         can_run: Function that tells whether a schedule that fits can be run.
         profile_of: Function from a schedule to the costs of the chain, where times depend on
-            what moves.
+            what moves, and on nothing else of it; they are no shorter than the problem's.
     """
 
     problem: HybridProblem
@@ -76,6 +76,7 @@ class WholeTransferSearch:
     overheads: Sequence[int] | None = None
     can_run: Callable[[Schedule], bool] = lambda _: True
     profile_of: Callable[[Schedule], ChainProfile] | None = None
+    _profiles: dict[frozenset[Op], ChainProfile] = field(default_factory=dict)
     _turn: int = 0
     _excess: list[int] = field(default_factory=list)
     _times: list[int] = field(default_factory=list)
@@ -92,11 +93,17 @@ class WholeTransferSearch:
 
     def best(self, moved: Collection[tuple[str, int]]) -> TimedSchedule | None:
         """Return the best schedule found from moving `moved`, or ``None`` if nothing fits."""
+        first = self.first(moved)
+        return None if first is None else self.improved(first)
+
+    def first(self, moved: Collection[tuple[str, int]]) -> TimedSchedule | None:
+        """Return a schedule that moves `moved`, and more where that does not fit, if any does."""
         choices = map(self._with_room, self._more_and_more({Item(*item) for item in moved}))
-        first = next(filter(None, map(self._glued_halves, choices)), None)
-        if first is None:  # not even with all that can leave, the way to run in least memory
-            return None
-        timed = self._improved(first, self._with_other_items)
+        return next(filter(None, map(self._glued_halves, choices)), None)
+
+    def improved(self, timed: TimedSchedule) -> TimedSchedule:
+        """Return the best schedule found from `timed`, which is one of these computations."""
+        timed = self._improved(timed, self._with_other_items)
         return self._improved(timed, self._with_a_transfer_moved)
 
     def _improved(
@@ -264,29 +271,39 @@ class WholeTransferSearch:
     def _simulated(self, schedule: Schedule, limit: Time | None) -> TimedSchedule | None:
         """Simulate `schedule`; None unless it fits, takes less than `limit` and can be run."""
         self.tries -= 1
-        problem = self.problem
+        moved = frozenset(op for op in schedule if op.kind.is_offload)
+        replayed = self._makespan(self._profiles.get(moved, self.problem.profile), schedule)
+        if self.profile_of is not None and moved not in self._profiles:
+            if not _is_better(replayed, limit):
+                return None  # at its own costs it takes no less
+            self._profiles[moved] = self.profile_of(schedule)
+            replayed = self._makespan(self._profiles[moved], schedule)
+        if replayed is None or not _is_better(replayed, limit) or not self.can_run(schedule):
+            return None
+        return TimedSchedule(replayed, schedule)
+
+    def _makespan(self, profile: ChainProfile, schedule: Schedule) -> Time | None:
+        """How long `schedule` takes at these costs; None if it does not fit."""
         try:
-            replay = simulate_hybrid(
-                problem.profile if self.profile_of is None else self.profile_of(schedule),
+            return simulate_hybrid(
+                profile,
                 schedule,
-                budget=problem.budget,
-                link=problem.link,
+                budget=self.problem.budget,
+                link=self.problem.link,
                 overheads=self._overheads_of(schedule),
-            )
+            ).makespan
         except InvalidScheduleError:
             return None
-        is_better = limit is None or replay.makespan < limit
-        return (
-            TimedSchedule(replay.makespan, schedule)
-            if is_better and self.can_run(schedule)
-            else None
-        )
 
     def _overheads_of(self, schedule: Schedule) -> list[int] | None:
         if self.overheads is None:
             return None
         following = iter(self.overheads)
         return [0 if op.kind.is_transfer else next(following) for op in schedule]
+
+
+def _is_better(makespan: Time | None, limit: Time | None) -> bool:
+    return makespan is not None and (limit is None or makespan < limit)
 
 
 def _moved_by_one(schedule: Schedule) -> Iterator[Schedule]:

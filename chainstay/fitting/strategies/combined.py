@@ -36,7 +36,7 @@ from chainstay.runtime.execute.items import bounding_chain, standing_bytes
 from chainstay.runtime.execute.remade import remade_bytes
 from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.transfer import program_of, transfers_of
-from chainstay.schedule import Discards, Op, OpKind, Schedule
+from chainstay.schedule import Discards, OpKind, Schedule
 from chainstay.solution import Family, Solution
 from chainstay.solve.hybrid import Pofo
 from chainstay.solve.whole_transfers import TimedSchedule, WholeTransferSearch
@@ -176,31 +176,29 @@ class _HybridSearch:
         tries = max(60, min(300, _TRIES // stages))
         pofo = Pofo(slots=max(30, min(100, _SLOTS // stages)), finds_bound=False)
         plans, _ = pofo.plans(HybridProblem(profile, self.budget, self.link))
+        found: list[tuple[TimedSchedule, WholeTransferSearch]] = []
         for plan in plans:
             if plan not in self.offered:
                 self.offered.add(plan)
-                self._offer(plan, tries, str(pofo))
+                search = self._search_from(plan, tries)
+                first = None if search is None else search.first(plan.moved)
+                if search is not None and first is not None:
+                    found.append((first, search))
+        if found:  # the local search takes most of the time, so only the fastest gets one
+            first, search = min(found, key=lambda pair: pair[0].makespan)
+            self._keep(search.improved(first), str(pofo))
 
-    def _offer(self, plan: SlotPlan, tries: int, method: str) -> None:
-        """The best program list of these computations, if it is the best of all."""
+    def _search_from(self, plan: SlotPlan, tries: int) -> WholeTransferSearch | None:
+        """The search for program lists of these computations, if one can be the best of all."""
         profile = self._movable(Schedule(plan.ops))
         computing = simulate(profile, Schedule(plan.ops)).makespan
         if self.best is not None and computing >= self.best.makespan:
-            return
+            return None
         problem = HybridProblem(profile, self.budget, self.link)
         overheads = self._overheads(Schedule(plan.ops))
-        profiles: dict[frozenset[Op], ChainProfile] = {}
-
-        def profile_of(schedule: Schedule) -> ChainProfile:
-            moved = frozenset(op for op in schedule if op.kind.is_offload)
-            if moved not in profiles:
-                profiles[moved] = self._movable(schedule)
-            return profiles[moved]
-
-        whole = WholeTransferSearch(problem, plan.ops, tries, overheads, self._can_run, profile_of)
-        program = whole.best(plan.moved)
-        if program is not None:
-            self._keep(program, method)
+        return WholeTransferSearch(
+            problem, plan.ops, tries, overheads, self._can_run, profile_of=self._movable
+        )
 
     def _keep(self, program: TimedSchedule, method: str) -> None:
         if self.best is None or program.makespan < self.best.makespan:

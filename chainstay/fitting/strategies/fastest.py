@@ -39,10 +39,14 @@ from chainstay.runtime.measures.measured import Measurement
 from chainstay.runtime.stage.staged_graph import PlannedGraph, StagedGraph
 from chainstay.runtime.transfer import Engine, Transport, program_of
 from chainstay.solution import Method, Solution
+from chainstay.solve.offload import AutoOffload
 from chainstay.timetable import Time
 from chainstay.units import format_bytes
 
 STRATEGIES: Final = ("keep all", "recompute", "join", "offload", "combined")
+_OFFLOAD_BESIDE: Final = AutoOffload(time_limit_s=2.0)
+"""For plans that only offload, where others may do more: exact solvers get less time."""
+
 _CHAINS: Final = ("recompute", "offload", "combined")
 _CLEARLY: Final = Fraction(105, 100)
 """By so much a join's plan has to be faster: two measurements of one model differ by percents."""
@@ -124,7 +128,7 @@ class Strategies:
         return self.join.solution
 
     def _offload(self, link: Link) -> Solution:
-        method = "auto" if self.memory.recompute else self.method
+        method = _OFFLOAD_BESIDE if self.memory.recompute else self.method
         return solve_offloaded(self.measured, self.budget, link=link, method=method)  # type: ignore[arg-type]  # any other method is refused there
 
     @property

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from chainstay.errors import InvalidScheduleError
-from chainstay.problems.offload import OffloadSolution
+from chainstay.problems.offload import OffloadMethod, OffloadSolution
 from chainstay.profiles import Link
 from chainstay.runtime.execute.items import Item, TransferPlan, movable_profile
 from chainstay.runtime.measures.measured import Measurement
@@ -23,7 +23,7 @@ from chainstay.validation.offload.simulate import simulate_offload
 
 
 def solve_offloaded(
-    measured: Measurement, budget: int, *, link: Link, method: str = "auto"
+    measured: Measurement, budget: int, *, link: Link, method: OffloadMethod | str = "auto"
 ) -> OffloadSolution:
     """The fastest way to train a measured chain in a memory budget by offloading.
 
