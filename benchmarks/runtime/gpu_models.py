@@ -114,6 +114,12 @@ class Subject:
 def model_rows(device: torch.device, deadline: float, rounds: int) -> Iterator[Row]:
     """Rows of all models; none is begun when the monotonic clock is beyond `deadline`."""
     for subject in _subjects(device):
+        if time.monotonic() > deadline:
+            yield {
+                "model": subject.name,
+                "verdict": "and those after it: not run, for lack of time",
+            }
+            return
         yield from _rows(subject, deadline, rounds)
         del subject
         let_go(device)
