@@ -151,9 +151,8 @@ class Trial:
             world_kept(functions_of(self.call.model), self.device),
             torch.enable_grad(),
             hooks(),
-            logs[0],
         ):
-            with values_kept(constant) as spoiled, self.call.failures_told():
+            with values_kept(constant) as spoiled, self.call.failures_told(), logs[0]:
                 value = shadow()
             given_there = [tensor for _, tensor in others.known.values()]
             made = _made(output_leaves(value), besides={id(tensor) for tensor in given_there})
@@ -165,8 +164,9 @@ class Trial:
                 "torch.compile does not see; make it a buffer, and change that in place"
             )
         after_model(expected)
-        with world_kept((), self.device), torch.enable_grad(), hooks(), logs[1]:
-            leaves = self._graph_leaves(given)
+        with world_kept((), self.device), torch.enable_grad(), hooks():
+            with logs[1]:
+                leaves = self._graph_leaves(given)
             random = random_states(self.device)
             found = _Outcome(leaves, leaves, self._changed(stand_ins), random, given)
         expected.pair_with(found)

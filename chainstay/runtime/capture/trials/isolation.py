@@ -15,7 +15,6 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import isqrt
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from chainstay.runtime.capture.trials.model_forward import (
     own_forward,
     unbound_forward,
 )
-from chainstay.runtime.stage.states import bytes_of, is_equal
+from chainstay.runtime.stage.states import is_equal, sums_of_bytes
 
 
 @dataclass(slots=True)
@@ -253,14 +252,10 @@ def _has_no_values(tensor: torch.Tensor) -> bool:
 
 
 def _sums_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return sums over rows and columns of the tensor's bytes in a square; ``None`` on the CPU."""
+    """Return sums that tell the tensor's bytes from others; ``None`` where it is to be copied."""
     if tensor.device.type == "cpu" or tensor.layout != torch.strided:
         return None
-    flat = bytes_of(tensor)
-    width = max(isqrt(len(flat)), 1)
-    inside = len(flat) // width * width
-    square = flat[:inside].view(-1, width)
-    return torch.cat([square.sum(0), square.sum(1), flat[inside:]])
+    return sums_of_bytes(tensor)
 
 
 def functions_of(model: nn.Module) -> list[Callable[..., object]]:
