@@ -81,6 +81,12 @@ _EXTRACTION: Final = (
         "unit/test_extraction_referee.py",
     ),
     Mutant(
+        "runtime/capture/trials/equivalence.py",
+        "            with other_bits_accepted(wanted=True):",
+        "            with other_bits_accepted(wanted=False):",
+        "unit/test_extraction_referee.py",
+    ),
+    Mutant(
         "runtime/execute/environment.py",
         "            present[position] = value",
         "            pass",
