@@ -81,6 +81,18 @@ _EXTRACTION: Final = (
         "unit/test_extraction_referee.py",
     ),
     Mutant(
+        "runtime/capture/constant_masks.py",
+        "bool((value != future).all())",
+        "bool((value != future).any())",
+        "unit/test_constant_masks.py",
+    ),
+    Mutant(
+        "runtime/capture/dynamo.py",
+        "if not (self._keep_masks() or self.deny()):",
+        "if not self.deny():",
+        "unit/test_constant_masks.py::test_a_mask_that_should_not_have_been_left_out_is_kept_after_all",
+    ),
+    Mutant(
         "runtime/capture/trials/equivalence.py",
         "            with other_bits_accepted(wanted=True):",
         "            with other_bits_accepted(wanted=False):",

@@ -32,6 +32,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
+from chainstay.runtime.capture.constant_masks import constant_masks_left_out
 from chainstay.runtime.capture.graph import stage_border
 from chainstay.runtime.capture.graph_inputs import GraphInput, inputs_of
 from chainstay.runtime.capture.tracing import (
@@ -187,6 +188,7 @@ class GraphCapture:
         self._name = name
         self._draws_numbers = False  # Python's, which traced code draws in front of its graph
         self._admits_tracing: tuple[bool, ...] = (True, False)  # what it is told, try by try
+        self._masks_left_out: bool | None = False  # some were; with None they all stay
         self._compiled: dict[Sizes, _SizedFunction] = {}
 
     def _compiled_for(self, sizes: Sizes) -> _SizedFunction:
@@ -202,6 +204,8 @@ class GraphCapture:
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedForward:
             capture = known()
             assert capture is not None, "it traces"
+            if capture._masks_left_out is not None:  # noqa: SLF001  # its own
+                capture._masks_left_out |= constant_masks_left_out(graph)  # noqa: SLF001  # likewise
             forward = capture._receive(graph, inputs)  # noqa: SLF001  # its own
 
             def run(*given: Any) -> Sequence[Any]:
@@ -258,8 +262,8 @@ class GraphCapture:
     ) -> Any:
         """Trace such a call, let its graph be planned, then run it, if it `is_run`.
 
-        A function whose graph is another one, traced in the usual way, is never told again that
-        it is traced.
+        A function whose graph is another one keeps its masks of attention; if that does not help,
+        it is never told again that it is traced.
 
         Raises:
             NothingToPlanError: The call was to be planned only, and nothing in it is trained.
@@ -273,7 +277,7 @@ class GraphCapture:
                 try:
                     planned = plan(found)
                 except NotTheModelError:
-                    if not self.deny():
+                    if not (self._keep_masks() or self.deny()):
                         raise
                     continue
                 found.forward.plans[found.forward.sizes(found.inputs)] = planned
@@ -300,15 +304,24 @@ class GraphCapture:
                     return self._trace(args, kwargs, admits_tracing=other)
             raise reason from reason.__cause__
 
+    def _keep_masks(self) -> bool:
+        """Leave out no masks of attention from now on; ``False`` if none was left out."""
+        were_any, self._masks_left_out = self._masks_left_out, None
+        if were_any:
+            self._forget_all()
+        return bool(were_any)
+
     def deny(self) -> bool:
         """Never tell the function from now on that it is traced; ``False`` if it never was."""
         if self._admits_tracing == (False,):
             return False
-        for function in self._compiled.values():
-            function.forget()
-        self._compiled.clear()
+        self._forget_all()
         self._admits_tracing = (False,)
         return True
+
+    def _forget_all(self) -> None:
+        while self._compiled:
+            self._compiled.popitem()[1].forget()
 
     def _trace(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, admits_tracing: bool

@@ -1,0 +1,121 @@
+"""Attention masks that no input decides, left out where attention can do without.
+
+Traced models make masks that they leave out otherwise: whether a mask hides anything can be asked
+of values only, which a trace does not have. Models of `transformers` do so for every call without
+an attention mask. Attention with a mask has other kernels than with ``is_causal``, which are slower
+and, on accelerators, give other bits. A mask that is made of constants alone is the same in every
+call of the graph, so that its values can be looked at after all.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn import functional
+
+__all__ = ["constant_masks_left_out"]
+
+_MOST_ENTRIES: Final = 2**28
+"""Of a mask that is looked at: it is made for that."""
+
+_ASSIGNING: Final = frozenset(
+    (
+        *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
+        *(operator.ifloordiv, operator.imod, operator.ipow),
+        *(operator.iand, operator.ior, operator.ixor),
+    )
+)
+_RANDOM: Final = ("rand", "bernoulli", "multinomial", "normal", "dropout", "exponential", "poisson")
+
+
+def constant_masks_left_out(module: fx.GraphModule) -> bool:
+    """Leave out the masks of attention that hide nothing, or only what ``is_causal`` would hide.
+
+    Args:
+        module: A graph of TorchDynamo's, which is changed.
+
+    Returns:
+        Whether any was left out. The model itself may pass it: then it has other kernels.
+    """
+    masks: dict[fx.Node, bool | None] = {}
+    for node in module.graph.nodes:
+        mask = node.kwargs.get("attn_mask")
+        if node.target is not functional.scaled_dot_product_attention or len(node.args) != 3:
+            continue
+        if not isinstance(mask, fx.Node) or node.kwargs.get("is_causal"):
+            continue
+        if mask not in masks:
+            masks[mask] = _is_causal(mask, *map(_length, node.args[:2]))
+        if (is_causal := masks[mask]) is not None:
+            node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": is_causal}
+    for mask in masks:
+        for node in reversed(_constants_behind(mask) or ()):
+            if not node.users:
+                module.graph.erase_node(node)
+    module.recompile()
+    return any(is_causal is not None for is_causal in masks.values())
+
+
+def _length(node: object) -> int:
+    """Return the length of queries or keys; -1 where it is not a number."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    length = value.shape[-2] if isinstance(value, torch.Tensor) and value.dim() > 1 else -1
+    return length if isinstance(length, int) else -1  # type: ignore[redundant-expr]  # or a symbol
+
+
+def _is_causal(mask: fx.Node, queries: int, keys: int) -> bool | None:
+    """Whether a mask hides just the future, or nothing; None where it hides other things."""
+    shown: torch.Tensor = mask.meta.get("example_value", torch.empty(0))
+    is_alike = shown.dtype == torch.bool and shown.shape[-2:] == (queries, keys)
+    nodes = _constants_behind(mask)
+    if not is_alike or nodes is None or shown.numel() > _MOST_ENTRIES:
+        return None
+    with unset_fake_temporarily(), torch.no_grad():
+        value = _value_of(mask, nodes)
+        if bool(value.all()):
+            return False
+        future = torch.ones(queries, keys, dtype=torch.bool, device=value.device).triu(1)
+        return True if queries == keys and bool((value != future).all()) else None
+
+
+def _constants_behind(mask: fx.Node) -> list[fx.Node] | None:
+    """Return the operators that a mask is made by, in order; None if one is no constant."""
+    found = {mask}
+    pending = [mask]
+    while pending:
+        node = pending.pop()
+        if node.op not in ("call_function", "call_method") or _is_unsteady(node):
+            return None
+        if any(_is_unsteady(user) for user in node.users):
+            return None
+        new = [given for given in node.all_input_nodes if given not in found]
+        found.update(new)
+        pending += new
+    return [node for node in mask.graph.nodes if node in found]
+
+
+def _is_unsteady(node: fx.Node) -> bool:
+    """Whether an operator changes a tensor in place, or draws random numbers."""
+    target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    is_operator = getattr(operator, name, None) is target  # `and_`, say
+    in_place = name.endswith("_") and not (name.endswith("__") or is_operator)
+    assigns = target in _ASSIGNING or "out" in node.kwargs
+    return in_place or assigns or any(word in name for word in _RANDOM)
+
+
+def _value_of(mask: fx.Node, nodes: list[fx.Node]) -> torch.Tensor:
+    values: dict[fx.Node, Any] = {}
+    for node in nodes:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        if node.op == "call_method":
+            values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            assert callable(node.target)
+            values[node] = node.target(*args, **kwargs)
+    value: torch.Tensor = values[mask]
+    return value

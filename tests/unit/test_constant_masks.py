@@ -1,0 +1,153 @@
+"""Masks of attention that are made of constants are left out where they hide only the future."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+import chainstay
+from chainstay.runtime.capture import constant_masks
+from chainstay.runtime.capture.constant_masks import constant_masks_left_out
+
+Mask = Callable[[torch.Tensor], torch.Tensor]
+LENGTH = 6
+
+
+def places(queries: int = LENGTH, keys: int = LENGTH) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(queries)[:, None], torch.arange(keys)[None, :]
+
+
+def causal(_: torch.Tensor) -> torch.Tensor:
+    row, column = places()
+    return (column <= row).expand(2, 1, -1, -1) & torch.ones(LENGTH, LENGTH).to(torch.bool)
+
+
+def within_three(_: torch.Tensor) -> torch.Tensor:
+    row, column = places()
+    return (column <= row) & (row - column < 3)
+
+
+def filled_in_place(_: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    mask.tril_()
+    return mask
+
+
+def assigned(_: torch.Tensor) -> torch.Tensor:
+    row, column = places()
+    mask = column <= row
+    mask[0] = True
+    return mask
+
+
+def drawn(_: torch.Tensor) -> torch.Tensor:
+    row, column = places()
+    return (column <= row) | (torch.rand(LENGTH, LENGTH) > 2)
+
+
+KEPT: dict[str, Mask] = {
+    "of an input": lambda x: (x[..., 0] == x[..., 0])[:, None, None, :].expand(
+        2, 1, LENGTH, LENGTH
+    ),
+    "of other places": within_three,
+    "filled in place": filled_in_place,
+    "assigned to": assigned,
+    "drawn": drawn,
+    "added": lambda _: torch.zeros(LENGTH, LENGTH),
+}
+
+
+class Attention(nn.Module):
+    """Layers of attention with the same mask."""
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        self.mask = mask
+        self.layers = nn.ModuleList(nn.Linear(8, 24) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = self.mask(x)
+        for layer in self.layers:
+            q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in layer(x).chunk(3, -1))
+            attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            x = x + attended.transpose(1, 2).flatten(2)
+        return x
+
+
+def traced(model: nn.Module) -> fx.GraphModule:
+    graphs: list[fx.GraphModule] = []
+
+    def backend(graph: fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    config = torch._dynamo.config
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    with config.patch({name: 100}):  # one forward, many masks
+        torch.compile(model, backend=backend, fullgraph=True)(torch.randn(2, LENGTH, 8))
+    return graphs[0]
+
+
+def attentions(graph: fx.GraphModule) -> list[tuple[bool, bool]]:
+    """Whether it has a mask, and whether it is causal, of each attention."""
+    return [
+        (node.kwargs.get("attn_mask") is not None, bool(node.kwargs.get("is_causal")))
+        for node in graph.graph.nodes
+        if node.target is functional.scaled_dot_product_attention
+    ]
+
+
+@pytest.mark.parametrize("hides_future", [True, False])
+def test_a_mask_of_constants_is_left_out(*, hides_future: bool) -> None:
+    model = Attention(causal if hides_future else lambda x: causal(x) | True)
+    graph = traced(model)
+    assert constant_masks_left_out(graph)
+    assert attentions(graph) == [(False, hides_future)] * 4
+    assert not any("arange" in node.name for node in graph.graph.nodes), "nobody reads them"
+    graph.graph.lint()
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_other_masks_are_kept(name: str) -> None:
+    graph = traced(Attention(KEPT[name]))
+    assert not constant_masks_left_out(graph)
+    assert attentions(graph) == [(True, False)] * 4
+
+
+def gradients_of(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(x).sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def has_plain_gradients(model: nn.Module) -> bool:
+    """Whether it has them by a plan, too."""
+    x = torch.randn(2, LENGTH, 8)
+    plain = gradients_of(model, x)
+    chainstay.fit(model, (x,), budget="90%", loss=torch.sum, repeats=1, progress=False)
+    return all(map(torch.equal, gradients_of(model, x), plain))
+
+
+def test_a_mask_that_should_not_have_been_left_out_is_kept_after_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model is what counts: on accelerators, attention with a mask may give other bits."""
+    asked: list[bool] = []
+
+    def hides_nothing(*_: object) -> bool:
+        asked.append(True)
+        return False
+
+    monkeypatch.setattr(constant_masks, "_is_causal", hides_nothing)
+    model = Attention(causal)
+    assert has_plain_gradients(model)
+    assert asked == [True], "the second trace does not ask"
+    assert "by blocks" not in str(model.chainstay)
+
+
+def test_a_model_whose_mask_was_left_out_has_plain_gradients() -> None:
+    assert has_plain_gradients(Attention(causal))
