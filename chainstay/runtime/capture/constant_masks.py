@@ -20,7 +20,7 @@ from torch.nn import functional
 __all__ = ["constant_masks_left_out"]
 
 _MOST_ENTRIES: Final = 2**28
-"""Of a mask that is looked at: it is made for that."""
+"""The entries up to which a mask is made once, so that its values can be looked at."""
 
 _ASSIGNING: Final = frozenset(
     (
