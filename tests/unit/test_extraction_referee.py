@@ -121,6 +121,10 @@ def draws_once_more(graph: Graph) -> Graph:
             changed(lambda output: output + (output - output.detach())),
             r"gradient \d of its parameters is another one",
         ),
+        (
+            changed(lambda output: output + 1e-6 * (output - output.detach())),
+            r"gradient \d of its parameters is another one",
+        ),
     ],
 )
 def test_a_graph_that_does_something_else_is_refused(
