@@ -101,7 +101,7 @@ class Subject:
             parameter.grad = torch.zeros_like(parameter)
         torch.manual_seed(1)
         self.step(model)
-        left = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]  # see above
+        left = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         left += [buffer.clone() for buffer in model.buffers()]
         left.append(torch.get_rng_state())
         if self.device.type == "cuda":

@@ -64,7 +64,7 @@ def _length(node: object) -> int:
     """Return the length of queries or keys; -1 where it is not a number."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     length = value.shape[-2] if isinstance(value, torch.Tensor) and value.dim() > 1 else -1
-    return length if isinstance(length, int) else -1  # type: ignore[redundant-expr]  # or a symbol
+    return length if type(length) is int else -1  # or a symbol, by torch's annotations an int
 
 
 def _is_causal(mask: fx.Node, queries: int, keys: int) -> bool | None:

@@ -282,27 +282,6 @@ def dropping() -> torch.autograd.graph.saved_tensors_hooks:
     )
 
 
-def copies_kept(device: torch.device) -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which a forward saves copies: on the device where there is room, or on the host.
-
-    Half of what is free on an accelerator is room.
-    """
-    accelerator = accelerator_at(device)
-    room = 0 if accelerator is None else accelerator.free_bytes() // 2
-
-    def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
-        nonlocal room
-        if tensor.nbytes > room:
-            return tensor.device, tensor.to("cpu", copy=True)
-        room -= tensor.nbytes
-        return tensor.device, tensor.clone()
-
-    def unpack(packed: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
-        return packed[1].to(packed[0])
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-
-
 def _refuse(packed: torch.Tensor | None) -> torch.Tensor:
     if packed is None:
         raise UnsupportedModelError(

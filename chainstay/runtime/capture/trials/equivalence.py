@@ -31,10 +31,15 @@ from chainstay.runtime.capture.operators import ObservedGraph
 from chainstay.runtime.capture.output_leaves import output_leaves
 from chainstay.runtime.capture.tracing import NotTheModelError
 from chainstay.runtime.capture.trials.call import Call
-from chainstay.runtime.capture.trials.isolation import StandIns, functions_of, values_kept
+from chainstay.runtime.capture.trials.isolation import (
+    StandIns,
+    copies_kept,
+    functions_of,
+    values_kept,
+)
 from chainstay.runtime.capture.trials.world import global_names, world_kept
 from chainstay.runtime.execute.environment import random_states
-from chainstay.runtime.execute.handles import copies_kept, dropping
+from chainstay.runtime.execute.handles import dropping
 from chainstay.runtime.execute.repeatable import (
     REMEDY,
     OperatorLog,

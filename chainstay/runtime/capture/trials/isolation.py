@@ -31,6 +31,7 @@ from chainstay.runtime.capture.trials.model_forward import (
     own_forward,
     unbound_forward,
 )
+from chainstay.runtime.devices.device import accelerator_at
 from chainstay.runtime.stage.states import is_equal, sums_of_bytes
 
 
@@ -244,6 +245,27 @@ def values_kept(tensors: Iterable[torch.Tensor]) -> Iterator[set[int]]:
                 changed.add(key)
                 with torch.no_grad():
                     tensor.copy_(copied)
+
+
+def copies_kept(device: torch.device) -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which a forward saves copies: on the device where there is room, or on the host.
+
+    Half of what is free on an accelerator is room.
+    """
+    accelerator = accelerator_at(device)
+    room = 0 if accelerator is None else accelerator.free_bytes() // 2
+
+    def pack(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
+        nonlocal room
+        if tensor.nbytes > room:
+            return tensor.device, tensor.to("cpu", copy=True)
+        room -= tensor.nbytes
+        return tensor.device, tensor.clone()
+
+    def unpack(packed: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
+        return packed[1].to(packed[0])
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _has_no_values(tensor: torch.Tensor) -> bool:
