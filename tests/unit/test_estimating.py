@@ -33,6 +33,7 @@ SLOW = DeviceModel(
     compute_efficiency=1.0,
     bandwidth_efficiency=1.0,
     launch_ns=5,
+    dispatch_ns=50,
 )
 SAMPLE = (torch.zeros(2, 4),)
 
@@ -41,6 +42,11 @@ def test_a_kernel_takes_the_longer_of_arithmetic_and_traffic() -> None:
     assert SLOW.kernel_ns(flops=100, throughput=SLOW.float32, moved_bytes=40) == 105
     assert SLOW.kernel_ns(flops=100, throughput=SLOW.float32, moved_bytes=400) == 405
     assert SLOW.kernel_ns(flops=100, throughput=SLOW.float16, moved_bytes=0) == 55
+
+
+def test_a_stage_takes_the_longer_of_its_kernels_and_of_issuing_them() -> None:
+    assert SLOW.stage_ns(kernels_ns=100, operators=1) == 100
+    assert SLOW.stage_ns(kernels_ns=100, operators=3) == 150
 
 
 def test_efficiency_is_the_share_that_is_reached() -> None:
@@ -65,6 +71,7 @@ def test_efficiency_is_the_share_that_is_reached() -> None:
         ("float16", -1, "a positive number"),
         ("memory_bytes", "80GB", "a positive number"),
         ("launch_ns", -1, "a positive number"),
+        ("dispatch_ns", -1, "a positive number"),
         ("compute_efficiency", 1.1, "above 0 and up to 1"),
         ("bandwidth_efficiency", 0, "above 0 and up to 1"),
         ("bandwidth", True, "a positive number"),
@@ -97,7 +104,7 @@ def watched(function: Any, *shapes: tuple[int, ...]) -> tuple[int, int, int]:
         tensors = [torch.empty(shape) for shape in shapes]
         held: list[object] = []
         (phase,) = watch([lambda: held.append(function(*tensors))], SLOW, mode)
-    return phase.memory.peak_bytes, phase.memory.end_bytes, phase.nanoseconds
+    return phase.memory.peak_bytes, phase.memory.end_bytes, phase.kernels_ns
 
 
 def test_prices_and_bytes_of_operators() -> None:
@@ -112,6 +119,15 @@ def test_prices_and_bytes_of_operators() -> None:
     assert watched(lambda x: x.t_(), (2, 3)) == (0, 0, 0)  # a view in place
     assert watched(lambda x: x.exp().sum(), (6,)) == (28, 4, 5 + 48 + 5 + 28)
     assert watched(lambda x: x.expand(100, 6) + 0, (6,)) == (2400, 2400, 5 + 24 + 2400)
+
+
+def test_operators_that_the_host_issues_are_those_with_a_kernel() -> None:
+    mode = FakeTensorMode()
+    with mode:
+        tensor = torch.empty(6)
+        held: list[torch.Tensor] = []
+        (phase,) = watch([lambda: held.append(tensor.view(2, 3).exp().sum())], SLOW, mode)
+    assert phase.operators == 2
 
 
 def test_a_storage_that_was_set_is_released() -> None:

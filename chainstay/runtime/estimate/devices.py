@@ -33,6 +33,7 @@ class DeviceModel:
         compute_efficiency: Share of the arithmetic that large matrix products reach.
         bandwidth_efficiency: Share of the bandwidth that other kernels reach.
         launch_ns: The time that every kernel takes besides, in ns.
+        dispatch_ns: The time that the host takes to issue one operator, in ns.
         fuses_attention: Its attention with dropout is one kernel that saves no weights, as on
             GPUs; if not, the weights are made and saved, as on CPUs.
 
@@ -55,6 +56,7 @@ class DeviceModel:
     compute_efficiency: float = 0.7
     bandwidth_efficiency: float = 0.8
     launch_ns: int = 3000
+    dispatch_ns: int = 20_000
     fuses_attention: bool = True
 
     def __post_init__(self) -> None:
@@ -73,13 +75,20 @@ class DeviceModel:
         moving = moved_bytes / (self.bandwidth * self.bandwidth_efficiency)
         return self.launch_ns + math.ceil(max(computing, moving) * 1e9)
 
+    def stage_ns(self, *, kernels_ns: int, operators: int) -> int:
+        """Return the time of a stage's run in ns: the longer of its kernels and of issuing them.
+
+        The host issues operators while the device computes, so one of both waits for the other.
+        """
+        return max(kernels_ns, operators * self.dispatch_ns)
+
 
 def _require_figure(name: str, value: object) -> None:
     """Refuse what is no throughput, size, efficiency or time."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     figure = float(value) if is_number else math.nan  # type: ignore[arg-type]  # it is one
     is_share = name.endswith("efficiency")
-    least_allowed = figure >= 0 if name == "launch_ns" else figure > 0
+    least_allowed = figure >= 0 if name in ("launch_ns", "dispatch_ns") else figure > 0
     if not least_allowed or not figure <= (1.0 if is_share else _MOST):
         limit = "above 0 and up to 1" if is_share else "a positive number"
         raise ValueError(f"{name} is {value!r}, must be {limit}")

@@ -43,8 +43,8 @@ def estimate(  # noqa: PLR0913  # one call for everything; all but three have de
 
     Memory is counted on fake tensors, which have storages but no memory, in a forward and a
     backward of each stage: the model may be larger than this machine. Times are a roofline:
-    arithmetic or memory traffic, whichever takes longer, plus a launch, operator by operator.
-    The model is not touched.
+    arithmetic or memory traffic, whichever takes longer, plus a launch, operator by operator; but
+    no stage is faster than the host issues its operators. The model is not touched.
 
     What fake tensors cannot see is not counted: workspaces inside kernels (convolutions have
     large ones, on CPUs and in cuDNN), the allocator's rounding (512 bytes per tensor on CUDA)

@@ -32,11 +32,13 @@ class WatchedPhase:
 
     Attributes:
         memory: Growth since the beginning of the first one.
-        nanoseconds: Sum over its operators.
+        kernels_ns: The time of its kernels, one after another, in ns.
+        operators: The number of operators that have a kernel.
     """
 
     memory: MemoryTrace
-    nanoseconds: int
+    kernels_ns: int
+    operators: int
 
 
 def watch(
@@ -46,19 +48,19 @@ def watch(
     watched = []
     with _Watch(device, mode) as seen:
         for phase in phases:
-            seen.peak, seen.nanoseconds = seen.level, 0
+            seen.peak, seen.kernels_ns, seen.operators = seen.level, 0, 0
             phase()
             memory = MemoryTrace(peak_bytes=seen.peak, end_bytes=seen.level)
-            watched.append(WatchedPhase(memory, seen.nanoseconds))
+            watched.append(WatchedPhase(memory, seen.kernels_ns, seen.operators))
     return watched
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operator below autograd; sizes in bytes, times since they were set to 0."""
+    """Sees every operator below autograd; sizes in bytes, times and numbers since they were set to 0."""
 
     def __init__(self, device: DeviceModel, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
-        self.level = self.peak = self.nanoseconds = 0
+        self.level = self.peak = self.kernels_ns = self.operators = 0
         self._device = device
         self._mode = mode
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -77,7 +79,9 @@ class _Watch(TorchDispatchMode):
         for tensor in tensors_in(result):
             if address_of(tensor) not in given:
                 self._count(tensor)
-        self.nanoseconds += operator_ns(self._device, func, args, kwargs, result)
+        taken = operator_ns(self._device, func, args, kwargs, result)
+        self.kernels_ns += taken
+        self.operators += taken > 0
         return result
 
     @contextmanager

@@ -145,8 +145,15 @@ def _probed(probe: StageProbe, phases: Sequence[WatchedPhase], device: DeviceMod
     waited = () if probe.uses is None else (leaf.nbytes for leaf in probe.uses.behind)
     made = (0, *(size for size in memory.output_gradients.sizes if size), *waited)
     filling = (device.kernel_ns(flops=0, throughput=1, moved_bytes=size) for size in made)
-    backward_time = phases[_BACKWARD].nanoseconds - sum(filling)
-    return _Probed(memory, phases[_FORWARD].nanoseconds, max(backward_time, 0))
+    forward, backward = phases[_FORWARD], phases[_BACKWARD]
+    return _Probed(
+        memory,
+        device.stage_ns(kernels_ns=forward.kernels_ns, operators=forward.operators),
+        device.stage_ns(
+            kernels_ns=max(backward.kernels_ns - sum(filling), 0),
+            operators=max(backward.operators - len(made), 0),
+        ),
+    )
 
 
 def _likeness_of(
