@@ -56,7 +56,7 @@ def watch(
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operator below autograd; sizes in bytes, times and numbers since they were set to 0."""
+    """Sees every operator below autograd; sizes in bytes, times and counts since they were 0."""
 
     def __init__(self, device: DeviceModel, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
